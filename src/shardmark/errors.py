@@ -1,0 +1,48 @@
+"""Errors that a user can cause or fix: each says what was found, where, what is allowed, what to do."""
+
+from __future__ import annotations
+
+
+class ShardmarkError(Exception):
+    """Base of every error that a user can cause or fix; the command line prints it in one piece."""
+
+
+class InputError(ShardmarkError):
+    """The experiment, a run folder or an argument is wrong: exit code 2.
+
+    `where` is a file and key or an option, `found` the value met, `allowed` what would be accepted.
+    """
+
+    def __init__(self, where: str, found: str, allowed: str) -> None:
+        super().__init__(where, found, allowed)  # all positional, so that it can be pickled
+
+    def __str__(self) -> str:
+        return "{}: {}; {}".format(*self.args)
+
+
+class DataError(ShardmarkError):
+    """A data set is missing, empty or broken."""
+
+    def __init__(self, where: str, found: str, remedy: str) -> None:
+        super().__init__(where, found, remedy)
+
+    def __str__(self) -> str:
+        return "{}: {}; {}".format(*self.args)
+
+
+class StrategyUnavailable(ShardmarkError):
+    """The strategy cannot run on this machine, with this many ranks or with these options."""
+
+    def __init__(self, strategy: str, reason: str, remedy: str) -> None:
+        super().__init__(strategy, reason, remedy)
+
+    @property
+    def reason(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def remedy(self) -> str:
+        return str(self.args[2])
+
+    def __str__(self) -> str:
+        return "cannot run {!r} here: {}; {}".format(*self.args)

@@ -1,0 +1,28 @@
+"""The names and columns of the raw files that ranks and the sampler leave for the run folder."""
+
+from __future__ import annotations
+
+STEPS_FILE = "steps.jsonl"
+"""One line a rank and step: rank, step, epoch, measured, samples, loss, learning_rate,
+started_at_seconds (Unix), and `<span>_seconds` for each span (step, data, forward, backward,
+optimizer)."""
+
+SAMPLES_FILE = "samples.jsonl"
+"""One line a sampling: at_seconds (Unix), `ranks`: one object a rank with rank, pid, cpu_seconds
+(user + system, children included), rss_bytes, threads, processes, open_files, context_switches
+(voluntary + not, cumulative), `network`: bytes_sent and bytes_received by interface (cumulative),
+`gpus`: one object a CUDA device in use with uuid, utilization_percent, power_watts,
+energy_joules (cumulative), temperature_celsius, memory_used_bytes."""
+
+LOG_FILE = "log.txt"
+RESULT_FILE = "result.json"
+
+
+def rank_file(rank: int) -> str:
+    """Where rank `rank` leaves its `RankRecord` until the trial's result is written."""
+    return f"rank-{rank}.json"
+
+
+def rank_steps_file(rank: int) -> str:
+    """Where rank `rank` leaves its lines of `steps.jsonl`."""
+    return f"rank-{rank}.steps.jsonl"

@@ -1,0 +1,97 @@
+"""Marks what happens in a step; everything that waits, divides or writes comes after the window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Clock(Protocol):
+    """Device marks come from CUDA events, host marks from `perf_counter`, tests' from a counter."""
+
+    def mark(self) -> object: ...
+    def seconds_between(self, start: object, end: object) -> float: ...
+    def wall_seconds(self) -> float: ...
+    def unix_seconds(self) -> float: ...
+    def synchronize(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Consecutive measured steps, with the device idle at both ends."""
+
+    first_step: int
+    end_step: int
+    """One past the last measured step."""
+    started_at_seconds: float
+    """Seconds since the Unix epoch."""
+    window_seconds: float
+
+
+@dataclass(slots=True)
+class Span:
+    """All marks of one name; `steps` says which step each belongs to."""
+
+    steps: list[int] = field(default_factory=list)
+    marks: list[tuple[object, object]] = field(default_factory=list)
+
+
+class Recorder:
+    """`windows` are the headline, from wall time; the spans only explain it.
+
+    A span may occur several times in a step (micro-batches): `seconds_by_step` adds them up.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._spans: dict[str, Span] = {}
+        self._opened: tuple[int, float, float] | None = None
+        self.step = 0
+        """Index of the step under way; the number of steps taken, between steps."""
+        self.losses: list[Tensor] = []
+        self.samples: list[int] = []
+        self.windows: list[Window] = []
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        start = self._clock.mark()
+        yield
+        span = self._spans.setdefault(name, Span())
+        span.steps.append(self.step)
+        span.marks.append((start, self._clock.mark()))
+
+    def end_step(self, loss: Tensor, samples: int) -> None:
+        """Keep the step's loss (not read here) and the number of samples that it really had."""
+        self.losses.append(loss)
+        self.samples.append(samples)
+        self.step += 1
+
+    def start_window(self) -> None:
+        self._clock.synchronize()
+        self._opened = (self.step, self._clock.unix_seconds(), self._clock.wall_seconds())
+
+    def stop_window(self) -> None:
+        assert self._opened is not None, "stop_window without start_window"
+        self._clock.synchronize()
+        first_step, started_at, started = self._opened
+        elapsed = self._clock.wall_seconds() - started
+        self.windows.append(Window(first_step, self.step, started_at, elapsed))
+        self._opened = None
+
+    def seconds_by_step(self, name: str) -> dict[int, float]:
+        """Step index -> seconds in the span of that name.  Waits for the device: call it last."""
+        self._clock.synchronize()
+        totals: dict[int, float] = {}
+        span = self._spans.get(name, Span())
+        for step, (start, end) in zip(span.steps, span.marks, strict=True):
+            totals[step] = totals.get(step, 0.0) + self._clock.seconds_between(start, end)
+        return totals
+
+    @property
+    def span_names(self) -> tuple[str, ...]:
+        return tuple(self._spans)

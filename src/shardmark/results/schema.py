@@ -1,0 +1,177 @@
+"""The files of a run as frozen models.  Imports no torch; `migrations` reads older versions."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA_VERSION = 1
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    OK = "ok"
+    OUT_OF_MEMORY = "out_of_memory"
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+    UNAVAILABLE = "unavailable"
+    INTERRUPTED = "interrupted"
+
+
+class Stored(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class WindowRecord(Stored):
+    """Consecutive measured steps of one rank, with the device idle at both ends."""
+
+    first_step: int
+    end_step: int
+    started_at_seconds: float
+    """Unix time."""
+    window_seconds: float
+
+
+class EpochRecord(Stored):
+    """One pass over the training set (or the whole training, where the recipe counts steps)."""
+
+    epoch: int
+    first_step: int
+    end_step: int
+    train_loss: float | None
+    """Mean over the epoch's steps and ranks, each sample counted once."""
+    evaluation_seconds: float | None
+    """Slowest rank; None where this epoch was not evaluated."""
+    quality: dict[str, float] | None
+
+
+class CollectiveRecord(Stored):
+    """Collectives of one kind that one rank called in one optimizer step."""
+
+    calls: int
+    payload_bytes: int
+    """Bytes of the rank's input tensors (for a gather: its own part)."""
+
+
+class ProbeRecord(Stored):
+    """What untimed steps after the training counted on one rank; None where it could not."""
+
+    parameter_bytes: int | None = None
+    gradient_bytes: int | None = None
+    optimizer_state_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    """CPU: from counting the allocator's events.  CUDA: None, the measured windows tell."""
+    collectives: dict[str, CollectiveRecord] | None = None
+    exposed_communication_seconds: float | None = None
+    """Per step: time in which communication ran and no computation did."""
+    flops_per_sample: int | None = None
+    """Floating-point operations of forward and backward, from the model's operators."""
+    reasons: dict[str, str] = {}
+    """Why a field is None."""
+
+
+class RankRecord(Stored):
+    """What one rank measured; it writes this file itself when it ends, in whatever way it can."""
+
+    rank: int
+    role: Literal["worker", "server"]
+    host: str
+    pid: int
+    device: str
+    """`cpu`, or the CUDA device's name."""
+    device_uuid: str | None = None
+    threads: int
+    first_step_at_seconds: float | None
+    """Unix time at which the first training step began, warm-up included."""
+    windows: tuple[WindowRecord, ...] = ()
+    samples: int = 0
+    """In the windows, counted."""
+    samples_total: int = 0
+    """In all steps, warm-up included."""
+    epochs: tuple[EpochRecord, ...] = ()
+    evaluation_seconds: tuple[float, ...] = ()
+    peak_memory_bytes: int | None = None
+    """CUDA allocator, largest over the windows."""
+    peak_reserved_bytes: int | None = None
+    nonfinite_steps: int = 0
+    skipped_steps: int = 0
+    data_errors: tuple[str, ...] = ()
+    initial_weights_sha256: str | None = None
+    final_weights_sha256: str | None = None
+    sample_order_sha256: str | None = None
+    """Of this rank's sample ids in the order trained on."""
+    probe: ProbeRecord | None = None
+    settings: dict[str, Any] = {}
+    """The mathematics as set: averaging, clipping, precision of masters and reduction, ..."""
+    error: RankError | None = None
+
+
+class RankError(Stored):
+    """Why one rank ended early."""
+
+    kind: Literal["out_of_memory", "unavailable", "data", "exception"]
+    message: str
+    remedy: str | None = None
+    at_seconds: float
+
+
+class Failure(Stored):
+    """Why a trial has another outcome than `ok`."""
+
+    reason: str
+    remedy: str | None = None
+    rank: int | None = None
+
+
+class Summary(Stored):
+    """One metric of one trial."""
+
+    value: float
+    over: Literal["maximum", "sum", "mean", "trial"]
+    """How `value` comes from the ranks; `trial` where it was never a rank's."""
+    mean: float | None = None
+    maximum: float | None = None
+    imbalance: float | None = None
+    """Maximum over mean of the ranks, minus one."""
+
+
+class FileRecord(Stored):
+    """A file beside `result.json`, so that a truncated one is noticed."""
+
+    size_bytes: int
+    sha256: str
+
+
+class TrialResult(Stored):
+    """One trial: `trials/ID/result.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    trial: dict[str, Any]
+    """The resolved trial, as it was given to the ranks."""
+    strategy: str
+    strategy_options: dict[str, Any]
+    world_size: int
+    precision: str
+    varied: dict[str, Any]
+    synthetic: bool
+    repeat: int
+    order: int
+    """Place in the run's random order."""
+    outcome: Outcome
+    failure: Failure | None
+    started_at_seconds: float
+    """Unix time."""
+    total_seconds: float
+    ranks: tuple[RankRecord, ...]
+    metrics: dict[str, Summary | None]
+    """Every metric of the catalogue that is a trial's own; None where `missing` says why."""
+    missing: dict[str, str]
+    """Metric -> why it is None."""
+    files: dict[str, FileRecord]
+
+
+RankRecord.model_rebuild()

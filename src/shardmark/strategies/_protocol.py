@@ -1,0 +1,111 @@
+"""What a strategy is: it places ranks, sets one up, and takes steps.  Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from shardmark.experiment.schema import Recipe
+    from shardmark.measure.recorder import Recorder
+    from shardmark.workloads._protocol import Batch, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a strategy may ask of the machine before anything is started."""
+
+    device_type: str
+    """`cuda` or `cpu`."""
+    device_count: int
+    """CUDA devices that can be used; 0 on a CPU machine."""
+    cores: int
+    """Logical CPU cores that this process may use."""
+    device_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One training rank's share of every global batch: slice `index` of `count` equal ones."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The place of one started rank.  Its process group exists already."""
+
+    rank: int
+    world_size: int
+    """Started processes, servers included."""
+    local_rank: int
+    local_world_size: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldState:
+    """The tensors of the model state that one rank holds right now, by kind.
+
+    Tensors may share storage; bytes are counted once per storage.
+    """
+
+    parameters: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]
+    optimizer_state: tuple[Tensor, ...]
+
+
+class Worker(Protocol):
+    """One rank that trains, set up and ready."""
+
+    def step(self, batch: Batch, recorder: Recorder) -> Tensor:
+        """Take one optimizer step; return the rank's mean loss, shape (), on its device.
+
+        Must not copy to the host: a copy waits for the device, and the wait would be measured.
+        """
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use this learning rate from the next step on."""
+
+    def skipped_steps(self) -> int:
+        """Optimizer steps left out so far because a loss-scaled gradient was not finite."""
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """Unsharded fp32 parameters by name, on the CPU.  Collective: every training rank calls it."""
+
+    def buffers(self) -> dict[str, Tensor]:
+        """This rank's buffers by name, on the CPU."""
+
+    def held_state(self) -> HeldState:
+        """What this rank holds now, as references: the caller must not keep them."""
+
+
+@runtime_checkable
+class Server(Protocol):
+    """One rank that holds parameters for others and does not train."""
+
+    def serve(self, steps: int, recorder: Recorder) -> None: ...
+
+
+class Strategy(Protocol):
+    """A way of sharing the training among ranks.  Its data-class fields are its options."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        """Raise `StrategyUnavailable` if it cannot run so.  Starts nothing, imports no torch."""
+
+    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
+        """Each process's slice of the global batch; None for one that holds parameters for others."""
+
+    def start(self, workload: Workload, recipe: Recipe, process: Process) -> Worker | Server:
+        """A `Server` exactly on the ranks that `placement` gives None; the rest run the loop."""
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        """The mathematics that the library would otherwise default: recorded with every trial."""
