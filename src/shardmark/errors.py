@@ -1,4 +1,4 @@
-"""Errors that a user can cause or fix: each says what was found, where, what is allowed, what to do."""
+"""Errors that a user can cause or fix: what was found, where, what is allowed, what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DataError(ShardmarkError):
         return "{}: {}; {}".format(*self.args)
 
 
-class StrategyUnavailable(ShardmarkError):
+class StrategyUnavailable(ShardmarkError):  # noqa: N818  (an outcome, not a failure)
     """The strategy cannot run on this machine, with this many ranks or with these options."""
 
     def __init__(self, strategy: str, reason: str, remedy: str) -> None:

@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from shardmark.experiment.optimization import Model, Optimizer, Schedule
+
+__all__ = [
+    "EXCLUSIVE",
+    "Experiment",
+    "Limits",
+    "Measure",
+    "Model",
+    "Optimizer",
+    "Precision",
+    "Recipe",
+    "Schedule",
+    "StrategySpec",
+    "Trial",
+]
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
+EXCLUSIVE = (("global_batch", "per_rank_batch"), ("epochs", "steps"))
+"""Keys of the recipe of which exactly one is given."""
 
-class Model(BaseModel):
-    """Frozen, and unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Optimizer(Model):
-    """The optimizer with every default written out; keys of the other optimizer are refused."""
-
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: PositiveFloat = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """SGD only."""
-    dampening: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """SGD only."""
-    nesterov: bool = False
-    """SGD only."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Adam and AdamW only."""
-    eps: PositiveFloat = 1e-8
-    """Adam and AdamW only."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """The same for every parameter, biases and norms included: no library's groups."""
-
-
-class Schedule(Model):
-    """Learning rate over the steps of the training, as a factor on `optimizer.lr`."""
-
-    name: Literal["constant", "cosine", "step"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Linear rise over so many steps first (no relation to `measure.warmup_steps`)."""
-    every_steps: PositiveInt | None = None
-    """`step` only: multiply by `gamma` each time so many steps have been taken."""
-    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class Recipe(Model):
@@ -72,7 +66,7 @@ class Recipe(Model):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Recipe:
-        for first, second in (("global_batch", "per_rank_batch"), ("epochs", "steps")):
+        for first, second in EXCLUSIVE:
             given = [name for name in (first, second) if getattr(self, name) is not None]
             if len(given) != 1:
                 found = "both are given" if given else "neither is given"
@@ -85,7 +79,7 @@ class Measure(Model):
 
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """First steps of the training that are left out of every performance metric."""
-    repeats: PositiveInt = 1
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     sample_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5
     """Period of the system metrics, sampled from outside the ranks."""
     probe: bool = True
@@ -104,7 +98,58 @@ class StrategySpec(Model):
     """A strategy's name and its own options, already checked against the strategy."""
 
     name: str
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class Experiment(Model):
+    """The whole file.  `matrix` has full keys, e.g. `recipe.precision` for `precision`."""
+
+    name: str
+    """Names the run's folder, too."""
+    workload: dict[str, Any]
+    """Checked against the workload's options; its defaults are written out unless an axis of the
+    matrix is about the workload, since a default may depend on what the axis varies."""
+    recipe: Recipe
+    matrix: dict[str, list[Any]]
+    """Dotted key -> the values to try; every combination is a cell."""
+    measure: Measure = Measure()
+    limits: Limits = Limits()
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+
+    @field_validator("name")
+    @classmethod
+    def _folder_name(cls, name: str) -> str:
+        if not _FOLDER_NAME.fullmatch(name):
+            raise ValueError(
+                f"found {name!r}; allowed are letters, digits, '.', '_' and '-', at most 100, "
+                "a letter or digit first: the run's folder gets this name"
+            )
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, data: Any) -> Any:
+        from shardmark.experiment.axes import complete
+
+        return complete(data) if isinstance(data, Mapping) else data
+
+    @field_validator("workload")
+    @classmethod
+    def _known_workload(cls, workload: dict[str, Any]) -> dict[str, Any]:
+        from shardmark.experiment.tables import resolve_workload
+
+        resolve_workload(workload)
+        return workload
+
+    @field_validator("matrix")
+    @classmethod
+    def _known_axes(
+        cls, matrix: dict[str, list[Any]], info: ValidationInfo
+    ) -> dict[str, list[Any]]:
+        from shardmark.experiment.axis_checks import check_matrix
+
+        check_matrix(matrix, info.data.get("workload"))
+        return matrix
 
 
 class Trial(Model):
@@ -121,8 +166,10 @@ class Trial(Model):
     limits: Limits
     device_type: Literal["cuda", "cpu"]
     repeat: Annotated[int, Field(ge=0)] = 0
-    varied: dict[str, Any] = {}
+    varied: dict[str, Any] = Field(default_factory=dict)
     """The other axes' values in this cell, by dotted key, e.g. {"recipe.precision": "bf16"}."""
+    training_ranks: PositiveInt | None = None
+    """Processes that train; None where all of them do, fewer where some hold parameters."""
 
     @property
     def batch_per_step(self) -> int:
@@ -130,4 +177,4 @@ class Trial(Model):
         if self.recipe.global_batch is not None:
             return self.recipe.global_batch
         assert self.recipe.per_rank_batch is not None
-        return self.recipe.per_rank_batch * self.world_size
+        return self.recipe.per_rank_batch * (self.training_ranks or self.world_size)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from shardmark.workloads._protocol import Batch
+
+
+class Spans(Protocol):
+    """What a worker's step needs of a recorder."""
+
+    def span(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class Clock(Protocol):
@@ -19,6 +27,13 @@ class Clock(Protocol):
     def wall_seconds(self) -> float: ...
     def unix_seconds(self) -> float: ...
     def synchronize(self) -> None: ...
+
+
+class WindowObserver(Protocol):
+    """Told when a window opens and closes, outside of what it measures."""
+
+    def window_started(self) -> None: ...
+    def window_stopped(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +62,16 @@ class Recorder:
     A span may occur several times in a step (micro-batches): `seconds_by_step` adds them up.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, observers: Sequence[WindowObserver] = ()) -> None:
         self._clock = clock
+        self._observers = observers
+        self._origin: tuple[object, float] | None = None
         self._spans: dict[str, Span] = {}
         self._opened: tuple[int, float, float] | None = None
         self.step = 0
         """Index of the step under way; the number of steps taken, between steps."""
         self.losses: list[Tensor] = []
-        self.samples: list[int] = []
+        self.sample_ids: list[tuple[int, ...]] = []
         self.windows: list[Window] = []
 
     @contextmanager
@@ -65,14 +82,21 @@ class Recorder:
         span.steps.append(self.step)
         span.marks.append((start, self._clock.mark()))
 
-    def end_step(self, loss: Tensor, samples: int) -> None:
-        """Keep the step's loss (not read here) and the number of samples that it really had."""
+    def end_step(self, loss: Tensor, batch: Batch) -> None:
+        """Keep the step's loss (not read here) and which samples it really had."""
         self.losses.append(loss)
-        self.samples.append(samples)
+        self.sample_ids.append(batch.sample_ids)
         self.step += 1
+
+    def start_training(self) -> None:
+        """Tie device marks to the calendar; called once, before the first step."""
+        self._clock.synchronize()
+        self._origin = (self._clock.mark(), self._clock.unix_seconds())
 
     def start_window(self) -> None:
         self._clock.synchronize()
+        for observer in self._observers:
+            observer.window_started()
         self._opened = (self.step, self._clock.unix_seconds(), self._clock.wall_seconds())
 
     def stop_window(self) -> None:
@@ -82,6 +106,24 @@ class Recorder:
         elapsed = self._clock.wall_seconds() - started
         self.windows.append(Window(first_step, self.step, started_at, elapsed))
         self._opened = None
+        for observer in self._observers:
+            observer.window_stopped()
+
+    @property
+    def first_step_at_seconds(self) -> float | None:
+        """Unix time at which the first step began; None before it."""
+        return self._origin[1] if self._origin is not None else None
+
+    def started_at_seconds_by_step(self) -> dict[int, float]:
+        """Step index -> Unix time at which it began.  Waits for the device: call it last."""
+        assert self._origin is not None, "start_training comes before the first step"
+        self._clock.synchronize()
+        origin, at_seconds = self._origin
+        span = self._spans.get("step", Span())
+        return {
+            step: at_seconds + self._clock.seconds_between(origin, start)
+            for step, (start, _) in zip(span.steps, span.marks, strict=True)
+        }
 
     def seconds_by_step(self, name: str) -> dict[int, float]:
         """Step index -> seconds in the span of that name.  Waits for the device: call it last."""

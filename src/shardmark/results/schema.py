@@ -45,7 +45,8 @@ class EpochRecord(Stored):
     """Mean over the epoch's steps and ranks, each sample counted once."""
     evaluation_seconds: float | None
     """Slowest rank; None where this epoch was not evaluated."""
-    quality: dict[str, float] | None
+    quality: dict[str, float | None] | None
+    """None for a metric that is not a finite number: JSON has no name for it."""
 
 
 class CollectiveRecord(Stored):
@@ -87,6 +88,10 @@ class RankRecord(Stored):
     first_step_at_seconds: float | None
     """Unix time at which the first training step began, warm-up included."""
     windows: tuple[WindowRecord, ...] = ()
+    synthetic: bool = False
+    """The data are made up."""
+    steps_per_epoch: int | None = None
+    """Optimizer steps in one pass over the training set."""
     samples: int = 0
     """In the windows, counted."""
     samples_total: int = 0

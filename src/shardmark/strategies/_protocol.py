@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from shardmark.experiment.schema import Recipe
-    from shardmark.measure.recorder import Recorder
+    from shardmark.measure.recorder import Recorder, Spans
     from shardmark.workloads._protocol import Batch, Workload
 
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 class Machine:
     """What a strategy may ask of the machine before anything is started."""
 
-    device_type: str
-    """`cuda` or `cpu`."""
+    device_type: Literal["cuda", "cpu"]
     device_count: int
     """CUDA devices that can be used; 0 on a CPU machine."""
     cores: int
@@ -46,6 +45,8 @@ class Process:
     local_rank: int
     local_world_size: int
     device: torch.device
+    devices: int = 1
+    """CUDA devices of this process; more than one only for a strategy of one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +59,14 @@ class HeldState:
     parameters: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...]
     optimizer_state: tuple[Tensor, ...]
+    unreachable_bytes: int = 0
+    """Bytes that the library holds where Python cannot see them (DDP's empty buckets)."""
 
 
 class Worker(Protocol):
     """One rank that trains, set up and ready."""
 
-    def step(self, batch: Batch, recorder: Recorder) -> Tensor:
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
         """Take one optimizer step; return the rank's mean loss, shape (), on its device.
 
         Must not copy to the host: a copy waits for the device, and the wait would be measured.
@@ -76,7 +79,7 @@ class Worker(Protocol):
         """Optimizer steps left out so far because a loss-scaled gradient was not finite."""
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """Unsharded fp32 parameters by name, on the CPU.  Collective: every training rank calls it."""
+        """Unsharded fp32 parameters by name, on the CPU.  Collective over training ranks."""
 
     def buffers(self) -> dict[str, Tensor]:
         """This rank's buffers by name, on the CPU."""
@@ -98,11 +101,17 @@ class Strategy(Protocol):
     @property
     def name(self) -> str: ...
 
+    def makes_sense(self, world_size: int) -> str | None:
+        """None, or why no machine could run it on so many ranks: such a cell is left out."""
+
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         """Raise `StrategyUnavailable` if it cannot run so.  Starts nothing, imports no torch."""
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        """Each process's slice of the global batch; None for one that holds parameters for others."""
+        """Each process's slice of the global batch; None for one that serves parameters."""
+
+    def loads(self) -> tuple[str, ...]:
+        """Modules that the ranks will import, so that they can be loaded before the first trial."""
 
     def start(self, workload: Workload, recipe: Recipe, process: Process) -> Worker | Server:
         """A `Server` exactly on the ranks that `placement` gives None; the rest run the loop."""

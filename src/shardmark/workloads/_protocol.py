@@ -54,10 +54,10 @@ class Workload(Protocol):
 
     @property
     def data_errors(self) -> Sequence[str]:
-        """One line for each unreadable sample met so far in this process (when skipping is allowed)."""
+        """One line for each unreadable sample skipped so far in this process."""
 
     def build_model(self) -> nn.Module:
-        """The model with the same initial weights in every process; on the CPU, in training mode."""
+        """The same initial weights in every process; on the CPU, in training mode."""
 
     def batches(self, plan: BatchPlan, shard: Shard) -> Iterator[Batch]:
         """Endless, on the CPU; epoch after epoch, the incomplete last batch of each left out.
@@ -74,8 +74,8 @@ class Workload(Protocol):
         The model is in evaluation mode and whole.  The result can be pickled.
         """
 
-    def quality(self, parts: Iterable[object]) -> Mapping[str, float]:
-        """Metrics of the catalogue from all shards' parts: `validation_loss`, `accuracy_top1`, ..."""
+    def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
+        """Metrics of the catalogue from all shards' parts: `validation_loss`, ..."""
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Floating-point operations of one forward and backward pass per sample; None if unknown."""
+        """Operations of one forward and backward pass per sample; None if unknown."""

@@ -1,0 +1,37 @@
+"""Which way of distributing training is best for my model on my machines?  Measured fairly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardmark.api import Run, load, run
+    from shardmark.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataError",
+    "InputError",
+    "Run",
+    "ShardmarkError",
+    "StrategyUnavailable",
+    "__version__",
+    "load",
+    "run",
+]
+
+_HOMES = {"Run": "api", "load": "api", "run": "api"}
+"""Name -> module, for the names that are not in `errors`; imported when first asked for."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""What the stored numbers say: summaries, intervals, comparisons.  Imports no torch."""

@@ -1,0 +1,124 @@
+"""A trial's metrics from its ranks' records and raw files, as often as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from shardmark.analysis.over_ranks import ON_CPU, Found, Result, over_ranks, split, trial_value
+from shardmark.analysis.system_metrics import (
+    device_metrics,
+    device_uuids,
+    network_metrics,
+    process_metrics,
+)
+from shardmark.analysis.training_metrics import (
+    communication_metrics,
+    epoch_seconds,
+    memory_metrics,
+    peak_of_all,
+    rate_metrics,
+    read_steps,
+    slowest,
+    time_metrics,
+    windows_of,
+)
+from shardmark.analysis.windows import Windows
+from shardmark.measure.metrics import TRIAL_METRICS
+from shardmark.results.schema import RankRecord, Summary
+
+QUALITY = ("validation_loss", "accuracy_top1", "accuracy_top5")
+
+
+def summarise(
+    ranks: Sequence[RankRecord],
+    steps: Iterable[Mapping[str, object]],
+    samples: Sequence[Mapping[str, object]],
+    *,
+    launched_at_seconds: float,
+    total_seconds: float,
+    device_type: str,
+    precision: str,
+    tf32: bool,
+    warmup_steps: int,
+    steps_per_epoch: int | None,
+    restarts: int = 0,
+) -> tuple[dict[str, Summary | None], dict[str, str]]:
+    """`metrics` and `missing` of a `TrialResult`: each metric that is None has its reason there.
+
+    `steps` are the lines of `steps.jsonl`, `samples` those of `samples.jsonl` in order of time.
+    `launched_at_seconds` is Unix time.  What was sampled from outside is cut to the slowest rank's
+    windows.
+    """
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    workers = [rank for rank in ranks if rank.role == "worker"]
+    taken = read_steps(steps)
+    no_window = _why_no_window(workers, taken.steps_taken, warmup_steps)
+    windows = windows_of(slowest(workers))
+    peak = peak_of_all(workers, len(device_uuids(samples)), precision, tf32)
+    results = {
+        "total_seconds": trial_value(total_seconds),
+        **time_metrics(workers, taken, launched_at_seconds, no_window),
+        "epoch_seconds": epoch_seconds(workers, taken, steps_per_epoch, no_window),
+        **rate_metrics(workers, ON_CPU if device_type == "cpu" else peak, no_window),
+        **memory_metrics(ranks, device_type),
+        **communication_metrics(ranks),
+        **_sampled(samples, ranks, windows, device_type),
+        **_quality(workers),
+        **_errors(ranks, restarts),
+    }
+    return split({name: results.get(name, no_window) for name in TRIAL_METRICS})
+
+
+def _sampled(
+    samples: Sequence[Mapping[str, object]],
+    ranks: Sequence[RankRecord],
+    windows: Windows,
+    device_type: str,
+) -> dict[str, Result]:
+    if not windows.spans:
+        return {}
+    return {
+        **network_metrics(samples, windows),
+        **process_metrics(samples, ranks, windows),
+        **device_metrics(samples, windows, device_type),
+    }
+
+
+def _why_no_window(workers: Sequence[RankRecord], steps_taken: int, warmup_steps: int) -> str:
+    if not workers:
+        return "no rank that trains left a record"
+    if steps_taken <= warmup_steps:
+        return f"the recipe took {steps_taken} steps, all within the {warmup_steps} of the warm-up"
+    empty = [str(rank.rank) for rank in workers if not rank.windows]
+    return f"no window was measured on rank {', '.join(empty)}"
+
+
+def _quality(workers: Sequence[RankRecord]) -> dict[str, Result]:
+    """Of the last epoch that has each; every rank stores the same, so the first one's counts."""
+    epochs = workers[0].epochs if workers else ()
+    losses = [epoch.train_loss for epoch in epochs if epoch.train_loss is not None]
+    loss = losses[-1] if losses else "no epoch ended with a finite loss"
+    evaluated = [epoch.quality for epoch in epochs if epoch.quality is not None]
+
+    def last(name: str) -> Found:
+        if not evaluated:
+            return "the validation set was not evaluated"
+        having = [quality[name] for quality in evaluated if name in quality]
+        if not having:
+            return f"the workload has no {name}"
+        value = having[-1]
+        return "it is not a finite number" if value is None else value
+
+    return {
+        "train_loss": trial_value(loss),
+        **{name: trial_value(last(name)) for name in QUALITY},
+    }
+
+
+def _errors(ranks: Sequence[RankRecord], restarts: int) -> dict[str, Result]:
+    return {
+        "nonfinite_steps": over_ranks("nonfinite_steps", ranks, lambda rank: rank.nonfinite_steps),
+        "skipped_steps": over_ranks("skipped_steps", ranks, lambda rank: rank.skipped_steps),
+        "data_errors": over_ranks("data_errors", ranks, lambda rank: len(rank.data_errors)),
+        "restarts": trial_value(restarts),
+    }

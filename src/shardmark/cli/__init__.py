@@ -1,0 +1,83 @@
+"""The command line: one thin file a verb.  Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from shardmark import __version__
+from shardmark.cli.compare import compare
+from shardmark.cli.doctor import doctor
+from shardmark.cli.list import list_
+from shardmark.cli.run import run
+from shardmark.cli.schema import schema
+from shardmark.errors import ShardmarkError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="shardmark",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"shardmark {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _shardmark(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Which way of distributing the training is best for my model on my machines?
+
+    Exit codes: 0 every trial has an outcome and none failed or timed out; 1 some did; 2 bad input;
+    130 interrupted.
+    """
+
+
+app.command("run")(run)
+app.command("compare")(compare)
+app.command("list")(list_)
+app.command("doctor")(doctor)
+app.command("schema")(schema)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code.  A user's mistake is a message, no traceback."""
+    code = _answer(None if arguments is None else [*arguments])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader left.  Python would try to flush once more on its way out, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
+
+
+def _answer(arguments: list[str] | None) -> int:
+    try:
+        app(arguments, prog_name="shardmark")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except ShardmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0

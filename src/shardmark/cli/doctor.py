@@ -1,0 +1,127 @@
+"""`shardmark doctor`: what this machine can run, what is missing and how to get it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardmark.measure.machine_checks import Check
+    from shardmark.strategies._protocol import Machine
+
+RANKS = (2, 1, 3, 4)
+"""Numbers of ranks in the order in which a strategy is asked whether it makes sense with them."""
+
+
+class Format(StrEnum):
+    """How the findings are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Availability:
+    """Whether a strategy can run here with so many ranks."""
+
+    strategy: str
+    ranks: int
+    available: bool
+    reason: str | None = None
+    remedy: str | None = None
+
+
+def doctor(
+    form: Annotated[Format, typer.Option("--format", help="json has every finding.")] = Format.TEXT,
+) -> None:
+    """Say what this machine can run, what is missing and how to get it.
+
+    Exit code 1 where something is missing without which nothing can be measured.
+    """
+    from shardmark.measure.environment import machine
+    from shardmark.measure.gpus import all_cuda_devices
+    from shardmark.measure.machine_checks import (
+        ESSENTIAL,
+        State,
+        device_checks,
+        host_checks,
+        software_checks,
+    )
+
+    here = machine()
+    checks = [*software_checks(), *device_checks(here, all_cuda_devices()), *host_checks(here)]
+    strategies = strategy_availability(here)
+    if form is Format.JSON:
+        findings = {"machine": here, "checks": checks, "strategies": strategies}
+        typer.echo(json.dumps(findings, default=asdict, indent=2))
+    else:
+        typer.echo(render(here, checks, strategies))
+    broken = [check for check in checks if check.name in ESSENTIAL and check.state is State.MISSING]
+    if broken:
+        raise typer.Exit(1)
+
+
+def strategy_availability(here: Machine) -> list[Availability]:
+    """Each strategy with its default options and the first number of ranks that makes sense."""
+    from shardmark.errors import StrategyUnavailable
+    from shardmark.experiment.schema import Recipe
+    from shardmark.strategies import STRATEGIES, build_strategy
+
+    recipe = Recipe(global_batch=64, steps=1)
+    answers = []
+    for name in STRATEGIES:
+        strategy = build_strategy(name, {})
+        ranks = next((one for one in RANKS if strategy.makes_sense(one) is None), RANKS[0])
+        try:
+            strategy.check(ranks, here, recipe)
+        except StrategyUnavailable as error:
+            answers.append(
+                Availability(
+                    strategy=name,
+                    ranks=ranks,
+                    available=False,
+                    reason=error.reason,
+                    remedy=error.remedy,
+                )
+            )
+        else:
+            answers.append(Availability(strategy=name, ranks=ranks, available=True))
+    return answers
+
+
+def render(here: Machine, checks: Iterable[Check], strategies: Iterable[Availability]) -> str:
+    """For people: one line a finding, the remedy below it."""
+    rows = [(check.state.value, check.name, check.found, check.remedy) for check in checks]
+    offers = [
+        (
+            "ok" if one.available else "no",
+            one.strategy,
+            f"{one.ranks} rank{'s' if one.ranks > 1 else ''}"
+            + (f": {one.reason}" if one.reason else ""),
+            one.remedy,
+        )
+        for one in strategies
+    ]
+    width = max(len(name) for _, name, _, _ in (*rows, *offers))
+    return "\n".join(
+        [
+            *_lines(rows, width),
+            "",
+            f"strategies here, on {here.device_type}:",
+            *_lines(offers, width),
+        ]
+    )
+
+
+def _lines(rows: Iterable[tuple[str, str, str, str | None]], width: int) -> list[str]:
+    lines = []
+    for state, name, found, remedy in rows:
+        lines.append(f"{state:<8} {name:<{width}}  {found}")
+        if remedy is not None:
+            lines.append(f"{'':<8} {'':<{width}}  -> {remedy}")
+    return lines

@@ -1,0 +1,90 @@
+"""`shardmark run`: every trial of an experiment, then the comparison."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardmark.experiment.schema import Experiment
+
+SOME_FAILED = 1
+
+
+def run(
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the run.  Given again, what is missing in it is finished.  "
+            "By default a new folder in runs/.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the trials and what is left out; start none.")
+    ] = False,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Repeat failed and timed-out trials, too.")
+    ] = False,
+) -> None:
+    """Run every trial of an experiment and compare them."""
+    from shardmark.experiment.load import load_experiment
+
+    resolved = load_experiment(experiment, overrides or ())
+    if dry_run:
+        _print_plan(resolved)
+        return
+    from shardmark.analysis.comparison import compare
+    from shardmark.cli.compare import render
+    from shardmark.cli.progress import listener
+    from shardmark.launch.controller import fresh_folder, run_experiment
+    from shardmark.results.store import load_run
+
+    folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
+    with _terminable(), listener() as progress:
+        run_experiment(resolved, folder, progress=progress, retry=retry)
+    stored = load_run(folder)
+    typer.echo("")
+    typer.echo(render(compare([stored], None)), nl=False)
+    typer.echo(f"\nfiles: {folder}   again: shardmark compare {folder}")
+    if any(result.outcome in ("failed", "timed_out") for result in stored.trials):
+        raise typer.Exit(SOME_FAILED)
+
+
+def _print_plan(experiment: Experiment) -> None:
+    """The trials in their order and the cells left out; asks no device and reads no data."""
+    from shardmark.experiment.matrix import expand
+    from shardmark.measure.environment import machine
+
+    plan = expand(experiment, "cuda" if machine(experiment.device).device_type == "cuda" else "cpu")
+    for number, trial in enumerate(plan.trials, start=1):
+        typer.echo(f"{number:4d}  {trial.id}")
+    for cell in plan.left_out:
+        typer.echo(f"left out: {cell}")
+    typer.echo(f"{len(plan.trials)} trials, {len(plan.left_out)} cells left out")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does: the trial under way is stored as interrupted."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,38 @@
+"""Names a trial by what it does: the same content has the same name in every run and process."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from shardmark.experiment.axes import canonical
+from shardmark.experiment.schema import Measure, Recipe, StrategySpec
+
+
+def trial_id(
+    *,
+    workload: dict[str, Any],
+    recipe: Recipe,
+    strategy: StrategySpec,
+    world_size: int,
+    measure: Measure,
+    device_type: str,
+    repeat: int,
+) -> str:
+    """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`; the digits are a hash of all that defines the trial.
+
+    Its time limit and how many repeats there are do not: more of either keeps finished trials.
+    """
+    content = {
+        "workload": workload,
+        "recipe": recipe.model_dump(mode="json"),
+        "strategy": strategy.model_dump(mode="json"),
+        "world_size": world_size,
+        "measure": measure.model_dump(mode="json", exclude={"repeats"}),
+        "device_type": device_type,
+        "repeat": repeat,
+    }
+    digits = hashlib.sha256(canonical(content).encode()).hexdigest()[:8]
+    name = re.sub(r"[^a-z0-9]+", "-", strategy.name.lower()).strip("-")
+    return f"{name}-w{world_size}-{recipe.precision}-r{repeat}-{digits}"

@@ -1,0 +1,1 @@
+"""How a trial's ranks are started, watched and reaped."""

@@ -1,0 +1,93 @@
+"""Between the nursery and the ranks of one trial: PyTorch's elastic launcher, forking."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from shardmark.experiment.schema import Trial
+from shardmark.strategies import build_strategy
+
+TRIAL_FILE = "trial.json"
+AGENT_FILE = "agent.json"
+AGENT_LOG = "agent.log"
+LOGS = "logs"
+PR_SET_PDEATHSIG = 1
+
+
+def run_agent(directory: str) -> int:
+    """Start the trial's ranks, wait for them, note how each ended.  0 if all ended well.
+
+    Runs in a session of its own, so that the whole trial can be ended by one signal.
+    """
+    os.setsid()
+    die_with_parent()
+    folder = Path(directory)
+    _redirect(folder / AGENT_LOG)
+    trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=len(strategy.placement(trial.world_size)),
+        run_id=trial.id,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="fork",
+        shutdown_timeout=3,
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL),
+    )
+    try:
+        elastic_launch(config, rank_main)(directory)
+    except ChildFailedError as error:
+        failures = [
+            {"rank": rank, "exit_code": failure.exitcode, "at_seconds": float(failure.timestamp)}
+            for rank, failure in error.failures.items()
+        ]
+        (folder / AGENT_FILE).write_text(json.dumps(failures))
+        return 1
+    return 0
+
+
+def rank_main(directory: str) -> None:
+    """What the launcher calls in each forked rank."""
+    die_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(level=logging.WARNING)
+    from shardmark.training.rank import run_rank
+
+    folder = Path(directory)
+    trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
+    fine = run_rank(trial, folder)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not fine:
+        os._exit(1)  # the process group may be broken: nothing is to be gained by a tidy end
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _redirect(log: Path) -> None:
+    with log.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    print(f"agent started at {time.time():.3f}", flush=True)

@@ -1,0 +1,171 @@
+"""Decides how a trial ended, from whatever its ranks left.  Imports no torch."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shardmark.errors import DataError, StrategyUnavailable
+from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
+
+MEMORY_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "Cannot allocate memory",
+)
+MEMORY_REMEDY = (
+    "use a smaller batch, gradient_accumulation, activation_checkpointing, "
+    "or a strategy that shards more (fsdp, zero-3)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnd:
+    """How one rank's process ended, as the launcher saw it."""
+
+    rank: int
+    exit_code: int
+    """Negative: the signal that ended it."""
+    at_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a trial's processes ended, as the engine saw it."""
+
+    how: Literal["exited", "timed_out", "interrupted"]
+    agent_exit_code: int | None
+    failures: tuple[ProcessEnd, ...]
+    oom_kills: int
+    """Processes that the kernel killed for want of memory meanwhile, on the whole machine."""
+
+
+def error_kind(
+    error: BaseException,
+) -> Literal["out_of_memory", "unavailable", "data", "exception"]:
+    """What kind of end an exception is; torch's classes are known by name, without torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "out_of_memory"
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES):
+        return "out_of_memory"
+    if isinstance(error, StrategyUnavailable):
+        return "unavailable"
+    if isinstance(error, DataError):
+        return "data"
+    return "exception"
+
+
+def kernel_oom_kills() -> int:
+    """Processes that the kernel has killed for want of memory since it started; 0 if untold."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split() for line in lines)
+    return int(counts.get("oom_kill", 0))
+
+
+def decide(
+    ending: Ending,
+    ranks: Sequence[RankRecord],
+    *,
+    processes: int,
+    trial_seconds: float,
+    progress: Sequence[int | None],
+) -> tuple[Outcome, Failure | None]:
+    """The trial's outcome and its reason.  `progress` is each rank's steps taken, if known."""
+    if ending.how == "interrupted":
+        return Outcome.INTERRUPTED, Failure(
+            reason="interrupted by the user", remedy="run again with the same --out to finish"
+        )
+    errors = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
+    if found := _first_of_kind(errors, "out_of_memory"):
+        rank, error = found
+        return Outcome.OUT_OF_MEMORY, Failure(
+            reason=f"rank {rank}: {_first_line(error.message)}", remedy=MEMORY_REMEDY, rank=rank
+        )
+    killed = [end for end in ending.failures if end.exit_code == -signal.SIGKILL]
+    agent_killed = ending.agent_exit_code == -signal.SIGKILL
+    if ending.oom_kills and (killed or agent_killed) and ending.how == "exited":
+        rank_killed = killed[0].rank if killed else None
+        return Outcome.OUT_OF_MEMORY, Failure(
+            reason=f"the kernel killed rank {rank_killed} for want of memory",
+            remedy=MEMORY_REMEDY,
+            rank=rank_killed,
+        )
+    if ending.how == "timed_out":
+        return Outcome.TIMED_OUT, _timed_out(trial_seconds, progress)
+    if found := _first_of_kind(errors, "unavailable"):
+        return Outcome.UNAVAILABLE, _failure(*found)
+    return _exited(ending, errors, finished=len(ranks) - len(errors), processes=processes)
+
+
+def _exited(
+    ending: Ending, errors: Sequence[tuple[int, RankError]], *, finished: int, processes: int
+) -> tuple[Outcome, Failure | None]:
+    # A rank that a signal ended drags the others down with it, so it is the cause.
+    signalled = [e for e in ending.failures if e.exit_code < 0 and e.exit_code != -signal.SIGTERM]
+    if signalled:
+        end = min(signalled, key=lambda e: e.at_seconds)
+        name = signal.Signals(-end.exit_code).name
+        return Outcome.FAILED, Failure(
+            reason=f"rank {end.rank} was ended by {name}", remedy="see log.txt", rank=end.rank
+        )
+    if errors:
+        return Outcome.FAILED, _failure(*min(errors, key=lambda found: found[1].at_seconds))
+    if ending.failures:
+        end = min(ending.failures, key=lambda e: e.at_seconds)
+        return Outcome.FAILED, Failure(
+            reason=f"rank {end.rank} ended with exit code {end.exit_code}",
+            remedy="see log.txt",
+            rank=end.rank,
+        )
+    if ending.agent_exit_code != 0 or finished < processes:
+        return Outcome.FAILED, Failure(
+            reason=f"the launcher ended with code {ending.agent_exit_code} and "
+            f"{finished} of {processes} ranks finished",
+            remedy="see log.txt",
+        )
+    return Outcome.OK, None
+
+
+def _first_of_kind(
+    errors: Sequence[tuple[int, RankError]], kind: str
+) -> tuple[int, RankError] | None:
+    of_kind = [found for found in errors if found[1].kind == kind]
+    return min(of_kind, key=lambda found: found[1].at_seconds, default=None)
+
+
+def _failure(rank: int, error: RankError) -> Failure:
+    return Failure(
+        reason=f"rank {rank}: {_first_line(error.message)}",
+        remedy=error.remedy or "see log.txt",
+        rank=rank,
+    )
+
+
+def _timed_out(trial_seconds: float, progress: Sequence[int | None]) -> Failure:
+    places = ", ".join(
+        f"rank {rank} " + ("had not begun" if steps is None else f"had taken {steps} steps")
+        for rank, steps in enumerate(progress)
+    )
+    known = [steps for steps in progress if steps is not None]
+    return Failure(
+        reason=f"not done after limits.trial_seconds = {trial_seconds:g} s: {places}",
+        remedy="raise limits.trial_seconds, or look in log.txt where each rank stood",
+        rank=progress.index(min(known)) if known and len(known) == len(progress) else None,
+    )
+
+
+def _first_line(message: str) -> str:
+    """The message without a stack that a library appended."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return lines[0].strip()[:500] if lines else "no message"

@@ -1,0 +1,152 @@
+"""One trial from its plan to its result.  Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardmark.analysis.summarise import summarise
+from shardmark.errors import StrategyUnavailable
+from shardmark.experiment.schema import Trial
+from shardmark.launch._engine import Engine
+from shardmark.launch.leftovers import (
+    clear,
+    empty,
+    merge_logs,
+    merge_steps,
+    rank_record,
+    rank_records,
+    read_lines,
+)
+from shardmark.launch.listener import ProgressListener
+from shardmark.launch.outcome import Ending, decide
+from shardmark.measure.progress import steps_in_all, steps_taken
+from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.measure.sampler import SystemSampler
+from shardmark.results.schema import Failure, Outcome, RankRecord, Summary, TrialResult
+from shardmark.results.store import RunFolder
+from shardmark.strategies import build_strategy
+from shardmark.strategies._protocol import Machine
+
+TRIAL_FILE = "trial.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRunner:
+    """Runs trials of one experiment on one engine into one folder."""
+
+    engine: Engine
+    machine: Machine
+    folder: RunFolder
+    listener: ProgressListener
+
+    def run(self, trial: Trial, *, order: int) -> TrialResult:
+        """Run one trial and store its result, whatever its outcome.
+
+        An interrupted one is stored too; the caller sees it from the outcome.
+        """
+        directory = self.folder.create_trial(trial.id)
+        empty(directory)
+        launched = time.time()
+        strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+        try:
+            strategy.check(trial.world_size, self.machine, trial.recipe)
+        except StrategyUnavailable as error:
+            why = Failure(reason=error.reason, remedy=error.remedy)
+            return self._store(
+                trial, order, launched, outcome=Outcome.UNAVAILABLE, failure=why, ranks=()
+            )
+        processes = len(strategy.placement(trial.world_size))
+        (directory / TRIAL_FILE).write_text(trial.model_dump_json())
+        ending = self._watch(trial, directory, processes)
+        records = rank_records(directory, processes)
+        progress = [steps_taken(directory, rank) for rank in range(processes)]
+        outcome, failure = decide(
+            ending,
+            records,
+            processes=processes,
+            trial_seconds=trial.limits.trial_seconds,
+            progress=progress,
+        )
+        merge_logs(directory)
+        merge_steps(directory, processes)
+        result = self._store(
+            trial, order, launched, outcome=outcome, failure=failure, ranks=records
+        )
+        clear(directory)
+        return result
+
+    def _watch(self, trial: Trial, directory: Path, processes: int) -> Ending:
+        sampler = SystemSampler(directory / SAMPLES_FILE, trial.measure.sample_seconds)
+        known: dict[int, RankRecord] = {}
+
+        def on_tick() -> None:
+            for rank in set(range(processes)) - set(known):
+                record = rank_record(directory, rank)
+                if record is not None:
+                    known[rank] = record
+                    sampler.set_ranks(
+                        {r: found.pid for r, found in known.items()},
+                        gpu_uuids=[f.device_uuid for f in known.values() if f.device_uuid],
+                    )
+            taken = steps_taken(directory, 0)
+            total = steps_in_all(directory, 0)
+            if taken is not None and total is not None:
+                self.listener.trial_stepped(taken, total)
+
+        with sampler:
+            return self.engine.run(
+                directory, trial_seconds=trial.limits.trial_seconds, on_tick=on_tick
+            )
+
+    def _store(
+        self,
+        trial: Trial,
+        order: int,
+        launched: float,
+        *,
+        outcome: Outcome,
+        failure: Failure | None,
+        ranks: tuple[RankRecord, ...],
+    ) -> TrialResult:
+        total_seconds = time.time() - launched
+        metrics: dict[str, Summary | None] = {}
+        missing: dict[str, str] = {}
+        if outcome is Outcome.OK:
+            directory = self.folder.trial_folder(trial.id)
+            metrics, missing = summarise(
+                ranks,
+                read_lines(directory / STEPS_FILE),
+                list(read_lines(directory / SAMPLES_FILE)),
+                launched_at_seconds=launched,
+                total_seconds=total_seconds,
+                device_type=trial.device_type,
+                precision=trial.recipe.precision,
+                tf32=trial.recipe.tf32,
+                warmup_steps=trial.measure.warmup_steps,
+                steps_per_epoch=ranks[0].steps_per_epoch,
+            )
+        return self.folder.write_result(
+            TrialResult(
+                id=trial.id,
+                trial=json.loads(trial.model_dump_json()),
+                strategy=trial.strategy.name,
+                strategy_options=trial.strategy.options,
+                world_size=trial.world_size,
+                precision=trial.recipe.precision,
+                varied=trial.varied,
+                synthetic=any(rank.synthetic for rank in ranks),
+                repeat=trial.repeat,
+                order=order,
+                outcome=outcome,
+                failure=failure,
+                started_at_seconds=launched,
+                total_seconds=total_seconds,
+                ranks=ranks,
+                metrics=metrics,
+                missing=missing,
+                files={},
+            )
+        )

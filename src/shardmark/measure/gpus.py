@@ -1,0 +1,193 @@
+"""CUDA devices as NVML sees them, by UUID: an index may mean another device in each process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FIELDS = (
+    "utilization_percent",
+    "power_watts",
+    "energy_joules",
+    "temperature_celsius",
+    "memory_used_bytes",
+)
+
+_QUERIES: dict[str, Callable[[Any, Any], float | int]] = {
+    "utilization_percent": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
+    "power_watts": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+    "energy_joules": lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
+    "temperature_celsius": lambda nvml, handle: nvml.nvmlDeviceGetTemperature(
+        handle, nvml.NVML_TEMPERATURE_GPU
+    ),
+    "memory_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+}
+
+
+def full_uuid(uuid: str) -> str:
+    """NVML's spelling: torch leaves the prefix out."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+class GpuReader:
+    """Reads the devices with these UUIDs until closed.  Never raises: the missing has a reason."""
+
+    def __init__(self, uuids: Iterable[str]) -> None:
+        self.reason: str | None = None
+        """Why no device at all can be read."""
+        self.reasons: dict[str, dict[str, str]] = {}
+        """UUID -> field -> why it is None; the field `device` where the device was not found."""
+        self._handles: dict[str, Any] = {}
+        self._nvml, self.reason = _open_nvml()
+        if self._nvml is not None:
+            for uuid in sorted({full_uuid(uuid) for uuid in uuids}):
+                self._find(uuid)
+
+    def _find(self, uuid: str) -> None:
+        # torch writes the UUID of a MIG slice without its prefix, too.
+        for name in (uuid, uuid.replace("GPU-", "MIG-", 1)):
+            try:
+                self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(name)
+            except self._nvml.NVMLError as error:
+                self.reasons.setdefault(uuid, {}).setdefault("device", str(error))
+            else:
+                self.reasons.pop(uuid, None)
+                return
+
+    def read(self) -> list[dict[str, object]]:
+        """One object a device, as `samples.jsonl` has them."""
+        return [
+            {"uuid": uuid, **{field: self._value(uuid, handle, field) for field in FIELDS}}
+            for uuid, handle in self._handles.items()
+        ]
+
+    def _value(self, uuid: str, handle: Any, field: str) -> float | int | None:
+        reasons = self.reasons.setdefault(uuid, {})
+        if field in reasons:
+            return None
+        try:
+            return _QUERIES[field](self._nvml, handle)
+        except self._nvml.NVMLError as error:
+            if error.value in _permanent(self._nvml):
+                reasons[field] = str(error)  # asked once; other errors may pass
+            return None
+
+    def close(self) -> None:
+        if self._nvml is not None:
+            _shut(self._nvml)
+            self._nvml = None
+            self._handles = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDevice:
+    """One device of the machine."""
+
+    uuid: str
+    name: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDevices:
+    """What NVML says of the machine."""
+
+    driver_version: str | None
+    cuda_version: str | None
+    """The newest that the driver supports."""
+    devices: tuple[CudaDevice, ...]
+    reason: str | None
+    """Why there is none."""
+
+
+def all_cuda_devices() -> CudaDevices:
+    """Every device of the machine, also those that this process may not use."""
+    nvml, reason = _open_nvml()
+    if nvml is None:
+        return CudaDevices(driver_version=None, cuda_version=None, devices=(), reason=reason)
+    try:
+        handles = [
+            nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())
+        ]
+        cuda = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+        return CudaDevices(
+            driver_version=str(nvml.nvmlSystemGetDriverVersion()),
+            cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
+            devices=tuple(_describe(nvml, handle) for handle in handles),
+            reason=None if handles else "the driver knows no device",
+        )
+    except nvml.NVMLError as error:
+        return CudaDevices(
+            driver_version=None, cuda_version=None, devices=(), reason=f"NVML: {error}"
+        )
+    finally:
+        _shut(nvml)
+
+
+def visible_cuda_devices(
+    found: CudaDevices, environment: Mapping[str, str] = os.environ
+) -> tuple[CudaDevice, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves; as in CUDA, the list ends at its first bad entry.
+
+    An index is taken in NVML's order (the PCI bus's), while CUDA puts the fastest first unless
+    CUDA_DEVICE_ORDER says otherwise: on a mixed machine the count is right, the names may not be.
+    """
+    wanted = environment.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return found.devices
+    visible: list[CudaDevice] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        if entry.isdecimal() and int(entry) < len(found.devices):
+            device = found.devices[int(entry)]
+        elif entry.startswith("MIG-"):
+            return (CudaDevice(uuid=entry, name="MIG", memory_bytes=None),)  # CUDA uses one slice
+        else:
+            matches = [one for one in found.devices if entry and one.uuid.startswith(entry)]
+            if len(matches) != 1:
+                break
+            device = matches[0]
+        if device in visible:
+            return ()  # CUDA refuses a list that names a device twice
+        visible.append(device)
+    return tuple(visible)
+
+
+def _describe(nvml: Any, handle: Any) -> CudaDevice:
+    try:
+        memory_bytes: int | None = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:
+        memory_bytes = None  # shared with the host on some boards
+    return CudaDevice(
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        memory_bytes=memory_bytes,
+    )
+
+
+def _open_nvml() -> tuple[Any, str | None]:
+    """The library, initialised, or None and why not."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, "the package nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return None, f"NVML: {error}"
+    return pynvml, None
+
+
+def _shut(nvml: Any) -> None:
+    with contextlib.suppress(nvml.NVMLError):  # it counts its users; nothing is left to release
+        nvml.nvmlShutdown()
+
+
+def _permanent(nvml: Any) -> tuple[int, ...]:
+    return (
+        nvml.NVML_ERROR_NOT_SUPPORTED,
+        nvml.NVML_ERROR_NO_PERMISSION,
+        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    )

@@ -1,0 +1,83 @@
+"""Bytes of tensors: what a rank holds, and how high a CPU's allocator rose."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch._C._autograd import DeviceType  # exported under no public name
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+
+def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) -> int:
+    """Bytes of the tensors' storages, each storage once; a DTensor counts its local part.
+
+    Storages whose address is in `seen` are left out; those counted are added to it.
+    """
+    counted = set() if seen is None else seen
+    total = 0
+    for tensor in tensors:
+        storage = local(tensor).untyped_storage()
+        address = storage.data_ptr()
+        if address and address not in counted:
+            counted.add(address)
+            total += storage.nbytes()
+    return total
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this rank holds; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def live_tensor_bytes(device_type: str) -> int:
+    """Bytes of all tensors that Python can reach on that type of device, each storage once."""
+    with warnings.catch_warnings():
+        # Looking at every object touches deprecated lazy attributes of other libraries.
+        warnings.simplefilter("ignore")
+        tensors = [found for found in gc.get_objects() if _is_plain_tensor(found, device_type)]
+    return storage_bytes(tensors)
+
+
+def _is_plain_tensor(found: object, device_type: str) -> bool:
+    try:
+        return (
+            issubclass(type(found), Tensor)
+            and not isinstance(found, DTensor)  # its local part is found by itself
+            and found.device.type == device_type  # type: ignore[attr-defined]  # a Tensor by now
+            and found.layout is torch.strided  # type: ignore[attr-defined]
+        )
+    except (RuntimeError, ReferenceError, AttributeError):
+        return False  # a fake or dying object is not held memory
+
+
+def allocator_rise_bytes(profiled: profile, *, since_nanoseconds: int) -> int:
+    """How far the CPU allocator's total rose above its level at an instant of the profile, at most.
+
+    The instant must lie one step into the profile: blocks from before the profile are freed
+    unseen, and after one step none of a step's own is left.
+    """
+    level = highest = 0
+    for at_nanoseconds, change in memory_changes(profiled):
+        if at_nanoseconds >= since_nanoseconds:
+            level += change
+            highest = max(highest, level)
+    return highest
+
+
+def memory_changes(profiled: profile) -> list[tuple[int, int]]:
+    """Instant and size of each allocation (positive) and release on the CPU, in order of time."""
+    results = profiled.profiler.kineto_results if profiled.profiler is not None else None
+    assert results is not None, "the profile has not ended"
+    return sorted(
+        (event.start_ns(), event.nbytes())  # type: ignore[attr-defined]  # untyped binding
+        for event in results.events()
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
+    )

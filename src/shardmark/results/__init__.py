@@ -1,0 +1,1 @@
+"""The files of a run: their schema, how they are written and read back.  Imports no torch."""

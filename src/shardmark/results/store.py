@@ -1,0 +1,258 @@
+"""The folder of a run: written so that nothing is ever half there, read so that damage is told."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardmark.errors import InputError
+from shardmark.measure.rank_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.results.files import difference, file_record, flush_folder, write_whole
+from shardmark.results.migrations import is_current, migrate
+from shardmark.results.schema import TrialResult
+
+EXPERIMENT_FILE = "experiment.yaml"
+ENVIRONMENT_FILE = "environment.json"
+TRIALS_FOLDER = "trials"
+RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A stored trial that must not be believed."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRun:
+    """What a run folder holds."""
+
+    path: Path
+    trials: tuple[TrialResult, ...]
+    """In the order in which they were run."""
+    damaged: tuple[Damaged, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Ids of trials that were begun and left no result."""
+
+    @property
+    def name(self) -> str:
+        """The experiment's name; the folder's where no trial tells."""
+        for result in self.trials:
+            return str(result.trial.get("experiment", self.path.name))
+        return self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's folder.  The files are the truth: nothing is kept in memory."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """Make the folder, or take up the run that is there; refuse a folder of something else."""
+        if path.exists() and not path.is_dir():
+            raise InputError(str(path), "is a file", "name a new folder, or one of a run")
+        if path.is_dir() and not is_run(path) and any(path.iterdir()):
+            raise InputError(
+                str(path), "holds other files and no run", "name a new or empty folder"
+            )
+        (path / TRIALS_FOLDER).mkdir(parents=True, exist_ok=True)
+        flush_folder(path)
+        return cls(path)
+
+    def write_experiment(self, experiment: Mapping[str, Any]) -> None:
+        """Store the resolved experiment."""
+        from shardmark.experiment.strict_yaml import format_yaml
+
+        write_whole(self.path / EXPERIMENT_FILE, format_yaml(dict(experiment)).encode())
+
+    def read_experiment(self) -> dict[str, Any]:
+        """The resolved experiment.  Raises `InputError` where the file is missing or broken."""
+        from shardmark.experiment.strict_yaml import parse_yaml
+
+        path = self.path / EXPERIMENT_FILE
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(str(path), f"cannot be read: {error}", "restore the file") from None
+        experiment = parse_yaml(text, str(path))
+        if not isinstance(experiment, dict):
+            raise InputError(str(path), "holds no mapping", "restore the file")
+        return experiment
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Store the machine, the versions and the state of git."""
+        text = json.dumps(dict(environment), indent=2, allow_nan=False)
+        write_whole(self.path / ENVIRONMENT_FILE, f"{text}\n".encode())
+
+    def read_environment(self) -> dict[str, Any]:
+        """The machine, the versions and the state of git; empty where none can be read."""
+        try:
+            environment = json.loads((self.path / ENVIRONMENT_FILE).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return environment if isinstance(environment, dict) else {}
+
+    def trial_folder(self, trial_id: str) -> Path:
+        """Where a trial's files lie; made by `create_trial`."""
+        return self.path / TRIALS_FOLDER / trial_id
+
+    def create_trial(self, trial_id: str) -> Path:
+        """An existing folder for the trial's files."""
+        folder = self.trial_folder(trial_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        flush_folder(folder.parent)
+        return folder
+
+    def write_result(self, result: TrialResult) -> TrialResult:
+        """Write `result.json` with the records of the files beside it; return what was written.
+
+        The trial is finished from this moment on, so it comes last.
+        """
+        folder = self.create_trial(result.id)
+        present = [folder / name for name in RECORDED_FILES if (folder / name).exists()]
+        records = {path.name: file_record(path, flush=True) for path in present}
+        stored = _finite(result).model_copy(update={"files": records})
+        content = stored.model_dump_json(indent=1).encode()
+        TrialResult.model_validate_json(content)  # what cannot be read back is not written
+        write_whole(folder / RESULT_FILE, content + b"\n")
+        return stored
+
+    def read_result(self, trial_id: str, *, verify: bool = False) -> TrialResult | Damaged | None:
+        """The trial's result; None where there is none.  `verify` compares the files' hashes."""
+        return _read_result(self.trial_folder(trial_id), verify=verify)
+
+    def read(self, *, verify: bool = False) -> StoredRun:
+        """Every trial of the run; `verify` compares the files' hashes too, which takes longer."""
+        trials: list[TrialResult] = []
+        damaged: list[Damaged] = []
+        missing: list[str] = []
+        for folder in self._trial_folders():
+            result = _read_result(folder, verify=verify)
+            if result is None:
+                missing.append(folder.name)
+            elif isinstance(result, Damaged):
+                damaged.append(result)
+            else:
+                trials.append(result)
+        trials.sort(key=lambda trial: (trial.order, trial.id))
+        return StoredRun(
+            path=self.path, trials=tuple(trials), damaged=tuple(damaged), missing=tuple(missing)
+        )
+
+    def _trial_folders(self) -> Iterator[Path]:
+        root = self.path / TRIALS_FOLDER
+        if root.is_dir():
+            yield from sorted(folder for folder in root.iterdir() if folder.is_dir())
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run was begun in the folder."""
+    return (path / EXPERIMENT_FILE).is_file() or (path / TRIALS_FOLDER).is_dir()
+
+
+def load_run(path: Path, *, verify: bool = False) -> StoredRun:
+    """Read a run folder; raises `InputError`, with the runs nearby, for any other path."""
+    if not is_run(path):
+        found = "is no run folder" if path.exists() else "does not exist"
+        raise InputError(str(path), found, _runs_nearby(path))
+    return RunFolder(path).read(verify=verify)
+
+
+def _runs_nearby(path: Path) -> str:
+    expected = f"expected a folder with {EXPERIMENT_FILE} and {TRIALS_FOLDER}/"
+    inside = _runs_in(path)
+    if inside:
+        return f"{expected}, for example {', '.join(str(path / name) for name in inside[:3])}"
+    beside = _runs_in(path.parent)
+    near = get_close_matches(path.name, beside, n=3, cutoff=0.5) or beside[:3]
+    if near:
+        return f"{expected}, for example {', '.join(str(path.parent / name) for name in near)}"
+    return f"{expected}, as `shardmark run --out DIR` writes"
+
+
+def _runs_in(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if is_run(path))
+    except OSError:
+        return []
+
+
+def _read_result(folder: Path, *, verify: bool) -> TrialResult | Damaged | None:
+    path = folder / RESULT_FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Damaged(path, f"cannot be read: {error.strerror}")
+    try:
+        result = _parse(content)
+    except ValidationError as error:
+        return Damaged(path, _first_error(error))
+    except ValueError as error:
+        return Damaged(path, str(error))
+    reason = _contradiction(result, folder, verify=verify)
+    return result if reason is None else Damaged(path, reason)
+
+
+def _contradiction(result: TrialResult, folder: Path, *, verify: bool) -> str | None:
+    """How the folder contradicts the result, or None."""
+    if result.id != folder.name:
+        return f"belongs to another trial: its id is {result.id!r}"
+    for name, record in result.files.items():
+        reason = difference(folder / name, record, verify=verify)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _parse(content: bytes) -> TrialResult:
+    """Today's version directly, which is fast; anything else by way of the migrations."""
+    try:
+        result = TrialResult.model_validate_json(content)
+    except ValidationError:
+        pass
+    else:
+        if is_current(result.schema_version):
+            return result
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not whole JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"holds no JSON object but a {type(document).__name__}")
+    return TrialResult.model_validate(migrate(document))
+
+
+def _first_error(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    found = repr(first["input"])
+    shown = found if len(found) <= 60 else f"{found[:57]}..."
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{key}: found {shown}; {first['msg']}{more}"
+
+
+def _finite(result: TrialResult) -> TrialResult:
+    """Without metrics that are no finite number: JSON has no name for them, and no table a use."""
+    metrics = dict(result.metrics)
+    missing = dict(result.missing)
+    for name, summary in result.metrics.items():
+        if summary is not None and not math.isfinite(summary.value):
+            metrics[name] = None
+            missing[name] = f"not a finite number ({summary.value})"
+    return result.model_copy(update={"metrics": metrics, "missing": missing})

@@ -1,0 +1,90 @@
+"""The table of strategies.  Importing it imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from shardmark.errors import InputError
+from shardmark.strategies._protocol import Strategy
+from shardmark.strategies.data_parallel import DataParallel
+from shardmark.strategies.ddp import DDP
+from shardmark.strategies.deepspeed import Zero
+from shardmark.strategies.fsdp import FSDP, HybridFSDP
+from shardmark.strategies.single import Single
+
+STRATEGIES: dict[str, Callable[..., Strategy]] = {
+    "single": Single,
+    "dp": DataParallel,
+    "ddp": DDP,
+    "fsdp": FSDP,
+    "fsdp-grad-op": partial(FSDP, name="fsdp-grad-op", reshard_after_forward=False),
+    "fsdp-hybrid": HybridFSDP,
+    "zero-0": partial(Zero, stage=0),
+    "zero-1": partial(Zero, stage=1),
+    "zero-2": partial(Zero, stage=2),
+    "zero-3": partial(Zero, stage=3),
+}
+
+SHARED_OPTIONS = (
+    "precision",
+    "activation_checkpointing",
+    "gradient_accumulation",
+    "cpu_offload",
+)
+"""Keys of the recipe that an entry of `matrix.strategy` may set for itself."""
+
+
+def strategy_class(name: str) -> type[Any]:
+    """The data class behind a strategy's name."""
+    factory = STRATEGIES[name]
+    found = factory.func if isinstance(factory, partial) else factory
+    assert isinstance(found, type)
+    return found
+
+
+def fixed_options(name: str) -> dict[str, Any]:
+    """What the name itself decides, e.g. {"stage": 2} for `zero-2`."""
+    factory = STRATEGIES[name]
+    return dict(factory.keywords) if isinstance(factory, partial) else {}
+
+
+def option_names(name: str) -> tuple[str, ...]:
+    """The options that the strategy of that name accepts."""
+    fixed = {"name", *fixed_options(name)}
+    return tuple(field for field in strategy_class(name).__dataclass_fields__ if field not in fixed)
+
+
+def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
+    """The strategy of that name.  Raises `InputError` naming the nearest name, key or type."""
+    if name not in STRATEGIES:
+        raise InputError(
+            "strategy", f"there is no strategy {name!r}", _allowed(name, tuple(STRATEGIES))
+        )
+    allowed = option_names(name)
+    for key in options:
+        if key not in allowed:
+            raise InputError(
+                f"strategy {name}", f"it has no option {key!r}", _allowed(key, allowed)
+            )
+    try:
+        built = TypeAdapter(strategy_class(name)).validate_python(
+            {**fixed_options(name), **options}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise InputError(
+            f"strategy {name}, option {key}", f"found {first['input']!r}", first["msg"]
+        ) from None
+    return built  # type: ignore[no-any-return]  # TypeAdapter of a class chosen at run time
+
+
+def _allowed(found: str, names: tuple[str, ...]) -> str:
+    nearest = difflib.get_close_matches(found, names, n=1)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{hint}allowed: {', '.join(names) or 'none'}"

@@ -1,0 +1,92 @@
+"""DistributedDataParallel: a replica on every rank, gradients all-reduced."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from shardmark.strategies._checks import (
+    check_devices,
+    check_no_offload,
+    check_precision,
+    needs_company,
+)
+from shardmark.strategies._protocol import Machine, Process, Shard
+from shardmark.strategies._settings import common_settings
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from shardmark.experiment.schema import Recipe
+    from shardmark.strategies._eager import EagerWorker
+    from shardmark.workloads._protocol import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DDP:
+    """A full replica on every rank, gradients all-reduced (Li et al., VLDB 2020, section 3.2)."""
+
+    name: str = "ddp"
+    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    """Gradients in one all-reduce, MiB: smaller overlaps sooner, larger pays less latency."""
+    static_graph: bool = False
+    """The same parameters are used in every step: DDP may then reorder its buckets once."""
+
+    def makes_sense(self, world_size: int) -> str | None:
+        return needs_company(world_size)
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        check_devices(self.name, world_size, machine)
+        check_precision(self.name, machine, recipe)
+        check_no_offload(self.name, recipe, "fsdp or zero-2")
+
+    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
+        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def loads(self) -> tuple[str, ...]:
+        return ("torch.nn.parallel",)
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        return common_settings(recipe) | {"broadcast_buffers": False}
+
+    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+        from torch.nn.parallel import DistributedDataParallel
+
+        from shardmark.strategies._blocks import build_on
+        from shardmark.strategies._eager import EagerWorker
+
+        model = build_on(process.device, workload, recipe)
+        names = inspect.signature(DistributedDataParallel).parameters
+        # Its name up to torch 2.14, and since.
+        renamed = "forward_sync_buffers" in names
+        buffers: dict[str, Any] = {
+            "forward_sync_buffers" if renamed else "broadcast_buffers": False
+        }
+        ddp = DistributedDataParallel(
+            model,
+            bucket_cap_mb=self.bucket_mb,
+            gradient_as_bucket_view=True,
+            static_graph=self.static_graph,
+            **buffers,
+        )
+        trained = [p for p in model.parameters() if p.requires_grad]
+        gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+
+        def synchronise(last: bool) -> AbstractContextManager[object]:
+            return nullcontext() if last else ddp.no_sync()
+
+        return EagerWorker(
+            model=ddp,
+            module=model,
+            workload=workload,
+            recipe=recipe,
+            device=process.device,
+            synchronise=synchronise,
+            # Gradients are views of the buckets, which the reducer keeps when they are dropped.
+            unreachable_bytes=lambda: 0 if trained[0].grad is not None else gradient_bytes,
+        )

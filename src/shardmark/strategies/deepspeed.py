@@ -1,0 +1,154 @@
+"""DeepSpeed ZeRO, stages 0 to 3, under torchrun's environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from shardmark.errors import StrategyUnavailable
+from shardmark.strategies._checks import (
+    check_devices,
+    check_offload_device,
+    check_precision,
+    needs_company,
+)
+from shardmark.strategies._protocol import Machine, Process, Shard
+from shardmark.strategies._settings import common_settings
+
+if TYPE_CHECKING:
+    from shardmark.experiment.schema import Recipe
+    from shardmark.strategies._zero import ZeroWorker
+    from shardmark.workloads._protocol import Workload
+
+MiB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """DeepSpeed ZeRO: optimizer state (1), gradients (2), parameters (3) sharded.
+
+    Source: Rajbhandari et al., SC 2020, section 5.  Stage 0 shards nothing.
+    """
+
+    stage: Literal[0, 1, 2, 3]
+    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    """Gradients in one reduction, MiB of fp32.  DeepSpeed holds a buffer of this size."""
+    overlap_communication: bool = True
+    """Reduce gradients while the backward pass goes on (CUDA streams; no effect on the CPU)."""
+    persistence_threshold: Annotated[int, Field(ge=0)] = 100_000
+    """Stage 3: parameters of fewer elements stay whole on every rank."""
+    mixed_precision: Literal["autocast", "native"] = "autocast"
+    """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters, other mathematics."""
+
+    @property
+    def name(self) -> str:
+        return f"zero-{self.stage}"
+
+    def makes_sense(self, world_size: int) -> str | None:
+        return needs_company(world_size)
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise StrategyUnavailable(
+                self.name, "DeepSpeed is not installed", "pip install deepspeed"
+            )
+        if machine.device_type == "cpu":
+            missing = [tool for tool in ("ninja", "g++") if shutil.which(tool) is None]
+            if missing:
+                raise StrategyUnavailable(
+                    self.name,
+                    f"DeepSpeed compiles an operator on the CPU and finds no {missing[0]}",
+                    "install a C++ compiler and ninja (apt-get install g++; pip install ninja)",
+                )
+        check_devices(self.name, world_size, machine)
+        check_precision(self.name, machine, recipe)
+        check_offload_device(self.name, machine, recipe)
+        if recipe.cpu_offload and self.stage == 0:
+            raise StrategyUnavailable(
+                self.name,
+                "stage 0 shards nothing that could be offloaded",
+                "use zero-1, zero-2 or zero-3",
+            )
+
+    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
+        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def loads(self) -> tuple[str, ...]:
+        return ("shardmark.strategies._zero_preload",)
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        settings = common_settings(recipe)
+        if recipe.precision != "fp32":
+            settings["mixed_precision"] = self.mixed_precision
+        return settings
+
+    def start(self, workload: Workload, recipe: Recipe, process: Process) -> ZeroWorker:
+        from shardmark.strategies._zero import start_engine
+
+        return start_engine(workload, recipe, process, config=self.config(recipe, process))
+
+    def config(self, recipe: Recipe, process: Process) -> dict[str, Any]:
+        """DeepSpeed's configuration with every default that touches the mathematics written out."""
+        bucket_elements = int(self.bucket_mb * MiB / 4)
+        zero: dict[str, Any] = {
+            "stage": self.stage,
+            "contiguous_gradients": True,
+            "overlap_comm": self.overlap_communication and process.device.type == "cuda",
+            "reduce_scatter": True,
+            "reduce_bucket_size": bucket_elements,
+            "allgather_bucket_size": bucket_elements,
+            "round_robin_gradients": False,
+            "stage3_param_persistence_threshold": self.persistence_threshold,
+        }
+        if recipe.cpu_offload:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+            if self.stage == 3:
+                zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        return {
+            # Its batch arithmetic only sets the divisor of accumulated losses; the data are ours.
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": recipe.gradient_accumulation,
+            # Unset, DeepSpeed clips at 1.0 where every other strategy clips nothing.
+            "gradient_clipping": recipe.gradient_clipping or 0.0,
+            "prescale_gradients": False,
+            "gradient_predivide_factor": 1.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "communication_data_type": "fp32",
+            "zero_optimization": zero,
+            "steps_per_print": 2**31,
+            "wall_clock_breakdown": False,
+            **self._precision(recipe),
+        }
+
+    def _precision(self, recipe: Recipe) -> dict[str, Any]:
+        if recipe.precision == "fp32":
+            return {}
+        if self.mixed_precision == "autocast":
+            dtype = {"bf16": "bfloat16", "fp16": "float16"}[recipe.precision]
+            # An empty list keeps DeepSpeed from reducing gradients of linear and convolution
+            # layers in 16 bits.
+            return {
+                "torch_autocast": {
+                    "enabled": True,
+                    "dtype": dtype,
+                    "lower_precision_safe_modules": [],
+                }
+            }
+        if recipe.precision == "bf16":
+            return {"bf16": {"enabled": True}}
+        return {
+            "fp16": {
+                "enabled": True,
+                "loss_scale": 0.0,
+                "initial_scale_power": 16,
+                "loss_scale_window": 2000,
+                "hysteresis": 1,
+                "min_loss_scale": 1.0,
+            }
+        }

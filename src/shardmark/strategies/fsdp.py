@@ -1,0 +1,184 @@
+"""FSDP2 (`fully_shard`): parameters, gradients and optimizer state sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from shardmark.strategies._checks import (
+    check_devices,
+    check_offload_device,
+    check_precision,
+    needs_company,
+)
+from shardmark.strategies._protocol import Machine, Process, Shard
+from shardmark.strategies._settings import common_settings
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardmark.experiment.schema import Recipe
+    from shardmark.strategies._eager import EagerWorker
+    from shardmark.workloads._protocol import Workload
+
+Wrap = Literal["blocks", "layers", "root"]
+MixedPrecision = Literal["autocast", "native"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FSDP:
+    """Parameters, gradients and optimizer state sharded (Zhao et al., VLDB 2023; FSDP2).
+
+    `reshard_after_forward=False` keeps the gathered parameters until the backward pass: ZeRO-2's
+    mathematics, less traffic, more memory.
+    """
+
+    name: str = "fsdp"
+    reshard_after_forward: bool = True
+    wrap: Wrap = "blocks"
+    """What is gathered together: repeated blocks, single layers, or the whole model at once."""
+    mixed_precision: MixedPrecision = "autocast"
+    """`native` casts parameters to the recipe's precision: less traffic, other mathematics."""
+
+    def makes_sense(self, world_size: int) -> str | None:
+        return needs_company(world_size)
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        check_devices(self.name, world_size, machine)
+        check_precision(self.name, machine, recipe)
+        check_offload_device(self.name, machine, recipe)
+
+    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
+        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def loads(self) -> tuple[str, ...]:
+        return ("torch.distributed.fsdp",)
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        return fsdp_settings(recipe, self.mixed_precision)
+
+    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(process.device.type, (process.world_size,))
+        return start_sharded(
+            workload,
+            recipe,
+            process,
+            mesh=mesh,
+            wrap=self.wrap,
+            mixed_precision=self.mixed_precision,
+            reshard_after_forward=self.reshard_after_forward,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridFSDP:
+    """Sharded inside a group of ranks, replicated across the groups (FSDP2 on a 2-D mesh)."""
+
+    name: str = "fsdp-hybrid"
+    shard_group: Annotated[int, Field(ge=2)] = 2
+    """Ranks that share one copy of the model; neighbours in rank order."""
+    wrap: Wrap = "blocks"
+    mixed_precision: MixedPrecision = "autocast"
+
+    def makes_sense(self, world_size: int) -> str | None:
+        if world_size % self.shard_group == 0 and world_size > self.shard_group:
+            return None
+        return (
+            f"{world_size} ranks do not make two or more groups of shard_group {self.shard_group}"
+        )
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        check_devices(self.name, world_size, machine)
+        check_precision(self.name, machine, recipe)
+        check_offload_device(self.name, machine, recipe)
+
+    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
+        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def loads(self) -> tuple[str, ...]:
+        return ("torch.distributed.fsdp",)
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        return fsdp_settings(recipe, self.mixed_precision)
+
+    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(
+            process.device.type,
+            (process.world_size // self.shard_group, self.shard_group),
+            mesh_dim_names=("replicate", "shard"),
+        )
+        return start_sharded(
+            workload,
+            recipe,
+            process,
+            mesh=mesh,
+            wrap=self.wrap,
+            mixed_precision=self.mixed_precision,
+            reshard_after_forward=True,
+        )
+
+
+def fsdp_settings(recipe: Recipe, mixed_precision: MixedPrecision) -> dict[str, object]:
+    settings = common_settings(recipe)
+    if recipe.precision != "fp32":
+        settings["mixed_precision"] = mixed_precision
+    return settings
+
+
+def start_sharded(
+    workload: Workload,
+    recipe: Recipe,
+    process: Process,
+    *,
+    mesh: DeviceMesh,
+    wrap: Wrap,
+    mixed_precision: MixedPrecision,
+    reshard_after_forward: bool,
+) -> EagerWorker:
+    """Shard the workload's model over the mesh, blocks first and the rest at the root."""
+    import torch
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+    from torch.distributed.fsdp import fully_shard as shard
+
+    from shardmark.strategies._blocks import build_on, wrapped
+    from shardmark.strategies._eager import AUTOCAST_DTYPES, EagerWorker
+
+    native = mixed_precision == "native" and recipe.precision != "fp32"
+    policy = MixedPrecisionPolicy(
+        param_dtype=AUTOCAST_DTYPES[recipe.precision] if native else None,
+        reduce_dtype=torch.float32,
+    )
+    offload = CPUOffloadPolicy() if recipe.cpu_offload else OffloadPolicy()
+    model = build_on(process.device, workload, recipe)
+    for part in (*wrapped(model, wrap), model):
+        shard(
+            part,
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            reshard_after_forward=reshard_after_forward,
+        )
+
+    def synchronise(last: bool) -> AbstractContextManager[object]:
+        model.set_requires_gradient_sync(last)  # type: ignore[operator]  # added by fully_shard
+        return nullcontext()
+
+    return EagerWorker(
+        model=model,
+        module=model,
+        workload=workload,
+        recipe=recipe,
+        device=process.device,
+        synchronise=synchronise,
+        autocasts=not native,
+    )

@@ -1,0 +1,49 @@
+"""One device: the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardmark.strategies._checks import check_devices, check_no_offload, check_precision
+from shardmark.strategies._protocol import Machine, Process, Shard
+from shardmark.strategies._settings import common_settings
+
+if TYPE_CHECKING:
+    from shardmark.experiment.schema import Recipe
+    from shardmark.strategies._eager import EagerWorker
+    from shardmark.workloads._protocol import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Single:
+    """One device trains alone, the baseline."""
+
+    name: str = "single"
+
+    def makes_sense(self, world_size: int) -> str | None:
+        return None if world_size == 1 else "single is one device"
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        check_devices(self.name, world_size, machine)
+        check_precision(self.name, machine, recipe)
+        check_no_offload(self.name, recipe, "fsdp or zero-2")
+
+    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
+        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def loads(self) -> tuple[str, ...]:
+        return ()
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        return common_settings(recipe)
+
+    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+        from shardmark.strategies._blocks import build_on
+        from shardmark.strategies._eager import EagerWorker
+
+        model = build_on(process.device, workload, recipe)
+        return EagerWorker(
+            model=model, module=model, workload=workload, recipe=recipe, device=process.device
+        )

@@ -1,0 +1,1 @@
+"""The loop, plain and short, and the rank that runs it."""

@@ -1,0 +1,158 @@
+"""One rank of a trial, from its environment to the files that it leaves."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardmark.experiment.schema import Trial
+from shardmark.launch.outcome import error_kind
+from shardmark.measure.clock import clock_for
+from shardmark.measure.cuda_memory import CudaPeak
+from shardmark.measure.probe import probe
+from shardmark.measure.progress import Progress
+from shardmark.measure.recorder import Recorder, Spans
+from shardmark.results.schema import ProbeRecord, RankError
+from shardmark.strategies import build_strategy
+from shardmark.strategies._protocol import Process, Server, Shard, Worker
+from shardmark.training.epochs import Training, train_epochs
+from shardmark.training.loop import Steps
+from shardmark.training.report import RankReport
+from shardmark.training.schedule import learning_rate_of, step_seed
+from shardmark.workloads import build_workload
+from shardmark.workloads._protocol import Batch, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A rank that has its place: device, process group, threads."""
+
+    process: Process
+    threads: int
+
+
+def run_rank(trial: Trial, directory: Path) -> bool:
+    """Train this process's share of the trial and leave its files in `directory`.
+
+    Returns whether it went well; what went wrong stands in the rank's record, never lost.
+    """
+    report = RankReport(directory, rank=int(os.environ["RANK"]))
+    try:
+        with settled(trial) as place:
+            report.describe(place.process.device, place.threads)
+            _work(trial, directory, place, report)
+    except Exception as error:
+        traceback.print_exc()
+        report.error = RankError(
+            kind=error_kind(error),
+            message=f"{type(error).__name__}: {error}",
+            remedy=getattr(error, "remedy", None),
+            at_seconds=time.time(),
+        )
+        report.write()
+        return False
+    report.write()
+    return True
+
+
+@contextmanager
+def settled(trial: Trial) -> Iterator[Settled]:
+    """Threads, device and process group as the trial wants them, from torchrun's environment."""
+    env = {key: int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
+    cores = len(os.sched_getaffinity(0))
+    threads = trial.recipe.threads_per_rank or max(1, cores // local_world_size)
+    torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = trial.recipe.tf32
+    torch.backends.cudnn.allow_tf32 = trial.recipe.tf32
+    torch.backends.cudnn.benchmark = False
+    cuda = trial.device_type == "cuda"
+    device = torch.device("cuda", env["LOCAL_RANK"]) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    # A rank that waits longer than a trial may last waits for somebody dead.
+    patience = timedelta(seconds=trial.limits.trial_seconds + 60)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", timeout=patience, device_id=device if cuda else None
+    )
+    process = Process(
+        rank=env["RANK"],
+        world_size=env["WORLD_SIZE"],
+        local_rank=env["LOCAL_RANK"],
+        local_world_size=local_world_size,
+        device=device,
+        devices=trial.world_size if env["WORLD_SIZE"] == 1 else 1,
+    )
+    yield Settled(process=process, threads=threads)
+    dist.destroy_process_group()
+
+
+def _work(trial: Trial, directory: Path, place: Settled, report: RankReport) -> None:
+    process, device = place.process, place.process.device
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    workload = build_workload(trial.workload, seed=trial.recipe.seed)
+    report.workload = workload
+    report.settings = dict(strategy.settings(trial.recipe))
+    shard = strategy.placement(trial.world_size)[process.rank]
+    role = strategy.start(workload, trial.recipe, process)
+    training = Training.of(trial, workload)
+    report.steps_per_epoch = training.steps_per_epoch
+    report.cuda_peak = CudaPeak(device) if device.type == "cuda" else None
+    recorder = Recorder(clock_for(device), [report.cuda_peak] if report.cuda_peak else [])
+    report.recorder = recorder
+    if isinstance(role, Server):
+        report.role = "server"
+        role.serve(training.total_steps, recorder)
+        return
+    assert shard is not None, "a rank without a share is a server"
+    report.worker = role
+    report.start_weights(role.full_parameters())
+    batches = workload.batches(training.plan, shard)
+    with Progress.opened(directory, process.rank, training.total_steps) as progress:
+        steps = Steps(
+            warmup_steps=trial.measure.warmup_steps,
+            learning_rate=learning_rate_of(trial.recipe, training.total_steps),
+            seed_of_step=step_seed(trial.recipe.seed, shard_index=shard.index),
+            on_step=progress.update,
+        )
+        report.steps = steps
+        train_epochs(
+            training,
+            worker=role,
+            workload=workload,
+            batches=batches,
+            shard=shard,
+            steps=steps,
+            report=report,
+            device=device,
+        )
+    report.end_weights(role.full_parameters())
+    report.write()  # whatever happens in the probe, the measurement is safe
+    if trial.measure.probe:
+        report.probe = _probe(role, workload, batches, shard, device)
+
+
+def _probe(
+    worker: Worker,
+    workload: Workload,
+    batches: Iterator[Batch],
+    shard: Shard,
+    device: torch.device,
+) -> ProbeRecord:
+    def take_step(spans: Spans) -> object:
+        return worker.step(next(batches).to(device), spans)
+
+    record = probe(worker, take_step, device)
+    if shard.index == 0:
+        flops = workload.sample_input_flops(workload.build_model())
+        record = record.model_copy(update={"flops_per_sample": flops})
+    return record

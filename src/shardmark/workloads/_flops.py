@@ -1,0 +1,65 @@
+"""Counts a model's floating-point operations from its operators, without computing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch.func import functional_call
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_SAMPLES = 2
+"""BatchNorm refuses one sample whose feature map has shrunk to a single pixel."""
+
+
+def _convolution_backward_flops(
+    grad_output: Sequence[int],
+    inputs: Sequence[int],
+    weight: Sequence[int],
+    *rest: object,
+    **_: object,
+) -> int:
+    """As many as the forward pass for each gradient asked for, with groups or without.
+
+    torch's own formula multiplies the weight's gradient by the number of groups: a depthwise
+    convolution would count up to a thousand times too much.
+    """
+    transposed, output_mask = rest[4], rest[7]
+    assert isinstance(output_mask, Sequence)
+    batch, _channels, *places = inputs if transposed else grad_output
+    forward = 2 * batch * prod(places) * prod(weight)  # weight: (out, in / groups, *kernel)
+    return forward * sum(map(bool, output_mask[:2]))
+
+
+def training_flops(model: nn.Module, sample: tuple[int, ...], classes: int) -> int | None:
+    """One forward and backward pass per sample, a multiply-add as two; None where it cannot run.
+
+    The model is run in training mode with tensors on the meta device in place of its own, which
+    stay as they are.
+    """
+    modes = {module: module.training for module in model.modules()}
+    stand_ins = {
+        name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+    pictures = torch.empty((_SAMPLES, *sample), device="meta")
+    labels = torch.empty(_SAMPLES, dtype=torch.int64, device="meta")
+    backward = torch.ops.aten.convolution_backward
+    counter = FlopCounterMode(display=False, custom_mapping={backward: _convolution_backward_flops})
+    try:
+        model.train()
+        with torch.enable_grad(), counter:
+            logits = functional_call(model, stand_ins, (pictures,))
+            functional.cross_entropy(logits[:, :classes], labels).backward()  # type: ignore[no-untyped-call]
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError):
+        return None  # the model looks at values, or has an operator without a meta version
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return counter.get_total_flops() // _SAMPLES or None

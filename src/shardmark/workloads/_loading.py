@@ -1,0 +1,49 @@
+"""Makes batches in the step that asks for them, or ahead of it in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from shardmark.errors import ShardmarkError
+from shardmark.workloads._pictures import ImageBatch, gpu_in_use
+
+
+class _Steps(Dataset[ImageBatch | ShardmarkError]):
+    """Item `step` is that step's whole batch, or the error it met: a loader loses its type."""
+
+    def __init__(self, make: Callable[[int], ImageBatch]) -> None:
+        self._make = make
+
+    def __getitem__(self, step: int) -> ImageBatch | ShardmarkError:
+        try:
+            return self._make(step)
+        except ShardmarkError as error:
+            return error
+
+
+def batches_in_order(
+    make: Callable[[int], ImageBatch], steps: Iterable[int], *, workers: int
+) -> Iterator[ImageBatch]:
+    """`make(step)` for each of the steps, two batches ahead in each of `workers` processes."""
+    if workers == 0:
+        yield from map(make, steps)
+        return
+    loader = DataLoader(
+        _Steps(make),
+        batch_size=None,  # an item is a batch already
+        sampler=cast("Sampler[int]", steps),
+        num_workers=workers,
+        prefetch_factor=2,
+        persistent_workers=True,
+        pin_memory=gpu_in_use(),
+        multiprocessing_context="fork",
+        generator=torch.Generator(),  # else it draws from the generator that dropout uses
+    )
+    for made in loader:
+        if isinstance(made, ShardmarkError):
+            raise made
+        yield made

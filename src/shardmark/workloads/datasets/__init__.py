@@ -1,0 +1,42 @@
+"""The data sets: one file each, imported when it is used.  This module imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from shardmark.workloads.classification import ClassificationOptions
+    from shardmark.workloads.datasets._sources import LabelledPictures
+
+DATASETS: dict[str, str] = {
+    "digits": "handwritten digits of scikit-learn, 1,437 + 360 of 8 x 8, no download (the default)",
+    "mnist": "handwritten digits, 60,000 + 10,000 of 28 x 28, in torchvision's layout",
+    "cifar10": "photographs in 10 classes, 50,000 + 10,000 of 32 x 32, in torchvision's layout",
+    "imagefolder": "your own pictures: train/CLASS/*.jpg and test/CLASS/*.jpg",
+    "random": "made up from the seed, of any size and number: for speed only",
+}
+"""Name -> one line."""
+
+_MODULES = {
+    "digits": "digits",
+    "mnist": "mnist",
+    "cifar10": "cifar10",
+    "imagefolder": "imagefolder",
+    "random": "random_pictures",
+}
+
+
+class PictureDataSet(Protocol):
+    """What the module of a picture data set offers."""
+
+    def check(self, options: ClassificationOptions) -> None:
+        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
+
+    def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
+        """Read it, or find its files; subsets are drawn from the seed."""
+
+
+def picture_data_set(name: str) -> PictureDataSet:
+    """The module of the data set of that name."""
+    return cast("PictureDataSet", importlib.import_module(f"{__name__}.{_MODULES[name]}"))

@@ -1,0 +1,81 @@
+"""scikit-learn's handwritten digits: the embedded default.  Imports torch only in `load`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardmark.errors import DataError
+from shardmark.workloads.datasets._checks import check_sample_counts
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from shardmark.workloads.classification import ClassificationOptions
+    from shardmark.workloads.datasets._sources import LabelledPictures
+
+IMAGE_SIZE = 32
+SAMPLES = 1797
+VALIDATION_EVERY = 5
+VALIDATION_SAMPLES = 360
+MEAN = (0.306, 0.306, 0.306)
+"""Of the training pictures at 32 x 32, as is `STD`."""
+STD = (0.324, 0.324, 0.324)
+
+
+def check(options: ClassificationOptions) -> None:
+    """Raise `DataError` without scikit-learn, `InputError` for more samples than there are."""
+    if find_spec("sklearn") is None:
+        raise DataError("digits", "scikit-learn is not installed", "pip install scikit-learn")
+    check_sample_counts(options, SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
+
+
+def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
+    """A fixed split: with the samples sorted by class, each fifth one validates."""
+    import numpy as np
+    import torch
+
+    from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
+
+    check(options)
+    pictures, labels = _read()
+    by_class = np.argsort(labels, kind="stable")
+    validating = np.zeros(len(labels), np.bool_)
+    validating[by_class[::VALIDATION_EVERY]] = True
+    size = options.image_size or IMAGE_SIZE
+    training, validation = (
+        InMemory(torch.from_numpy(pictures[chosen]), torch.from_numpy(labels[chosen]), size)
+        for chosen in (~validating, validating)
+    )
+    return LabelledPictures(
+        training=training,
+        validation=validation,
+        classes=tuple("0123456789"),
+        image_size=size,
+        mean=MEAN,
+        std=STD,
+    ).reduced(options, seed)
+
+
+def _read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Pictures (n, 1, 8, 8) and labels (n,).
+
+    From the file that scikit-learn ships: importing scikit-learn takes seconds of every rank.
+    """
+    import numpy as np
+
+    spec = find_spec("sklearn")
+    assert spec is not None, "checked"
+    assert spec.origin is not None
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    if path.is_file():
+        rows = np.loadtxt(path, delimiter=",", dtype=np.int64)  # 64 values of 0 to 16, label
+        values, labels = rows[:, :-1], rows[:, -1]
+    else:
+        from sklearn.datasets import load_digits
+
+        values, labels = load_digits(return_X_y=True)
+    pictures = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    return pictures, labels.astype(np.int64)

@@ -1,0 +1,67 @@
+"""Made-up pictures.  Every table that uses them says so.  Imports torch only in `load`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from shardmark.workloads.classification import ClassificationOptions
+    from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
+
+IMAGE_SIZE = 32
+CLASSES = 10
+TRAINING_SAMPLES = 1024
+VALIDATION_SAMPLES = 256
+MEAN = (0.5, 0.5, 0.5)
+STD = (0.25, 0.25, 0.25)
+_PATTERN = 4
+"""A class's pattern has so many by so many tiles."""
+
+
+def check(options: ClassificationOptions) -> None:
+    """Nothing can be missing."""
+    del options
+
+
+def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
+    """Half a pattern of the class and half noise, so that there is something to learn."""
+    from shardmark.workloads._order import generator
+    from shardmark.workloads.datasets._sources import LabelledPictures
+
+    classes = options.classes or CLASSES
+    size = options.image_size or IMAGE_SIZE
+    patterns = generator(seed, "pictures").integers(0, 128, (classes, 3, _PATTERN, _PATTERN))
+    return LabelledPictures(
+        training=_make(options.training_samples or TRAINING_SAMPLES, patterns, size, seed, 0),
+        validation=_make(options.validation_samples or VALIDATION_SAMPLES, patterns, size, seed, 1),
+        classes=tuple(str(label) for label in range(classes)),
+        image_size=size,
+        mean=MEAN,
+        std=STD,
+        synthetic=True,
+    )
+
+
+def _make(
+    samples: int,
+    patterns: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
+    size: int,
+    seed: int,
+    split: int,
+) -> InMemory:
+    import numpy as np
+    import torch
+
+    from shardmark.workloads._order import generator
+    from shardmark.workloads.datasets._sources import InMemory
+
+    drawn = generator(seed, "pictures", 1 + split)
+    labels = drawn.integers(0, len(patterns), samples)
+    tiles = np.arange(size) * _PATTERN // size  # tile of each row and column
+    pictures = drawn.integers(0, 128, (samples, 3, size, size), dtype=np.uint8)
+    stretched = patterns.astype(np.uint8)[:, :, tiles][:, :, :, tiles]
+    for label, pattern in enumerate(stretched):
+        pictures[labels == label] += pattern  # 127 + 127 at most
+    return InMemory(torch.from_numpy(pictures), torch.from_numpy(labels), size)

@@ -1,0 +1,136 @@
+"""Which classification models there are, found without importing torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from difflib import get_close_matches
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+MODELS: dict[str, str] = {
+    "resnet18": "residual network, 11.7 M parameters (He et al., 2016)",
+    "resnet50": "residual network with bottlenecks, 25.6 M parameters (He et al., 2016)",
+    "mobilenet_v2": "inverted residuals, 3.5 M parameters (Sandler et al., 2018)",
+    "vit_cifar": "small vision transformer for 32 x 32 pictures, 3.2 M parameters",
+    "vit_b_16": "vision transformer, 86.6 M parameters (Dosovitskiy et al., 2021)",
+    "vgg16": "plain convolutions, 138 M parameters (Simonyan and Zisserman, 2015)",
+    "efficientnet_v2_s": "EfficientNetV2 small, 21.5 M parameters (Tan and Le, 2021)",
+    "efficientnet_v2_m": "EfficientNetV2 medium, 54.1 M parameters (Tan and Le, 2021)",
+    "efficientnet_v2_l": "EfficientNetV2 large, 119 M parameters (Tan and Le, 2021)",
+    "convnext_large": "ConvNeXt large, 198 M parameters (Liu et al., 2022)",
+    "densenet121": "densely connected layers, 8.0 M parameters (Huang et al., 2017)",
+}
+"""Name -> one line (parameters with 1,000 classes, `vit_cifar` with 10)."""
+
+OTHER_MODELS: dict[str, str] = {
+    "any other torchvision name": "every classification model of torchvision.models",
+    "timm:NAME": "every model of timm, where installed; the bare name too, if only timm has it",
+    "package.module:function": "your own: called with num_classes=N and model_options",
+}
+"""How to name the models that are not in the table; a line each for `list models`."""
+
+_USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_REGISTERED = re.compile(r"^@register_model\b(\([^)]*\))?\s*\n(?:.*\n)*?def (\w+)\(", re.MULTILINE)
+
+
+def is_user_function(name: str) -> bool:
+    """Whether the name has the form `package.module:function`."""
+    return not name.startswith("timm:") and _USER_FUNCTION.fullmatch(name) is not None
+
+
+def model_known(name: str) -> bool:
+    """Whether the name can be built here; a user's function is looked up in its source."""
+    if is_user_function(name):
+        return _user_function_problem(name) is None
+    if name.startswith("timm:"):
+        return _timm_base(name) in registered_names("timm")
+    if name in MODELS or name in registered_names("torchvision"):
+        return True
+    return _timm_base(name) in registered_names("timm")
+
+
+def check_model_name(name: str) -> None:
+    """Raise `ValueError` that says what is wrong with the name and which are nearest."""
+    if model_known(name):
+        return
+    if is_user_function(name):
+        raise ValueError(f"model {name!r}: {_user_function_problem(name)}")
+    if name.startswith("timm:") and find_spec("timm") is None:
+        raise ValueError(f"model {name!r}: timm is not installed; pip install 'shardmark[timm]'")
+    candidates = sorted({*MODELS, *registered_names("torchvision")})
+    if name.startswith("timm:"):
+        candidates = [f"timm:{other}" for other in sorted(registered_names("timm"))]
+    nearest = get_close_matches(name.lower(), candidates, n=3) or list(MODELS)
+    raise ValueError(
+        f"unknown model {name!r}; nearest: {', '.join(nearest)}; "
+        "`shardmark list models` says what else there is"
+    )
+
+
+@cache
+def registered_names(library: str) -> frozenset[str]:
+    """Names that the installed library registers, read from its source; empty if not installed."""
+    spec = find_spec(library)
+    if spec is None or spec.origin is None:
+        return frozenset()
+    names: set[str] = set()
+    for path in sorted((Path(spec.origin).parent / "models").glob("[!_]*.py")):
+        for argument, function in _REGISTERED.findall(path.read_text(encoding="utf-8")):
+            given = re.search(r"[\"'](\w+)[\"']", argument)
+            names.add(given[1] if given else function)
+    return frozenset(names)
+
+
+def _timm_base(name: str) -> str:
+    """timm's names may end in a tag of pretrained weights, `resnet50.a1_in1k`."""
+    return name.removeprefix("timm:").partition(".")[0]
+
+
+def _user_function_problem(name: str) -> str | None:
+    """Why `package.module:function` cannot be imported, as far as its source tells."""
+    module, _, function = name.partition(":")
+    spec = _find_without_import(module)
+    if spec is None:
+        return f"no module {module!r}, neither installed nor below the current folder {Path.cwd()}"
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    try:
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError) as error:
+        return f"{spec.origin} is no Python source: {error}"
+    if function in _bound_names(tree) or "*" in _bound_names(tree):
+        return None
+    return f"{spec.origin} has no {function!r}"
+
+
+def _find_without_import(module: str) -> ModuleSpec | None:
+    """`find_spec` would import the parent packages, and they may import torch."""
+    locations: list[str] | None = [str(Path.cwd()), *sys.path]
+    spec: ModuleSpec | None = None
+    parts = module.split(".")
+    for end in range(1, len(parts) + 1):
+        if locations is None:
+            return None
+        spec = PathFinder.find_spec(".".join(parts[:end]), locations)
+        if spec is None:
+            return None
+        found = spec.submodule_search_locations
+        locations = None if found is None else list(found)
+    return spec
+
+
+def _bound_names(tree: ast.Module) -> set[str]:
+    """Every name that the module binds somewhere, and `*` where it imports everything."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names

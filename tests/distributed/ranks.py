@@ -1,0 +1,76 @@
+"""Starts real gloo groups for the tests and collects what each rank returns."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from shardmark.launch.device_type import DEVICE_TYPE_VARIABLE
+from shardmark.strategies._protocol import Process
+
+JOIN_SECONDS = 240
+
+
+def run_ranks(
+    work: Callable[..., Any], *arguments: Any, world_size: int, directory: Path
+) -> list[Any]:
+    """What `work(process, *arguments)` returns in each rank of one gloo group, in rank order.
+
+    The group meets at a file, since a port could be taken; ranks that hang are ended.
+    """
+    context = start_processes(  # type: ignore[no-untyped-call]
+        _enter,
+        (work, arguments, world_size, str(directory)),
+        nprocs=world_size,
+        join=False,
+        start_method="spawn",
+    )
+    deadline = time.monotonic() + JOIN_SECONDS
+    try:
+        while not context.join(timeout=1):  # returns whenever one of them ends
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"ranks were not done after {JOIN_SECONDS} s")
+    finally:
+        for process in context.processes:
+            if process.is_alive():
+                process.kill()
+    # What this process's own ranks pickled a moment ago.
+    return [pickle.loads((directory / f"{r}.pickle").read_bytes()) for r in range(world_size)]
+
+
+def _enter(
+    rank: int, work: Callable[..., Any], arguments: Any, world_size: int, directory: str
+) -> None:
+    os.environ.update(
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_WORLD_SIZE": str(world_size),
+            "GLOO_SOCKET_IFNAME": "lo",
+            DEVICE_TYPE_VARIABLE: "cpu",
+        }
+    )
+    torch.set_num_threads(1)
+    folder = Path(directory)
+    store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    process = Process(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        local_world_size=world_size,
+        device=torch.device("cpu"),
+    )
+    found = work(process, *arguments)
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,202 @@
+"""Invented trials with plausible values, for tests and for each version's stored run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardmark.measure.metrics import METRICS, TRIAL_METRICS
+from shardmark.measure.rank_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.results.schema import (
+    CollectiveRecord,
+    EpochRecord,
+    Failure,
+    Outcome,
+    ProbeRecord,
+    RankRecord,
+    Summary,
+    TrialResult,
+    WindowRecord,
+)
+from shardmark.results.store import RunFolder
+
+STARTED_AT_SECONDS = 1_767_225_600.0
+NO_GPU = "no CUDA device"
+MISSING = {
+    "mfu": "the peak of `cpu` is not known",
+    "peak_reserved_bytes": NO_GPU,
+    "device_used_bytes": NO_GPU,
+    "gpu_utilization": NO_GPU,
+    "power_watts": NO_GPU,
+    "energy_joules": NO_GPU,
+    "temperature_celsius": NO_GPU,
+}
+EXPERIMENT = {
+    "name": "invented",
+    "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
+    "recipe": {"global_batch": 64, "epochs": 2, "optimizer": {"name": "sgd", "lr": 5e-05}},
+    "matrix": {"strategy": ["single", "ddp", "fsdp"], "world_size": [1, 2]},
+    "measure": {"warmup_steps": 5, "repeats": 2},
+    "device": "cpu",
+}
+
+
+def invented_trial(
+    strategy: str = "ddp",
+    world_size: int = 2,
+    repeat: int = 0,
+    *,
+    outcome: Outcome = Outcome.OK,
+    failure: Failure | None = None,
+    metrics: Mapping[str, float | None] | None = None,
+    **fields: Any,
+) -> TrialResult:
+    """A trial; `metrics` changes single values, `fields` those of the result."""
+    options = "".join(f"-{key}-{value}" for key, value in fields.get("varied", {}).items())
+    identity = f"{strategy}-{world_size}{options}-{repeat}"
+    ok = outcome is Outcome.OK
+    values = invented_values(strategy, world_size, repeat) | dict(metrics or {}) if ok else {}
+    content: dict[str, Any] = {
+        "id": identity,
+        "trial": {
+            "id": identity,
+            "experiment": "invented",
+            "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
+            "recipe": {"global_batch": 64, "per_rank_batch": None, "epochs": 2, "steps": None},
+            "device_type": "cpu",
+        },
+        "strategy": strategy,
+        "strategy_options": {},
+        "world_size": world_size,
+        "precision": "fp32",
+        "varied": {},
+        "synthetic": False,
+        "repeat": repeat,
+        "order": 10 * repeat + world_size,
+        "outcome": outcome,
+        "failure": failure,
+        "started_at_seconds": STARTED_AT_SECONDS + 100 * repeat,
+        "total_seconds": 21.5,
+        "ranks": tuple(invented_rank(rank) for rank in range(world_size)) if ok else (),
+        "metrics": {name: _summary(name, values.get(name)) for name in TRIAL_METRICS},
+        "missing": {
+            name: MISSING.get(name, "not recorded" if ok else "the trial did not end ok")
+            for name in TRIAL_METRICS
+            if values.get(name) is None
+        },
+        "files": {},
+    }
+    return TrialResult.model_validate(content | fields)
+
+
+def invented_values(strategy: str, world_size: int, repeat: int) -> dict[str, float | None]:
+    """Throughput grows a little less than the ranks; each repeat is a little faster."""
+    slowdown, gain = (1.0, 0.01) if strategy == "single" else (1.1, 0.02)
+    rate = 400.0 * world_size / slowdown * (1 + gain * repeat)
+    state = {"parameter_bytes": 44.7e6, "gradient_bytes": 44.7e6, "optimizer_state_bytes": 89.4e6}
+    values: dict[str, float | None] = dict.fromkeys(TRIAL_METRICS, 1.0)
+    values |= dict.fromkeys(MISSING)
+    values |= state
+    values |= {
+        "samples_per_second": rate,
+        "samples_per_second_per_rank": rate / world_size,
+        "step_seconds": 64 / rate,
+        "peak_memory_bytes": 250e6 / world_size + 180e6,
+        "accuracy_top1": 0.953,
+        "validation_loss": 0.1875,
+        "nonfinite_steps": 0.0,
+    }
+    return values
+
+
+def invented_rank(rank: int) -> RankRecord:
+    """One rank of two epochs of 22 steps, the first five of them warm-up."""
+    return RankRecord(
+        rank=rank,
+        role="worker",
+        host="invented",
+        pid=4000 + rank,
+        device="cpu",
+        threads=2,
+        first_step_at_seconds=STARTED_AT_SECONDS + 6.25,
+        windows=(
+            WindowRecord(
+                first_step=5,
+                end_step=22,
+                started_at_seconds=STARTED_AT_SECONDS + 7.5,
+                window_seconds=2.75,
+            ),
+            WindowRecord(
+                first_step=22,
+                end_step=44,
+                started_at_seconds=STARTED_AT_SECONDS + 10.75,
+                window_seconds=3.5,
+            ),
+        ),
+        samples=1248,
+        samples_total=1408,
+        epochs=(
+            EpochRecord(
+                epoch=0,
+                first_step=0,
+                end_step=22,
+                train_loss=1.5,
+                evaluation_seconds=0.25,
+                quality={"validation_loss": 0.75, "accuracy_top1": 0.875, "accuracy_top5": None},
+            ),
+        ),
+        evaluation_seconds=(0.25,),
+        initial_weights_sha256="0f" * 32,
+        final_weights_sha256="1e" * 32,
+        sample_order_sha256="2d" * 32,
+        probe=ProbeRecord(
+            parameter_bytes=44_700_000,
+            gradient_bytes=44_700_000,
+            optimizer_state_bytes=89_400_000,
+            peak_memory_bytes=305_000_000,
+            collectives={"all_reduce": CollectiveRecord(calls=2, payload_bytes=44_700_000)},
+            reasons={"exposed_communication_seconds": "the profiler saw no communication"},
+        ),
+        settings={"averaging": "mean", "gradient_clipping": None, "momentum": 0.9},
+    )
+
+
+def write_run(path: Path, trials: Iterable[TrialResult]) -> Path:
+    """Store the trials as a run, with short raw files."""
+    folder = RunFolder.create(path)
+    folder.write_experiment(EXPERIMENT)
+    folder.write_environment({"host": "invented", "python": "3.11", "git": None})
+    for result in trials:
+        trial = folder.create_trial(result.id)
+        step = {"rank": 0, "step": 0, "measured": False, "loss": 2.5, "step_seconds": 0.125}
+        (trial / STEPS_FILE).write_text(json.dumps(step) + "\n")
+        (trial / SAMPLES_FILE).write_text(json.dumps({"at_seconds": STARTED_AT_SECONDS}) + "\n")
+        (trial / LOG_FILE).write_text("[rank 0] invented\n")
+        folder.write_result(result)
+    return path
+
+
+def _summary(name: str, value: float | None) -> Summary | None:
+    if value is None:
+        return None
+    over = METRICS[name].over
+    if over == "trial":
+        return Summary(value=value, over=over)
+    return Summary(value=value, over=over, mean=value, maximum=value, imbalance=0.0)
+
+
+def write_golden(path: Path) -> Path:
+    """The run that is stored for today's schema version; never write an older version's again."""
+    trials = [
+        *(invented_trial("single", 1, repeat) for repeat in (0, 1)),
+        *(invented_trial("ddp", 2, repeat) for repeat in (0, 1)),
+        invented_trial(
+            "fsdp",
+            2,
+            outcome=Outcome.OUT_OF_MEMORY,
+            failure=Failure(reason="rank 1 was killed", remedy="a smaller batch", rank=1),
+        ),
+    ]
+    return write_run(path, trials)

@@ -1,0 +1,31 @@
+"""A stored run of every released schema version: each must still load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardmark.analysis.comparison import compare
+from shardmark.results.schema import SCHEMA_VERSION, Outcome
+from shardmark.results.store import load_run
+
+HERE = Path(__file__).parent
+VERSIONS = sorted(path.name for path in HERE.glob("v*") if path.is_dir())
+
+
+def test_todays_version_is_stored() -> None:
+    assert f"v{SCHEMA_VERSION}" in VERSIONS
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_still_loads(version: str) -> None:
+    run = load_run(HERE / version, verify=True)
+    assert not run.damaged
+    assert not run.missing
+    assert len(run.trials) == 5
+    assert {trial.outcome for trial in run.trials} == {Outcome.OK, Outcome.OUT_OF_MEMORY}
+    ddp = next(row for row in compare([run]).rows if row.strategy == "ddp")
+    speedup = ddp.metrics["speedup"]
+    assert speedup is not None
+    assert speedup.value == pytest.approx(2 / 1.1 * 1.01 / 1.005)

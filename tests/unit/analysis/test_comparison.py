@@ -1,0 +1,301 @@
+"""Rows hold the repeats of one cell, and are related only to what trained the same thing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.golden.invented import invented_trial
+
+from shardmark.analysis.comparison import Comparison, compare
+from shardmark.analysis.rows import Row
+from shardmark.errors import InputError
+from shardmark.measure.metrics import METRICS
+from shardmark.results.schema import Failure, Outcome, TrialResult
+from shardmark.results.store import StoredRun
+
+
+def stored(trials: Sequence[TrialResult], path: str = "run") -> StoredRun:
+    return StoredRun(path=Path(path), trials=tuple(trials))
+
+
+def compared(*trials: TrialResult, baseline: str | None = None) -> Comparison:
+    return compare([stored(trials)], baseline)
+
+
+def row_of(comparison: Comparison, strategy: str, world_size: int, **varied: Any) -> Row:
+    (row,) = (
+        row
+        for row in comparison.rows
+        if (row.strategy, row.world_size) == (strategy, world_size)
+        and varied.items()
+        <= {key.rpartition(".")[2]: row.varied[key] for key in row.varied}.items()
+    )
+    return row
+
+
+def value(row: Row, name: str) -> float | None:
+    estimate = row.metrics[name]
+    return None if estimate is None else estimate.value
+
+
+def rate(samples_per_second: float) -> dict[str, float | None]:
+    return {"samples_per_second": samples_per_second}
+
+
+def test_repeats_of_a_cell_are_one_row() -> None:
+    comparison = compared(*(invented_trial(repeat=repeat) for repeat in (2, 0, 1)))
+    (row,) = comparison.rows
+    assert row.outcomes == {"ok": 3}
+    assert set(row.metrics) == set(METRICS)
+    estimate = row.metrics["samples_per_second"]
+    assert estimate is not None
+    assert estimate.n == 3
+    assert estimate.low is not None
+    assert estimate.low < estimate.value == pytest.approx(800 / 1.1 * 1.02)
+
+
+def test_rows_come_in_a_fixed_order() -> None:
+    trials = [
+        invented_trial(strategy, size, varied={"recipe.global_batch": batch})
+        for batch in (256, 64)
+        for strategy, size in (("zero-2", 2), ("ddp", 4), ("ddp", 2), ("single", 1))
+    ]
+    rows = compared(*trials).rows
+    assert [(row.varied["recipe.global_batch"], row.strategy, row.world_size) for row in rows] == [
+        (batch, strategy, size)
+        for batch in (64, 256)
+        for strategy, size in (("single", 1), ("ddp", 2), ("ddp", 4), ("zero-2", 2))
+    ]
+
+
+def test_options_precision_and_varied_keys_make_rows() -> None:
+    trials = [
+        invented_trial(),
+        invented_trial(precision="bf16", varied={"recipe.precision": "bf16"}),
+        invented_trial(strategy_options={"bucket_mb": 1}),
+        invented_trial(varied={"recipe.global_batch": 8}),
+        invented_trial(varied={"recipe.optimizer": {"name": "adam", "lr": 0.1}}),
+    ]
+    comparison = compared(*trials)
+    assert len(comparison.rows) == 5
+    assert {tuple(row.varied) for row in comparison.rows} == {
+        (),
+        ("recipe.global_batch",),
+        ("recipe.optimizer",),
+    }
+    labels = {row.label for row in comparison.rows}
+    assert labels == {"ddp", "ddp (bucket_mb=1)"}
+    places = {row.place for row in comparison.rows}
+    assert 'ddp on 2 ranks, recipe.optimizer={"lr": 0.1, "name": "adam"}' in places
+
+
+def test_speedup_efficiency_and_memory_against_single() -> None:
+    comparison = compared(
+        invented_trial("single", 1, metrics=rate(100) | {"peak_memory_bytes": 1000.0}),
+        invented_trial("ddp", 2, metrics=rate(180) | {"peak_memory_bytes": 1500.0}),
+        invented_trial("ddp", 4, metrics=rate(324) | {"peak_memory_bytes": None}),
+    )
+    single, two, four = comparison.rows
+    assert [value(row, "speedup") for row in comparison.rows] == pytest.approx([1, 1.8, 3.24])
+    assert value(single, "scaling_efficiency") == pytest.approx(1)
+    assert value(two, "scaling_efficiency") == pytest.approx(0.9)  # of `single`
+    assert value(four, "scaling_efficiency") == pytest.approx(0.9)  # of ddp on two ranks
+    assert value(two, "memory_ratio") == pytest.approx(1.5)
+    assert value(four, "memory_ratio") is None
+    assert four.missing["memory_ratio"].startswith("ddp on 4 ranks has no peak_memory_bytes: ")
+    assert single.verdict == "baseline"
+    assert two.baseline == "single on 1 rank"
+    assert comparison.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ((190, 200, 210), "faster"),
+        ((45, 50, 55), "slower"),
+        ((80, 101, 120), "within noise"),
+    ],
+)
+def test_verdict_follows_the_interval(rates: tuple[float, ...], verdict: str) -> None:
+    trials = [invented_trial("single", 1, repeat, metrics=rate(100)) for repeat in range(3)]
+    trials += [
+        invented_trial(repeat=repeat, metrics=rate(found)) for repeat, found in enumerate(rates)
+    ]
+    assert row_of(compared(*trials), "ddp", 2).verdict == verdict
+
+
+def test_unpaired_repeats_give_a_ratio_without_interval() -> None:
+    comparison = compared(
+        invented_trial("single", 1, 0, metrics=rate(100)),
+        invented_trial("single", 1, 1, metrics=rate(100)),
+        invented_trial(repeat=1, metrics=rate(150)),
+        invented_trial(repeat=2, metrics=rate(170)),
+    )
+    ddp = row_of(comparison, "ddp", 2)
+    estimate = ddp.metrics["speedup"]
+    assert estimate is not None
+    assert estimate.value == pytest.approx(1.6)
+    assert estimate.low is estimate.high is None
+    assert ddp.verdict is None
+
+
+def test_named_baseline_at_the_same_size_else_its_smallest() -> None:
+    comparison = compared(
+        *(invented_trial("ddp", size, metrics=rate(100 * size)) for size in (2, 4)),
+        *(invented_trial("fsdp", size, metrics=rate(50 * size)) for size in (4, 8)),
+        baseline="ddp",
+    )
+    assert comparison.baseline == "ddp"
+    assert value(row_of(comparison, "fsdp", 4), "speedup") == pytest.approx(0.5)
+    assert value(row_of(comparison, "fsdp", 8), "speedup") == pytest.approx(2)
+    assert row_of(comparison, "ddp", 4).verdict == "baseline"
+    assert row_of(comparison, "fsdp", 8).baseline == "ddp on 2 ranks"
+
+
+def test_baseline_without_options_is_preferred() -> None:
+    comparison = compared(
+        invented_trial("ddp", 2, metrics=rate(200)),
+        invented_trial("ddp", 2, metrics=rate(100), strategy_options={"bucket_mb": 1}),
+        baseline="ddp",
+    )
+    assert sorted(value(row, "speedup") or 0 for row in comparison.rows) == [0.5, 1.0]
+
+
+def test_unknown_baseline_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError) as caught:
+        compared(invented_trial("single", 1), invented_trial("zero-2", 2), baseline="zero2")
+    assert str(caught.value) == (
+        "--baseline: no trial used strategy 'zero2'; measured were single, zero-2;"
+        " did you mean 'zero-2'?"
+    )
+    with pytest.raises(InputError, match="measured were none"):
+        compared(baseline="ddp")
+
+
+def test_other_conditions_are_no_baseline() -> None:
+    comparison = compared(
+        invented_trial("single", 1, varied={"recipe.global_batch": 64}),
+        invented_trial("ddp", 2, varied={"recipe.global_batch": 256}),
+        invented_trial("fsdp", 2, varied={"recipe.global_batch": 64}, precision="bf16"),
+    )
+    ddp, fsdp = row_of(comparison, "ddp", 2), row_of(comparison, "fsdp", 2)
+    for row in (ddp, fsdp):
+        assert value(row, "speedup") is value(row, "memory_ratio") is None
+        assert value(row, "scaling_efficiency") is None
+        assert row.baseline is row.verdict is None
+        reason = "no smaller world size and no `single` under the same conditions"
+        assert row.missing["scaling_efficiency"] == reason
+    assert set(comparison.notes) == {
+        "no speed-up: invented has no `single` to compare with at fp32, recipe.global_batch=256",
+        "no speed-up: invented has no `single` to compare with at bf16, recipe.global_batch=64",
+    }
+
+
+def test_option_of_execution_does_not_bar_the_comparison() -> None:
+    """`{name: fsdp, cpu_offload: true}` sets for itself what `single` leaves at false."""
+    offload = "recipe.cpu_offload"
+    trials = [
+        invented_trial("single", 1, metrics=rate(100), varied={offload: False}),
+        invented_trial("fsdp", 2, metrics=rate(150), varied={offload: True}),
+    ]
+    comparison = compared(*trials)
+    assert value(row_of(comparison, "fsdp", 2), "speedup") == pytest.approx(1.5)
+    assert comparison.notes == (
+        "fsdp on 2 ranks, recipe.cpu_offload=true is compared with"
+        " single on 1 rank, recipe.cpu_offload=false",
+    )
+    exact = invented_trial("single", 1, metrics=rate(50), varied={offload: True})
+    fsdp = row_of(compared(*trials, exact), "fsdp", 2)
+    assert value(fsdp, "speedup") == pytest.approx(3)
+
+
+def test_failed_trials_have_an_outcome_and_no_metrics() -> None:
+    failure = Failure(reason="rank 1 ran out of memory", remedy="use a smaller batch", rank=1)
+    comparison = compared(
+        invented_trial("single", 1),
+        invented_trial(repeat=0, metrics=rate(150)),
+        invented_trial(repeat=1, outcome=Outcome.OUT_OF_MEMORY, failure=failure),
+        invented_trial(repeat=2, outcome=Outcome.OUT_OF_MEMORY, failure=failure),
+        invented_trial("fsdp", 2, outcome=Outcome.TIMED_OUT),
+    )
+    ddp, fsdp = row_of(comparison, "ddp", 2), row_of(comparison, "fsdp", 2)
+    assert ddp.outcomes == {"ok": 1, "out_of_memory": 2}
+    estimate = ddp.metrics["samples_per_second"]
+    assert estimate is not None
+    assert estimate.n == 1
+    (failed,) = ddp.failed
+    assert (failed.count, failed.outcome) == (2, Outcome.OUT_OF_MEMORY)
+    assert failed.reason == "rank 1 ran out of memory; use a smaller batch"
+    assert set(fsdp.metrics.values()) == {None}
+    assert fsdp.missing["step_seconds"] == "no trial ended ok"
+    assert fsdp.missing["speedup"].endswith("has no samples_per_second: no trial ended ok")
+    assert fsdp.failed[0].reason == "no reason was recorded"
+
+
+def test_metrics_of_a_failed_trial_are_not_believed() -> None:
+    odd = invented_trial().model_copy(update={"outcome": Outcome.FAILED})
+    (row,) = compared(odd).rows
+    assert set(row.metrics.values()) == {None}
+
+
+def test_failed_baseline_gives_one_note() -> None:
+    comparison = compared(
+        invented_trial("single", 1, outcome=Outcome.FAILED),
+        invented_trial("ddp", 2),
+        invented_trial("fsdp", 2),
+    )
+    assert comparison.notes == (
+        "no speed-up: single on 1 rank has no samples_per_second: no trial ended ok",
+    )
+
+
+def test_zero_is_no_baseline() -> None:
+    comparison = compared(invented_trial("single", 1, metrics=rate(0)), invented_trial("ddp", 2))
+    assert value(row_of(comparison, "ddp", 2), "speedup") is None
+    assert comparison.notes == (
+        "no speed-up: single on 1 rank has no samples_per_second: it is zero",
+    )
+
+
+def test_not_a_number_is_missing() -> None:
+    (row,) = compared(
+        invented_trial(repeat=0, metrics={"train_loss": math.nan}),
+        invented_trial(repeat=1, metrics={"train_loss": 2.0}),
+    ).rows
+    estimate = row.metrics["train_loss"]
+    assert estimate is not None
+    assert (estimate.value, estimate.n) == (2.0, 1)
+
+
+def test_metric_outside_the_catalogue_is_kept() -> None:
+    trial = invented_trial()
+    trial = trial.model_copy(update={"metrics": trial.metrics | {"dice": trial.metrics["threads"]}})
+    (row,) = compared(trial).rows
+    assert value(row, "dice") == 1.0
+
+
+def test_labels_of_synthetic_data_and_weak_scaling() -> None:
+    trial = invented_trial(synthetic=True)
+    weak = trial.model_copy(update={"trial": {"recipe": {"per_rank_batch": 32}}})
+    plain_row, weak_row = compared(trial).rows[0], compared(weak).rows[0]
+    assert (plain_row.synthetic, plain_row.weak_scaling) == (True, False)
+    assert (weak_row.synthetic, weak_row.weak_scaling) == (True, True)
+
+
+def test_runs_are_never_related_to_one_another() -> None:
+    """Not even two of the same experiment: they may come from two machines."""
+    runs = [
+        stored([invented_trial("single", 1)], "here"),
+        stored([invented_trial("ddp", 2)], "there"),
+    ]
+    single, ddp = compare(runs).rows
+    assert (single.experiment, ddp.experiment) == ("invented (here)", "invented (there)")
+    assert value(ddp, "speedup") is None
+
+
+def test_no_trial_at_all() -> None:
+    assert compared().rows == ()

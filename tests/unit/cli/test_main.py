@@ -1,0 +1,227 @@
+"""The command line: exit codes, messages without a traceback, and nothing heavy imported."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from tests.golden.invented import invented_trial, write_run
+
+import shardmark
+from shardmark import cli
+from shardmark.cli.list import listing
+from shardmark.measure.metrics import METRICS
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "v1"
+KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments")
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error."""
+    code = cli.main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = answer(capsys, "--help")
+    assert code == 0
+    for verb in ("run", "compare", "list", "doctor", "schema"):
+        assert f"\n  {verb} " in out
+
+
+def test_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = project.get("version", shardmark.__version__)
+    assert answer(capsys, "--version") == (0, f"shardmark {version}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["compare"], "Missing argument 'RUN"),
+        (["compare", "--format", "pdf", "x"], "'pdf' is not one of 'text', 'markdown'"),
+        (["list", "--all"], "No such option: --all"),
+    ],
+)
+def test_usage_errors_exit_two(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = answer(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = answer(capsys)
+    assert code == 2
+    assert "Commands:" in out + err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare", "no/such/run"], "error: no/such/run: does not exist; expected a folder"),
+        (["compare", str(GOLDEN.parent)], f"for example {GOLDEN}"),
+        (
+            ["compare", str(GOLDEN), "--baseline", "dddp"],
+            "error: --baseline: no trial used strategy 'dddp'; measured were single, ddp, fsdp;"
+            " did you mean 'ddp'?",
+        ),
+        (["list", "metric"], "error: list: unknown kind 'metric'; allowed: strategies,"),
+        (["list", "metric"], "did you mean 'metrics'?"),
+    ],
+)
+def test_users_mistakes_are_messages(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = answer(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    app = typer.Typer()
+    app.command()(interrupted)
+    monkeypatch.setattr(cli, "app", app)
+    assert cli.main([]) == 130
+
+    def interrupted_outside(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted_outside)
+    assert cli.main([]) == 130
+
+
+def test_exit_code_of_a_verb_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(code: int) -> None:
+        raise typer.Exit(code)
+
+    app = typer.Typer()
+    app.command()(ends)
+    monkeypatch.setattr(cli, "app", app)
+    assert [cli.main([str(code)]) for code in (0, 1, 130)] == [0, 1, 130]
+
+
+def test_compare_prints_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, err = answer(capsys, "compare", str(GOLDEN))
+    assert (code, err) == (0, "")
+    assert text.startswith("strategy  ranks")
+    assert "fsdp on 2 ranks: 1 x out_of_memory: rank 1 was killed; a smaller batch" in text
+    assert answer(capsys, "compare", str(GOLDEN), "--format", "markdown")[1].startswith("| strat")
+    rows = json.loads(answer(capsys, "compare", str(GOLDEN), "--format", "json")[1])["rows"]
+    assert [row["strategy"] for row in rows] == ["single", "ddp", "fsdp"]
+    lines = csv.DictReader(
+        io.StringIO(answer(capsys, "compare", str(GOLDEN), "--format", "csv")[1])
+    )
+    assert [line["world_size"] for line in lines] == ["1", "2", "2"]
+
+
+def test_compare_takes_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("compare", str(GOLDEN), "--baseline", "ddp", "--format", "json")
+    single, ddp, _ = json.loads(answer(capsys, *arguments)[1])["rows"]
+    assert single["metrics"]["speedup"]["value"] == pytest.approx(0.55 * 1.005 / 1.01)
+    assert ddp["verdict"] == "baseline"
+
+
+def test_compare_takes_several_runs_and_each_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = write_run(tmp_path / "other", [invented_trial("single", 1)])
+    code, text, _ = answer(capsys, "compare", str(GOLDEN), f"{GOLDEN}/../v1", str(other))
+    assert code == 0
+    assert text.count(f"invented ({other})") >= 1
+    assert sum(line.startswith("invented (") for line in text.splitlines()) == 4
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_compare_tells_damage(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str
+) -> None:
+    run = write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
+    (run / "trials" / "ddp-2-1" / "result.json").write_text('{"half')
+    code, out, err = answer(capsys, "compare", str(run), "--format", form)
+    assert code == 0
+    told = out if form == "text" else err
+    assert "ddp-2-1/result.json: is not whole JSON" in " ".join(told.split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_has_one_line_each(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    code, out, err = answer(capsys, "list", kind)
+    assert (code, err) == (0, "")
+    lines = listing(kind)
+    assert lines
+    assert len(out.splitlines()) == len(lines)
+    for (name, line), printed in zip(lines.items(), out.splitlines(), strict=True):
+        assert printed.startswith(name)
+        assert line
+        assert "\n" not in line
+
+
+def test_list_tells_units_and_fixed_options() -> None:
+    assert set(listing("metrics")) == set(METRICS)
+    assert listing("metrics")["step_seconds"].startswith("[seconds] One optimizer step")
+    assert listing("strategies")["zero-2"].endswith("[stage=2]")
+
+
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = answer(capsys, "schema")
+    assert code == 0
+    assert json.loads(out)["type"] == "object"
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "dumb"},
+        check=False,
+    )
+
+
+HEAVY = ("torch", "pandas", "scipy", "numpy", "sklearn", "deepspeed", "torchvision")
+
+
+def test_answers_without_heavy_imports() -> None:
+    """One process answers everything, so that whichever imports one of them is found out."""
+    asked = [["--help"], ["run", "--help"], ["doctor", "--help"], ["compare", str(GOLDEN)]]
+    asked += [["list", kind] for kind in KINDS]
+    script = (
+        "import json, sys; from shardmark.cli import main;"
+        " codes = {main(arguments) for arguments in json.loads(sys.argv[1])};"
+        f" print(codes, [name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    )
+    assert python("-c", script, json.dumps(asked)).stderr == "{0} []\n"
+
+
+def test_reader_that_leaves_is_no_error() -> None:
+    """As in `shardmark compare ... | head -1`, with more output than a pipe holds."""
+    script = (
+        "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1);"
+        " from shardmark.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for arguments in (["list", "metrics"], ["compare", str(GOLDEN), "--format", "csv"]):
+        assert python("-c", script, *arguments).stderr == ""
+
+
+def test_module_can_be_run() -> None:
+    finished = python("-m", "shardmark.cli", "list", "nonsense")
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("error: list: unknown kind 'nonsense'")

@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from shardmark.errors import InputError
+from shardmark.experiment.matrix import Plan, expand
+from shardmark.experiment.schema import Experiment, Measure, Recipe, StrategySpec, Trial
+from shardmark.experiment.trial_id import trial_id
+
+Make = Callable[..., Experiment]
+
+
+def _cells(plan: Plan) -> set[tuple[str, int]]:
+    return {(trial.strategy.name, trial.world_size) for trial in plan.trials}
+
+
+def _refused(experiment: Experiment) -> str:
+    with pytest.raises(InputError) as caught:
+        expand(experiment, "cpu")
+    return str(caught.value)
+
+
+def test_leaves_out_what_makes_no_sense_and_says_why(make: Make) -> None:
+    plan = expand(make("matrix.world_size=[1, 2, 4]"), "cpu")
+    assert _cells(plan) == {("alone", 1), ("both", 2), ("both", 4)}
+    assert [str(item) for item in plan.left_out] == [
+        "alone on 2 ranks: alone is one device",
+        "alone on 4 ranks: alone is one device",
+        "both on 1 rank: one rank has nobody",
+    ]
+
+
+def test_a_strategy_that_only_runs_alone_does_so_in_any_case(make: Make) -> None:
+    assert _cells(expand(make("matrix.world_size=[2]"), "cpu")) == {("alone", 1), ("both", 2)}
+
+
+def test_two_ranks_are_the_default(make: Make) -> None:
+    plan = expand(make("matrix={strategy: [alone, both]}"), "cpu")
+    assert _cells(plan) == {("alone", 1), ("both", 2)}
+    assert plan.left_out == ()
+
+
+def test_a_plan_without_a_cell_is_a_mistake(make: Make) -> None:
+    said = _refused(make("matrix.strategy=[both]", "matrix.world_size=[1]"))
+    assert said == "test: matrix: no cell makes sense; both on 1 rank: one rank has nobody"
+
+
+def test_options_of_strategies_are_axes(make: Make) -> None:
+    plan = expand(make("matrix.strategy.bucket_mb=[5, 25]"), "cpu")
+    assert {trial.strategy.options["bucket_mb"] for trial in plan.trials} == {5, 25}
+    assert [str(item) for item in plan.left_out] == ["alone: alone has no option bucket_mb"]
+    assert all(trial.varied == {} for trial in plan.trials)
+
+
+def test_each_repeat_takes_all_cells_in_an_order_of_its_own(make: Make) -> None:
+    experiment = make("measure.repeats=3", "matrix.seed=[1, 2, 3, 4, 5]")
+    trials = expand(experiment, "cpu").trials
+    assert [trial.repeat for trial in trials] == [0] * 10 + [1] * 10 + [2] * 10
+    orders = [[_content(trial) for trial in trials[start : start + 10]] for start in (0, 10, 20)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert expand(experiment, "cpu").trials == trials
+
+
+def _content(trial: Trial) -> str:
+    return json.dumps([trial.strategy.name, trial.world_size, trial.varied])
+
+
+def test_more_repeats_keep_the_trials_there_are(make: Make) -> None:
+    """So that a finished run can be repeated more often."""
+    few = expand(make("measure.repeats=1"), "cpu").trials
+    many = expand(make("measure.repeats=3", "limits.trial_seconds=5"), "cpu").trials
+    assert [trial.id for trial in few] == [trial.id for trial in many[: len(few)]]
+
+
+def test_varied_has_the_other_axes_by_full_key(make: Make) -> None:
+    settings = ("matrix.precision=[bf16]", "matrix.lr=[0.1, 0.2]", "matrix.workload.model=[large]")
+    trials = expand(make(*settings), "cpu").trials
+    keys = {"recipe.precision", "recipe.optimizer.lr", "workload.model"}
+    assert all(set(trial.varied) == keys for trial in trials)
+    for trial in trials:
+        assert trial.recipe.precision == "bf16"
+        assert trial.recipe.optimizer.lr == trial.varied["recipe.optimizer.lr"]
+        assert trial.workload == {"name": "toy", "model": "large", "data_dir": None}
+
+
+def test_whole_mappings_and_measurements_are_axes(make: Make) -> None:
+    settings = (
+        "matrix.optimizer=[{lr: 0.1, momentum: 0.9}, {name: adamw}]",
+        "matrix.measure.probe=[true, false]",
+    )
+    trials = expand(make(*settings, "matrix.strategy=[both]"), "cpu").trials
+    found = Counter((trial.recipe.optimizer.name, trial.measure.probe) for trial in trials)
+    assert set(found) == {("sgd", True), ("sgd", False), ("adamw", True), ("adamw", False)}
+
+
+def test_an_entry_may_override_the_recipe(make: Make) -> None:
+    trials = expand(make("matrix.strategy=[both, {name: both, cpu_offload: true}]"), "cpu").trials
+    assert {trial.recipe.cpu_offload for trial in trials} == {True, False}
+    for trial in trials:
+        assert trial.strategy.options == {}
+        assert trial.varied == {"recipe.cpu_offload": trial.recipe.cpu_offload}
+
+
+def test_an_override_that_changes_nothing_is_not_varied(make: Make) -> None:
+    (trial,) = expand(make("matrix.strategy=[{name: both, precision: fp32}]"), "cpu").trials
+    assert trial.varied == {}
+
+
+def test_cells_that_mean_the_same_are_a_mistake(make: Make) -> None:
+    experiment = make("matrix.strategy=[both, {name: both, precision: fp32}]")
+    assert "the cell both on 2 ranks is there twice; keep one" in _refused(experiment)
+
+
+def test_the_optimizer_may_be_an_axis_by_name(make: Make) -> None:
+    """The base has the defaults of SGD written out, which Adam would refuse."""
+    setting = "matrix.recipe.optimizer.name=[sgd, adamw]"
+    names = [trial.recipe.optimizer.name for trial in expand(make(setting), "cpu").trials]
+    assert Counter(names) == {"sgd": 2, "adamw": 2}
+    said = _refused(make(setting, "recipe.optimizer.momentum=0.9"))
+    assert "recipe.optimizer in the cells with recipe.optimizer.name='adamw'" in said
+    assert "adamw has no momentum" in said
+
+
+def test_values_that_do_not_go_together_name_their_cells(make: Make) -> None:
+    said = _refused(make("matrix.recipe.optimizer.nesterov=[false, true]"))
+    assert "test: recipe.optimizer in the cells with recipe.optimizer.nesterov=true: " in said
+    assert "nesterov needs a momentum above 0" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            ("recipe.global_batch=65",),
+            "test: recipe.global_batch: 65 samples cannot be shared equally by 2 training ranks "
+            "(both on 2 ranks); nearest batches that every cell can share: 64 and 66",
+        ),
+        (
+            ("recipe.global_batch=100", "matrix.world_size=[2, 3, 8]"),
+            "8 training ranks (both on 8 ranks); nearest batches that every cell can share: "
+            "96 and 120",
+        ),
+        (("recipe.global_batch=1",), "nearest batches that every cell can share: 2"),
+        (
+            ("recipe.global_batch=6", "recipe.gradient_accumulation=2"),
+            "6 samples cannot be shared equally by 2 training ranks x 2 micro-batches",
+        ),
+        (
+            ("recipe.per_rank_batch=9", "recipe.gradient_accumulation=2"),
+            "recipe.per_rank_batch: 9 samples cannot be shared equally by 2 micro-batches",
+        ),
+        (
+            ("matrix.strategy=[served]", "matrix.world_size=[4]"),
+            "64 samples cannot be shared equally by 3 training ranks (served on 4 ranks)",
+        ),
+    ],
+)
+def test_a_batch_that_cannot_be_shared_is_a_mistake(
+    make: Make, settings: tuple[str, ...], expected: str
+) -> None:
+    assert expected in _refused(make(*settings))
+
+
+def test_servers_get_no_samples(make: Make) -> None:
+    experiment = make(
+        "matrix.strategy=[served]", "matrix.world_size=[4]", "recipe.per_rank_batch=8"
+    )
+    (trial,) = expand(experiment, "cpu").trials
+    assert (trial.training_ranks, trial.batch_per_step) == (3, 24)
+
+
+def test_everybody_else_does(make: Make) -> None:
+    experiment = make("matrix.strategy=[both]", "recipe.per_rank_batch=8")
+    (trial,) = expand(experiment, "cpu").trials
+    assert (trial.training_ranks, trial.batch_per_step) == (None, 16)
+
+
+def test_a_trial_reads_back_from_json(make: Make) -> None:
+    for trial in expand(make("matrix.lr=[0.1]", "workload.data_dir=/data"), "cuda").trials:
+        assert Trial.model_validate_json(trial.model_dump_json()) == trial
+        assert trial.device_type == "cuda"
+
+
+_CONTENT = st.fixed_dictionaries(
+    {
+        "workload": st.fixed_dictionaries({"name": st.sampled_from(["toy", "needy"])}),
+        "recipe": st.builds(
+            Recipe,
+            global_batch=st.integers(1, 3),
+            steps=st.integers(1, 3),
+            precision=st.sampled_from(["fp32", "bf16"]),
+        ),
+        "strategy": st.builds(
+            StrategySpec,
+            name=st.sampled_from(["both", "both-1"]),
+            options=st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 2)),
+        ),
+        "world_size": st.integers(1, 3),
+        "measure": st.builds(Measure, warmup_steps=st.integers(0, 2)),
+        "device_type": st.sampled_from(["cpu", "cuda"]),
+        "repeat": st.integers(0, 2),
+    }
+)
+
+
+@given(first=_CONTENT, second=_CONTENT)
+def test_ids_are_equal_exactly_for_equal_content(
+    first: dict[str, object], second: dict[str, object]
+) -> None:
+    assert (trial_id(**first) == trial_id(**second)) == (first == second)  # type: ignore[arg-type]
+
+
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(
+    sizes=st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, unique=True),
+    seeds=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
+    repeats=st.integers(1, 3),
+)
+def test_ids_of_a_plan_are_unique(
+    make: Make, sizes: list[int], seeds: list[int], repeats: int
+) -> None:
+    experiment = make(
+        f"matrix.world_size={sizes}", f"matrix.seed={seeds}", f"measure.repeats={repeats}"
+    )
+    trials = expand(experiment, "cpu").trials
+    assert len({trial.id for trial in trials}) == len(trials)
+    repeated = Counter(trial.repeat for trial in trials)
+    assert repeated == dict.fromkeys(range(repeats), len(trials) // repeats)
+
+
+_ID = """
+from shardmark.experiment.schema import Measure, Recipe, StrategySpec
+from shardmark.experiment.trial_id import trial_id
+print(trial_id(workload={"name": "toy", "b": 1, "a": [1, None]}, world_size=4, repeat=0,
+    recipe=Recipe(global_batch=8, steps=1, precision="bf16"), device_type="cpu",
+    strategy=StrategySpec(name="fsdp-hybrid", options={"y": 1, "x": 2}), measure=Measure()))
+"""
+
+
+def test_ids_are_readable_and_stable_across_processes() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _ID],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
+    assert found.pop().startswith("fsdp-hybrid-w4-bf16-r0-")

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardmark.errors import InputError
+from shardmark.experiment.strict_yaml import format_yaml, parse_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-4", 5e-4),
+        ("1E3", 1000.0),
+        ("-.5e+1", -5.0),
+        ("3.e2", 300.0),
+        ("5.0e-4", 5e-4),
+        ("0.1", 0.1),
+        ("7", 7),
+        ("'5e-4'", "5e-4"),
+        ("e5", "e5"),
+        ("2024-01-31", "2024-01-31"),
+        ("[a, 1, true, null]", ["a", 1, True, None]),
+        ("", None),
+    ],
+)
+def test_reads_scalars_as_people_mean_them(text: str, value: object) -> None:
+    found = parse_yaml(text, "FILE")
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_reads_anchors_and_merges() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}"
+    assert parse_yaml(text, "FILE") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb:\n  c: 1\n  c: 2", "FILE, line 4: the key 'c' is given twice, first on line 3"),
+        ("a: 1\n2: 1", "FILE, line 2: the key '2' is not text; put it in quotes"),
+        ("on: 1", "FILE, line 1: the key 'on' is not text"),
+        ("? [a]\n: 1", "FILE, line 1: the key 'a list or mapping' is not text"),
+        ("a:\n\t- b", "FILE, line 2: while scanning for the next token found character '\\t'"),
+        ("a:\n\t- b", "indent with spaces, not tabs"),
+        ("a: [1", "FILE, line 1: while parsing a flow sequence expected ',' or ']'"),
+        ("a: b: c", "FILE, line 1: mapping values are not allowed here"),
+        ("a: 1\n---\nb: 2", "but found another document"),
+        ("a: &a [*a]", "recursive"),
+        ("a: !!python/object:os.system x", "could not determine a constructor"),
+        ("a: !!timestamp x", "could not determine a constructor"),
+        ("a: !!int x", "FILE: not YAML: invalid literal"),
+        ("a: !!bool x", "FILE: not YAML"),
+        ("a\0b", "FILE: not YAML: unacceptable character #x0000"),
+        ("[" * 5000, "FILE: nested too deeply"),
+    ],
+)
+def test_says_where_a_text_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_yaml(text, "FILE")
+    assert message in str(caught.value)
+
+
+_TEXT = st.text(max_size=8) | st.sampled_from(
+    ["5e-4", "on", "null", "1:30", "2024-01-01", "<<", "=", "a\x85b"]
+)
+_DATA = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(_DATA)
+def test_reads_back_what_it_writes(data: Any) -> None:
+    assert parse_yaml(format_yaml(data), "FILE") == data

@@ -1,0 +1,82 @@
+"""A stand-in for the module pynvml."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        return {1: "Uninitialized", 3: "Not Supported", 6: "Not Found", 12: "Library Not Found"}[
+            self.value
+        ]
+
+
+class FakeNvml:
+    """Devices are named by UUID; a handle is the UUID itself."""
+
+    NVMLError = NVMLError
+    NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_ERROR_NO_PERMISSION = 4
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, *uuids: str, library: bool = True, energy: bool = True) -> None:
+        self.uuids = uuids
+        self.library = library
+        self.energy = energy
+        self.open = 0
+        self.energy_queries = 0
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if not self.library:
+            raise NVMLError(12)
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.uuids)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return self.uuids[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid not in self.uuids:
+            raise NVMLError(6)
+        return uuid
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
+        return handle
+
+    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: ARG002, N802
+        return "NVIDIA H200"
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        return "580.1"
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        return 13020
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:  # noqa: ARG002, N802
+        return SimpleNamespace(gpu=75, memory=10)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: ARG002, N802
+        return 350_500
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: ARG002, N802
+        self.energy_queries += 1
+        if not self.energy:
+            raise NVMLError(3)
+        return 2_500
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: ARG002, N802
+        return 61
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: ARG002, N802
+        return SimpleNamespace(used=1024, total=4096)

@@ -1,0 +1,163 @@
+"""The environment is JSON, holds no secret, and is read without torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardmark.measure import environment as module
+from shardmark.measure.cgroup import CgroupLimits, cgroup_limits
+from shardmark.measure.disturbance import busy_processes
+from shardmark.measure.environment import (
+    cpu_model,
+    environment,
+    git_state,
+    machine,
+    relevant_variables,
+    usable_cores,
+)
+from shardmark.measure.gpus import CudaDevice, CudaDevices
+
+
+def no_sleep(seconds: float) -> None:
+    assert seconds > 0
+
+
+def test_is_json(tmp_path: Path) -> None:
+    found = environment(tmp_path, sleep=no_sleep)
+    assert json.loads(json.dumps(found)) == found
+    assert found["date"].endswith("+00:00")
+    assert found["cpu"]["usable_cores"] >= 1
+    assert found["memory"]["total_bytes"] > 2**20
+    assert found["packages"]["psutil"]
+    assert found["git"] is None
+    assert len(found["load"]["average"]) == 3
+
+
+def test_imports_no_torch() -> None:
+    code = (
+        "import sys; import shardmark.measure.environment, shardmark.measure.sampler,"
+        " shardmark.analysis.summarise, shardmark.cli.doctor, shardmark.measure.machine_checks;"
+        " shardmark.measure.environment.machine(); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_secret_is_stored() -> None:
+    found = relevant_variables(
+        {"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "TORCH_API_TOKEN": "x", "HOME": "/root"}
+    )
+    assert found == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+
+
+def test_git_state(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+        subprocess.run(("git", "-C", str(tmp_path), *identity, *arguments), check=True)
+
+    git("init", "--quiet")
+    assert git_state(tmp_path) is None  # no commit yet
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "--quiet", "--message", "one")
+    found = git_state(tmp_path)
+    assert found is not None
+    assert len(found["commit"]) == 40
+    assert found["dirty"] is False
+    (tmp_path / "file").write_text("two")
+    assert git_state(tmp_path) == {**found, "dirty": True}
+
+
+def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path) is None
+
+
+def test_cpu_model(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: A: B\n")
+    assert cpu_model(tmp_path / "cpuinfo") == "A: B"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\n")
+    assert cpu_model(tmp_path / "cpuinfo") is None
+    assert cpu_model(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [(None, 4), (0.5, 1), (1.0, 1), (2.5, 2), (4096.0, 4)]
+)
+def test_quota_limits_cores(
+    quota: float | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert usable_cores(CgroupLimits(cpu_cores=quota, memory_bytes=None)) == expected
+
+
+def put(root: Path, path: str, text: str) -> None:
+    file = root / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
+def test_cgroup_version_2(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/cgroup", "0::/outer/inner")
+    put(tmp_path, "sys/fs/cgroup/outer/inner/cpu.max", "max 100000")
+    put(tmp_path, "sys/fs/cgroup/outer/inner/memory.max", "max")
+    put(tmp_path, "sys/fs/cgroup/outer/cpu.max", "150000 100000")
+    put(tmp_path, "sys/fs/cgroup/outer/memory.max", "1024")
+    put(tmp_path, "sys/fs/cgroup/memory.max", "4096")
+    assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=1.5, memory_bytes=1024)
+
+
+def test_cgroup_version_1(tmp_path: Path) -> None:
+    put(tmp_path, "proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/b\n1:name=systemd:/")
+    put(tmp_path, "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "200000")
+    put(tmp_path, "sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000")
+    put(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
+    put(tmp_path, "sys/fs/cgroup/memory/b/memory.limit_in_bytes", "9223372036854771712")
+    put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "2048")
+    assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=2.0, memory_bytes=2048)
+
+
+def test_no_cgroup(tmp_path: Path) -> None:
+    assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=None, memory_bytes=None)
+
+
+def test_busy_processes_are_others() -> None:
+    def work(seconds: float) -> None:
+        assert seconds > 0
+        sum(range(100_000))
+
+    for found in busy_processes(sleep=work):
+        assert set(found) == {"name", "cpu_percent"}
+
+
+def with_devices(monkeypatch: pytest.MonkeyPatch, number: int, torch: str = "2.15.0") -> None:
+    devices = tuple(
+        CudaDevice(uuid=f"GPU-{index}", name="NVIDIA H200", memory_bytes=1)
+        for index in range(number)
+    )
+    found = CudaDevices(driver_version="1", cuda_version="13.0", devices=devices, reason=None)
+    monkeypatch.setattr(module, "all_cuda_devices", lambda: found)
+    monkeypatch.setattr(module, "package_version", lambda name: torch if name == "torch" else None)
+
+
+def test_machine_with_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with_devices(monkeypatch, 2)
+    found = machine()
+    assert (found.device_type, found.device_count) == ("cuda", 2)
+    assert found.device_names == ("NVIDIA H200", "NVIDIA H200")
+    assert (machine("cpu").device_type, machine("cpu").device_count) == ("cpu", 0)
+
+
+def test_machine_without_usable_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with_devices(monkeypatch, 2, torch="2.15.0+cpu")
+    assert machine().device_type == "cpu"
+    with_devices(monkeypatch, 0)
+    assert machine().device_type == "cpu"
+    assert (machine("cuda").device_type, machine("cuda").device_count) == ("cuda", 0)

@@ -1,0 +1,102 @@
+"""A rank's process and its descendants; processes come and go while they are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shardmark.measure import process_tree
+from shardmark.measure.process_tree import PAGE_BYTES, ProcessTree, parse_stat
+from tests.unit.measure_outside.fake_proc import end_process, write_process
+
+
+@pytest.fixture(autouse=True)
+def _count_files_in_a_plain_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder's size is the number of its files in /proc only."""
+
+    def open_files(self: ProcessTree, pid: int) -> int:
+        return len(list((Path(self._proc) / str(pid) / "fd").iterdir()))
+
+    monkeypatch.setattr(process_tree.ProcessTree, "_open_files", open_files)
+
+
+def read(tree: ProcessTree) -> dict[str, object]:
+    found = tree.read()
+    assert found is not None
+    return found
+
+
+def test_descendants_are_included(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, children=[11], cpu_seconds=1, switches=(3, 5))
+    write_process(tmp_path, 11, children=[12], cpu_seconds=2, waited_seconds=0.5)
+    write_process(tmp_path, 12, rss_pages=1)
+    tree = ProcessTree(10, tmp_path)
+    tree.refresh()
+    assert read(tree) == {
+        "pid": 10,
+        "cpu_seconds": 3.5,
+        "rss_bytes": 21 * PAGE_BYTES,
+        "threads": 4,
+        "processes": 3,
+        "open_files": 12,
+        "context_switches": 14,
+    }
+
+
+def test_counters_never_fall_when_a_descendant_ends(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, children=[11], cpu_seconds=1)
+    write_process(tmp_path, 11, cpu_seconds=2, switches=(7,))
+    tree = ProcessTree(10, tmp_path)
+    tree.refresh()
+    before = read(tree)
+    end_process(tmp_path, 11)  # while still listed
+    after = read(tree)
+    assert (before["cpu_seconds"], after["cpu_seconds"]) == (3.0, 3.0)
+    assert (before["context_switches"], after["context_switches"]) == (10, 10)
+    assert after["processes"] == 1
+
+
+def test_switches_of_an_ended_thread_are_kept(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, switches=(3, 5))
+    tree = ProcessTree(10, tmp_path)
+    assert read(tree)["context_switches"] == 8
+    write_process(tmp_path, 10, switches=(4,))
+    assert read(tree)["context_switches"] == 9
+    write_process(tmp_path, 10, switches=(4, 2))  # the thread's id is in use again
+    assert read(tree)["context_switches"] == 11
+
+
+def test_switches_can_be_left_out(tmp_path: Path) -> None:
+    write_process(tmp_path, 10)
+    found = ProcessTree(10, tmp_path).read(context_switches=False)
+    assert found is not None
+    assert found["context_switches"] is None
+
+
+def test_gone_zombie_or_another_process(tmp_path: Path) -> None:
+    assert ProcessTree(10, tmp_path).read() is None
+    write_process(tmp_path, 10, state="Z")
+    assert ProcessTree(10, tmp_path).read() is None
+    write_process(tmp_path, 10)
+    tree = ProcessTree(10, tmp_path)
+    read(tree)
+    write_process(tmp_path, 10, started_ticks=78)
+    assert tree.read() is None
+
+
+def test_zombie_descendant_keeps_its_time_only(tmp_path: Path) -> None:
+    write_process(tmp_path, 10, children=[11])
+    write_process(tmp_path, 11, state="Z", cpu_seconds=2)
+    tree = ProcessTree(10, tmp_path)
+    tree.refresh()
+    found = read(tree)
+    assert (found["cpu_seconds"], found["processes"], found["threads"]) == (2.0, 1, 1)
+
+
+def test_stat_of_this_process() -> None:
+    stat = parse_stat(Path("/proc/self/stat").read_bytes())
+    assert stat.alive
+    assert stat.rss_bytes > 2**20
+    assert stat.cpu_seconds == pytest.approx(sum(os.times()[:4]), abs=0.5)

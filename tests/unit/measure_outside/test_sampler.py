@@ -1,0 +1,152 @@
+"""The sampler writes what it is told to look at, and never takes the trial down."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.measure.gpus import GpuReader
+from shardmark.measure.sampler import SystemSampler, network_counters
+from tests.unit.measure_outside.fake_proc import end_process, write_process
+
+NEVER = 3600.0
+"""So long a period that only the samples asked for are taken."""
+
+
+class FakeGpus(GpuReader):
+    opened: list[frozenset[str]]
+
+    def __init__(self, uuids: Iterable[str]) -> None:
+        self.uuids = sorted(uuids)
+        self.reason = None
+        self.reasons = {uuid: {"energy_joules": "Not Supported"} for uuid in self.uuids}
+        self.closed = False
+
+    def read(self) -> list[dict[str, object]]:
+        return [{"uuid": uuid} for uuid in self.uuids]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def sampler(tmp_path: Path) -> Iterator[SystemSampler]:
+    seconds = count(100.0, 0.25)
+    made = SystemSampler(
+        tmp_path / "samples.jsonl",
+        NEVER,
+        clock=lambda: next(seconds),
+        network=lambda: {"lo": {"bytes_sent": 1, "bytes_received": 2}},
+        open_gpus=FakeGpus,
+        proc=tmp_path / "proc",
+    )
+    yield made
+    made.stop()
+
+
+def lines(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+
+
+def test_first_and_last_sample(tmp_path: Path, sampler: SystemSampler) -> None:
+    sampler.start()
+    sampler.stop()
+    first, last = lines(tmp_path)
+    assert first["ranks"] == first["gpus"] == []
+    assert first["network"] == {"lo": {"bytes_sent": 1, "bytes_received": 2}}
+    assert last["at_seconds"] > first["at_seconds"]
+    sampler.stop()  # does nothing more
+    assert len(lines(tmp_path)) == 2
+
+
+def test_ranks_appear_and_vanish(tmp_path: Path, sampler: SystemSampler) -> None:
+    write_process(tmp_path / "proc", 10, children=[11], cpu_seconds=1)
+    write_process(tmp_path / "proc", 11)
+    write_process(tmp_path / "proc", 20)
+    sampler.start()
+    sampler.set_ranks({0: 10})
+    sampler.set_ranks({0: 10, 1: 20})
+    end_process(tmp_path / "proc", 10)
+    sampler.stop()
+    found = [[rank["rank"] for rank in line["ranks"]] for line in lines(tmp_path)]
+    assert found == [[], [0], [0, 1], [1]]
+    rank = lines(tmp_path)[1]["ranks"][0]
+    assert (rank["pid"], rank["cpu_seconds"], rank["processes"]) == (10, 1.0, 2)
+    assert set(rank) == {
+        "rank",
+        "pid",
+        "cpu_seconds",
+        "rss_bytes",
+        "threads",
+        "processes",
+        "open_files",
+        "context_switches",
+    }
+
+
+def test_many_threads_are_counted_less_often(tmp_path: Path, sampler: SystemSampler) -> None:
+    write_process(tmp_path / "proc", 10, switches=[2] * 30)
+    sampler.start()
+    sampler.set_ranks({0: 10})
+    for _ in range(3):
+        sampler.sample_now()
+    sampler.stop()
+    found = [line["ranks"][0]["context_switches"] for line in lines(tmp_path)[1:]]
+    assert found == [60, None, 60, None, 60]  # the last one always
+
+
+def test_devices(tmp_path: Path, sampler: SystemSampler) -> None:
+    sampler.start()
+    sampler.set_ranks({}, gpu_uuids=["b", "a"])
+    first = sampler._gpus
+    sampler.set_ranks({}, gpu_uuids=["a", "b"])
+    assert sampler._gpus is first  # still open
+    sampler.stop()
+    assert isinstance(first, FakeGpus)
+    assert first.closed
+    assert [one["uuid"] for one in lines(tmp_path)[1]["gpus"]] == ["a", "b"]
+    assert sampler.gpu_reasons["a"] == {"energy_joules": "Not Supported"}
+
+
+def test_a_failure_is_told_and_not_raised(tmp_path: Path) -> None:
+    def broken() -> dict[str, dict[str, int]]:
+        raise PermissionError("no /proc/net")
+
+    with SystemSampler(tmp_path / "samples.jsonl", NEVER, network=broken) as sampler:
+        sampler.set_ranks({0: os.getpid()})
+    assert sampler.failure == "PermissionError: no /proc/net"
+    assert lines(tmp_path) == []
+
+
+def test_flushed_now_and_then(tmp_path: Path, sampler: SystemSampler) -> None:
+    sampler.start()
+    assert lines(tmp_path) == []
+    for _ in range(12):  # two readings of the clock each, so half a second
+        sampler.sample_now()
+    assert len(lines(tmp_path)) >= 10
+
+
+def test_this_process(tmp_path: Path) -> None:
+    """The only test with a real /proc and a running thread."""
+    with SystemSampler(tmp_path / "samples.jsonl", 0.05) as sampler:
+        sampler.set_ranks({0: os.getpid()})
+        while sampler._samplings < 4:  # the thread took one
+            sum(range(10_000))
+    assert sampler.failure is None
+    found = [line["ranks"][0] for line in lines(tmp_path)[1:]]
+    assert len(found) >= 4
+    assert found[0]["rss_bytes"] > 2**20
+    assert found[0]["open_files"] >= 3
+    assert found[0]["threads"] >= 2
+    assert found[-1]["cpu_seconds"] >= found[0]["cpu_seconds"] > 0
+    assert found[-1]["context_switches"] >= found[0]["context_switches"] > 0
+
+
+def test_network_counters() -> None:
+    assert set(network_counters()["lo"]) == {"bytes_sent", "bytes_received"}

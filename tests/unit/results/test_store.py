@@ -1,0 +1,240 @@
+"""What is stored is read back as it was; what is damaged is told, and never half-believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
+
+from shardmark.errors import InputError
+from shardmark.results import files
+from shardmark.results.schema import Failure, Outcome, RankError, TrialResult
+from shardmark.results.store import Damaged, RunFolder, load_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
+
+
+def result_file(run: Path) -> Path:
+    return run / "trials" / "ddp-2-1" / "result.json"
+
+
+def only_damage(run: Path, *, verify: bool = False) -> str:
+    """The reason of the one damaged trial; the other one must be unharmed."""
+    stored = load_run(run, verify=verify)
+    assert [trial.id for trial in stored.trials] == ["ddp-2-0"]
+    assert [damaged.path for damaged in stored.damaged] == [result_file(run)]
+    return stored.damaged[0].reason
+
+
+def test_reads_back_what_was_written(tmp_path: Path) -> None:
+    """With everything that a trial can hold, errors of ranks included."""
+    error = RankError(kind="exception", message="line 1\nline 2: ünïcode", at_seconds=1.5)
+    rank = invented_rank(1).model_copy(update={"error": error, "probe": None})
+    failure = Failure(reason="rank 1 failed", rank=1)
+    ranks = (invented_rank(0), rank)
+    trial = invented_trial(outcome=Outcome.FAILED, failure=failure, ranks=ranks)
+    write_run(tmp_path / "run", [trial])
+    (stored,) = load_run(tmp_path / "run", verify=True).trials
+    assert stored.model_copy(update={"files": {}}) == trial
+    assert set(stored.files) == {"steps.jsonl", "samples.jsonl", "log.txt"}
+    assert stored.files["log.txt"].size_bytes == len("[rank 0] invented\n")
+
+
+def test_run_is_named_by_its_trials_and_ordered_as_run(tmp_path: Path) -> None:
+    trials = [invented_trial(repeat=0, order=7), invented_trial(repeat=1, order=3)]
+    stored = load_run(write_run(tmp_path / "run", trials))
+    assert stored.name == "invented"
+    assert [trial.order for trial in stored.trials] == [3, 7]
+    assert load_run(write_run(tmp_path / "empty", [])).name == "empty"
+
+
+def test_begun_trial_is_missing(run: Path) -> None:
+    result_file(run).unlink()
+    stored = load_run(run)
+    assert stored.missing == ("ddp-2-1",)
+    assert not stored.damaged
+    assert RunFolder(run).read_result("ddp-2-1") is None
+    assert isinstance(RunFolder(run).read_result("ddp-2-0", verify=True), TrialResult)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.999])
+def test_truncated_result_is_damaged(run: Path, share: float) -> None:
+    content = result_file(run).read_bytes().rstrip()
+    result_file(run).write_bytes(content[: int(share * len(content))])
+    assert "is not whole JSON" in only_damage(run)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\x00\xff\xfe garbage", "is not whole JSON"),
+        (b"[" * 100_000, "is not whole JSON"),
+        (b"[1, 2]", "holds no JSON object but a list"),
+        (b"{}", "schema_version is None, not a whole number"),
+        (b'{"schema_version": "1"}', "schema_version is '1', not a whole number"),
+        (b'{"schema_version": 0}', "schema_version 0 is too old: no migration reads it"),
+        (b'{"schema_version": 1}', "Field required (and "),
+    ],
+)
+def test_garbled_result_is_damaged(run: Path, content: bytes, reason: str) -> None:
+    result_file(run).write_bytes(content)
+    assert reason in only_damage(run)
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        document = json.loads(path.read_bytes())
+        change(document)
+        path.write_text(json.dumps(document))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (
+            edited(lambda document: document.update(schema_version=99)),
+            "schema_version 99 is newer than 1, the newest that this shardmark reads; update",
+        ),
+        (
+            edited(lambda document: document.update(outcome="splendid")),
+            "outcome: found 'splendid'; Input should be 'ok', 'out_of_memory'",
+        ),
+        (
+            edited(lambda document: document.update(surprise="x" * 100)),
+            "surprise: found 'xxx",
+        ),
+        (
+            edited(lambda document: document.update(id="another")),
+            "belongs to another trial: its id is 'another'",
+        ),
+    ],
+)
+def test_wrong_content_is_damaged(run: Path, edit: Callable[[Path], None], reason: str) -> None:
+    edit(result_file(run))
+    assert reason in only_damage(run)
+
+
+def test_result_that_cannot_be_opened_is_damaged(run: Path) -> None:
+    result_file(run).unlink()
+    result_file(run).mkdir()
+    assert only_damage(run) == "cannot be read: Is a directory"
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "samples.jsonl", "log.txt"])
+def test_truncated_raw_file_is_damage(run: Path, name: str) -> None:
+    path = result_file(run).with_name(name)
+    size_bytes = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-1])
+    assert only_damage(run) == f"{name} has {size_bytes - 1} bytes, not the recorded {size_bytes}"
+    path.unlink()
+    assert only_damage(run) == f"{name} is missing"
+
+
+def test_changed_raw_file_is_damage_when_verified(run: Path) -> None:
+    """`compare` looks at the size only; finishing a run looks at the content."""
+    path = result_file(run).with_name("steps.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"2.5", b"9.5"))
+    assert not load_run(run).damaged
+    assert only_damage(run, verify=True).startswith("steps.jsonl has changed since it was recorded")
+    damaged = RunFolder(run).read_result("ddp-2-1", verify=True)
+    assert isinstance(damaged, Damaged)
+    assert str(damaged).startswith(f"{result_file(run)}: steps.jsonl has changed")
+
+
+def test_missing_raw_files_are_no_damage_where_none_was_recorded(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    assert folder.write_result(invented_trial()).files == {}
+    assert len(folder.read(verify=True).trials) == 1
+
+
+def test_metric_that_is_not_finite_is_stored_as_missing(tmp_path: Path) -> None:
+    trial = invented_trial(metrics={"train_loss": math.nan, "validation_loss": math.inf})
+    (stored,) = load_run(write_run(tmp_path / "run", [trial])).trials
+    assert stored.metrics["train_loss"] is None
+    assert stored.missing["train_loss"] == "not a finite number (nan)"
+    assert stored.missing["validation_loss"] == "not a finite number (inf)"
+    text = (tmp_path / "run/trials/ddp-2-0/result.json").read_text()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_unreadable_result_is_not_written(tmp_path: Path) -> None:
+    broken = invented_trial().model_copy(update={"total_seconds": math.nan})
+    folder = RunFolder.create(tmp_path / "run")
+    with pytest.raises(ValidationError, match="total_seconds"):
+        folder.write_result(broken)
+    assert folder.read().missing == ("ddp-2-0",)
+
+
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else beside it."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, f"no space left for {descriptor}")
+
+    path = tmp_path / "result.json"
+    files.write_whole(path, b"old")
+    monkeypatch.setattr("shardmark.results.files.os.fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        files.write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_environment_is_read_back_or_empty(run: Path) -> None:
+    folder = RunFolder(run)
+    assert folder.read_environment() == {"host": "invented", "python": "3.11", "git": None}
+    for content in ("{", "[]"):
+        (run / "environment.json").write_text(content)
+        assert folder.read_environment() == {}
+
+
+def test_experiment_is_read_back(run: Path) -> None:
+    """Small numbers as numbers and words as words, which plain YAML confuses."""
+    experiment = EXPERIMENT | {"name": "ünïcode", "device": "no", "limits": {"x": [None, 1e-07]}}
+    RunFolder(run).write_experiment(experiment)
+    assert RunFolder(run).read_experiment() == experiment
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"- 1\n", "holds no mapping; restore the file"),
+        (b"\xff\xfe\x00", "cannot be read: .*restore the file"),
+        (b"a: [", "experiment.yaml, line"),
+    ],
+)
+def test_broken_experiment_is_refused(run: Path, content: bytes, message: str) -> None:
+    (run / "experiment.yaml").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        RunFolder(run).read_experiment()
+
+
+def test_create_takes_up_a_run_and_refuses_other_folders(run: Path, tmp_path: Path) -> None:
+    assert len(RunFolder.create(run).read().trials) == 2
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(InputError, match="is a file; name a new folder, or one of a run"):
+        RunFolder.create(file)
+    with pytest.raises(InputError, match="holds other files and no run; name a new or empty"):
+        RunFolder.create(tmp_path)
+
+
+def test_other_folders_are_refused_with_the_runs_nearby(run: Path, tmp_path: Path) -> None:
+    example = f"expected a folder with experiment.yaml and trials/, for example {run}"
+    with pytest.raises(InputError, match=f"rum: does not exist; {example}"):
+        load_run(tmp_path / "rum")
+    with pytest.raises(InputError, match=f"is no run folder; {example}"):
+        load_run(tmp_path)
+    with pytest.raises(InputError, match=r"does not exist; .* as `shardmark run --out DIR` writes"):
+        load_run(tmp_path / "no" / "where")

@@ -1,0 +1,316 @@
+"""Each metric is what the catalogue says it is, and each that is missing has its reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardmark.measure.metrics import METRICS, TRIAL_METRICS
+from shardmark.results.schema import ProbeRecord, Summary
+from tests.unit.summarise.trials import (
+    epochs,
+    probe,
+    record,
+    sample_lines,
+    step_lines,
+    summarised,
+)
+
+
+def value(metrics: dict[str, Summary | None], name: str) -> float:
+    found = metrics[name]
+    assert found is not None, name
+    return found.value
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("startup_seconds", 6.0),
+        ("step_seconds", 1.1 * 3.5),
+        ("step_seconds_p95", 1.1 * np.quantile(range(1, 7), 0.95)),
+        ("step_seconds_p99", 1.1 * np.quantile(range(1, 7), 0.99)),
+        ("data_seconds", 0.125),
+        ("forward_seconds", 0.25),
+        ("backward_seconds", 0.5),
+        ("optimizer_seconds", 0.0625),
+        ("exposed_communication_seconds", 0.25),
+        ("epoch_seconds", 6.6),
+        ("evaluation_seconds", 2.0),
+        ("total_seconds", 60.0),
+        ("samples_per_second", 20.0),
+        ("samples_per_second_per_rank", 10.0),
+        ("model_flops_per_second", 20e9),
+        ("peak_memory_bytes", 1000),
+        ("parameter_bytes", 100),
+        ("gradient_bytes", 100),
+        ("optimizer_state_bytes", 300),
+        ("activation_peak_bytes", 600),
+        ("peak_rss_bytes", 2500),
+        ("collective_calls", 4),
+        ("collective_bytes", 310),
+        ("network_sent_bytes", 6.6 * 110),
+        ("network_received_bytes", 6.6 * 1100),
+        ("network_bytes_per_second", 110),
+        ("cpu_percent", 75),
+        ("threads", 5),
+        ("processes", 3),
+        ("open_files", 20),
+        ("context_switches", 132),
+        ("train_loss", 1.5),
+        ("validation_loss", 1.25),
+        ("accuracy_top1", 0.5),
+        ("nonfinite_steps", 0),
+        ("skipped_steps", 0),
+        ("data_errors", 0),
+        ("restarts", 0),
+    ],
+)
+def test_value(name: str, expected: float) -> None:
+    metrics, missing = summarised()
+    assert value(metrics, name) == pytest.approx(expected)
+    assert name not in missing
+
+
+def test_keys_are_the_catalogue() -> None:
+    metrics, missing = summarised()
+    assert set(metrics) == set(METRICS) - {"speedup", "scaling_efficiency", "memory_ratio"}
+    assert tuple(metrics) == TRIAL_METRICS
+    assert {name for name, found in metrics.items() if found is None} == set(missing)
+    for name, found in metrics.items():
+        assert found is None or found.over == METRICS[name].over
+
+
+def test_what_a_cpu_has_not() -> None:
+    _, missing = summarised()
+    on_cpu = {
+        "mfu",
+        "peak_reserved_bytes",
+        "device_used_bytes",
+        "gpu_utilization",
+        "power_watts",
+        "energy_joules",
+        "temperature_celsius",
+    }
+    assert missing == {
+        **dict.fromkeys(on_cpu, "the device is a CPU"),
+        "accuracy_top5": "the workload has no accuracy_top5",
+    }
+
+
+def test_mean_maximum_and_imbalance() -> None:
+    metrics, _ = summarised()
+    cpu = metrics["cpu_percent"]
+    assert cpu is not None
+    assert cpu.over == "mean"
+    assert cpu.mean == pytest.approx(75)
+    assert cpu.maximum == pytest.approx(100)
+    assert cpu.imbalance == pytest.approx(1 / 3)
+
+
+def test_cuda() -> None:
+    ranks = [
+        record(
+            rank,
+            device="NVIDIA H200",
+            device_uuid=f"GPU-{rank}",
+            peak_memory_bytes=5000,
+            peak_reserved_bytes=6000 + rank,
+        )
+        for rank in range(2)
+    ]
+    metrics, missing = summarised(
+        ranks,
+        samples=sample_lines(gpus=["GPU-0", "GPU-1"]),
+        device_type="cuda",
+        precision="bf16",
+    )
+    assert value(metrics, "mfu") == pytest.approx(20e9 / (2 * 989.5e12))
+    assert value(metrics, "peak_memory_bytes") == 5000  # the allocator's, not the probe's
+    assert value(metrics, "peak_reserved_bytes") == 6001
+    assert value(metrics, "activation_peak_bytes") == 4600
+    assert value(metrics, "gpu_utilization") == 80.5
+    assert value(metrics, "power_watts") == pytest.approx(600)
+    assert value(metrics, "energy_joules") == pytest.approx(600 * 6.6)
+    assert value(metrics, "temperature_celsius") == 61  # hotter before the windows
+    assert value(metrics, "device_used_bytes") == 10_000
+    assert set(missing) == {"accuracy_top5"}
+
+
+def test_one_process_with_several_devices() -> None:
+    ranks = [record(0, device="NVIDIA H200", device_uuid="GPU-0", peak_reserved_bytes=1)]
+    metrics, _ = summarised(
+        ranks,
+        samples=sample_lines(ranks=1, gpus=["GPU-0", "GPU-1"]),
+        device_type="cuda",
+        tf32=True,
+    )
+    assert value(metrics, "mfu") == pytest.approx(11e9 / (2 * 494.5e12))
+
+
+def test_ranks_that_share_a_device() -> None:
+    ranks = [record(rank, device="NVIDIA H200", device_uuid="GPU-0") for rank in range(2)]
+    metrics, _ = summarised(ranks, device_type="cuda")
+    assert value(metrics, "mfu") == pytest.approx(20e9 / 67e12)
+
+
+def test_unknown_device_has_no_mfu() -> None:
+    ranks = [record(rank, device="NVIDIA X1", device_uuid=str(rank)) for rank in range(2)]
+    metrics, missing = summarised(ranks, device_type="cuda")
+    assert metrics["mfu"] is None
+    assert missing["mfu"] == "the peak of 'NVIDIA X1' is not in the table"
+    assert missing["power_watts"] == "NVML gave no sample of a device"
+
+
+def test_value_that_a_device_does_not_report() -> None:
+    samples = sample_lines(gpus=["GPU-0"])
+    for sample in samples:
+        gpus = sample["gpus"]
+        assert isinstance(gpus, list)
+        gpus[0]["energy_joules"] = gpus[0]["utilization_percent"] = None
+    metrics, missing = summarised(samples=samples, device_type="cuda")
+    assert missing["energy_joules"] == "the device does not report energy_joules"
+    assert missing["gpu_utilization"] == "the device does not report utilization_percent"
+    assert metrics["power_watts"] is not None
+
+
+def test_without_probe() -> None:
+    metrics, missing = summarised([record(0), record(1, probe=None)])
+    reason = "no untimed steps were taken after the training: the probe was switched off"
+    for name in (
+        "parameter_bytes",
+        "gradient_bytes",
+        "optimizer_state_bytes",
+        "activation_peak_bytes",
+        "peak_memory_bytes",
+        "collective_calls",
+        "collective_bytes",
+        "exposed_communication_seconds",
+    ):
+        assert metrics[name] is None
+        assert missing[name] == reason
+    assert metrics["samples_per_second"] is not None
+
+
+def test_probe_says_why() -> None:
+    failed = ProbeRecord(reasons={"flops_per_sample": "the model has its own operator"})
+    _, missing = summarised([record(0, probe=failed), record(1, probe=failed)])
+    assert missing["model_flops_per_second"] == "the model has its own operator"
+    assert "could not count it" in missing["parameter_bytes"]
+
+
+def test_state_larger_than_the_peak_leaves_no_activations() -> None:
+    small = probe(0).model_copy(update={"peak_memory_bytes": 50})
+    metrics, _ = summarised([record(0, probe=small), record(1, probe=small)])
+    assert value(metrics, "activation_peak_bytes") == 0
+
+
+def test_fewer_steps_than_an_epoch() -> None:
+    _, missing = summarised(steps_per_epoch=11)
+    assert missing["epoch_seconds"] == ("the recipe took 10 steps, fewer than one epoch (11 steps)")
+    _, missing = summarised(steps_per_epoch=None)
+    assert missing["epoch_seconds"] == "the number of steps in one epoch is not known"
+
+
+def test_only_warm_up() -> None:
+    metrics, missing = summarised(
+        [record(0, windows=()), record(1, windows=())], step_lines(steps=3)
+    )
+    reason = "the recipe took 3 steps, all within the 4 of the warm-up"
+    for name in ("step_seconds", "samples_per_second", "mfu", "cpu_percent", "energy_joules"):
+        assert missing[name] == reason
+    assert value(metrics, "startup_seconds") == 6.0
+    assert value(metrics, "train_loss") == 1.5
+
+
+def test_one_rank_without_a_window() -> None:
+    _, missing = summarised([record(0), record(1, windows=())])
+    assert missing["samples_per_second"] == "no window was measured on rank 1"
+
+
+def test_no_records_at_all() -> None:
+    metrics, missing = summarised([], [], [])
+    assert value(metrics, "total_seconds") == 60.0
+    assert missing["step_seconds"] == "no rank left a record"
+    assert missing["samples_per_second"] == "no rank that trains left a record"
+    assert set(metrics) == set(TRIAL_METRICS)
+
+
+def test_span_that_was_never_marked() -> None:
+    lines = [
+        {key: found for key, found in line.items() if key != "forward_seconds"}
+        for line in step_lines()
+    ]
+    _, missing = summarised(steps=lines)
+    assert missing["forward_seconds"] == "rank 0 marked no forward span"
+
+
+def test_no_step_was_begun() -> None:
+    _, missing = summarised([record(0), record(1, first_step_at_seconds=None)])
+    assert missing["startup_seconds"] == "rank 1 took no step"
+
+
+def test_server_counts_where_it_has_values() -> None:
+    server = record(
+        2,
+        role="server",
+        windows=(),
+        samples=0,
+        first_step_at_seconds=None,
+        epochs=(),
+        evaluation_seconds=(),
+        probe=None,
+    )
+    metrics, missing = summarised([server, record(1), record(0)], samples=sample_lines(ranks=3))
+    assert value(metrics, "samples_per_second") == pytest.approx(20)
+    assert value(metrics, "samples_per_second_per_rank") == pytest.approx(10)
+    assert value(metrics, "cpu_percent") == pytest.approx(100)
+    assert value(metrics, "processes") == 6
+    assert value(metrics, "parameter_bytes") == 100
+    assert "startup_seconds" not in missing
+
+
+def test_samples_that_do_not_bracket_the_windows() -> None:
+    _, missing = summarised(samples=sample_lines()[:22])
+    assert missing["network_sent_bytes"] == "no sample was taken after the last window"
+    assert missing["cpu_percent"] == "rank 0: no sample was taken after the last window"
+    _, missing = summarised(samples=sample_lines()[11:])
+    assert missing["network_sent_bytes"] == "no sample was taken before the first window"
+
+
+def test_an_earlier_process_is_not_the_rank() -> None:
+    metrics, missing = summarised([record(0, pid=999), record(1)])
+    assert metrics["threads"] is None
+    assert missing["threads"] == "rank 0: no sample was taken"
+
+
+def test_no_samples() -> None:
+    metrics, missing = summarised(samples=[])
+    assert missing["network_sent_bytes"] == "no sample was taken"
+    assert metrics["samples_per_second"] is not None
+
+
+def test_never_evaluated() -> None:
+    ranks = [record(rank, epochs=epochs(None), evaluation_seconds=()) for rank in range(2)]
+    _, missing = summarised(ranks)
+    for name in ("evaluation_seconds", "validation_loss", "accuracy_top1"):
+        assert missing[name] == "the validation set was not evaluated"
+
+
+def test_quality_that_is_not_finite() -> None:
+    ranks = [record(rank, epochs=epochs({"validation_loss": None})) for rank in range(2)]
+    _, missing = summarised(ranks)
+    assert missing["validation_loss"] == "it is not a finite number"
+
+
+def test_errors_are_counted() -> None:
+    ranks = [
+        record(0, nonfinite_steps=3, skipped_steps=1, data_errors=("a", "b")),
+        record(1, nonfinite_steps=2, skipped_steps=1, data_errors=("c",)),
+    ]
+    metrics, _ = summarised(ranks, restarts=1)
+    found = [
+        value(metrics, name)
+        for name in ("nonfinite_steps", "skipped_steps", "data_errors", "restarts")
+    ]
+    assert found == [3, 1, 3, 1]

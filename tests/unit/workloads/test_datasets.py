@@ -1,0 +1,174 @@
+"""The data sets that are kept in memory."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardmark.errors import DataError
+from shardmark.workloads.classification import ClassificationOptions
+from shardmark.workloads.datasets import _sources, picture_data_set
+from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
+
+
+def load(seed: int = 0, **fields: Any) -> LabelledPictures:
+    chosen = ClassificationOptions.model_validate(fields)
+    return picture_data_set(chosen.dataset).load(chosen, seed)
+
+
+def everything(source: object) -> tuple[torch.Tensor, torch.Tensor]:
+    assert isinstance(source, InMemory)
+    read = source.read(np.arange(len(source)))
+    return read.pictures, read.labels
+
+
+def test_digits_are_those_of_scikit_learn_split_by_class() -> None:
+    made = load(image_size=8)
+    training, training_labels = everything(made.training)
+    validation, validation_labels = everything(made.validation)
+    assert (len(training), len(validation)) == (1437, 360)
+    counts = validation_labels.bincount()
+    assert counts.min() >= 35
+    assert counts.max() <= 37
+    assert (training_labels.bincount() + counts).tolist() == [
+        178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
+    ]  # fmt: skip
+    assert training.shape[1:] == (1, 8, 8)
+    assert training.max() == 255
+
+
+def test_digits_are_resized_and_normalised_by_what_is_documented() -> None:
+    made = load()
+    pictures = everything(made.training)[0] / 255
+    assert pictures.shape[1:] == (1, 32, 32)
+    assert pictures.mean().item() == pytest.approx(made.mean[0], abs=1e-3)
+    assert pictures.std().item() == pytest.approx(made.std[0], abs=1e-3)
+
+
+def test_subset_is_drawn_from_the_seed() -> None:
+    first, again, other = (
+        everything(load(seed=seed, training_samples=30, validation_samples=9).training)
+        for seed in (1, 1, 2)
+    )
+    assert len(first[0]) == 30
+    assert torch.equal(first[0], again[0])
+    assert not torch.equal(first[0], other[0])
+    assert len(load(validation_samples=9).validation) == 9
+
+
+def test_random_pictures_are_marked_and_come_from_the_seed() -> None:
+    made = load(dataset="random", classes=3, image_size=20, training_samples=50)
+    assert made.synthetic
+    assert made.classes == ("0", "1", "2")
+    assert (len(made.training), len(made.validation)) == (50, 256)
+    first, again = (
+        everything(made.training),
+        everything(load(dataset="random", classes=3, image_size=20, training_samples=50).training),
+    )
+    assert first[0].shape == (50, 3, 20, 20)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    other = load(seed=1, dataset="random", classes=3, image_size=20, training_samples=50)
+    assert not torch.equal(first[0], everything(other.training)[0])
+    assert not load().synthetic
+
+
+def test_large_sets_are_resized_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = everything(load(image_size=40, training_samples=20).training)[0]
+    monkeypatch.setattr(_sources, "RESIZE_WHOLE_BYTES", 1000)
+    assert torch.equal(everything(load(image_size=40, training_samples=20).training)[0], expected)
+
+
+def write_mnist(folder: Path) -> None:
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split, count in (("train", 12), ("t10k", 6)):
+        pixels = np.full((count, 28, 28), 7, np.uint8)
+        header = struct.pack(">IIII", 2051, count, 28, 28)
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        labels = np.arange(count, dtype=np.uint8) % 10
+        header = struct.pack(">II", 2049, count)
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+
+
+def write_cifar10(folder: Path) -> None:
+    below = folder / "cifar-10-batches-py"
+    below.mkdir(parents=True)
+    for name in (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch"):
+        pixels = np.zeros((4, 3, 32, 32), np.uint8)
+        pixels[:, 2] = 9  # blue
+        entry = {"data": pixels.reshape(4, -1), "labels": [0, 1, 2, 9]}
+        (below / name).write_bytes(pickle.dumps(entry))
+    meta = {"label_names": [f"class {label}" for label in range(10)]}
+    (below / "batches.meta").write_bytes(pickle.dumps(meta))
+
+
+def test_mnist_is_read_from_its_layout(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    made = load(dataset="mnist", data_dir=str(tmp_path))
+    pictures, labels = everything(made.training)
+    assert pictures.shape == (12, 1, 32, 32)
+    assert pictures.min() == pictures.max() == 7
+    assert labels.tolist() == [*range(10), 0, 1]
+    assert len(made.validation) == 6
+
+
+def test_cifar10_is_read_from_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar10(tmp_path)
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    made = load(dataset="cifar10", data_dir=str(tmp_path))
+    pictures, labels = everything(made.training)
+    assert pictures.shape == (20, 3, 32, 32)
+    assert pictures[:, :2].max() == 0
+    assert pictures[:, 2].min() == 9
+    assert labels[:4].tolist() == [0, 1, 2, 9]
+    assert len(made.validation) == 4
+    assert made.classes[9] == "class 9"
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("mnist", "MNIST/raw/train-images-idx3-ubyte"), ("cifar10", "cifar-10-batches-py/test_batch")],
+)
+def test_missing_files_are_named(name: str, file: str, tmp_path: Path) -> None:
+    {"mnist": write_mnist, "cifar10": write_cifar10}[name](tmp_path)
+    (tmp_path / file).unlink()
+    options = ClassificationOptions.model_validate({"dataset": name, "data_dir": str(tmp_path)})
+    for check in (options.check_data, lambda: options.build(0)):
+        with pytest.raises(DataError) as caught:
+            check()
+        found = str(caught.value)
+        assert found.startswith(f"{tmp_path}: no {file} for {name}; expected ")
+        assert "`download: true` fetches them" in found
+
+
+def test_files_that_may_be_downloaded_are_not_missed(tmp_path: Path) -> None:
+    data_dir = str(tmp_path / "new")
+    ClassificationOptions(dataset="mnist", data_dir=data_dir, download=True).check_data()
+
+
+def test_download_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", refuse)
+    with pytest.raises(DataError, match=r"cannot be read or downloaded \(no route to host"):
+        load(dataset="mnist", data_dir=str(tmp_path / "new"), download=True)
+
+
+def test_corrupted_files(tmp_path: Path) -> None:
+    write_cifar10(tmp_path)
+    with pytest.raises(DataError, match=r"cifar10 cannot be read or downloaded .*corrupted"):
+        load(dataset="cifar10", data_dir=str(tmp_path))
+
+
+def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardmark.workloads.datasets.digits.find_spec", lambda _: None)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        ClassificationOptions().check_data()

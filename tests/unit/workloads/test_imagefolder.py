@@ -1,0 +1,192 @@
+"""The user's own pictures: layouts, sizes, and files that are broken."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from shardmark.errors import DataError, InputError
+from shardmark.strategies._protocol import Shard
+from shardmark.workloads._classification_task import Classification
+from shardmark.workloads._protocol import BatchPlan
+from shardmark.workloads.classification import ClassificationOptions
+
+MakeFolder = Callable[..., Path]
+WHOLE = Shard(index=0, count=1)
+CIFAR10_SUBSET = Path(__file__).parents[4] / "shared" / "data" / "cifar10-subset"
+
+
+def options(folder: Path, **fields: Any) -> ClassificationOptions:
+    chosen = {"dataset": "imagefolder", "data_dir": str(folder)} | fields
+    return ClassificationOptions.model_validate(chosen)
+
+
+def ids(made: Classification, steps: int, shard: Shard = WHOLE) -> list[tuple[int, ...]]:
+    batches = made.batches(BatchPlan(global_batch=4, seed=0), shard)
+    return [batch.sample_ids for batch in islice(batches, steps)]
+
+
+@pytest.mark.parametrize("validation", ["test", "val", "validation"])
+def test_layout(make_folder: MakeFolder, validation: str) -> None:
+    folder = make_folder(splits=("train", validation))
+    (folder / "train" / "ant" / "notes.txt").write_text("no picture")
+    (folder / "train" / "ant" / "more").mkdir()
+    shutil.copy(folder / "train" / "ant" / "0.png", folder / "train" / "ant" / "more" / "9.PNG")
+    options(folder).check_data()
+    made = Classification(options(folder), 0)
+    assert made.classes == ("ant", "bee", "cat")
+    assert (made.training_samples, made.validation_samples) == (13, 12)
+    batch = next(made.batches(BatchPlan(global_batch=13, seed=0), WHOLE))
+    assert batch.pictures.shape == (13, 3, 8, 8), "the first picture's own size"
+    order = np.argsort(batch.sample_ids)
+    assert batch.labels[order].tolist() == [0] * 5 + [1] * 4 + [2] * 4
+
+
+def test_pictures_are_decoded_and_normalised(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    batch = next(Classification(options(folder), 0).batches(
+        BatchPlan(global_batch=12, seed=0), WHOLE))  # fmt: skip
+    with Image.open(folder / "train" / "bee" / "1.png") as picture:
+        pixels = torch.from_numpy(np.asarray(picture).copy()).permute(2, 0, 1) / 255
+    mean, std = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
+    expected = (pixels - mean[:, None, None]) / std[:, None, None]
+    torch.testing.assert_close(batch.pictures[batch.sample_ids.index(5)], expected)
+
+
+def test_pictures_of_other_sizes_and_modes_are_converted(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    Image.new("L", (30, 20), 100).save(folder / "train" / "ant" / "0.png")
+    batch = next(Classification(options(folder), 0).batches(
+        BatchPlan(global_batch=12, seed=0), WHOLE))  # fmt: skip
+    assert batch.pictures.shape == (12, 3, 224, 224), "its first picture is not square"
+    smaller = Classification(options(folder, image_size=16), 0)
+    assert next(smaller.batches(BatchPlan(global_batch=12, seed=0), WHOLE)).pictures.shape[2:] == (
+        16, 16,
+    )  # fmt: skip
+
+
+def test_subset(make_folder: MakeFolder) -> None:
+    made = Classification(options(make_folder(), training_samples=6, validation_samples=5), 0)
+    assert (made.training_samples, made.validation_samples) == (6, 5)
+    with pytest.raises(InputError, match="found 13; imagefolder has 12 at most"):
+        options(Path(str(made._options.data_dir)), training_samples=13).check_data()
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "below", "where", "message"),
+    [
+        (remove, "", "", "no such folder; expected train/CLASS/*.jpg and test/CLASS/*.jpg"),
+        (empty, "", "train", "no such folder; expected train/CLASS/*.jpg"),
+        (remove, "train", "train", "no such folder; expected train/CLASS/*.jpg"),
+        (empty, "train", "train", "holds no class folder; expected train/CLASS/*.jpg"),
+        (empty, "train/bee", "train/bee", "no picture in this class folder; put pictures there"),
+        (remove, "test", "test", "no such folder; expected train/CLASS/*.jpg"),
+        (empty, "test/bee", "test/bee", "no picture in this class folder"),
+        (remove, "test/bee", "", "class folders differ: bee only in train/; make them agree"),
+        (remove, "train/cat", "", "class folders differ: cat only in test/"),
+    ],
+)
+def test_wrong_layout(
+    make_folder: MakeFolder, break_it: Callable[[Path], None], below: str, where: str, message: str
+) -> None:
+    folder = make_folder()
+    break_it(folder / below)
+    for check in (options(folder).check_data, lambda: options(folder).build(0)):
+        with pytest.raises(DataError) as caught:
+            check()
+        assert str(caught.value).startswith(f"{folder / where}: {message}")
+
+
+def test_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_text("")
+    with pytest.raises(DataError, match="data: is not a folder; expected train/CLASS"):
+        options(file).check_data()
+
+
+def test_one_class_is_no_classification(make_folder: MakeFolder) -> None:
+    with pytest.raises(DataError, match="one class only: ant; at least two are needed"):
+        options(make_folder(classes=("ant",))).check_data()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_broken_picture_ends_the_trial(make_folder: MakeFolder, workers: int) -> None:
+    folder = make_folder()
+    broken = folder / "train" / "bee" / "0.png"
+    broken.write_bytes(broken.read_bytes()[:60])
+    made = Classification(options(folder, loader_workers=workers), 0)
+    with pytest.raises(DataError) as caught:
+        ids(made, 3)
+    assert str(caught.value).startswith(f"{broken}: cannot be read as a picture (")
+    assert "workload.on_broken: skip" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_next_sample_takes_the_place_of_a_broken_one(make_folder: MakeFolder, workers: int) -> None:
+    folder = make_folder()
+    expected = ids(Classification(options(folder), 0), 6)
+    for name in ("bee/0.png", "bee/1.png", "cat/3.png"):  # samples 4, 5 and 11
+        (folder / "train" / name).write_bytes(b"no picture")
+    made = Classification(options(folder, on_broken="skip", loader_workers=workers), 0)
+    replaced = {4: 6, 5: 6, 11: 0}
+    assert ids(made, 6) == [tuple(replaced.get(i, i) for i in step) for step in expected]
+    halves = [ids(made, 6, Shard(index=index, count=2)) for index in range(2)]
+    assert [a + b for a, b in zip(*halves, strict=True)] == ids(made, 6)
+    assert len(made.data_errors) == 3, "each file is named once"
+    named = sorted(line.split(": cannot be read (")[0] for line in made.data_errors)
+    assert named == [str(folder / "train" / n) for n in ("bee/0.png", "bee/1.png", "cat/3.png")]
+
+
+def test_broken_validation_picture_is_left_out(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    broken = folder / "test" / "cat" / "2.png"
+    broken.write_bytes(b"")
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3)).eval()
+    made = Classification(options(folder, on_broken="skip"), 0)
+    parts = [
+        made.evaluate(model, Shard(index=index, count=12), torch.device("cpu"))
+        for index in range(12)
+    ]
+    assert [part.samples for part in parts] == [1] * 10 + [0, 1]
+    assert [line.split(": ")[0] for line in made.data_errors] == [str(broken)]
+    with pytest.raises(DataError, match=r"2\.png: cannot be read as a picture"):
+        Classification(options(folder), 0).evaluate(model, WHOLE, torch.device("cpu"))
+
+
+def test_no_picture_can_be_read(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    for path in folder.glob("train/*/*"):
+        path.write_bytes(b"")
+    made = Classification(options(folder, on_broken="skip"), 0)
+    with pytest.raises(DataError, match="no picture in it can be read"):
+        ids(made, 1)
+
+
+@pytest.mark.skipif(not CIFAR10_SUBSET.is_dir(), reason=f"needs {CIFAR10_SUBSET}")
+def test_cifar10_subset() -> None:
+    made = Classification(options(CIFAR10_SUBSET, augment="crop_flip"), 0)
+    assert (made.training_samples, made.validation_samples) == (10_000, 2_000)
+    assert made.classes[0] == "airplane"
+    plan = BatchPlan(global_batch=64, seed=0)
+    whole = next(made.batches(plan, WHOLE))
+    halves = [next(made.batches(plan, Shard(index=index, count=2))) for index in range(2)]
+    assert whole.pictures.shape == (64, 3, 32, 32)
+    assert torch.equal(torch.cat([half.pictures for half in halves]), whole.pictures)
