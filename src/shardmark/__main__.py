@@ -1,5 +1,8 @@
 """`python -m shardmark` is the command line."""
 
+import sys
+
 from shardmark.cli import main
 
-main()
+if __name__ == "__main__":
+    sys.exit(main())

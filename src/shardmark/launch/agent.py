@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardmark.experiment.schema import Trial
+from shardmark.launch.deaths import DeathWatch
 from shardmark.strategies import build_strategy
 
 TRIAL_FILE = "trial.json"
@@ -51,16 +52,29 @@ def run_agent(directory: str) -> int:
         shutdown_timeout=3,
         logs_specs=DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL),
     )
+    watch = DeathWatch()
     try:
         elastic_launch(config, rank_main)(directory)
     except ChildFailedError as error:
-        failures = [
-            {"rank": rank, "exit_code": failure.exitcode, "at_seconds": float(failure.timestamp)}
-            for rank, failure in error.failures.items()
+        ranks = {failure.pid: rank for rank, failure in error.failures.items()}
+        ranks |= {rank_pid(file): int(file.stem.removeprefix("rank-")) for file in _files(folder)}
+        deaths = [
+            {"rank": ranks[death.pid], "exit_code": death.exit_code, "at_seconds": death.at_seconds}
+            for death in watch.deaths
+            if death.pid in ranks and death.exit_code != 0
         ]
-        (folder / AGENT_FILE).write_text(json.dumps(failures))
+        (folder / AGENT_FILE).write_text(json.dumps(deaths))
         return 1
     return 0
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.glob("rank-*.json") if file.stem.count(".") == 0]
+
+
+def rank_pid(file: Path) -> int:
+    """The process id in a rank's record."""
+    return int(json.loads(file.read_text())["pid"])
 
 
 def rank_main(directory: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.errors import DataError, StrategyUnavailable
+from shardmark.launch.deaths import describe
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
 
 MEMORY_MESSAGES = (
@@ -115,16 +116,15 @@ def _exited(
     signalled = [e for e in ending.failures if e.exit_code < 0 and e.exit_code != -signal.SIGTERM]
     if signalled:
         end = min(signalled, key=lambda e: e.at_seconds)
-        name = signal.Signals(-end.exit_code).name
         return Outcome.FAILED, Failure(
-            reason=f"rank {end.rank} was ended by {name}", remedy="see log.txt", rank=end.rank
+            reason=f"rank {end.rank} {describe(end.exit_code)}", remedy="see log.txt", rank=end.rank
         )
     if errors:
         return Outcome.FAILED, _failure(*min(errors, key=lambda found: found[1].at_seconds))
     if ending.failures:
         end = min(ending.failures, key=lambda e: e.at_seconds)
         return Outcome.FAILED, Failure(
-            reason=f"rank {end.rank} ended with exit code {end.exit_code}",
+            reason=f"rank {end.rank} {describe(end.exit_code)}",
             remedy="see log.txt",
             rank=end.rank,
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardmark.errors import ShardmarkError
 from shardmark.experiment.schema import Trial
 from shardmark.launch.outcome import error_kind
 from shardmark.measure.clock import clock_for
@@ -54,7 +55,7 @@ def run_rank(trial: Trial, directory: Path) -> bool:
         traceback.print_exc()
         report.error = RankError(
             kind=error_kind(error),
-            message=f"{type(error).__name__}: {error}",
+            message=message_of(error),
             remedy=getattr(error, "remedy", None),
             at_seconds=time.time(),
         )
@@ -62,6 +63,12 @@ def run_rank(trial: Trial, directory: Path) -> bool:
         return False
     report.write()
     return True
+
+
+def message_of(error: Exception) -> str:
+    """What to tell the user: our own errors say all themselves, others by class and message."""
+    own = isinstance(error, ShardmarkError)
+    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 @contextmanager

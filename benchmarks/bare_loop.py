@@ -1,0 +1,186 @@
+"""Training as a careful person writes it without Shardmark: the other side of `overhead.py`.
+
+    torchrun --nproc-per-node 2 benchmarks/bare_loop.py --strategy ddp --out FOLDER
+
+ResNet-18 on scikit-learn's digits at 32 x 32, with the options that Shardmark's strategies set.
+Each rank writes FOLDER/RANK.json: samples and seconds of the window, Unix time of the first step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock
+
+MEAN, STD = 0.306, 0.324
+SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
+BUCKET_MB = 25
+BUCKET_ELEMENTS = BUCKET_MB * 2**20 // 4
+
+ZERO = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 1,
+    "gradient_clipping": 0.0,
+    "prescale_gradients": False,
+    "gradient_predivide_factor": 1.0,
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+    "communication_data_type": "fp32",
+    "zero_optimization": {
+        "stage": 1,
+        "contiguous_gradients": True,
+        "overlap_comm": False,
+        "reduce_scatter": True,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "allgather_bucket_size": BUCKET_ELEMENTS,
+        "round_robin_gradients": False,
+        "stage3_param_persistence_threshold": 100_000,
+    },
+    "steps_per_print": 2**31,
+    "wall_clock_breakdown": False,
+}
+"""What `shardmark.strategies.deepspeed` sets for fp32; `overhead.py` compares the two."""
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """All pictures as uint8 (n, 1, 32, 32), and labels, from the file that scikit-learn ships."""
+    spec = importlib.util.find_spec("sklearn")
+    assert spec is not None
+    assert spec.origin is not None
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    rows = np.loadtxt(path, delimiter=",", dtype=np.int64)
+    grey = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    pictures = functional.interpolate(
+        torch.from_numpy(grey), (32, 32), mode="bilinear", antialias=True
+    )
+    return pictures, torch.from_numpy(rows[:, -1].copy())
+
+
+def eager_step(model: nn.Module, parameters: list[nn.Parameter]) -> Step:
+    optimizer = torch.optim.SGD(parameters, **SGD)
+
+    def step(pictures: Tensor, labels: Tensor) -> Tensor:
+        loss = functional.cross_entropy(model(pictures), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def start(strategy: str) -> Step:
+    torch.manual_seed(0)
+    model = resnet18(num_classes=10)
+    if strategy == "single":
+        return eager_step(model, list(model.parameters()))
+    if strategy == "ddp":
+        from torch.nn.parallel import DistributedDataParallel
+
+        wrapped = DistributedDataParallel(
+            model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB
+        )
+        return eager_step(wrapped, list(model.parameters()))
+    if strategy == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        blocks = [module for module in model.modules() if isinstance(module, BasicBlock)]
+        for part in (*blocks, model):
+            fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        return eager_step(model, list(model.parameters()))
+    import deepspeed
+
+    parameters = list(model.parameters())
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=parameters,
+        optimizer=torch.optim.SGD(parameters, **SGD),
+        config=ZERO,
+        dist_init_required=False,
+    )
+
+    def step(pictures: Tensor, labels: Tensor) -> Tensor:
+        loss = functional.cross_entropy(engine(pictures), labels)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--strategy", choices=("single", "ddp", "fsdp", "zero-1"), required=True)
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--warmup", type=int, default=5)
+    parser.add_argument("--global-batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+
+    torch.set_num_threads(options.threads)
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    pictures, labels = digits()
+    step = start(options.strategy)
+    share = options.global_batch // world_size
+    scale, shift = torch.tensor(1 / (255 * STD)), torch.tensor(-MEAN / STD)
+    random = np.random.default_rng(0)
+    order, place = random.permutation(len(labels)), 0
+    losses = []
+    samples = 0
+    dist.barrier()
+    first_step_at = time.time()
+    opened = time.perf_counter()
+    for index in range(options.steps):
+        if index == options.warmup:
+            # Shardmark's ranks are forked with frozen garbage; here, too, what the imports left
+            # is not searched again inside the window.
+            gc.collect()
+            gc.freeze()
+            dist.barrier()
+            samples = 0
+            opened = time.perf_counter()
+        if place + options.global_batch > len(order):
+            order, place = random.permutation(len(labels)), 0
+        ids = torch.from_numpy(order[place + rank * share : place + (rank + 1) * share])
+        place += options.global_batch
+        chosen = pictures.index_select(0, ids)
+        batch = torch.empty(len(ids), 3, 32, 32).copy_(chosen).mul_(scale).add_(shift)
+        losses.append(step(batch, labels.index_select(0, ids)))
+        samples += len(ids)
+    window_seconds = time.perf_counter() - opened
+    report = {
+        "rank": rank,
+        "samples": samples,
+        "window_seconds": window_seconds,
+        "first_step_at_seconds": first_step_at,
+        "threads": torch.get_num_threads(),
+        "last_loss": float(losses[-1]),
+    }
+    (options.out / f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    main()

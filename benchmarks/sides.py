@@ -1,0 +1,156 @@
+"""The two sides that are held against each other: Shardmark's trials, and the bare script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recording import BENCHMARKS, ROOT
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.matrix import expand
+from shardmark.experiment.schema import Trial
+from shardmark.launch.listener import Silent
+from shardmark.launch.local import ENVIRONMENT, LocalEngine
+from shardmark.launch.trial import TrialRunner
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import RunFolder
+from shardmark.strategies import build_strategy
+
+GLOBAL_BATCH = 64
+WARMUP_STEPS = 5
+BARE_SECONDS = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """One run of the bare script."""
+
+    samples_per_second: float
+    """All ranks' samples over the slowest rank's window, as in a trial."""
+    startup_seconds: float
+    """From the start of `torchrun` to the first step of the last rank."""
+
+
+def ranks_of(strategy: str) -> int:
+    return 1 if strategy == "single" else 2
+
+
+def run_bare(strategy: str, *, steps: int) -> Bare:
+    """Start `torchrun benchmarks/bare_loop.py` with the threads and environment of a trial."""
+    ranks = ranks_of(strategy)
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+            *("--local-addr", "localhost"),
+            *(str(BENCHMARKS / "bare_loop.py"), "--strategy", strategy, "--steps", str(steps)),
+            *("--warmup", str(WARMUP_STEPS), "--global-batch", str(GLOBAL_BATCH)),
+            *("--threads", str(threads), "--out", folder),
+        ]
+        variables = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu"}
+        launched = time.time()
+        done = subprocess.run(
+            command,
+            env={**ENVIRONMENT, **variables, **os.environ},
+            check=False,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=BARE_SECONDS,
+        )
+        if done.returncode:
+            raise SystemExit(f"the bare loop failed:\n{done.stdout[-4000:]}")
+        reports = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+    slowest = max(report["window_seconds"] for report in reports)
+    return Bare(
+        samples_per_second=sum(report["samples"] for report in reports) / slowest,
+        startup_seconds=max(report["first_step_at_seconds"] for report in reports) - launched,
+    )
+
+
+class Shardmark:
+    """One run: trials of several strategies, each as often as there are repeats."""
+
+    def __init__(self, runner: TrialRunner, trials: Sequence[Trial]) -> None:
+        self._runner = runner
+        self._trials = {(trial.strategy.name, trial.repeat): trial for trial in trials}
+
+    def trial(self, strategy: str, repeat: int) -> TrialResult:
+        result = self._runner.run(self._trials[strategy, repeat], order=repeat)
+        if result.outcome is not Outcome.OK:
+            raise SystemExit(f"the trial of {strategy} ended as {result.outcome}: {result.failure}")
+        return result
+
+
+def metric(result: TrialResult, name: str) -> float:
+    found = result.metrics[name]
+    assert found is not None, result.missing[name]
+    return found.value
+
+
+@contextmanager
+def shardmark_run(
+    strategies: Sequence[str], *, steps: int, repeats: int, warmup_steps: int = WARMUP_STEPS
+) -> Iterator[Shardmark]:
+    """A nursery that has loaded everything, in a temporary folder, with all metrics on."""
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = from_mapping(experiment_of(strategies, steps, repeats, warmup_steps))
+        engine = LocalEngine()
+        try:
+            machine = engine.machine("cpu")
+            plan = expand(experiment, machine.device_type)
+            modules = {
+                module: None
+                for trial in plan.trials
+                for module in build_strategy(trial.strategy.name, trial.strategy.options).loads()
+            }
+            engine.load(list(modules), machine.device_type)
+            runner = TrialRunner(
+                engine=engine,
+                machine=machine,
+                folder=RunFolder.create(Path(folder) / "run"),
+                listener=Silent(),
+            )
+            yield Shardmark(runner, plan.trials)
+        finally:
+            engine.close()
+
+
+def experiment_of(
+    strategies: Sequence[str], steps: int, repeats: int, warmup_steps: int
+) -> dict[str, Any]:
+    return {
+        "name": "benchmark",
+        "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
+        "recipe": {
+            "global_batch": GLOBAL_BATCH,
+            "steps": steps,
+            "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4},
+            "seed": 0,
+        },
+        "matrix": {"strategy": list(strategies)},
+        "measure": {
+            "warmup_steps": warmup_steps,
+            "repeats": repeats,
+            "probe": True,
+            "evaluate": "never",
+        },
+        "limits": {"trial_seconds": 600},
+        "device": "cpu",
+    }
+
+
+def add_sources_to_path() -> None:
+    """For child processes where the package is not installed."""
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

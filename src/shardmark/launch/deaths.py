@@ -1,0 +1,61 @@
+"""Notices in which order the children of this process end, and leaves reaping them to others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+
+PAUSE_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One ended child."""
+
+    pid: int
+    exit_code: int
+    """Negative: the signal that ended it."""
+    at_seconds: float
+
+
+class DeathWatch:
+    """A thread that waits for children without collecting them.
+
+    PyTorch's launcher names the lowest of the ranks that it finds dead at once; the one that died
+    first is the cause.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Death] = {}
+        threading.Thread(target=self._watch, name="death-watch", daemon=True).start()
+
+    @property
+    def deaths(self) -> list[Death]:
+        """The ended children so far, first death first."""
+        return list(self._seen.values())
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                found = None  # no child yet, or none left
+            if found is not None and found.si_pid not in self._seen:
+                signalled = found.si_code != os.CLD_EXITED
+                self._seen[found.si_pid] = Death(
+                    pid=found.si_pid,
+                    exit_code=-found.si_status if signalled else found.si_status,
+                    at_seconds=time.time(),
+                )
+                continue
+            time.sleep(PAUSE_SECONDS if self._seen else 10 * PAUSE_SECONDS)
+
+
+def describe(exit_code: int) -> str:
+    """How a process ended, in words."""
+    if exit_code < 0:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"

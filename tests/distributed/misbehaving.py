@@ -1,0 +1,80 @@
+"""Models that end their trial in every way that a trial can end; rank 1 is the one to fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from tests.distributed.models import small
+
+CGROUP = Path("/sys/fs/cgroup/memory/shardmark-test")
+CGROUP_BYTES = 600 * 2**20
+
+
+class Misbehaving(nn.Module):
+    """A small network that does something in rank 1's third forward pass."""
+
+    def __init__(self, num_classes: int, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.network = small(num_classes)
+        self._act = act
+        self._calls = 0
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        self._calls += 1
+        if self._calls == 3 and os.environ["RANK"] == "1":
+            self._act()
+        logits: Tensor = self.network(pictures)
+        return logits
+
+
+def killed(num_classes: int) -> nn.Module:
+    return Misbehaving(num_classes, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def crashes(num_classes: int) -> nn.Module:
+    return Misbehaving(num_classes, lambda: os.kill(os.getpid(), signal.SIGSEGV))
+
+
+def hangs(num_classes: int) -> nn.Module:
+    return Misbehaving(num_classes, lambda: time.sleep(3600))
+
+
+def allocates_too_much(num_classes: int) -> nn.Module:
+    return Misbehaving(num_classes, lambda: torch.empty(2**50))
+
+
+def has_no_memory(num_classes: int) -> nn.Module:
+    def act() -> None:
+        raise MemoryError("no memory left for a list")
+
+    return Misbehaving(num_classes, act)
+
+
+def raises(num_classes: int) -> nn.Module:
+    def act() -> None:
+        raise ValueError("the model does not like this picture")
+
+    return Misbehaving(num_classes, act)
+
+
+def is_slow(num_classes: int) -> nn.Module:
+    """Takes its time at the third step, so that somebody can interrupt it."""
+    return Misbehaving(num_classes, lambda: time.sleep(8))
+
+
+def outgrows_its_cgroup(num_classes: int) -> nn.Module:
+    """The kernel kills the process that holds more than its control group allows."""
+
+    def act() -> None:
+        (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
+        hoard = [torch.ones(2**24) for _ in range(64)]
+        raise AssertionError(f"the kernel allowed {len(hoard)} x 64 MiB")
+
+    return Misbehaving(num_classes, act)

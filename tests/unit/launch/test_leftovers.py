@@ -1,0 +1,89 @@
+"""What ranks leave in a trial's folder: merged, read as far as it is whole, cleared away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.golden.invented import invented_rank
+
+from shardmark.launch.leftovers import (
+    clear,
+    empty,
+    merge_logs,
+    merge_steps,
+    rank_record,
+    rank_records,
+    read_lines,
+)
+from shardmark.measure.rank_files import LOG_FILE, STEPS_FILE, rank_file, rank_steps_file
+
+
+def write_log(folder: Path, rank: int, name: str, text: str | bytes) -> None:
+    file = folder / "logs" / "run_x" / "attempt_0" / str(rank) / f"{name}.log"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def test_records_of_the_ranks_that_wrote_one(tmp_path: Path) -> None:
+    first = invented_rank(0)
+    (tmp_path / rank_file(0)).write_text(first.model_dump_json())
+    (tmp_path / rank_file(1)).write_text(first.model_dump_json()[:40])
+    assert rank_records(tmp_path, 3) == (first,)
+    assert rank_record(tmp_path, 1) is None
+
+
+def test_steps_are_merged_in_order_of_rank(tmp_path: Path) -> None:
+    for rank in (10, 2, 0):
+        (tmp_path / rank_steps_file(rank)).write_text(f'{{"rank": {rank}}}\n')
+    merge_steps(tmp_path, 11)
+    assert list(read_lines(tmp_path / STEPS_FILE)) == [{"rank": 0}, {"rank": 2}, {"rank": 10}]
+
+
+def test_steps_of_no_rank_are_an_empty_file(tmp_path: Path) -> None:
+    merge_steps(tmp_path, 2)
+    assert (tmp_path / STEPS_FILE).read_text() == ""
+
+
+def test_logs_carry_their_rank_and_stream(tmp_path: Path) -> None:
+    write_log(tmp_path, 1, "stdout", "second\n")
+    write_log(tmp_path, 0, "stderr", b"a warning \xff\nand more\n")
+    (tmp_path / "agent.log").write_text("agent started\n")
+    merge_logs(tmp_path)
+    assert (tmp_path / LOG_FILE).read_text() == (
+        "[rank 0 stderr] a warning \ufffd\n"
+        "[rank 0 stderr] and more\n"
+        "[rank 1 stdout] second\n"
+        "[launcher] agent started\n"
+    )
+
+
+def test_lines_end_where_a_kill_cut_them(tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    assert list(read_lines(file)) == []
+    file.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
+    assert list(read_lines(file)) == [{"a": 1}, {"a": 2}]
+    file.write_text('{"a": 1}\n' + "\0" * 20)
+    assert list(read_lines(file)) == [{"a": 1}]
+
+
+def fill(folder: Path) -> None:
+    write_log(folder, 0, "stdout", "x")
+    for name in ("result.json", STEPS_FILE, "samples.jsonl", LOG_FILE, "trial.json", "rank-0.json"):
+        (folder / name).write_text("{}")
+
+
+def test_clear_keeps_a_trial_s_own_files(tmp_path: Path) -> None:
+    fill(tmp_path)
+    clear(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "result.json",
+        "steps.jsonl",
+        "samples.jsonl",
+        "log.txt",
+    }
+
+
+def test_empty_keeps_nothing(tmp_path: Path) -> None:
+    fill(tmp_path)
+    empty(tmp_path)
+    assert list(tmp_path.iterdir()) == []
