@@ -86,7 +86,5 @@ def _leaves_nothing_behind() -> Iterator[None]:
 
 def _leaks(looks: tuple[Look, ...], before: list[set[str]]) -> list[str]:
     return [
-        leak
-        for look, known in zip(looks, before, strict=True)
-        for leak in sorted(look() - known)
+        leak for look, known in zip(looks, before, strict=True) for leak in sorted(look() - known)
     ]

@@ -15,6 +15,7 @@ from shardmark.cli.doctor import doctor
 from shardmark.cli.list import list_
 from shardmark.cli.run import run
 from shardmark.cli.schema import schema
+from shardmark.cli.verify import verify
 from shardmark.errors import ShardmarkError
 
 BAD_INPUT = 2
@@ -54,6 +55,7 @@ def _shardmark(
 
 app.command("run")(run)
 app.command("compare")(compare)
+app.command("verify")(verify)
 app.command("list")(list_)
 app.command("doctor")(doctor)
 app.command("schema")(schema)

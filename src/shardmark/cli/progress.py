@@ -31,12 +31,14 @@ class Lines:
         self._lined_at = 0.0
         self._run_started_at = time.monotonic()
         self._done_here = 0
+        self._to_do = 0
 
     def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
         for cell in left_out:
             typer.echo(f"left out: {cell}")
         done = f", {finished} have their result already" if finished else ""
         typer.echo(f"{total} trials{done}; loading libraries")
+        self._to_do = total - finished
         self._run_started_at = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -57,12 +59,13 @@ class Lines:
             self._lined_at = now
             typer.echo(text)
 
-    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:
+    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
         self._done_here += 1
-        typer.echo(f"{self._title}: {_ending(result)}{self._left(total - number)}")
+        typer.echo(f"{self._title}: {_ending(result)}{self._left()}")
 
-    def _left(self, trials: int) -> str:
+    def _left(self) -> str:
         """Time left, if the trials to come take as long as those so far did."""
+        trials = self._to_do - self._done_here
         if trials <= 0:
             return ""
         each = (time.monotonic() - self._run_started_at) / self._done_here

@@ -84,6 +84,8 @@ class Measure(Model):
     """Period of the system metrics, sampled from outside the ranks."""
     probe: bool = True
     """After the training, take untimed steps that count memory, collectives and communication."""
+    verify: bool = True
+    """Before the first trial, prove with a few steps that the strategies train the same thing."""
     evaluate: Literal["epoch", "end", "never"] = "epoch"
     """When the whole validation set is evaluated; never inside a measured window."""
 

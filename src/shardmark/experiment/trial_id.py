@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from shardmark.experiment.axes import canonical
@@ -29,10 +30,17 @@ def trial_id(
         "recipe": recipe.model_dump(mode="json"),
         "strategy": strategy.model_dump(mode="json"),
         "world_size": world_size,
-        "measure": measure.model_dump(mode="json", exclude={"repeats"}),
+        "measure": measure.model_dump(mode="json", exclude={"repeats", "verify"}),
         "device_type": device_type,
         "repeat": repeat,
     }
     digits = hashlib.sha256(canonical(content).encode()).hexdigest()[:8]
     name = re.sub(r"[^a-z0-9]+", "-", strategy.name.lower()).strip("-")
     return f"{name}-w{world_size}-{recipe.precision}-r{repeat}-{digits}"
+
+
+def cell_id(trial: Mapping[str, Any]) -> str:
+    """Names what a stored trial trains, and on what: the same for all its repeats."""
+    keys = ("workload", "recipe", "strategy", "world_size", "device_type")
+    content = {key: trial[key] for key in keys}
+    return hashlib.sha256(canonical(content).encode()).hexdigest()[:12]

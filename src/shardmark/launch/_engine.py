@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shardmark.launch.outcome import Ending
 from shardmark.strategies._protocol import Machine
+
+Task = Literal["measure", "testify", "judge"]
+"""What the ranks do: the trial itself, a few steps for `verify`, or (one process) the verdicts."""
 
 
 class Engine(Protocol):
@@ -19,7 +22,14 @@ class Engine(Protocol):
     def load(self, modules: Sequence[str], device_type: str) -> None:
         """Prepare for trials whose ranks import these modules."""
 
-    def run(self, directory: Path, *, trial_seconds: float, on_tick: Callable[[], None]) -> Ending:
+    def run(
+        self,
+        directory: Path,
+        *,
+        trial_seconds: float,
+        on_tick: Callable[[], None],
+        task: Task = "measure",
+    ) -> Ending:
         """Run the trial described in the folder; `on_tick` is called a few times a second.
 
         Whatever happens, Ctrl-C included, the trial's processes are gone when it returns.

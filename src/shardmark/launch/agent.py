@@ -27,7 +27,7 @@ LOGS = "logs"
 PR_SET_PDEATHSIG = 1
 
 
-def run_agent(directory: str) -> int:
+def run_agent(directory: str, task: str) -> int:
     """Start the trial's ranks, wait for them, note how each ended.  0 if all ended well.
 
     Runs in a session of its own, so that the whole trial can be ended by one signal.
@@ -36,6 +36,11 @@ def run_agent(directory: str) -> int:
     die_with_parent()
     folder = Path(directory)
     _redirect(folder / AGENT_LOG)
+    if task == "judge":
+        from shardmark.training.judge import judge_all
+
+        judge_all(folder)
+        return 0
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     strategy = build_strategy(trial.strategy.name, trial.strategy.options)
     config = LaunchConfig(
@@ -54,7 +59,7 @@ def run_agent(directory: str) -> int:
     )
     watch = DeathWatch()
     try:
-        elastic_launch(config, rank_main)(directory)
+        elastic_launch(config, rank_main)(directory, task)
     except ChildFailedError as error:
         ranks = {failure.pid: rank for rank, failure in error.failures.items()}
         ranks |= {rank_pid(file): int(file.stem.removeprefix("rank-")) for file in _files(folder)}
@@ -62,6 +67,12 @@ def run_agent(directory: str) -> int:
             {"rank": ranks[death.pid], "exit_code": death.exit_code, "at_seconds": death.at_seconds}
             for death in watch.deaths
             if death.pid in ranks and death.exit_code != 0
+        ]
+        noticed = {death["rank"] for death in deaths}
+        deaths += [
+            {"rank": rank, "exit_code": failure.exitcode, "at_seconds": float(failure.timestamp)}
+            for rank, failure in error.failures.items()
+            if rank not in noticed  # collected before the watch could look
         ]
         (folder / AGENT_FILE).write_text(json.dumps(deaths))
         return 1
@@ -77,16 +88,16 @@ def rank_pid(file: Path) -> int:
     return int(json.loads(file.read_text())["pid"])
 
 
-def rank_main(directory: str) -> None:
+def rank_main(directory: str, task: str) -> None:
     """What the launcher calls in each forked rank."""
     die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.WARNING)
-    from shardmark.training.rank import run_rank
+    from shardmark.training.rank import TASKS, run_rank
 
     folder = Path(directory)
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
-    fine = run_rank(trial, folder)
+    fine = run_rank(trial, folder, TASKS[task])
     sys.stdout.flush()
     sys.stderr.flush()
     if not fine:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,27 @@ from typing import Any
 from shardmark.errors import InputError
 from shardmark.experiment.matrix import Plan, expand
 from shardmark.experiment.schema import Experiment, Trial
+from shardmark.experiment.trial_id import cell_id
 from shardmark.launch._engine import Engine
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.local import LocalEngine
 from shardmark.launch.trial import TrialRunner
+from shardmark.launch.verification import cells_of, verify_cells
 from shardmark.measure.environment import environment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder
+from shardmark.results.verification import (
+    Verification,
+    read_verification,
+    write_verification,
+)
 from shardmark.strategies import build_strategy
+from shardmark.strategies._protocol import Machine
 from shardmark.workloads import check_data
 
-GROWING = ("matrix", "limits", "measure.repeats")
+SCRATCH = ".verification"
+
+GROWING = ("matrix", "limits", "measure.repeats", "measure.verify")
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 
 
@@ -44,22 +55,22 @@ def run_experiment(
     folder that cannot be used, `KeyboardInterrupt` after storing an interrupted trial.
     """
     listener = progress or Silent()
-    check_data(experiment.workload)
-    folder = RunFolder.create(out)
-    _check_same(folder, experiment)
     engine = engine or LocalEngine()
     try:
+        check_data(experiment.workload)
+        _check_same(out, experiment)
         machine = engine.machine(experiment.device)
-        plan = expand(experiment, machine.device_type)
-        for trial in plan.trials:
-            if trial.workload != experiment.workload:
-                check_data(trial.workload)
+        plan = _plan(experiment, machine)
+        folder = RunFolder.create(out)
         folder.write_experiment(experiment.model_dump(mode="json"))
         folder.write_environment(environment())
         todo = _todo(folder, plan, listener, retry=retry)
         listener.planned(len(plan.trials), len(plan.trials) - len(todo), plan.left_out)
         if todo:
-            engine.load(_modules(todo), machine.device_type)
+            trials = [trial for _, trial in todo]
+            engine.load(_modules(trials), machine.device_type)
+            if experiment.measure.verify:
+                _verify(folder, trials, engine, machine, listener)
         runner = TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener)
         for order, trial in todo:
             listener.trial_started(order + 1, len(plan.trials), trial)
@@ -69,7 +80,65 @@ def run_experiment(
                 raise KeyboardInterrupt
     finally:
         engine.close()
-    return folder.path
+    return out
+
+
+def verify_experiment(
+    experiment: Experiment,
+    scratch: Path,
+    *,
+    progress: ProgressListener | None = None,
+    engine: Engine | None = None,
+) -> Verification:
+    """A verdict on every cell of the experiment; nothing is measured.
+
+    Raises `InputError` for an experiment that cannot be used.
+    """
+    listener = progress or Silent()
+    engine = engine or LocalEngine()
+    try:
+        check_data(experiment.workload)
+        machine = engine.machine(experiment.device)
+        cells = cells_of(_plan(experiment, machine).trials)
+        engine.load(_modules(cells), machine.device_type)
+        return verify_cells(
+            cells, engine=engine, machine=machine, scratch=scratch, listener=listener
+        )
+    finally:
+        engine.close()
+
+
+def _plan(experiment: Experiment, machine: Machine) -> Plan:
+    """All trials, their data looked for."""
+    plan = expand(experiment, machine.device_type)
+    for trial in plan.trials:
+        if trial.workload != experiment.workload:
+            check_data(trial.workload)
+    return plan
+
+
+def _verify(
+    folder: RunFolder,
+    trials: Sequence[Trial],
+    engine: Engine,
+    machine: Machine,
+    listener: ProgressListener,
+) -> None:
+    """Store a verdict on each cell that has none yet."""
+    stored = read_verification(folder.path)
+    known = stored.verdicts if stored is not None else ()
+    done = {verdict.id for verdict in known if verdict.equivalent is not None}
+    cells = [c for c in cells_of(trials) if cell_id(c.model_dump(mode="json")) not in done]
+    if not cells:
+        return
+    scratch = folder.path / SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)  # an earlier command may have been killed
+    found = verify_cells(cells, engine=engine, machine=machine, scratch=scratch, listener=listener)
+    kept = tuple(verdict for verdict in known if verdict.id in done)
+    write_verification(folder.path, found.model_copy(update={"verdicts": kept + found.verdicts}))
+    for verdict in found.verdicts:
+        if verdict.equivalent is False and verdict.cause is not None:
+            listener.note(f"NOT EQUIVALENT: {verdict.strategy}: {verdict.cause.text}")
 
 
 def _todo(
@@ -93,26 +162,29 @@ def _again(stored: TrialResult, *, retry: bool) -> bool:
     return retry and stored.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
 
 
-def _modules(todo: list[tuple[int, Trial]]) -> list[str]:
+def _modules(trials: Sequence[Trial]) -> list[str]:
     names: list[str] = []
-    for _, trial in todo:
+    for trial in trials:
         strategy = build_strategy(trial.strategy.name, trial.strategy.options)
         names += [name for name in strategy.loads() if name not in names]
     return names
 
 
-def _check_same(folder: RunFolder, experiment: Experiment) -> None:
+def _check_same(out: Path, experiment: Experiment) -> None:
     """Refuse a folder whose run had another workload, recipe or way of measuring."""
-    if not (folder.path / EXPERIMENT_FILE).exists():
+    if not (out / EXPERIMENT_FILE).exists():
         return
-    stored = _flat(folder.read_experiment())
+    before = RunFolder(out).read_experiment()
+    stored = _flat(before)
     wanted = _flat(experiment.model_dump(mode="json"))
+    # An axis's first value stands in the base, too, and its values may come in another order.
+    axes = tuple(before.get("matrix", {}).keys() & experiment.matrix.keys())
     for key in sorted(stored.keys() | wanted.keys()):
-        if key.startswith(GROWING):
+        if key.startswith((*GROWING, *axes)):
             continue
         if stored.get(key) != wanted.get(key):
             raise InputError(
-                str(folder.path),
+                str(out),
                 f"holds a run with {key} = {stored.get(key)!r}, here it is {wanted.get(key)!r}",
                 "name another --out",
             )

@@ -57,5 +57,6 @@ class DeathWatch:
 def describe(exit_code: int) -> str:
     """How a process ended, in words."""
     if exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}"
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
     return f"ended with exit code {exit_code}"

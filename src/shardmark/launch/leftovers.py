@@ -57,7 +57,8 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 def merge_logs(directory: Path) -> None:
     """All ranks' output in one file, each line headed by its rank, and the launcher's last."""
     with (directory / LOG_FILE).open("w") as merged:
-        for log in sorted((directory / LOGS).glob("*/attempt_*/*/*.log")):
+        logs = (directory / LOGS).glob("*/attempt_*/*/*.log")
+        for log in sorted(logs, key=lambda path: (int(path.parent.name), path.stem)):
             for line in log.read_text(errors="replace").splitlines():
                 merged.write(f"[rank {log.parent.name} {log.stem}] {line}\n")
         agent_log = directory / AGENT_LOG

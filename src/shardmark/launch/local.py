@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.errors import InputError, ShardmarkError
+from shardmark.launch._engine import Task
 from shardmark.launch.outcome import Ending, ProcessEnd, kernel_oom_kills
+from shardmark.launch.tools import tool_path
 from shardmark.strategies._protocol import Machine
 
 TICK_SECONDS = 0.2
@@ -75,10 +77,17 @@ class LocalEngine:
                 f"torch cannot be imported: {answer['errors']['torch']}; see `shardmark doctor`"
             )
 
-    def run(self, directory: Path, *, trial_seconds: float, on_tick: Callable[[], None]) -> Ending:
+    def run(
+        self,
+        directory: Path,
+        *,
+        trial_seconds: float,
+        on_tick: Callable[[], None],
+        task: Task = "measure",
+    ) -> Ending:
         kills_before = kernel_oom_kills()
         started = time.monotonic()
-        agent = int(self._ask({"do": "run", "directory": str(directory)})["started"])
+        agent = int(self._ask({"do": "run", "directory": str(directory), "task": task})["started"])
         how = "exited"
         exit_code = None
         try:
@@ -128,7 +137,7 @@ class LocalEngine:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**ENVIRONMENT, **os.environ, "PYTHONPATH": path},
+            env={**ENVIRONMENT, **os.environ, "PYTHONPATH": path, "PATH": tool_path()},
             start_new_session=True,  # the terminal's Ctrl-C reaches the controller alone
         )
 

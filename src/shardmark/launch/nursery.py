@@ -42,10 +42,10 @@ class Nursery:
         elif request["do"] == "machine":
             self.answer(in_child(lambda: machine_facts(request["device"])))
         elif request["do"] == "run":
-            self._agent = self._fork_agent(request["directory"])
+            self._agent = self._fork_agent(request["directory"], request["task"])
             self.answer({"started": self._agent})
 
-    def _fork_agent(self, directory: str) -> int:
+    def _fork_agent(self, directory: str, task: str) -> int:
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -54,7 +54,7 @@ class Nursery:
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 from shardmark.launch.agent import run_agent
 
-                code = run_agent(directory)
+                code = run_agent(directory, task)
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

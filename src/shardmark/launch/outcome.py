@@ -93,14 +93,15 @@ def decide(
         return Outcome.OUT_OF_MEMORY, Failure(
             reason=f"rank {rank}: {_first_line(error.message)}", remedy=MEMORY_REMEDY, rank=rank
         )
-    killed = [end for end in ending.failures if end.exit_code == -signal.SIGKILL]
-    agent_killed = ending.agent_exit_code == -signal.SIGKILL
-    if ending.oom_kills and (killed or agent_killed) and ending.how == "exited":
-        rank_killed = killed[0].rank if killed else None
+    first = min(ending.failures, key=lambda end: end.at_seconds, default=None)
+    rank_killed = first is not None and first.exit_code == -signal.SIGKILL
+    agent_killed = first is None and ending.agent_exit_code == -signal.SIGKILL
+    if ending.oom_kills and (rank_killed or agent_killed) and ending.how == "exited":
+        victim = f"rank {first.rank}" if first is not None else "the launcher"
         return Outcome.OUT_OF_MEMORY, Failure(
-            reason=f"the kernel killed rank {rank_killed} for want of memory",
+            reason=f"the kernel killed {victim} for want of memory",
             remedy=MEMORY_REMEDY,
-            rank=rank_killed,
+            rank=first.rank if first is not None else None,
         )
     if ending.how == "timed_out":
         return Outcome.TIMED_OUT, _timed_out(trial_seconds, progress)
@@ -112,17 +113,11 @@ def decide(
 def _exited(
     ending: Ending, errors: Sequence[tuple[int, RankError]], *, finished: int, processes: int
 ) -> tuple[Outcome, Failure | None]:
-    # A rank that a signal ended drags the others down with it, so it is the cause.
-    signalled = [e for e in ending.failures if e.exit_code < 0 and e.exit_code != -signal.SIGTERM]
-    if signalled:
-        end = min(signalled, key=lambda e: e.at_seconds)
-        return Outcome.FAILED, Failure(
-            reason=f"rank {end.rank} {describe(end.exit_code)}", remedy="see log.txt", rank=end.rank
-        )
-    if errors:
+    # A rank that dies drags the others down with it, so the first death is the cause.
+    end = min(ending.failures, key=lambda e: e.at_seconds, default=None)
+    if errors and (end is None or end.exit_code >= 0 or end.exit_code == -signal.SIGTERM):
         return Outcome.FAILED, _failure(*min(errors, key=lambda found: found[1].at_seconds))
-    if ending.failures:
-        end = min(ending.failures, key=lambda e: e.at_seconds)
+    if end is not None:
         return Outcome.FAILED, Failure(
             reason=f"rank {end.rank} {describe(end.exit_code)}",
             remedy="see log.txt",

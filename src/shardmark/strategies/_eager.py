@@ -125,6 +125,24 @@ class EagerWorker:
     def full_parameters(self) -> dict[str, Tensor]:
         return {name: whole(p).float().cpu() for name, p in self._module.named_parameters()}
 
+    def full_gradients(self) -> dict[str, Tensor]:
+        scale = self._scaler.get_scale()
+        return {
+            name: whole(p.grad).float().cpu() / scale
+            for name, p in self._module.named_parameters()
+            if p.grad is not None
+        }
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            name: {
+                key: whole(value).float().cpu()
+                for key, value in self._optimizer.state.get(parameter, {}).items()
+                if isinstance(value, Tensor)
+            }
+            for name, parameter in self._module.named_parameters()
+        }
+
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._module.named_buffers()}
 

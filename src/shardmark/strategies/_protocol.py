@@ -81,6 +81,16 @@ class Worker(Protocol):
     def full_parameters(self) -> dict[str, Tensor]:
         """Unsharded fp32 parameters by name, on the CPU.  Collective over training ranks."""
 
+    def full_gradients(self) -> dict[str, Tensor]:
+        """Unsharded, averaged, unscaled fp32 gradients by parameter name, on the CPU.
+
+        Collective.  Only between backward and update, that is on entering the span `optimizer`;
+        not clipped yet.
+        """
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """Unsharded optimizer state: parameter name -> key -> tensor, on the CPU.  Collective."""
+
     def buffers(self) -> dict[str, Tensor]:
         """This rank's buffers by name, on the CPU."""
 

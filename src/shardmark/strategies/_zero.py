@@ -8,7 +8,11 @@ from typing import Any
 import shardmark.strategies._zero_preload  # noqa: F401  # isort: skip  (chooses its accelerator)
 import deepspeed
 import torch
-from deepspeed.utils import safe_get_full_fp32_param
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+)
 from torch import Tensor
 
 from shardmark.experiment.schema import Recipe
@@ -28,6 +32,13 @@ GRADIENT_HOLDERS = (
     "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition",
 )
 MASTER_HOLDERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+
+OPTIMIZER_KEYS = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+}
+"""The tensors of torch's optimizers that have their parameter's shape."""
 
 
 def start_engine(
@@ -107,6 +118,44 @@ class ZeroWorker:
             value = safe_get_full_fp32_param(parameter) if sharded else parameter
             full[name] = value.detach().float().cpu().clone()
         return full
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        sharded = self._engine.zero_optimization()
+        found = {
+            name: safe_get_full_grad(parameter) if sharded else parameter.grad
+            for name, parameter in self._engine.module.named_parameters()
+        }
+        # Loss-scaled gradients are unscaled in the optimizer step, which is still to come.
+        scaler = getattr(self._engine, "torch_autocast_z0_gradscaler", None) or getattr(
+            self._engine.optimizer, "torch_autocast_gradscaler", None
+        )
+        scale = scaler.get_scale() if scaler is not None else 1.0
+        return {
+            name: gradient.detach().float().cpu().clone() / scale
+            for name, gradient in found.items()
+            if gradient is not None
+        }
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        sharded = self._engine.zero_optimization()
+        state: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self._engine.module.named_parameters():
+            if sharded:
+                found = {
+                    key: safe_get_full_optimizer_state(parameter, key) for key in self._state_keys()
+                }
+            else:
+                found = self._base_optimizer().state.get(parameter, {})
+            state[name] = {
+                key: value.detach().float().cpu().clone()
+                for key, value in found.items()
+                if isinstance(value, Tensor)
+            }
+        return state
+
+    def _state_keys(self) -> tuple[str, ...]:
+        spec = self._recipe.optimizer
+        return () if spec.name == "sgd" and not spec.momentum else OPTIMIZER_KEYS[spec.name]
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._engine.module.named_buffers()}

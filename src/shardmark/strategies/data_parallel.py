@@ -41,6 +41,12 @@ class DataParallel:
                 "DataParallel copies the model over CUDA devices, and the device here is the CPU",
                 "use ddp, which also runs on the CPU",
             )
+        if recipe.activation_checkpointing:
+            raise StrategyUnavailable(
+                self.name,
+                "DataParallel's copies would recompute with the first device's parameters",
+                "set recipe.activation_checkpointing to false, or use ddp",
+            )
         check_devices(self.name, world_size, machine)
         check_precision(self.name, machine, recipe)
         check_no_offload(self.name, recipe, "fsdp or zero-2")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from shardmark.errors import StrategyUnavailable
+from shardmark.launch.tools import tool_path
 from shardmark.strategies._checks import (
     check_devices,
     check_offload_device,
@@ -58,7 +59,9 @@ class Zero:
                 self.name, "DeepSpeed is not installed", "pip install deepspeed"
             )
         if machine.device_type == "cpu":
-            missing = [tool for tool in ("ninja", "g++") if shutil.which(tool) is None]
+            missing = [
+                tool for tool in ("ninja", "g++") if shutil.which(tool, path=tool_path()) is None
+            ]
             if missing:
                 raise StrategyUnavailable(
                     self.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardmark.analysis.evidence import EVIDENCE
 from shardmark.errors import ShardmarkError
 from shardmark.experiment.schema import Trial
 from shardmark.launch.outcome import error_kind
@@ -29,6 +30,7 @@ from shardmark.training.epochs import Training, train_epochs
 from shardmark.training.loop import Steps
 from shardmark.training.report import RankReport
 from shardmark.training.schedule import learning_rate_of, step_seed
+from shardmark.training.testimony import testify
 from shardmark.workloads import build_workload
 from shardmark.workloads._protocol import Batch, Workload
 
@@ -41,8 +43,11 @@ class Settled:
     threads: int
 
 
-def run_rank(trial: Trial, directory: Path) -> bool:
-    """Train this process's share of the trial and leave its files in `directory`.
+Work = Callable[[Trial, Path, Settled, RankReport], None]
+
+
+def run_rank(trial: Trial, directory: Path, work: Work) -> bool:
+    """Do this process's part of the trial and leave its files in `directory`.
 
     Returns whether it went well; what went wrong stands in the rank's record, never lost.
     """
@@ -50,7 +55,7 @@ def run_rank(trial: Trial, directory: Path) -> bool:
     try:
         with settled(trial) as place:
             report.describe(place.process.device, place.threads)
-            _work(trial, directory, place, report)
+            work(trial, directory, place, report)
     except Exception as error:
         traceback.print_exc()
         report.error = RankError(
@@ -103,7 +108,8 @@ def settled(trial: Trial) -> Iterator[Settled]:
     dist.destroy_process_group()
 
 
-def _work(trial: Trial, directory: Path, place: Settled, report: RankReport) -> None:
+def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) -> None:
+    """Train the whole trial, measured."""
     process, device = place.process, place.process.device
     strategy = build_strategy(trial.strategy.name, trial.strategy.options)
     workload = build_workload(trial.workload, seed=trial.recipe.seed)
@@ -163,3 +169,31 @@ def _probe(
         flops = workload.sample_input_flops(workload.build_model())
         record = record.model_copy(update={"flops_per_sample": flops})
     return record
+
+
+def _testify(trial: Trial, directory: Path, place: Settled, report: RankReport) -> None:
+    """Take the few steps that `verify` judges."""
+    process = place.process
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    workload = build_workload(trial.workload, seed=trial.recipe.seed)
+    report.settings = dict(strategy.settings(trial.recipe))
+    shard = strategy.placement(trial.world_size)[process.rank]
+    role = strategy.start(workload, trial.recipe, process)
+    training = Training.of(trial, workload)
+    if isinstance(role, Server):
+        role.serve(training.total_steps, Recorder(clock_for(process.device)))
+        return
+    assert shard is not None, "a rank without a share is a server"
+    evidence = testify(
+        role,
+        workload,
+        trial.recipe,
+        plan=training.plan,
+        shard=shard,
+        steps=training.total_steps,
+        device=process.device,
+    )
+    evidence.save(directory / EVIDENCE.format(process.rank))
+
+
+TASKS: dict[str, Work] = {"measure": _measure, "testify": _testify}

@@ -84,9 +84,14 @@ class RankReport:
 
     def write(self) -> None:
         """Leave everything known so far; a reader never sees half of it."""
-        losses = self._losses()
-        if self.recorder is not None and self.recorder.step:
-            _replace(self._directory / rank_steps_file(self._rank), self._step_lines(losses))
+        try:
+            losses = self._losses()
+            if self.recorder is not None and self.recorder.step:
+                _replace(self._directory / rank_steps_file(self._rank), self._step_lines(losses))
+        except RuntimeError:
+            if self.error is None:
+                raise
+            losses = []  # a device that failed answers nothing any more; its error must not be lost
         _replace(
             self._directory / rank_file(self._rank), self._record(losses).model_dump_json(indent=1)
         )

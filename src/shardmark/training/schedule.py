@@ -12,7 +12,8 @@ from shardmark.experiment.schema import Recipe
 def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]:
     """Step index -> learning rate.
 
-    `cosine` falls to zero at the last step (Loshchilov and Hutter, ICLR 2017, without restarts);
+    `cosine` falls towards zero, which it would reach one step after the last (Loshchilov and
+    Hutter, ICLR 2017, without restarts);
     `step` multiplies by gamma every so many steps; all rise linearly over the warm-up first.
     """
     schedule, base = recipe.schedule, recipe.optimizer.lr

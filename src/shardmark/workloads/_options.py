@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,6 +19,10 @@ class WorkloadOptions(BaseModel):
     @abstractmethod
     def check_data(self) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
+
+    def shortened(self) -> Self:
+        """The same task with no more validation samples than a verification needs."""
+        return self
 
     @abstractmethod
     def build(self, seed: int) -> Workload:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -13,6 +13,8 @@ from shardmark.workloads.models import check_model_name, is_user_function
 
 if TYPE_CHECKING:
     from shardmark.workloads._protocol import Workload
+
+VERIFIED_SAMPLES = 256
 
 _ON_DISK = ("mnist", "cifar10", "imagefolder")
 _FROM_THE_SEED = ("pretrained", "weights", "weights_backbone")
@@ -79,6 +81,11 @@ class ClassificationOptions(WorkloadOptions):
         """`data_dir` as a path."""
         assert self.data_dir is not None, "checked for the data sets that ask"
         return Path(self.data_dir).expanduser()
+
+    def shortened(self) -> Self:
+        """The same task, of whose validation samples at most 256 are evaluated."""
+        few = min(VERIFIED_SAMPLES, self.validation_samples or VERIFIED_SAMPLES)
+        return self.model_copy(update={"validation_samples": few})
 
     def check_data(self) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.golden.invented import invented_rank
-
 from shardmark.launch.leftovers import (
     clear,
     empty,
@@ -16,6 +14,7 @@ from shardmark.launch.leftovers import (
     read_lines,
 )
 from shardmark.measure.rank_files import LOG_FILE, STEPS_FILE, rank_file, rank_steps_file
+from tests.golden.invented import invented_rank
 
 
 def write_log(folder: Path, rank: int, name: str, text: str | bytes) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from tests.golden.invented import invented_rank
 
 from shardmark.errors import DataError, InputError, StrategyUnavailable
 from shardmark.launch import outcome
@@ -23,6 +22,7 @@ from shardmark.launch.outcome import (
     kernel_oom_kills,
 )
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
+from tests.golden.invented import invented_rank
 
 CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
@@ -143,7 +143,7 @@ def test_kernel_s_kill_of_the_launcher_names_no_rank() -> None:
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (6, "SIGABRT")])
 def test_signal_is_the_cause_of_the_others_errors(number: int, name: str) -> None:
     lost = record(0, "exception", "RuntimeError: Connection closed by peer", at_seconds=4.0)
-    end = ending(code=1, failures=[(0, 1, 4.0), (1, -number, 5.0)])
+    end = ending(code=1, failures=[(1, -number, 3.5), (0, 1, 4.0)])
     expected = failure(f"rank 1 was ended by {name}", rank=1)
     assert decided(end, [lost]) == (Outcome.FAILED, expected)
 
@@ -154,6 +154,13 @@ def test_signal_without_a_name_is_told_by_its_number() -> None:
     assert found[0] is Outcome.FAILED
     assert found[1] is not None
     assert "40" in found[1].reason
+
+
+def test_sigkill_after_an_error_is_the_launcher_s_tidying_up_too() -> None:
+    """A rank that waits in a collective is killed seconds after another one's error."""
+    ranks = [record(0, "exception", "ValueError: bad", at_seconds=4.0)]
+    end = ending(code=1, failures=[(0, 1, 4.0), (1, -9, 7.0)])
+    assert decided(end, ranks) == (Outcome.FAILED, failure("rank 0: ValueError: bad", rank=0))
 
 
 def test_sigterm_is_the_launcher_s_tidying_up() -> None:

@@ -1,0 +1,100 @@
+"""`shardmark verify`: proves or refutes that the strategies train the same thing."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardmark.results.verification import Verdict, Verification
+
+NOT_EQUIVALENT = 1
+
+
+class Format(StrEnum):
+    """How the verdicts are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def verify(
+    experiment: Annotated[
+        str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="json holds every check.")] = Format.TEXT,
+) -> None:
+    """Hold a few steps of every strategy against one process that plays all ranks.
+
+    Exit code 0 if every strategy that could be tried is equivalent, 1 if some is not.
+    """
+    from shardmark.experiment.load import load_experiment
+    from shardmark.launch.controller import verify_experiment
+    from shardmark.launch.listener import Silent
+
+    resolved = load_experiment(experiment, overrides or ())
+    with tempfile.TemporaryDirectory(prefix="shardmark-verify-") as folder:
+        listener = Silent() if form is Format.JSON else Notes()
+        verification = verify_experiment(resolved, Path(folder) / "verification", progress=listener)
+    typer.echo(as_json(verification) if form is Format.JSON else as_text(verification))
+    if any(not accepted(verdict) for verdict in verification.verdicts):
+        raise typer.Exit(NOT_EQUIVALENT)
+
+
+def accepted(verdict: Verdict) -> bool:
+    """Whether nothing speaks against comparing it: equivalent, declared, or not to be had here."""
+    if verdict.equivalent is None and verdict.cause is not None:
+        return verdict.cause.evidence.startswith("unavailable")
+    return bool(verdict.equivalent) or verdict.promise is not None
+
+
+def as_json(verification: Verification) -> str:
+    return json.dumps(verification.model_dump(mode="json"), indent=1)
+
+
+def as_text(verification: Verification) -> str:
+    """One line a verdict, and under a deviating one its cause and its evidence."""
+    from shardmark.launch.verification import shown_number
+
+    lines = [f"reference: {verification.reference}; {verification.steps} steps", ""]
+    width = max(len(verdict.strategy) for verdict in verification.verdicts)
+    for verdict in verification.verdicts:
+        word = {True: "equivalent", False: "NOT EQUIVALENT", None: "not tried"}[verdict.equivalent]
+        rest = "".join(f"  {key}={value}" for key, value in _varied(verdict).items())
+        worst = f"  (worst deviation: {shown_number(verdict.worst)} of what rounding may make)"
+        tail = worst if verdict.checks else ""
+        head = f"{verdict.strategy:{width}}  {verdict.world_size} ranks  {verdict.precision}{rest}"
+        lines.append(f"{head}  {word}{tail}")
+        if verdict.cause is not None:
+            cause = verdict.cause
+            lines.append(f"    cause: {cause.text}" + f" ({cause.evidence})")
+            if verdict.equivalent is False:
+                lines.append(f"    first deviation: {cause.first_deviation}")
+            if cause.setting:
+                lines.append(f"    setting: {cause.setting}")
+    return "\n".join(lines)
+
+
+def _varied(verdict: Verdict) -> dict[str, object]:
+    return {**verdict.strategy_options, **verdict.varied}
+
+
+class Notes:
+    """Shows what is being done, one line each."""
+
+    def planned(self, *_: object) -> None: ...
+    def trial_started(self, *_: object) -> None: ...
+    def trial_stepped(self, *_: object) -> None: ...
+    def trial_ended(self, *_: object) -> None: ...
+
+    def note(self, text: str) -> None:
+        typer.echo(text)

@@ -1,0 +1,89 @@
+"""Verdicts on whether strategies train the same thing: `verification.json` of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardmark.results.files import write_whole
+from shardmark.results.schema import Stored
+
+VERIFICATION_FILE = "verification.json"
+
+
+class Check(Stored):
+    """One quantity held against the reference."""
+
+    name: str
+    holds: bool
+    found: float | str
+    expected: float | str
+    tolerance: float | None
+    """Largest difference that counts as equal; None where only equality counts."""
+    where: str | None = None
+    """The rank, step or tensor that `found` is about: the worst one."""
+    in_tolerances: float | None = None
+    """The difference in units of the tolerance."""
+
+
+class Cause(Stored):
+    """Why a strategy deviates, as far as it could be shown."""
+
+    text: str
+    evidence: str
+    setting: str | None = None
+    """The setting to blame, if there is one."""
+    first_deviation: str
+    """The first quantity that deviates, and where."""
+
+
+class Verdict(Stored):
+    """One strategy, as it is set, on so many ranks."""
+
+    id: str
+    """The verified cell's; the same for the same content."""
+    strategy: str
+    strategy_options: dict[str, Any]
+    world_size: int
+    precision: str
+    varied: dict[str, Any]
+    equivalent: bool | None
+    """None where it could not be tried: `cause` says why."""
+    checks: tuple[Check, ...]
+    cause: Cause | None
+    promise: str | None = None
+    """What a strategy that is not meant to be equivalent promises instead."""
+
+    @property
+    def worst(self) -> float | None:
+        """The largest difference of any check, in units of its tolerance."""
+        units = [check.in_tolerances for check in self.checks if check.in_tolerances is not None]
+        return max(units, default=None)
+
+
+class Verification(Stored):
+    """All verdicts of a run or of one `shardmark verify`."""
+
+    reference: str
+    steps: int
+    verdicts: tuple[Verdict, ...]
+
+    def of(self, verdict_id: str) -> Verdict | None:
+        return next((verdict for verdict in self.verdicts if verdict.id == verdict_id), None)
+
+
+REFERENCE = "one process that plays all ranks in turn"
+
+
+def write_verification(folder: Path, verification: Verification) -> None:
+    write_whole(folder / VERIFICATION_FILE, verification.model_dump_json(indent=1).encode() + b"\n")
+
+
+def read_verification(folder: Path) -> Verification | None:
+    """The stored verdicts; None where there are none to be believed."""
+    try:
+        return Verification.model_validate_json((folder / VERIFICATION_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None

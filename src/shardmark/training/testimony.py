@@ -1,0 +1,99 @@
+"""One rank's evidence for `verify`: a few steps with everything written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardmark.analysis.evidence import Array, RankEvidence
+from shardmark.experiment.schema import Recipe
+from shardmark.strategies._protocol import Shard, Worker
+from shardmark.training.epochs import evaluate
+from shardmark.training.identity import weights_sha256
+from shardmark.training.schedule import learning_rate_of, step_seed
+from shardmark.workloads._protocol import BatchPlan, Workload
+
+
+class GradientSpans:
+    """Takes the gradients where a step has just finished them."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.gradients: dict[str, Tensor] = {}
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        if name == "optimizer":
+            self.gradients = self._worker.full_gradients()
+        yield
+
+
+class NoSpans:
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:  # noqa: ARG002  (the protocol's signature)
+        yield
+
+
+def testify(
+    worker: Worker,
+    workload: Workload,
+    recipe: Recipe,
+    *,
+    plan: BatchPlan,
+    shard: Shard,
+    steps: int,
+    device: torch.device,
+) -> RankEvidence:
+    """Take the steps and write down what the reference can be held against.  Collective."""
+    initial = weights_sha256(worker.full_parameters())
+    batches = workload.batches(plan, shard)
+    rate, seed = learning_rate_of(recipe, steps), step_seed(recipe.seed, shard_index=shard.index)
+    sample_ids, losses, rates = [], [], []
+    tensors: dict[str, Mapping[str, Array]] = {}
+    for step in range(steps):
+        rates.append(rate(step))
+        worker.set_learning_rate(rates[-1])
+        torch.manual_seed(seed(step))
+        batch = next(batches).to(device)
+        spans = GradientSpans(worker) if step == 0 else NoSpans()
+        losses.append(float(worker.step(batch, spans)))
+        sample_ids.append(batch.sample_ids)
+        if isinstance(spans, GradientSpans):
+            tensors["gradient"] = arrays(spans.gradients)
+            tensors["parameters after step 1"] = arrays(worker.full_parameters())
+    tensors["parameters"] = arrays(worker.full_parameters())
+    tensors["optimizer state"] = arrays(flat_state(worker.full_optimizer_state()))
+    evaluation = evaluate(worker, workload, shard, device)
+    return RankEvidence(
+        initial_sha256=initial,
+        sample_ids=sample_ids,
+        losses=losses,
+        learning_rates=rates,
+        optimizer_steps=steps - worker.skipped_steps(),
+        buffers=arrays(worker.buffers()),
+        quality=evaluation.quality,
+        samples_evaluated=workload.validation_samples,
+        tensors=tensors if shard.index == 0 else {},
+    )
+
+
+def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
+    """Tensors as fp32 arrays of their own."""
+    return {
+        name: np.array(tensor.detach().float().cpu().numpy(), copy=True)
+        for name, tensor in tensors.items()
+    }
+
+
+def flat_state(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Optimizer state under `parameter/key`; counters, which have no shape, are left out."""
+    return {
+        f"{name}/{key}": value
+        for name, keys in state.items()
+        for key, value in keys.items()
+        if value.dim() > 0
+    }

@@ -1,0 +1,249 @@
+"""The pages say what the program does: their commands parse, their experiments validate."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import shardmark
+from shardmark.cli import app, main
+from shardmark.experiment.load import from_mapping, load_experiment, preset_names, preset_text
+from shardmark.experiment.matrix import expand
+from shardmark.experiment.schema import Experiment, Recipe
+from shardmark.experiment.strict_yaml import parse_yaml
+from shardmark.measure.metrics import METRICS
+from shardmark.strategies import STRATEGIES, build_strategy, option_names
+from shardmark.strategies._protocol import Machine, Shard
+from shardmark.workloads.datasets import DATASETS
+from shardmark.workloads.models import MODELS
+
+ROOT = Path(__file__).parents[3]
+README = ROOT / "README.md"
+CONSTRAINTS = ROOT / "constraints.txt"
+FOLDERS = ("tutorial", "guides", "method", "decisions")
+PAGES = (
+    README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))),
+)
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^]]*\]\(([^)#]+)\)")
+MARKED = re.compile(
+    r"<!-- test-command -->\n```bash\n(.*?)\n```\n<!-- /test-command -->", re.DOTALL
+)
+MACHINE = Machine(device_type="cpu", device_count=0, cores=2)
+
+
+def blocks(language: str, *pages: Path) -> Iterator[tuple[str, str]]:
+    """Where each code block of that language begins, and its text."""
+    for page in pages or PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in BLOCK.finditer(text):
+            if found[1] == language:
+                line = text.count("\n", 0, found.start()) + 1
+                yield f"{page.relative_to(ROOT)}:{line}", found[2]
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Each `shardmark` command in a block of shell code, and its arguments."""
+    for place, text in blocks("bash"):
+        for line in text.splitlines():
+            for part in line.split("&&"):
+                words = shlex.split(part, comments=True)
+                if words and words[0] == "shardmark":
+                    yield f"{place} {part.strip()}", words[1:]
+
+
+def inline_commands() -> Iterator[tuple[str, list[str]]]:
+    """Each command in running text, save a bare verb and those with a placeholder."""
+    for page in PAGES:
+        text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+        for found in re.findall(r"`shardmark ([^`]+)`", text):
+            words = shlex.split(found)
+            if len(words) > 1 and not any(re.fullmatch(r"[A-Z]+[.=]*", word) for word in words):
+                yield f"{page.relative_to(ROOT)} {found}", words
+
+
+def cases(pairs: Iterator[tuple[str, Any]]) -> list[Any]:
+    return [pytest.param(value, id=place) for place, value in pairs]
+
+
+def parse(arguments: list[str]) -> dict[str, Any]:
+    """What the command line makes of the arguments; nothing is run."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    with group.make_context("shardmark", [*arguments]) as context:
+        verb = group.get_command(context, arguments[0])
+        assert verb is not None, f"no such command: {arguments[0]}"
+        with verb.make_context(arguments[0], arguments[1:], parent=context) as inner:
+            return dict(inner.params)
+
+
+@pytest.mark.parametrize("arguments", cases(commands()) + cases(inline_commands()))
+def test_commands_parse(arguments: list[str]) -> None:
+    given = parse(arguments)
+    source = given.get("experiment")
+    if source is not None and not source.endswith(".yaml"):
+        expand(load_experiment(source, given["overrides"] or ()), "cpu")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["schema"], ["list", "metrics"], ["run", "quickstart", "--dry-run"]]
+)
+def test_cheap_commands_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert capsys.readouterr().out
+
+
+def test_every_verb_and_kind_is_in_the_readme() -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    text = README.read_text(encoding="utf-8")
+    for verb in group.commands:
+        assert f"`shardmark {verb}" in text, verb
+    for name in ("strategies", "workloads", "models", "datasets", "metrics", "experiments"):
+        assert f"`{name}`" in text, name
+
+
+@pytest.mark.parametrize("text", cases(blocks("yaml")))
+def test_experiments_validate(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is a part of an experiment completes the preset `quickstart`."""
+    for _, code in blocks("python"):
+        name = code.partition("\n")[0].removeprefix("# ")
+        if name.endswith(".py"):
+            (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    part = parse_yaml(text, "block")
+    assert part.keys() <= Experiment.model_fields.keys()
+    base = {} if "matrix" in part else parse_yaml(preset_text("quickstart"), "preset")
+    assert expand(from_mapping({**base, **part}), "cpu").trials
+
+
+@pytest.mark.parametrize("text", cases(blocks("python")))
+def test_python_compiles(text: str) -> None:
+    compile(text, "block", "exec")
+
+
+def test_the_example_of_a_model_makes_logits() -> None:
+    import torch
+
+    made: dict[str, Any] = {"__name__": "my_models"}
+    (code,) = (text for _, text in blocks("python") if text.startswith("# my_models.py"))
+    exec(code, made)
+    logits = made["small"](num_classes=10, width=16)(torch.zeros(2, 3, 32, 32))
+    assert logits.shape == (2, 10)
+
+
+def test_the_example_of_a_strategy_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (code,) = (text for _, text in blocks("python") if text.startswith("# unbucketed.py"))
+    (tmp_path / "unbucketed.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    from importlib import import_module
+
+    strategy_class = import_module("unbucketed").Unbucketed
+    monkeypatch.setitem(STRATEGIES, "unbucketed", strategy_class)
+    strategy = build_strategy("unbucketed", {})
+    strategy.check(2, MACHINE, Recipe(global_batch=2, steps=1))
+    assert strategy.makes_sense(2) is None
+    assert strategy.placement(2) == (Shard(index=0, count=2), Shard(index=1, count=2))
+    monkeypatch.delitem(sys.modules, "unbucketed")
+
+
+def test_metrics_are_explained() -> None:
+    text = (ROOT / "docs" / "method" / "measurement.md").read_text(encoding="utf-8")
+    assert [name for name in METRICS if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_strategies_and_their_options_are_in_the_readme(name: str) -> None:
+    text = README.read_text(encoding="utf-8")
+    assert f"| `{name}` |" in text
+    for option in option_names(name):
+        assert f"`{option}`" in text, option
+
+
+def test_presets_data_sets_and_models_are_in_the_pages() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    names = (*preset_names(), *DATASETS, *(name for name in MODELS if "_v2_" not in name))
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+def test_ci_runs_the_readmes_command() -> None:
+    """With the program that `.ci/run` itself uses to find it."""
+    marked = MARKED.search(README.read_text(encoding="utf-8"))
+    assert marked is not None
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    program = re.search(r"awk '([^']+)' README\.md", script)
+    assert program is not None
+    command = ["awk", program[1], str(README)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert found.strip() == marked[1]
+    for part in ("constraints.txt", "'.[test]'", "ruff check .", "ruff format", "mypy", "pytest"):
+        assert part in marked[1]
+
+
+def test_ci_script_is_sound() -> None:
+    script = ROOT / ".ci" / "run"
+    assert script.stat().st_mode & 0o111, "not executable"
+    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+
+
+def test_pre_commit_runs_the_readmes_checks() -> None:
+    marked = MARKED.search(README.read_text(encoding="utf-8"))
+    assert marked is not None
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    for repository in config["repos"]:
+        assert repository["repo"] == "local"
+        for hook in repository["hooks"]:
+            assert hook["language"] == "system"
+            assert f"&& {hook['entry']} &&" in marked[1]
+
+
+def pinned() -> dict[str, str]:
+    """Normalised name -> version."""
+    lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {normal(name): version for name, version in pins}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_constraints_are_exact_and_name_no_place() -> None:
+    text = CONSTRAINTS.read_text(encoding="utf-8")
+    assert "://" not in text
+    assert "--" not in text
+    assert all(re.fullmatch(r"[\w.+-]+", version) for version in pinned().values())
+
+
+def test_constraints_cover_the_projects_dependencies() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [*project["dependencies"], *(one for extra in extras for one in extra)]
+    names = {normal(re.split(r"[^\w.-]", requirement)[0]) for requirement in wanted}
+    assert names - pinned().keys() == set()
+
+
+def test_version_is_written_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "version" in project["dynamic"]
+    assert f"## {shardmark.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

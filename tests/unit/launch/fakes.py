@@ -1,0 +1,127 @@
+"""An engine without processes, and a listener that remembers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.matrix import LeftOut
+from shardmark.experiment.schema import Experiment, Trial
+from shardmark.launch.outcome import Ending
+from shardmark.measure.progress import Progress
+from shardmark.measure.rank_files import rank_file, rank_steps_file
+from shardmark.results.schema import RankRecord, TrialResult
+from shardmark.strategies._protocol import Machine
+from tests.golden.invented import invented_rank
+
+CPU = Machine(device_type="cpu", device_count=0, cores=2)
+FINE = Ending(how="exited", agent_exit_code=0, failures=(), oom_kills=0)
+INTERRUPTED = Ending(how="interrupted", agent_exit_code=-9, failures=(), oom_kills=0)
+
+MAPPING: dict[str, Any] = {
+    "name": "faked",
+    "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
+    "recipe": {"global_batch": 8, "steps": 4},
+    "matrix": {"strategy": ["single", "ddp"]},
+    "measure": {"warmup_steps": 1, "repeats": 1, "sample_seconds": 10},
+    "device": "cpu",
+}
+
+
+def experiment(*overrides: str) -> Experiment:
+    return from_mapping(MAPPING, overrides)
+
+
+class FakeEngine:
+    """Leaves what ranks would leave; `ends` says how a trial ends, by its strategy."""
+
+    def __init__(
+        self, ends: Mapping[str, Ending | BaseException] | None = None, machine: Machine = CPU
+    ) -> None:
+        self.ends = dict(ends or {})
+        self.calls: list[str] = []
+        self.ran: list[Trial] = []
+        self.loaded: list[str] = []
+        self.on_run: Callable[[Path], None] = lambda directory: None  # noqa: ARG005
+        self._machine = machine
+
+    def machine(self, device: str) -> Machine:
+        self.calls.append(f"machine {device}")
+        return self._machine
+
+    def load(self, modules: Sequence[str], device_type: str) -> None:
+        self.calls.append(f"load {device_type}")
+        self.loaded = list(modules)
+
+    def run(
+        self,
+        directory: Path,
+        *,
+        trial_seconds: float,
+        on_tick: Callable[[], None],
+        task: str = "measure",
+    ) -> Ending:
+        trial = Trial.model_validate_json((directory / "trial.json").read_text())
+        assert trial_seconds == trial.limits.trial_seconds
+        self.calls.append(f"run {trial.strategy.name}")
+        self.ran.append(trial)
+        on_tick()
+        end = self.ends.get(trial.strategy.name, FINE)
+        if isinstance(end, BaseException):
+            raise end
+        self.on_run(directory)
+        if end == FINE:
+            leave_files(directory, trial.world_size)
+        on_tick()
+        return end
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    @property
+    def names(self) -> list[str]:
+        """Strategies whose trials were run, in any order."""
+        return sorted(trial.strategy.name for trial in self.ran)
+
+
+def leave_files(directory: Path, ranks: int, **changes: Any) -> None:
+    """A record, a step and a progress file of every rank, and its output."""
+    for rank in range(ranks):
+        record = RankRecord.model_validate(invented_rank(rank).model_dump() | changes)
+        (directory / rank_file(rank)).write_text(record.model_dump_json())
+        step = {"rank": rank, "step": 5, "epoch": 0, "measured": True, "step_seconds": 0.5}
+        (directory / rank_steps_file(rank)).write_text(json.dumps(step) + "\n")
+        log = directory / "logs" / "run" / "attempt_0" / str(rank) / "stdout.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("hello\n")
+        with Progress.opened(directory, rank, total_steps=4) as progress:
+            progress.update(3)
+
+
+class Remembers:
+    """A listener that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.plans: list[tuple[int, int, int]] = []
+        self.notes: list[str] = []
+        self.started: list[tuple[int, int, str]] = []
+        self.steps: list[tuple[int, int]] = []
+        self.ended: list[tuple[int, int, str]] = []
+
+    def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
+        self.plans.append((total, finished, len(left_out)))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def trial_started(self, number: int, total: int, trial: Trial) -> None:
+        self.started.append((number, total, trial.strategy.name))
+
+    def trial_stepped(self, steps: int, total_steps: int) -> None:
+        self.steps.append((steps, total_steps))
+
+    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:
+        self.ended.append((number, total, str(result.outcome)))

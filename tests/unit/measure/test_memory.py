@@ -1,0 +1,126 @@
+"""Bytes of tensors, counted on tensors of known size."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from shardmark.measure.memory import (
+    allocator_rise_bytes,
+    live_tensor_bytes,
+    local,
+    memory_changes,
+    storage_bytes,
+)
+from shardmark.measure.probe import HeldSpans, held_bytes
+from shardmark.strategies._protocol import HeldState
+from tests.unit.training.test_loop import FakeWorker
+
+MiB = 2**20
+
+
+def test_each_storage_counts_once_and_whole() -> None:
+    whole = torch.zeros(10, 4)
+    views = [whole, whole[2:3], whole.t(), whole.detach(), nn.Parameter(whole)]
+    assert storage_bytes(views) == 160
+    assert storage_bytes([whole[2:3]]) == 160, "a view keeps its whole storage"
+    assert storage_bytes([whole, whole.clone()]) == 320
+    assert storage_bytes([torch.zeros(3, dtype=torch.bfloat16), torch.empty(0)]) == 6
+    assert storage_bytes([torch.zeros(1).expand(1000)]) == 4
+
+
+def test_seen_storages_are_left_out_and_added() -> None:
+    first, second = torch.zeros(2), torch.zeros(3)
+    seen: set[int] = set()
+    assert storage_bytes([first], seen=seen) == 8
+    assert storage_bytes([first, second], seen=seen) == 12
+    assert len(seen) == 2
+
+
+def test_local_of_a_plain_tensor_is_itself() -> None:
+    tensor = torch.zeros(1)
+    assert local(tensor) is tensor
+
+
+def test_live_tensors_are_found_and_counted_once() -> None:
+    gc.collect()  # what other tests left in cycles
+    before = live_tensor_bytes("cpu")
+    kept = {"deep": [torch.zeros(MiB), nn.Linear(512, 512, bias=False)]}
+    view = kept["deep"][0][5:]  # type: ignore[index]
+    assert live_tensor_bytes("cpu") - before == 4 * MiB + 4 * 512 * 512
+    assert view.numel() == MiB - 5
+    del kept, view
+    assert live_tensor_bytes("cpu") == before
+    assert live_tensor_bytes("cuda") == 0
+
+
+def test_allocator_s_rise_is_the_highest_level_after_the_instant() -> None:
+    """Known allocations: 8 MiB before the instant; then 4 MiB, and at most 4 + 2 MiB at once."""
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiled:
+        early = torch.empty(2 * MiB)
+        since = time.time_ns()
+        first = torch.empty(MiB)
+        second = torch.empty(MiB // 2)
+        del second
+        third = torch.empty(MiB // 4)
+        del early, first, third
+    rise = allocator_rise_bytes(profiled, since_nanoseconds=since)
+    assert rise == pytest.approx(6 * MiB, abs=64)
+    changes = [change for _, change in memory_changes(profiled)]
+    assert max(changes) == pytest.approx(8 * MiB, abs=64)
+    assert sum(changes) == 0, "all was released"
+    assert allocator_rise_bytes(profiled, since_nanoseconds=time.time_ns()) == 0
+
+
+def state(parameters: int, gradients: int, unreachable: int = 0) -> HeldState:
+    return HeldState(
+        parameters=(torch.zeros(parameters),),
+        gradients=(torch.zeros(gradients),),
+        optimizer_state=(torch.zeros(2),),
+        unreachable_bytes=unreachable,
+    )
+
+
+def test_held_bytes_by_kind() -> None:
+    shared = torch.zeros(5)
+    held = HeldState(
+        parameters=(shared, torch.zeros(1)),
+        gradients=(shared[1:],),
+        optimizer_state=(torch.zeros(3), shared),
+        unreachable_bytes=7,
+    )
+    assert held_bytes(held) == {
+        "parameter_bytes": 24,
+        "gradient_bytes": 7,
+        "optimizer_state_bytes": 12,
+    }
+
+
+class Holding(FakeWorker):
+    """Holds most parameters before backward, most gradients before the update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = [state(9, 0), state(4, 4, unreachable=8)]
+
+    def held_state(self) -> HeldState:
+        return self.states.pop(0)
+
+
+def test_held_spans_keep_the_larger_value_of_each_kind() -> None:
+    spans = HeldSpans(Holding())
+    for name in ("forward", "backward", "optimizer"):
+        with spans.span(name):
+            pass
+    assert spans.largest == {
+        "parameter_bytes": 36,
+        "gradient_bytes": 24,
+        "optimizer_state_bytes": 8,
+    }

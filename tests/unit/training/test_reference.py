@@ -1,0 +1,113 @@
+"""One process that plays all ranks: against plain torch, and against averaging by hand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardmark.strategies._protocol import Shard
+from shardmark.training.reference import Reference
+from shardmark.training.schedule import step_seed
+from shardmark.workloads._protocol import BatchPlan
+from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
+
+PLAN = BatchPlan(global_batch=8, seed=5)
+STEPS = 3
+
+
+def reference(workload: ToyWorkload, ranks: int, **changes: Any) -> Reference:
+    return Reference(
+        workload, recipe(steps=STEPS, **changes), ranks=ranks, plan=PLAN, total_steps=STEPS
+    )
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+
+def test_one_rank_is_a_plain_loop() -> None:
+    workload = ToyWorkload(normed)
+    model = workload.build_model()
+    optimizer, seed = sgd(model), step_seed(5, shard_index=0)
+    batches = workload.batches(PLAN, Shard(index=0, count=1))
+    losses = []
+    for step in range(STEPS):
+        torch.manual_seed(seed(step))
+        loss = workload.loss(model, next(batches))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    alone = reference(workload, ranks=1)
+    assert [float(alone.step()[0]) for _ in range(STEPS)] == losses
+    for name, parameter in alone.full_parameters().items():
+        assert torch.equal(parameter, dict(model.named_parameters())[name]), name
+    for name, buffer in alone.buffers().items():
+        assert torch.equal(buffer, dict(model.named_buffers())[name]), name
+
+
+def by_hand(workload: ToyWorkload, ranks: int) -> tuple[list[nn.Module], list[list[float]]]:
+    """Replicas with buffers of their own whose gradients are averaged."""
+    models = [workload.build_model() for _ in range(ranks)]
+    optimizers = [sgd(model) for model in models]
+    batches = [workload.batches(PLAN, Shard(index=r, count=ranks)) for r in range(ranks)]
+    losses = []
+    for step in range(STEPS):
+        taken = []
+        for rank, model in enumerate(models):
+            torch.manual_seed(step_seed(5, shard_index=rank)(step))
+            model.zero_grad()
+            loss = workload.loss(model, next(batches[rank]))
+            loss.backward()  # type: ignore[no-untyped-call]
+            taken.append(float(loss.detach()))
+        for same in zip(*(model.parameters() for model in models), strict=True):
+            grads = [parameter.grad for parameter in same if parameter.grad is not None]
+            mean = torch.stack(grads).mean(0)
+            for parameter in same:
+                parameter.grad = mean.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(taken)
+    return models, losses
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_are_averaged_and_keep_their_buffers(ranks: int) -> None:
+    workload = ToyWorkload(normed)
+    models, losses = by_hand(workload, ranks)
+    played = reference(workload, ranks)
+    for expected in losses:
+        assert [float(loss) for loss in played.step()] == pytest.approx(expected, rel=1e-5)
+    assert played.steps_taken == STEPS
+    for name, parameter in models[0].named_parameters():
+        torch.testing.assert_close(played.full_parameters()[name], parameter.detach())
+    for rank, model in enumerate(models):
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(played.buffers(rank)[name], buffer)
+    statistics: list[Tensor] = [played.buffers(rank)["1.running_mean"] for rank in range(ranks)]
+    assert not torch.equal(statistics[0], statistics[1])
+
+
+def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
+    expected = reference(ToyWorkload(plain), ranks=1, gradient_clipping=0.05)
+    found = reference(ToyWorkload(plain), ranks=2, gradient_clipping=0.05, gradient_accumulation=2)
+    for _ in range(STEPS):
+        expected.step()
+        found.step()
+    for name, parameter in expected.full_parameters().items():
+        torch.testing.assert_close(found.full_parameters()[name], parameter)
+
+
+def test_schedule_is_followed() -> None:
+    workload = ToyWorkload(plain)
+    before = copy.deepcopy(reference(workload, ranks=1).full_parameters())
+    slow = reference(workload, ranks=1, schedule={"name": "step", "every_steps": 1, "gamma": 1e-9})
+    slow.step()
+    first = slow.full_parameters()
+    assert not torch.equal(first["0.weight"], before["0.weight"])
+    slow.step()
+    torch.testing.assert_close(slow.full_parameters(), first, rtol=0, atol=1e-6)

@@ -1,0 +1,187 @@
+"""What a rank leaves behind: whole files, at any time, of as much as is known."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardmark.measure.rank_files import rank_file, rank_steps_file
+from shardmark.measure.recorder import Recorder
+from shardmark.results.schema import ProbeRecord, RankError, RankRecord
+from shardmark.training.identity import sample_order_sha256, weights_sha256
+from shardmark.training.loop import Steps
+from shardmark.training.report import Evaluation, RankReport
+from tests.unit.training.test_loop import FakeWorker
+from tests.unit.training.toy import CPU, CountingClock, ToyWorkload
+
+RANK = 3
+WORKLOAD = ToyWorkload()
+
+
+def recorded(losses: list[float], warmup_steps: int = 1) -> Recorder:
+    """Steps of two samples each; a window from the warm-up's end to the end."""
+    recorder = Recorder(CountingClock())
+    recorder.start_training()
+    for step, loss in enumerate(losses):
+        if step == warmup_steps:
+            recorder.start_window()
+        with recorder.span("step"), recorder.span("data"):
+            pass
+        recorder.end_step(torch.tensor(loss), WORKLOAD.batch((2 * step, 2 * step + 1)))
+    if len(losses) > warmup_steps:
+        recorder.stop_window()
+    return recorder
+
+
+def report_of(directory: Path, losses: list[float]) -> RankReport:
+    report = RankReport(directory, RANK)
+    report.recorder = recorded(losses)
+    report.workload = WORKLOAD
+    report.worker = FakeWorker()
+    report.steps_per_epoch = 12
+    report.settings = {"gradient_clipping": None}
+    report.steps = Steps(
+        warmup_steps=1,
+        learning_rate=lambda step: 0.5**step,
+        seed_of_step=lambda step: step,
+        on_step=lambda _: None,
+    )
+    return report
+
+
+def read(directory: Path) -> tuple[RankRecord, list[dict[str, Any]]]:
+    record = RankRecord.model_validate_json((directory / rank_file(RANK)).read_text())
+    steps = directory / rank_steps_file(RANK)
+    lines = steps.read_text().splitlines() if steps.exists() else []
+    return record, [json.loads(line, parse_constant=pytest.fail) for line in lines]
+
+
+def test_first_record_tells_who_it_is(tmp_path: Path) -> None:
+    RankReport(tmp_path, RANK).describe(CPU, threads=2)
+    record, lines = read(tmp_path)
+    assert (record.rank, record.pid, record.device, record.threads) == (RANK, os.getpid(), "cpu", 2)
+    assert (record.samples, record.windows, record.error) == (0, (), None)
+    assert record.first_step_at_seconds is None
+    assert lines == []
+
+
+def test_record_of_a_whole_training(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [4.0, 2.0, 1.0])
+    weights = {"w": torch.ones(2)}
+    report.start_weights(weights)
+    report.end_weights({"w": torch.zeros(2)})
+    report.end_epoch(2, Evaluation(seconds=0.5, quality={"validation_loss": 1.5}))
+    report.end_epoch(3, None)
+    report.probe = ProbeRecord(parameter_bytes=8)
+    report.write()
+    record, _ = read(tmp_path)
+    assert [(w.first_step, w.end_step, w.window_seconds) for w in record.windows] == [
+        (1, 3, 2 * 4 + 10)
+    ]
+    assert (record.samples, record.samples_total) == (4, 6)
+    assert [(e.first_step, e.end_step, e.train_loss) for e in record.epochs] == [
+        (0, 2, 3.0),
+        (2, 3, 1.0),
+    ]
+    assert record.epochs[0].quality == {"validation_loss": 1.5}
+    assert record.epochs[1].quality is None
+    assert record.evaluation_seconds == (0.5,)
+    assert record.initial_weights_sha256 == weights_sha256(weights)
+    assert record.final_weights_sha256 not in (None, record.initial_weights_sha256)
+    assert record.sample_order_sha256 == sample_order_sha256([(0, 1), (2, 3), (4, 5)])
+    assert record.synthetic is True
+    assert record.data_errors == ("a broken sample",)
+    assert record.settings == {"gradient_clipping": None}
+    assert record.probe == report.probe
+    assert record.first_step_at_seconds is not None
+
+
+def test_a_line_for_each_step(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [4.0, 2.0, 1.0])
+    report.end_epoch(2, None)
+    report.write()
+    _, lines = read(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert [line["epoch"] for line in lines] == [0, 0, 1]
+    assert [line["measured"] for line in lines] == [False, True, True]
+    assert [line["loss"] for line in lines] == [4.0, 2.0, 1.0]
+    assert [line["learning_rate"] for line in lines] == [1.0, 0.5, 0.25]
+    assert lines[0].keys() == {
+        "rank", "step", "epoch", "measured", "samples", "loss", "learning_rate",
+        "started_at_seconds", "step_seconds", "data_seconds", "forward_seconds",
+        "backward_seconds", "optimizer_seconds",
+    }  # fmt: skip
+    assert (lines[0]["rank"], lines[0]["samples"]) == (RANK, 2)
+    assert (lines[0]["step_seconds"], lines[0]["data_seconds"]) == (3.0, 1.0)
+    assert lines[0]["forward_seconds"] is None, "no such span was marked"
+    assert lines[0]["started_at_seconds"] > 1e9
+
+
+def test_losses_that_are_no_number_are_counted_and_null(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [4.0, float("nan"), float("inf"), 1.0])
+    report.end_epoch(1, None)
+    report.end_epoch(4, None)
+    report.write()
+    record, lines = read(tmp_path)
+    assert record.nonfinite_steps == 2
+    assert [line["loss"] for line in lines] == [4.0, None, None, 1.0]
+    assert [epoch.train_loss for epoch in record.epochs] == [4.0, None]
+
+
+ERROR = RankError(kind="exception", message="ValueError: x", at_seconds=1.0)
+
+
+def test_error_keeps_what_was_measured_before(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [4.0, 2.0])
+    report.error = ERROR
+    report.write()
+    record, lines = read(tmp_path)
+    assert record.error == ERROR
+    assert len(lines) == 2
+
+
+def test_error_before_the_first_step(tmp_path: Path) -> None:
+    report = RankReport(tmp_path, RANK)
+    report.recorder = Recorder(CountingClock())
+    report.error = ERROR
+    report.write()
+    record, lines = read(tmp_path)
+    assert record.error == ERROR
+    assert lines == []
+
+
+def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
+    """As after a CUDA error, when every later use of the device fails."""
+    report = report_of(tmp_path, [4.0])
+    assert report.recorder is not None
+    report.recorder.losses.append(torch.zeros(3))  # cannot be stacked: raises RuntimeError
+    report.error = ERROR
+    report.write()
+    assert read(tmp_path)[0].error == ERROR
+
+
+def test_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = report_of(tmp_path, [4.0])
+    report.write()
+    before = read(tmp_path)
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    report.error = ERROR
+    with pytest.raises(OSError, match="No space"):
+        report.write()
+    assert read(tmp_path) == before
+
+
+def test_nothing_but_the_two_files_is_left(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [4.0])
+    report.write()
+    report.write()
+    assert {path.name for path in tmp_path.iterdir()} == {rank_file(RANK), rank_steps_file(RANK)}

@@ -1,0 +1,142 @@
+"""A workload of a few numbers: what strategies and the loop do with any model shows on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from shardmark.experiment.schema import Recipe
+from shardmark.strategies._protocol import Shard
+from shardmark.workloads._protocol import Batch, BatchPlan
+
+CPU = torch.device("cpu")
+SAMPLES = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToyBatch:
+    inputs: Tensor
+    """(n, 4)"""
+    targets: Tensor
+    """(n, 2)"""
+    sample_ids: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def to(self, device: torch.device) -> Self:
+        assert device == CPU
+        return self
+
+    def split(self, parts: int) -> Sequence[Self]:
+        size = len(self) // parts
+        cuts = [slice(start, start + size) for start in range(0, len(self), size)]
+        return [
+            type(self)(
+                inputs=self.inputs[cut], targets=self.targets[cut], sample_ids=self.sample_ids[cut]
+            )
+            for cut in cuts
+        ]
+
+
+def plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+class ToyWorkload:
+    """A regression; sample i is the i-th row of fixed random numbers, taken in order."""
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module] = plain,
+        weight_of_step: Callable[[int], float] = lambda step: 1.0,  # noqa: ARG005
+    ) -> None:
+        self._model = model
+        self._weight_of_step = weight_of_step
+        self._losses_taken = 0
+        drawn = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(SAMPLES, 4, generator=drawn)
+        self.targets = torch.randn(SAMPLES, 2, generator=drawn)
+
+    training_samples = SAMPLES
+    validation_samples = 6
+    synthetic = True
+    data_errors: Sequence[str] = ("a broken sample",)
+
+    def build_model(self) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(7)
+            return self._model()
+
+    def batch(self, ids: Iterable[int]) -> ToyBatch:
+        chosen = tuple(ids)
+        rows = list(chosen)
+        return ToyBatch(inputs=self.inputs[rows], targets=self.targets[rows], sample_ids=chosen)
+
+    def batches(self, plan: BatchPlan, shard: Shard) -> Iterator[ToyBatch]:
+        size = plan.global_batch // shard.count
+        step = 0
+        while True:
+            start = step * plan.global_batch + shard.index * size
+            yield self.batch((start + i) % SAMPLES for i in range(size))
+            step += 1
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        assert isinstance(batch, ToyBatch)
+        weight = self._weight_of_step(self._losses_taken)
+        self._losses_taken += 1
+        error: Tensor = (model(batch.inputs).float() - batch.targets).square().mean()
+        return error * weight
+
+    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
+        raise NotImplementedError
+
+    def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
+        raise NotImplementedError
+
+    def sample_input_flops(self, model: nn.Module) -> int | None:
+        raise NotImplementedError
+
+
+def recipe(**changes: Any) -> Recipe:
+    """Two steps of SGD with momentum."""
+    optimizer = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    return Recipe.model_validate(
+        {"global_batch": 8, "steps": 2, "optimizer": optimizer, "seed": 5, **changes}
+    )
+
+
+class CountingClock:
+    """Each mark is one second after the one before; waiting for the device takes ten."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls: list[str] = []
+
+    def mark(self) -> object:
+        self.now += 1.0
+        return self.now
+
+    def seconds_between(self, start: object, end: object) -> float:
+        assert isinstance(start, float)
+        assert isinstance(end, float)
+        return end - start
+
+    def wall_seconds(self) -> float:
+        self.calls.append("wall")
+        return self.now
+
+    def unix_seconds(self) -> float:
+        return 1e9 + self.now
+
+    def synchronize(self) -> None:
+        self.calls.append("wait")
+        self.now += 10.0
