@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
 REPOSITORY = Path(__file__).parents[2]
 MODELS = ("killed", "crashes", "hangs", "allocates_too_much", "has_no_memory", "raises")
 TRIAL_SECONDS = 20
+# Verification would meet the misbehaving model first.
+MEASURE = {"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False}
 
 
 def experiment(*models: str, **changes: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def experiment(*models: str, **changes: Any) -> dict[str, Any]:
         "workload": {"name": "classification", "model": names[0], "dataset": "digits"},
         "recipe": {"global_batch": 16, "steps": 6},
         "matrix": {"strategy": ["ddp"], "world_size": [2], "workload.model": names},
-        "measure": {"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never"},
+        "measure": MEASURE,
         "limits": {"trial_seconds": TRIAL_SECONDS},
         "device": "cpu",
     } | changes
@@ -69,10 +70,11 @@ def cgroup() -> Iterator[bool]:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory, cgroup: bool) -> dict[str, TrialResult]:
     """One run in which every trial but the last ends badly."""
-    os.chdir(REPOSITORY)  # where the user's models are
     models = [*MODELS, *(["outgrows_its_cgroup"] if cgroup else [])]
     out = tmp_path_factory.mktemp("outcomes") / "run"
-    run_experiment(from_mapping(experiment(*models)), out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)  # where the user's models are
+        run_experiment(from_mapping(experiment(*models)), out)
     assert no_descendant_left()
     return by_model(shardmark.load(out).trials)
 
@@ -136,7 +138,7 @@ def wait_for_progress(out: Path, seconds: float = 120) -> None:
 def test_interrupting_stores_it_and_the_same_command_finishes(tmp_path: Path) -> None:
     """Ctrl-C at a slow step; a result cut in half as by a power failure; then the same again."""
     out = tmp_path / "run"
-    mapping = experiment("is_slow", measure={"warmup_steps": 1, "evaluate": "never", "repeats": 2})
+    mapping = experiment("is_slow", measure=MEASURE | {"repeats": 2})
     first = command(out, mapping)
     wait_for_progress(out)
     time.sleep(1)

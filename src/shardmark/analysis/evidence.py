@@ -69,7 +69,7 @@ class RankEvidence:
             "samples_evaluated": self.samples_evaluated,
         }
         with path.open("wb") as file:
-            np.savez(file, **{"facts": np.array(json.dumps(facts)), **arrays})
+            np.savez(file, allow_pickle=False, facts=np.array(json.dumps(facts)), **arrays)
 
     @classmethod
     def load(cls, path: Path) -> RankEvidence:

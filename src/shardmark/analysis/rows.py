@@ -6,13 +6,15 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardmark.analysis.statistics import Estimate, estimate_mean
+from shardmark.experiment.trial_id import cell_id
 from shardmark.measure.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
+from shardmark.results.verification import Verification
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
@@ -61,6 +63,10 @@ class Row:
     """Metric -> repeat -> value, of the trials that ended `ok`."""
     baseline: str | None = None
     """What `speedup` and `memory_ratio` compare with."""
+    equivalent: bool | None = None
+    """Whether it trains what the reference trains; None where that was not verified."""
+    deviation: str | None = None
+    """The cause where it is not equivalent."""
     verdict: str | None = None
     """`baseline`, `faster`, `slower` or `within noise`; None where no interval decides."""
 
@@ -98,7 +104,21 @@ def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
         for result in run.trials:
             groups.setdefault((number, label, *_cell(result)), []).append(result)
     ordered = sorted(groups.items(), key=lambda group: (group[0][0], *_order(group[1][0])))
-    return [_row(str(key[1]), trials) for key, trials in ordered]
+    return [
+        _verified(_row(str(key[1]), trials), trials[0], runs[int(str(key[0]))].verification)
+        for key, trials in ordered
+    ]
+
+
+def _verified(row: Row, trial: TrialResult, verification: Verification | None) -> Row:
+    """The row with the verdict on what it trains."""
+    if verification is None:
+        return row
+    verdict = verification.of(cell_id(trial.trial))
+    if verdict is None:
+        return row
+    cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None
+    return replace(row, equivalent=verdict.equivalent, deviation=cause)
 
 
 def plain(value: object) -> str:

@@ -55,10 +55,11 @@ def run_experiment(
     folder that cannot be used, `KeyboardInterrupt` after storing an interrupted trial.
     """
     listener = progress or Silent()
+    check_data(experiment.workload)
+    RunFolder.check(out)
+    _check_same(out, experiment)
     engine = engine or LocalEngine()
     try:
-        check_data(experiment.workload)
-        _check_same(out, experiment)
         machine = engine.machine(experiment.device)
         plan = _plan(experiment, machine)
         folder = RunFolder.create(out)
@@ -95,9 +96,9 @@ def verify_experiment(
     Raises `InputError` for an experiment that cannot be used.
     """
     listener = progress or Silent()
+    check_data(experiment.workload)
     engine = engine or LocalEngine()
     try:
-        check_data(experiment.workload)
         machine = engine.machine(experiment.device)
         cells = cells_of(_plan(experiment, machine).trials)
         engine.load(_modules(cells), machine.device_type)

@@ -57,6 +57,8 @@ def _identity(row: Row) -> dict[str, object]:
         **row.varied,
         "synthetic": row.synthetic,
         "weak_scaling": row.weak_scaling,
+        "equivalent": row.equivalent,
+        "deviation": row.deviation,
         "baseline": row.baseline,
         "verdict": row.verdict,
         "outcomes": dict(row.outcomes),

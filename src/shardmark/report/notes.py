@@ -16,6 +16,7 @@ def notes_of(comparison: Comparison) -> tuple[str, ...]:
         return ("No trial has a result.", *_stored(comparison))
     return (
         *_failures(rows),
+        *_equivalence(rows),
         *_repeats(rows),
         *_verdicts(rows),
         *_labels(rows),
@@ -31,6 +32,22 @@ def _failures(rows: Sequence[Row]) -> list[str]:
         for row in rows
         for failed in row.failed
     ]
+
+
+def _equivalence(rows: Sequence[Row]) -> list[str]:
+    """Which rows train something else, and why: they must not be ranked with the others."""
+    notes = [
+        f"NOT EQUIVALENT: {row.place}: {row.deviation}; do not rank it with the others."
+        for row in rows
+        if row.equivalent is False
+    ]
+    proven = [row for row in rows if row.equivalent]
+    if proven and len(proven) == len([row for row in rows if row.outcomes.get("ok")]):
+        return [*notes, "Verified: every strategy trains what the reference trains."]
+    if proven or notes:
+        unproven = [r.place for r in rows if r.equivalent is None and r.outcomes.get("ok")]
+        return [*notes, *([f"Not verified: {'; '.join(unproven)}."] if unproven else [])]
+    return ["Not verified: whether the strategies train the same thing is not known here."]
 
 
 def _repeats(rows: Sequence[Row]) -> list[str]:

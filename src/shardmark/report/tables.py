@@ -92,7 +92,11 @@ def _labels(rows: Sequence[Row]) -> list[Column]:
 
 
 def _mark(row: Row) -> str:
-    marks = [("synthetic", row.synthetic), ("weak scaling", row.weak_scaling)]
+    marks = [
+        ("synthetic", row.synthetic),
+        ("weak scaling", row.weak_scaling),
+        ("not equivalent", row.equivalent is False),
+    ]
     return ", ".join(name for name, holds in marks if holds)
 
 

@@ -17,6 +17,7 @@ from shardmark.measure.rank_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, ST
 from shardmark.results.files import difference, file_record, flush_folder, write_whole
 from shardmark.results.migrations import is_current, migrate
 from shardmark.results.schema import TrialResult
+from shardmark.results.verification import Verification, read_verification
 
 EXPERIMENT_FILE = "experiment.yaml"
 ENVIRONMENT_FILE = "environment.json"
@@ -45,6 +46,8 @@ class StoredRun:
     damaged: tuple[Damaged, ...] = ()
     missing: tuple[str, ...] = ()
     """Ids of trials that were begun and left no result."""
+    verification: Verification | None = None
+    """Whether the strategies train the same thing; None where that was not verified."""
 
     @property
     def name(self) -> str:
@@ -60,15 +63,20 @@ class RunFolder:
 
     path: Path
 
-    @classmethod
-    def create(cls, path: Path) -> RunFolder:
-        """Make the folder, or take up the run that is there; refuse a folder of something else."""
+    @staticmethod
+    def check(path: Path) -> None:
+        """Raise `InputError` if no run could be made or taken up there."""
         if path.exists() and not path.is_dir():
             raise InputError(str(path), "is a file", "name a new folder, or one of a run")
         if path.is_dir() and not is_run(path) and any(path.iterdir()):
             raise InputError(
                 str(path), "holds other files and no run", "name a new or empty folder"
             )
+
+    @classmethod
+    def create(cls, path: Path) -> RunFolder:
+        """Make the folder, or take up the run that is there; refuse a folder of something else."""
+        cls.check(path)
         (path / TRIALS_FOLDER).mkdir(parents=True, exist_ok=True)
         flush_folder(path)
         return cls(path)
@@ -150,7 +158,11 @@ class RunFolder:
                 trials.append(result)
         trials.sort(key=lambda trial: (trial.order, trial.id))
         return StoredRun(
-            path=self.path, trials=tuple(trials), damaged=tuple(damaged), missing=tuple(missing)
+            path=self.path,
+            trials=tuple(trials),
+            damaged=tuple(damaged),
+            missing=tuple(missing),
+            verification=read_verification(self.path),
         )
 
     def _trial_folders(self) -> Iterator[Path]:

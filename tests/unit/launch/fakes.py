@@ -26,7 +26,7 @@ MAPPING: dict[str, Any] = {
     "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
     "recipe": {"global_batch": 8, "steps": 4},
     "matrix": {"strategy": ["single", "ddp"]},
-    "measure": {"warmup_steps": 1, "repeats": 1, "sample_seconds": 10},
+    "measure": {"warmup_steps": 1, "repeats": 1, "sample_seconds": 10, "verify": False},
     "device": "cpu",
 }
 
@@ -64,6 +64,7 @@ class FakeEngine:
         on_tick: Callable[[], None],
         task: str = "measure",
     ) -> Ending:
+        assert task == "measure", "the runs of these tests are not verified"
         trial = Trial.model_validate_json((directory / "trial.json").read_text())
         assert trial_seconds == trial.limits.trial_seconds
         self.calls.append(f"run {trial.strategy.name}")

@@ -43,7 +43,7 @@ def refusal(name: str, machine: Machine, world_size: int | None = None, **change
 def tools(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     """DeepSpeed and its compiler as if they were installed; a test takes one away."""
     found: dict[str, str | None] = {"ninja": "/bin/ninja", "g++": "/bin/g++", "deepspeed": "x"}
-    monkeypatch.setattr(shutil, "which", found.get)
+    monkeypatch.setattr(shutil, "which", lambda tool, path=None: found.get(tool))  # noqa: ARG005
     monkeypatch.setattr(importlib.util, "find_spec", found.get)
     return found
 
