@@ -134,7 +134,7 @@ def test_unavailable_is_stored_and_asked_again(out: Path, monkeypatch: pytest.Mo
     monkeypatch.undo()
     monkeypatch.setattr(controller, "environment", lambda: {"host": "here"})
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
-    monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")  # noqa: ARG005
     engine = FakeEngine()
     run_experiment(asked, out, engine=engine)
     assert engine.names == ["zero-1"]

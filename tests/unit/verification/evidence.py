@@ -1,0 +1,122 @@
+"""Evidence made by hand, and a bench whose references take milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shardmark.analysis.evidence import Array, Evidence
+from shardmark.analysis.parity import Tolerances
+from shardmark.experiment.schema import Limits, Measure, StrategySpec, Trial
+from shardmark.results.verification import Verdict
+from shardmark.strategies._protocol import Shard
+from shardmark.training.judge import Bench, Benches, verdict_on
+from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
+
+STEPS = 3
+RANKS = 2
+MODELS: dict[str, Callable[[], nn.Module]] = {"normed": normed, "plain": plain}
+
+
+def array(*values: float) -> Array:
+    return np.array(values, dtype=np.float32)
+
+
+def handmade(**changes: Any) -> Evidence:
+    """Two ranks, two steps, one weight and one batch norm's mean; all numbers are round."""
+    made = Evidence(
+        initial_sha256=("a" * 64, "a" * 64),
+        sample_ids=(((0, 1), (4, 5)), ((2, 3), (6, 7))),
+        losses=((2.0, 1.0), (4.0, 3.0)),
+        learning_rates=(0.5, 0.25),
+        optimizer_steps=2,
+        tensors={
+            "gradient": {"weight": array(3.0, 4.0)},
+            "parameters after step 1": {"weight": array(1.0, 0.0)},
+            "parameters": {"weight": array(0.0, 2.0)},
+            "optimizer state": {"weight/momentum_buffer": array(6.0, 8.0)},
+        },
+        buffers=({"mean": array(1.0)}, {"mean": array(2.0)}),
+        quality={"validation_loss": 2.0, "accuracy_top1": 0.5},
+        samples_evaluated=100,
+    )
+    return replace(made, **changes)
+
+
+def with_tensor(made: Evidence, part: str, tensors: Mapping[str, Array]) -> Evidence:
+    return replace(made, tensors={**made.tensors, part: tensors})
+
+
+def tight(*disturbed: Evidence, floor: float = 1e-3) -> Tolerances:
+    """Tolerances of the handmade evidence: a thousandth, unless a disturbed run shows more."""
+    made = handmade()
+    return Tolerances(reference=made, disturbed=disturbed or (made,), floor=floor)
+
+
+class Task(ToyWorkload):
+    """The toy regression with an evaluation."""
+
+    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
+        assert (shard.count, device.type) == (1, "cpu")
+        rows = range(self.validation_samples)
+        with torch.no_grad():
+            return float(super().loss(model, self.batch(rows)))
+
+    def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
+        (loss,) = parts
+        assert isinstance(loss, float)
+        return {"validation_loss": loss}
+
+
+class OneBench(Benches):
+    """Every trial has the same reference."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        self._only = bench, bench.tolerances()
+
+    def of(self, trial: Trial, steps: int) -> tuple[Bench, Tolerances]:
+        assert (trial.id, steps) == (self._only[0].trial.id, STEPS)
+        return self._only
+
+
+class Court:
+    """Judges evidence without processes."""
+
+    def __init__(self, model: str, **changes: Any) -> None:
+        told = {"global_batch": 16, "steps": STEPS, **changes}
+        self.trial = Trial(
+            id="toy",
+            experiment="toy",
+            workload={"name": "toy"},
+            recipe=recipe(**told),
+            strategy=StrategySpec(name="ddp"),
+            world_size=RANKS,
+            measure=Measure(),
+            limits=Limits(),
+            device_type="cpu",
+        )
+        self.bench = Bench(
+            workload=Task(MODELS[model]),
+            trial=self.trial,
+            ranks=RANKS,
+            steps=STEPS,
+            device=torch.device("cpu"),
+        )
+        self._benches = OneBench(self.bench)
+        _, self.tolerances = self._benches.of(self.trial, STEPS)
+
+    def verdict(self, found: Evidence) -> Verdict:
+        return verdict_on(found, self.trial, STEPS, self._benches)
+
+
+@cache
+def court(model: str = "normed", accumulation: int = 1) -> Court:
+    """One for all tests that need no recipe of their own."""
+    return Court(model, gradient_accumulation=accumulation)

@@ -1,0 +1,198 @@
+"""Each check fails when its quantity is off, and by as many tolerances as it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from shardmark.analysis.evidence import PARTS, Evidence
+from shardmark.analysis.parity import (
+    LARGEST,
+    MARGIN,
+    NAMES,
+    Tolerances,
+    checks_of,
+    first_deviation,
+)
+from shardmark.results.verification import Check
+from tests.unit.verification.evidence import array, handmade, tight, with_tensor
+
+ORDER = (
+    "initial weights",
+    "sample ids",
+    "learning rate",
+    "losses",
+    "gradients of the first step",
+    "parameters after the first step",
+    "parameters after the last step",
+    "optimizer state after the last step",
+    "buffers",
+    "evaluation: validation_loss",
+    "evaluation: accuracy_top1",
+    "optimizer steps",
+)
+
+
+def off(part: str) -> Evidence:
+    """That part's tensor is 1 too large in its first element."""
+    made = handmade()
+    ((name, tensor),) = made.tensors[part].items()
+    return with_tensor(made, part, {name: tensor + array(1.0, 0.0)})
+
+
+def failing(found: Evidence, tolerances: Tolerances | None = None) -> list[Check]:
+    return [check for check in checks_of(found, tolerances or tight()) if not check.holds]
+
+
+def test_the_reference_passes_in_the_order_of_a_training() -> None:
+    checks = checks_of(handmade(), tight())
+    assert tuple(check.name for check in checks) == ORDER
+    assert all(check.holds for check in checks)
+    assert {check.in_tolerances for check in checks} == {None, 0.0}
+
+
+DEVIATIONS: dict[str, Evidence] = {
+    "initial weights": handmade(initial_sha256=("a" * 64, "b" * 64)),
+    "sample ids": handmade(sample_ids=(((0, 1), (4, 5)), ((2, 3), (7, 6)))),
+    "learning rate": handmade(learning_rates=(0.5, 0.5)),
+    "losses": handmade(losses=((2.0, 1.0), (4.0, 3.1))),
+    **{NAMES[part]: off(part) for part in PARTS},
+    "buffers": handmade(buffers=({"mean": array(1.0)}, {"mean": array(2.1)})),
+    "evaluation: validation_loss": handmade(quality={"validation_loss": 2.1, "accuracy_top1": 0.5}),
+    "evaluation: accuracy_top1": handmade(quality={"validation_loss": 2.0, "accuracy_top1": 0.52}),
+    "optimizer steps": handmade(optimizer_steps=1),
+}
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_only_the_check_of_what_is_off_fails(name: str) -> None:
+    assert [check.name for check in failing(DEVIATIONS[name])] == [name]
+
+
+def test_every_check_has_its_deviation() -> None:
+    assert sorted(DEVIATIONS) == sorted(ORDER)
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("sample ids", "rank 1, step 2"),
+        ("learning rate", "step 2"),
+        ("losses", "rank 1, step 2"),
+        ("gradients of the first step", "weight"),
+        ("optimizer state after the last step", "weight/momentum_buffer"),
+        ("buffers", "rank 1, mean"),
+    ],
+)
+def test_a_check_names_the_place(name: str, where: str) -> None:
+    assert failing(DEVIATIONS[name])[0].where == where
+
+
+def test_deviation_is_a_norm_in_units_of_the_tolerance() -> None:
+    """The gradient (3, 4) has norm 5; its floor is 0.005; (1, 0) is 200 of them."""
+    (check,) = failing(off("gradient"))
+    assert check.found == pytest.approx(1.0)
+    assert check.tolerance == pytest.approx(0.005)
+    assert check.in_tolerances == pytest.approx(200.0)
+
+
+def test_disturbed_runs_widen_the_tolerance_of_their_own_tensor_alone() -> None:
+    made = handmade()
+    near = with_tensor(made, "gradient", {"weight": array(3.0, 4.25)})
+    far = with_tensor(made, "gradient", {"weight": array(3.0, 3.5)})
+    tolerances = tight(near, far)
+    assert tolerances.array("gradient", "weight") == pytest.approx(MARGIN * 0.5 + 0.005)
+    assert tolerances.array("parameters", "weight") == pytest.approx(0.002)
+    assert failing(off("gradient"), tolerances) == []
+    assert len(failing(off("parameters"), tolerances)) == 1
+
+
+def test_losses_buffers_and_quality_have_tolerances_of_their_own() -> None:
+    disturbed = handmade(
+        losses=((2.0, 1.0), (4.0, 3.5)),
+        buffers=({"mean": array(1.0)}, {"mean": array(2.5)}),
+        quality={"validation_loss": 2.25, "accuracy_top1": 0.5},
+    )
+    tolerances = tight(disturbed)
+    assert tolerances.loss(1, 1) == pytest.approx(4.003)
+    assert tolerances.loss(0, 0) == pytest.approx(0.002)
+    assert tolerances.buffer(1, "mean") == pytest.approx(4.002)
+    assert tolerances.buffer(0, "mean") == pytest.approx(0.001)
+    assert tolerances.quality("validation_loss") == pytest.approx(2.002)
+    assert tolerances.quality("accuracy_top1") == pytest.approx(0.01)
+
+
+def test_an_accuracy_may_differ_by_one_sample() -> None:
+    one = handmade(quality={"validation_loss": 2.0, "accuracy_top1": 0.51 - 1e-12})
+    assert failing(one) == []
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_fails_and_stays_a_number_in_json(value: float) -> None:
+    for found in (
+        handmade(losses=((2.0, 1.0), (4.0, value))),
+        with_tensor(handmade(), "parameters", {"weight": array(0.0, value)}),
+        handmade(buffers=({"mean": array(value)}, {"mean": array(2.0)})),
+    ):
+        (check,) = failing(found)
+        assert check.in_tolerances == LARGEST
+        assert Check.model_validate_json(check.model_dump_json()) == check
+
+
+def test_a_quality_that_one_side_lacks_fails() -> None:
+    nothing = handmade(quality={"validation_loss": None})
+    assert [(c.name, c.found) for c in failing(nothing)] == [
+        ("evaluation: validation_loss", "None"),
+        ("evaluation: accuracy_top1", "None"),
+    ]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_missing_tensor_counts_as_zeros(part: str) -> None:
+    (check,) = failing(with_tensor(handmade(), part, {}))
+    assert check.name == NAMES[part]
+    assert check.in_tolerances == pytest.approx(1000.0)
+
+
+def test_a_missing_part_counts_as_zeros() -> None:
+    """A file has no part without tensors."""
+    made = handmade()
+    rest = {part: made.tensors[part] for part in PARTS if part != "optimizer state"}
+    assert [c.name for c in failing(replace(made, tensors=rest))] == [NAMES["optimizer state"]]
+
+
+def test_tensors_that_nobody_has_make_an_empty_check() -> None:
+    """SGD without momentum keeps no state; a model without norms has no buffers."""
+    bare = with_tensor(handmade(buffers=({}, {})), "optimizer state", {})
+    tolerances = Tolerances(reference=bare, disturbed=[bare], floor=1e-3)
+    assert failing(bare, tolerances) == []
+
+
+def first(found: Evidence) -> tuple[str, str | None]:
+    tolerances = tight()
+    check = first_deviation(found, checks_of(found, tolerances), tolerances)
+    return check.name, check.where
+
+
+LATE_LOSS = ((2.0, 1.5), (4.0, 3.0))
+EARLY_LOSS = ((2.5, 9.0), (4.0, 3.0))
+
+
+def test_the_first_deviation_is_the_one_that_the_training_makes_first() -> None:
+    wrong_gradient = replace(off("gradient"), losses=LATE_LOSS)
+    assert first(wrong_gradient) == ("gradients of the first step", "weight")
+    wrong_update = replace(off("parameters after step 1"), losses=LATE_LOSS)
+    assert first(wrong_update) == ("parameters after the first step", "weight")
+    wrong_later = replace(off("parameters"), losses=LATE_LOSS)
+    assert first(wrong_later) == ("losses", "rank 0, step 2")
+    wrong_forward = replace(off("gradient"), losses=EARLY_LOSS)
+    assert first(wrong_forward) == ("losses", "rank 0, step 1")
+
+
+def test_what_precedes_the_first_loss_comes_before_it() -> None:
+    other = replace(off("gradient"), losses=EARLY_LOSS)
+    assert first(replace(other, initial_sha256=("b" * 64,) * 2))[0] == "initial weights"
+    assert first(replace(other, sample_ids=(((0, 1), (4, 5)),) * 2))[0] == "sample ids"
+    assert first(replace(other, learning_rates=(0.1, 0.1)))[0] == "learning rate"
