@@ -81,6 +81,7 @@ class TrialRunner:
     def _watch(self, trial: Trial, directory: Path, processes: int) -> Ending:
         sampler = SystemSampler(directory / SAMPLES_FILE, trial.measure.sample_seconds)
         known: dict[int, RankRecord] = {}
+        trained: list[bool] = []
 
         def on_tick() -> None:
             for rank in set(range(processes)) - set(known):
@@ -95,6 +96,9 @@ class TrialRunner:
             total = steps_in_all(directory, 0)
             if taken is not None and total is not None:
                 self.listener.trial_stepped(taken, total)
+                if taken == total and not trained:
+                    trained.append(True)
+                    sampler.sample_now()  # a short trial's ranks may be gone before the next one
 
         with sampler:
             return self.engine.run(

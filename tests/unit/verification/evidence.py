@@ -21,7 +21,18 @@ from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
 
 STEPS = 3
 RANKS = 2
-MODELS: dict[str, Callable[[], nn.Module]] = {"normed": normed, "plain": plain}
+
+
+def norm_only() -> nn.Module:
+    """Batch norm without dropout."""
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "normed": normed,
+    "norm only": norm_only,
+    "plain": plain,
+}
 
 
 def array(*values: float) -> Array:
@@ -89,7 +100,8 @@ class OneBench(Benches):
 class Court:
     """Judges evidence without processes."""
 
-    def __init__(self, model: str, **changes: Any) -> None:
+    def __init__(self, model: str, *, target_scale: float = 1.0, **changes: Any) -> None:
+        """Large targets make large gradients."""
         told = {"global_batch": 16, "steps": STEPS, **changes}
         self.trial = Trial(
             id="toy",
@@ -102,8 +114,10 @@ class Court:
             limits=Limits(),
             device_type="cpu",
         )
+        task = Task(MODELS[model])
+        task.targets *= target_scale
         self.bench = Bench(
-            workload=Task(MODELS[model]),
+            workload=task,
             trial=self.trial,
             ranks=RANKS,
             steps=STEPS,

@@ -1,0 +1,119 @@
+"""`shardmark verify`: exit codes, the text, and JSON as the contract has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark import cli
+from shardmark.experiment.schema import Experiment
+from shardmark.launch import controller
+from shardmark.launch.listener import ProgressListener
+from shardmark.launch.verification import shown_number
+from shardmark.results.verification import Verdict, Verification
+from tests.unit.verification.verdicts import BAD, FAILED, GOOD, PROMISED, UNAVAILABLE
+
+NOTE = "verifying [1/2] ddp"
+
+
+@pytest.fixture
+def verified(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
+    """The verdicts that the next `verify` finds; what it asked for is in `asked`."""
+    verdicts: list[Verdict] = []
+
+    def fake(experiment: Experiment, scratch: Path, *, progress: ProgressListener) -> Verification:
+        assert experiment.name == "quickstart"
+        assert not scratch.exists(), "the controller makes it"
+        assert scratch.parent.is_dir()
+        progress.note(NOTE)
+        return Verification(reference="the reference", steps=3, verdicts=tuple(verdicts))
+
+    monkeypatch.setattr(controller, "verify_experiment", fake)
+    return verdicts
+
+
+def answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
+    code = cli.main(["verify", "quickstart", *options])
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return code, captured.out
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([GOOD], 0),
+        ([GOOD, UNAVAILABLE], 0),
+        ([GOOD, PROMISED], 0),
+        ([GOOD, BAD], 1),
+        ([BAD], 1),
+        ([GOOD, FAILED], 1),
+    ],
+)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_exit_code_says_whether_all_are_accepted(
+    verified: list[Verdict],
+    capsys: pytest.CaptureFixture[str],
+    verdicts: list[Verdict],
+    code: int,
+    form: str,
+) -> None:
+    verified.extend(verdicts)
+    assert answer(capsys, "--format", form)[0] == code
+
+
+def test_text_has_each_verdict_and_the_cause(
+    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verified.extend([GOOD, BAD, UNAVAILABLE])
+    lines = answer(capsys)[1].splitlines()
+    assert lines[0] == NOTE
+    assert "reference: the reference; 3 steps" in lines
+    (good,) = (line for line in lines if line.startswith("ddp "))
+    for part in ("fp32", "bucket_mb=1.0", "recipe.seed=4", "  equivalent", "0.25 of what"):
+        assert part in good
+    (bad,) = (line for line in lines if line.startswith("zero-1 "))
+    assert "NOT EQUIVALENT" in bad
+    after = "\n".join(lines[lines.index(bad) + 1 :])
+    for part in ("gradients are clipped to norm 1", "0.2 tolerances", "(fc.weight)"):
+        assert part in after
+    assert "setting: gradient_clipping" in after
+    (absent,) = (line for line in lines if line.startswith("dp "))
+    assert "not tried" in absent
+    assert "unavailable: no CUDA device; use ddp" in after
+
+
+def test_json_is_the_contracts_and_nothing_else(
+    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verified.extend([GOOD, BAD, UNAVAILABLE])
+    printed: dict[str, Any] = json.loads(answer(capsys, "--format", "json")[1])
+    assert printed.keys() == {"reference", "steps", "verdicts"}
+    for verdict in printed["verdicts"]:
+        assert {"strategy", "world_size", "equivalent", "checks", "cause"} <= verdict.keys()
+        for check in verdict["checks"]:
+            assert {"name", "holds", "found", "expected", "tolerance"} <= check.keys()
+    assert [verdict["equivalent"] for verdict in printed["verdicts"]] == [True, False, None]
+    assert printed["verdicts"][0]["cause"] is None
+    assert printed["verdicts"][1]["cause"]["setting"] == "gradient_clipping"
+    assert Verification.model_validate(printed).verdicts == tuple(verified)
+
+
+def test_bad_input_exits_two(
+    verified: list[Verdict],  # noqa: ARG001  (nothing must be verified)
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["verify", "quickstart", "--set", "recipe.nonsense=1"]) == 2
+    assert "recipe.nonsense" in capsys.readouterr().err
+    assert cli.main(["verify", "no-such-preset"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "-"), (0.0, "0"), (0.0312, "0.031"), (900.0, "9e+02"), (float("inf"), "not finite")],
+)
+def test_deviations_are_shown_short(value: float | None, shown: str) -> None:
+    assert shown_number(value) == shown

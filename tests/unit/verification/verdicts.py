@@ -1,0 +1,74 @@
+"""One verdict of each kind."""
+
+from __future__ import annotations
+
+from shardmark.results.verification import Cause, Check, Verdict, Verification
+
+GOOD = Verdict(
+    id="1" * 12,
+    strategy="ddp",
+    strategy_options={"bucket_mb": 1.0},
+    world_size=2,
+    precision="fp32",
+    varied={"recipe.seed": 4},
+    equivalent=True,
+    checks=(
+        Check(name="initial weights", holds=True, found="ab", expected="ab", tolerance=None),
+        Check(
+            name="losses",
+            holds=True,
+            found=0.25e-6,
+            expected=0.0,
+            tolerance=1e-6,
+            where="rank 1, step 2",
+            in_tolerances=0.25,
+        ),
+    ),
+    cause=None,
+)
+BAD = Verdict(
+    id="2" * 12,
+    strategy="zero-1",
+    strategy_options={},
+    world_size=2,
+    precision="fp32",
+    varied={},
+    equivalent=False,
+    checks=(
+        Check(
+            name="parameters after the first step",
+            holds=False,
+            found=9e-4,
+            expected=0.0,
+            tolerance=1e-6,
+            where="fc.weight",
+            in_tolerances=900.0,
+        ),
+    ),
+    cause=Cause(
+        text="gradients are clipped to norm 1, DeepSpeed's default",
+        evidence="the reference trained so differs by 0.2 tolerances",
+        setting="gradient_clipping",
+        first_deviation="parameters after the first step (fc.weight)",
+    ),
+)
+
+
+def untried(evidence: str) -> Verdict:
+    cause = Cause(text="not tried", evidence=evidence, first_deviation="none")
+    return BAD.model_copy(
+        update={
+            "id": "3" * 12,
+            "strategy": "dp",
+            "equivalent": None,
+            "checks": (),
+            "cause": cause,
+        }
+    )
+
+
+UNAVAILABLE = untried("unavailable: no CUDA device; use ddp")
+FAILED = untried("failed: rank 1 was killed")
+PROMISED = BAD.model_copy(update={"id": "4" * 12, "promise": "every push is applied once"})
+
+VERIFICATION = Verification(reference="the reference", steps=3, verdicts=(GOOD, BAD, UNAVAILABLE))
