@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
 from shardmark.launch.device_type import DEVICE_TYPE_VARIABLE
 from shardmark.strategies._protocol import Process
-from torch.multiprocessing.spawn import start_processes
 
 
 def run_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, seconds: float) -> list[Any]:
@@ -36,7 +37,9 @@ def run_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, seconds: fl
                 if process.is_alive():
                     process.kill()
         # What our own ranks pickled a moment ago.
-        return [pickle.loads((Path(folder) / f"{rank}.pickle").read_bytes()) for rank in range(ranks)]
+        return [
+            pickle.loads((Path(folder) / f"{rank}.pickle").read_bytes()) for rank in range(ranks)
+        ]
 
 
 def _enter(

@@ -21,6 +21,7 @@ BAR = f"Bar: the median of shardmark / bare is at least {LEAST_RATIO} for every 
 def check_same_settings() -> None:
     """The bare loop writes DeepSpeed's options out; they must be those of the strategy."""
     import torch
+
     from bare_loop import SGD, ZERO
     from shardmark.experiment.schema import Optimizer, Recipe
     from shardmark.strategies._protocol import Process

@@ -99,7 +99,7 @@ def store(
     table: Table,
     numbers: Mapping[str, Any],
 ) -> None:
-    """Print the table, and leave `DATE-NAME.json` and `.md`; `around` was taken before measuring."""
+    """Print the table, leave `DATE-NAME.json` and `.md`; `around` was taken before measuring."""
     verdict = "holds" if holds else "DOES NOT HOLD"
     command = shlex.join(["python", f"benchmarks/{name}.py", *sys.argv[1:]])
     print(f"\n{table.plain()}\n{bar}: {verdict}.\n{place(around)}")

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from groups import run_ranks
 from recording import Table, options_of, store, surroundings
 from shardmark.experiment.schema import Recipe
@@ -31,14 +33,13 @@ from shardmark.training.schedule import step_seed
 from shardmark.workloads import build_workload
 from shardmark.workloads._protocol import BatchPlan
 from sides import add_sources_to_path
-from torch import Tensor
 
 NAME = "same_mathematics"
 MOST_DEVIATION = 1e-5
 MOST_ROUNDINGS = 4
 BAR = (
-    f"Bar: all parameters within {MOST_DEVIATION:g} of the reference for every strategy; on 4 ranks "
-    f"that, or within {MOST_ROUNDINGS} times what the order of summation alone changes"
+    f"Bar: all parameters within {MOST_DEVIATION:g} of the reference for every strategy; "
+    f"on 4 ranks that, or within {MOST_ROUNDINGS} times what the order of summation alone changes"
 )
 STRATEGIES = {
     2: ("ddp", "fsdp", "fsdp-grad-op", "zero-0", "zero-1", "zero-2", "zero-3"),

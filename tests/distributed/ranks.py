@@ -16,7 +16,7 @@ from torch.multiprocessing.spawn import start_processes
 from shardmark.launch.device_type import DEVICE_TYPE_VARIABLE
 from shardmark.strategies._protocol import Process
 
-JOIN_SECONDS = 240
+JOIN_SECONDS = 350
 
 
 def run_ranks(

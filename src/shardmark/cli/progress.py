@@ -45,6 +45,8 @@ class Lines:
         typer.echo(text)
 
     def trial_started(self, number: int, total: int, trial: Trial) -> None:
+        if not self._done_here:
+            self._run_started_at = time.monotonic()  # loading and verifying come only once
         self._title = f"[{number}/{total}] {trial.id}"
         self._started_at = self._lined_at = time.monotonic()
         if self._status is not None:

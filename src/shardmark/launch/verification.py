@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from shardmark.analysis.parity import LARGEST
 from shardmark.errors import ShardmarkError, StrategyUnavailable
 from shardmark.experiment.schema import Trial
 from shardmark.experiment.trial_id import cell_id
@@ -144,4 +144,4 @@ def shown_number(value: float | None) -> str:
     """A deviation in tolerances for people."""
     if value is None:
         return "-"
-    return f"{value:.2g}" if math.isfinite(value) else "not finite"
+    return f"{value:.2g}" if value < LARGEST else "not finite"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,14 @@ import numpy as np
 import torch
 
 from shardmark.analysis.evidence import Array, Evidence
-from shardmark.analysis.parity import NAMES, Tolerances, checks_of, first_deviation, norm
+from shardmark.analysis.parity import (
+    NAMES,
+    TINY,
+    Tolerances,
+    checks_of,
+    first_deviation,
+    norm,
+)
 from shardmark.experiment.schema import Recipe
 from shardmark.results.verification import Cause, Check
 from shardmark.training.variation import Variation
@@ -61,7 +69,7 @@ def cause_of(
         varied = _as_expected(run(explanation.variation), tolerances)
         left = _deviation(checks_of(found, varied), explanation.compares)
         before = _deviation(checks, explanation.compares)
-        explained = left <= max(1.0, explanation.needs * before)
+        explained = before > 1 and left <= max(1.0, explanation.needs * before)
         if explained and (best is None or left < best[0]):
             best = (left, explanation)
     if best is not None:
@@ -144,7 +152,8 @@ def _other_rank(found: Evidence, tolerances: Tolerances) -> tuple[str, str] | No
     """Whether rank 0 has another rank's buffers, which are then evaluated."""
     for rank, buffers in enumerate(tolerances.reference.buffers):
         off = [
-            norm(found.buffers[0][name] - buffer) / max(tolerances.buffer(rank, name), 1e-45)
+            norm(found.buffers[0].get(name, np.float32(0)) - buffer)
+            / max(tolerances.buffer(rank, name), TINY)
             for name, buffer in buffers.items()
         ]
         if rank > 0 and off and max(off) <= 1:
@@ -224,7 +233,7 @@ def _of_gradient(found: Evidence, expected: Evidence, recipe: Recipe) -> Iterato
             compares=TENSOR_CHECKS,  # every rank has parameters of its own by then
         )
     for name, dtype in TYPES.items():
-        if recipe.precision == name or not _fits(found.tensors["gradient"].values(), dtype):
+        if recipe.precision == name or not _fits(found.tensors.get("gradient", {}).values(), dtype):
             continue
         yield Explanation(
             text=f"gradients are reduced in a lower precision ({name})",
@@ -235,6 +244,12 @@ def _of_gradient(found: Evidence, expected: Evidence, recipe: Recipe) -> Iterato
 
 
 def _of_update(found: Evidence, expected: Evidence, recipe: Recipe) -> Iterator[Explanation]:
+    if recipe.gradient_clipping is not None:
+        yield Explanation(
+            text="gradients are not clipped",
+            variation=Variation(clipping=math.inf),
+            setting="gradient_clipping",
+        )
     for value in _clipping_values(found, expected, recipe):
         default = ", DeepSpeed's default" if abs(value - 1.0) < 1e-3 else ""
         yield Explanation(
@@ -285,7 +300,7 @@ def _of_buffers(ranks: int) -> Iterator[Explanation]:
 
 def _fitted(found: Evidence, expected: Evidence) -> float | None:
     """The constant that takes the expected gradient nearest to the one found."""
-    mine, wanted = found.tensors["gradient"], expected.tensors["gradient"]
+    mine, wanted = found.tensors.get("gradient", {}), expected.tensors["gradient"]
     product = square = 0.0
     for name, tensor in wanted.items():
         if name in mine:
@@ -332,6 +347,17 @@ def _by_elimination(
 ) -> Cause:
     """What remains when no variation reproduces the numbers."""
     expected = tolerances.reference
+    whole = whole_batch()
+    gradient = found.tensors.get("gradient", {})
+    before = _distance(gradient, expected.tensors["gradient"])
+    after = _distance(gradient, whole.tensors["gradient"])
+    if after < EXPLAINED * before:
+        return Cause(
+            text="batch norm takes its statistics over all ranks (synchronised batch norm)",
+            evidence=f"the gradient is {after / before:.2g} times as far from one device's on the "
+            "whole batch as from the definition's",
+            first_deviation=start,
+        )
     if first.name == "losses" and first.where is not None and first.where.endswith("step 1"):
         drawn = run(Variation(seed_offset=1))
         spread = abs(drawn.losses[0][0] - expected.losses[0][0])
@@ -343,17 +369,6 @@ def _by_elimination(
                 f"{abs(found.losses[0][0] - expected.losses[0][0]):.3g}",
                 first_deviation=start,
             )
-    whole = whole_batch()
-    gradient = found.tensors["gradient"]
-    before = _distance(gradient, expected.tensors["gradient"])
-    after = _distance(gradient, whole.tensors["gradient"])
-    if after < EXPLAINED * before:
-        return Cause(
-            text="batch norm takes its statistics over all ranks (synchronised batch norm)",
-            evidence=f"the gradient is {after / before:.2g} times as far from one device's on the "
-            "whole batch as from the definition's",
-            first_deviation=start,
-        )
     return Cause(
         text="no known explanation reproduces the numbers",
         evidence="tried: scale, averaging, clipping, weight decay, precision, skipped steps, "
