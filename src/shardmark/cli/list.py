@@ -55,9 +55,10 @@ def _workloads() -> Mapping[str, str]:
 
 
 def _models() -> Mapping[str, str]:
+    from shardmark.workloads.detectors import DETECTORS
     from shardmark.workloads.models import MODELS, OTHER_MODELS
 
-    return {**MODELS, **OTHER_MODELS}
+    return {**MODELS, **DETECTORS, **OTHER_MODELS}
 
 
 def _datasets() -> Mapping[str, str]:

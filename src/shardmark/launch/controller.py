@@ -26,6 +26,7 @@ from shardmark.results.verification import (
     write_verification,
 )
 from shardmark.strategies import build_strategy
+from shardmark.workloads import options as workload_options
 from shardmark.strategies._protocol import Machine
 from shardmark.workloads import check_data
 
@@ -167,7 +168,8 @@ def _modules(trials: Sequence[Trial]) -> list[str]:
     names: list[str] = []
     for trial in trials:
         strategy = build_strategy(trial.strategy.name, trial.strategy.options)
-        names += [name for name in strategy.loads() if name not in names]
+        wanted = (*strategy.loads(), *workload_options(trial.workload).loads())
+        names += [name for name in wanted if name not in names]
     return names
 
 

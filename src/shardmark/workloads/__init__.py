@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from shardmark.errors import InputError
 from shardmark.workloads._options import WorkloadOptions
 from shardmark.workloads.classification import ClassificationOptions
+from shardmark.workloads.detection import DetectionOptions
 
 if TYPE_CHECKING:
     from shardmark.workloads._protocol import Workload
 
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,
+    "detection": DetectionOptions,
 }
 """Task -> the options that an experiment may give it, which also build it."""
 

@@ -24,6 +24,10 @@ class WorkloadOptions(BaseModel):
         """The same task with no more validation samples than a verification needs."""
         return self
 
+    def loads(self) -> tuple[str, ...]:
+        """Modules that the ranks will import, so that they can be loaded before the first trial."""
+        return ()
+
     @abstractmethod
     def build(self, seed: int) -> Workload:
         """Read the data and make the task."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from shardmark.workloads.classification import ClassificationOptions
+    from shardmark.workloads.datasets._annotated import AnnotatedDataSet
     from shardmark.workloads.datasets._sources import LabelledPictures
 
 DATASETS: dict[str, str] = {
@@ -15,6 +16,8 @@ DATASETS: dict[str, str] = {
     "cifar10": "photographs in 10 classes, 50,000 + 10,000 of 32 x 32, in torchvision's layout",
     "imagefolder": "your own pictures: train/CLASS/*.jpg and test/CLASS/*.jpg",
     "random": "made up from the seed, of any size and number: for speed only",
+    "digits-detection": "detection: handwritten digits on canvases, made once, no download",
+    "coco": "detection: COCO 2017, or your own pictures in its layout",
 }
 """Name -> one line."""
 
@@ -24,6 +27,8 @@ _MODULES = {
     "cifar10": "cifar10",
     "imagefolder": "imagefolder",
     "random": "random_pictures",
+    "digits-detection": "digits_detection",
+    "coco": "coco",
 }
 
 
@@ -40,3 +45,8 @@ class PictureDataSet(Protocol):
 def picture_data_set(name: str) -> PictureDataSet:
     """The module of the data set of that name."""
     return cast("PictureDataSet", importlib.import_module(f"{__name__}.{_MODULES[name]}"))
+
+
+def annotated_data_set(name: str) -> AnnotatedDataSet:
+    """The module of the detection data set of that name."""
+    return cast("AnnotatedDataSet", importlib.import_module(f"{__name__}.{_MODULES[name]}"))
