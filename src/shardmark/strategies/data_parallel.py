@@ -63,14 +63,13 @@ class DataParallel:
         }
 
     def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
-        import torch
-
         from shardmark.strategies._blocks import build_on
         from shardmark.strategies._eager import EagerWorker
+        from shardmark.strategies._replicas import Replicas
 
         model = build_on(process.device, workload, recipe)
         return EagerWorker(
-            model=torch.nn.DataParallel(model, device_ids=list(range(process.devices))),
+            model=Replicas(model, device_ids=list(range(process.devices))),
             module=model,
             workload=workload,
             recipe=recipe,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,8 @@ class Reference:
         self._set_decay()
         self._rate = learning_rate_of(recipe, total_steps)
         shards = [Shard(index=rank, count=ranks) for rank in range(ranks)]
-        self._batches = [workload.batches(plan, shard) for shard in shards]
+        drawn = replace(plan, draws=variation.seed_offset)
+        self._batches = [workload.batches(drawn, shard) for shard in shards]
         draws = [0 if variation.same_draws else rank for rank in range(ranks)]
         self._seeds = [step_seed(recipe.seed, shard_index=index) for index in draws]
         own = {name: buffer.clone() for name, buffer in self._model.named_buffers()}

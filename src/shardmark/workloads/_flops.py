@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 _SAMPLES = 2
 """BatchNorm refuses one sample whose feature map has shrunk to a single pixel."""
@@ -37,29 +37,49 @@ def _convolution_backward_flops(
     return forward * sum(map(bool, output_mask[:2]))
 
 
+_CANNOT_RUN = (
+    RuntimeError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AssertionError,
+)
+
+
 def training_flops(model: nn.Module, sample: tuple[int, ...], classes: int) -> int | None:
     """One forward and backward pass per sample, a multiply-add as two; None where it cannot run.
 
     The model is run in training mode with tensors on the meta device in place of its own, which
     stay as they are.
     """
-    modes = {module: module.training for module in model.modules()}
     stand_ins = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
     pictures = torch.empty((_SAMPLES, *sample), device="meta")
     labels = torch.empty(_SAMPLES, dtype=torch.int64, device="meta")
+
+    def loss() -> Tensor:
+        logits = functional_call(model, stand_ins, (pictures,))
+        return functional.cross_entropy(logits[:, :classes], labels)
+
+    total = counted_flops(model, loss)
+    return None if total is None else total // _SAMPLES or None
+
+
+def counted_flops(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
+    """Operations of `loss` and its backward pass, the model in training mode; None if it fails."""
+    modes = {module: module.training for module in model.modules()}
     backward = torch.ops.aten.convolution_backward
     counter = FlopCounterMode(display=False, custom_mapping={backward: _convolution_backward_flops})
     try:
         model.train()
         with torch.enable_grad(), counter:
-            logits = functional_call(model, stand_ins, (pictures,))
-            functional.cross_entropy(logits[:, :classes], labels).backward()  # type: ignore[no-untyped-call]
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError, AssertionError):
+            loss().backward()  # type: ignore[no-untyped-call]
+    except _CANNOT_RUN:
         return None  # the model looks at values, or has an operator without a meta version
     finally:
         for module, training in modes.items():
             module.training = training
-    return counter.get_total_flops() // _SAMPLES or None
+    return counter.get_total_flops()

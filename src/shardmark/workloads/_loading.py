@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from shardmark.errors import ShardmarkError
-from shardmark.workloads._pictures import ImageBatch, gpu_in_use
+from shardmark.workloads._pictures import gpu_in_use
+
+Made = TypeVar("Made")
 
 
-class _Steps(Dataset[ImageBatch | ShardmarkError]):
+class _Steps(Dataset[Made | ShardmarkError], Generic[Made]):
     """Item `step` is that step's whole batch, or the error it met: a loader loses its type."""
 
-    def __init__(self, make: Callable[[int], ImageBatch]) -> None:
+    def __init__(self, make: Callable[[int], Made]) -> None:
         self._make = make
 
-    def __getitem__(self, step: int) -> ImageBatch | ShardmarkError:
+    def __getitem__(self, step: int) -> Made | ShardmarkError:
         try:
             return self._make(step)
         except ShardmarkError as error:
@@ -26,8 +28,8 @@ class _Steps(Dataset[ImageBatch | ShardmarkError]):
 
 
 def batches_in_order(
-    make: Callable[[int], ImageBatch], steps: Iterable[int], *, workers: int
-) -> Iterator[ImageBatch]:
+    make: Callable[[int], Made], steps: Iterable[int], *, workers: int
+) -> Iterator[Made]:
     """`make(step)` for each of the steps, two batches ahead in each of `workers` processes."""
     if workers == 0:
         yield from map(make, steps)

@@ -45,8 +45,8 @@ def build_model(
 
 def _constructor(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
     """The function to call and the arguments that the data and the benchmark ask of it."""
-    if is_user_function(name):
-        return _user_function(name), {}
+    if isuser_function(name):
+        return user_function(name), {}
     if name == "vit_cifar":
         return _vit_cifar, {"image_size": image_size}
     if not name.startswith("timm:") and name in registered_names("torchvision"):
@@ -89,7 +89,7 @@ def _timm(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, 
     return timm.create_model, options
 
 
-def _user_function(name: str) -> Callable[..., object]:
+def user_function(name: str) -> Callable[..., object]:
     module_name, _, function_name = name.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:

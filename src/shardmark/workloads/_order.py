@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardmark.strategies._protocol import Shard
     from shardmark.workloads._protocol import BatchPlan
 
-_STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4}
+_STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5}
 
 
 def generator(seed: int, stream: str, *more: int) -> np.random.Generator:
@@ -36,6 +36,12 @@ def subset(
     if wanted is None or wanted >= available:
         return None
     return np.sort(generator(seed, "subset", split).permutation(available)[:wanted])
+
+
+def seed_of(seed: int, stream: str, *more: int) -> int:
+    """A seed, 63 bits as torch takes them, that depends on the arguments alone."""
+    entropy = np.random.SeedSequence((seed, _STREAMS[stream], *more))
+    return int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ class BatchPlan:
     """Samples per optimizer step over all ranks."""
     seed: int
     """Orders the samples of each epoch and draws their augmentation."""
+    draws: int = 0
+    """Other numbers draw other proposals for the same samples: only a search for causes does so."""
 
 
 class Workload(Protocol):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from shardmark.errors import DataError
+from shardmark.workloads._detector_weights import coco_weights, ensure, imagenet_weights
 from shardmark.workloads._options import WorkloadOptions
 from shardmark.workloads.datasets import annotated_data_set
 from shardmark.workloads.detectors import check_detector_name, has_masks
@@ -83,9 +85,12 @@ class DetectionOptions(WorkloadOptions):
                 )
             )
         if own and self.weights in ("coco", "imagenet"):
-            raise ValueError(
-                f"weights is {self.weights}; a model of your own takes null or a file"
-            )
+            raise ValueError(f"weights is {self.weights}; a model of your own takes null or a file")
+        published = {"coco": coco_weights, "imagenet": imagenet_weights}.get(self.weights or "")
+        if published is not None and published(self.model) is None:
+            raise ValueError(f"weights is {self.weights}; torchvision has none for {self.model}")
+        if self.min_size and self.max_size and self.min_size > self.max_size:
+            raise ValueError(f"min_size {self.min_size} is larger than max_size {self.max_size}")
         if self.dataset == "coco" and not self.data_dir:
             raise ValueError("data_dir is missing; coco needs the folder that holds it")
         return self
@@ -108,6 +113,19 @@ class DetectionOptions(WorkloadOptions):
     def check_data(self) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
         annotated_data_set(self.dataset).check(self)
+        if self.weights is None:
+            return
+        published = {"coco": coco_weights, "imagenet": imagenet_weights}.get(self.weights)
+        if published is not None:
+            file = published(self.model)
+            assert file is not None, "checked with the options"
+            ensure(file, download=self.download)
+        elif not Path(self.weights).expanduser().is_file():
+            raise DataError(
+                "workload.weights",
+                f"there is no file {self.weights}",
+                "null, coco, imagenet, or a file of the model's state dictionary",
+            )
 
     def loads(self) -> tuple[str, ...]:
         return ("shardmark.workloads._detection_task",)

@@ -14,10 +14,10 @@ DETECTORS: dict[str, str] = {
     "fasterrcnn_mobilenet_v3_large_320_fpn": "detector: the same for pictures of 320 pixels",
     "fasterrcnn_swin_t_fpn": "detector: Faster R-CNN on a Swin-T transformer with feature pyramid,"
     " 45.2 M parameters (Liu et al., 2021)",
-    "maskrcnn_resnet50_fpn": "detector: Mask R-CNN, boxes and masks, 44.4 M parameters"
+    "maskrcnn_resnet50_fpn": "detector: Mask R-CNN, boxes and masks, 44.5 M parameters"
     " (He et al., 2017)",
     "maskrcnn_resnet50_fpn_v2": "detector: Mask R-CNN after Li et al. (2021), 46.4 M parameters",
-    "retinanet_resnet50_fpn": "detector: RetinaNet, one stage, 34.0 M parameters (Lin et al., 2017)",
+    "retinanet_resnet50_fpn": "detector: RetinaNet, one stage, 34.1 M parameters (Lin et al., 2017)",
     "retinanet_resnet50_fpn_v2": "detector: RetinaNet after Zhang et al. (2020), 38.2 M parameters",
     "fcos_resnet50_fpn": "detector: FCOS, one stage, no anchors, 32.3 M parameters"
     " (Tian et al., 2019)",

@@ -1,0 +1,82 @@
+"""Random choice of proposals that is the same under every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SAMPLER = "fg_bg_sampler"
+"""Where torchvision's region proposal network and heads keep their sampler."""
+
+
+class PictureSampler(nn.Module):
+    """Chooses boxes to learn from, uniformly, from a random stream of each picture's own.
+
+    As torchvision's `BalancedPositiveNegativeSampler` (Ren et al., arXiv 1506.01497, section
+    3.1.3): at most `positive_fraction` of `batch_size_per_image` boxes that hold an object, the
+    rest background.  Each box gets a random key, and the smallest keys win: one box more or less
+    leaves the others' keys as they are, and one picture's boxes change nothing in another's.
+
+    It is a module so that DataParallel's replicas each have their own.
+    """
+
+    def __init__(self, batch_size_per_image: int, positive_fraction: float, stream: int) -> None:
+        super().__init__()
+        self.batch_size_per_image = batch_size_per_image
+        self.positive_fraction = positive_fraction
+        self.stream = stream
+        self.seeds: Sequence[int] = ()
+        """Of the pictures of the call under way."""
+
+    def forward(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Per picture: -1 ignored, 0 background, positive an object -> masks of those chosen."""
+        assert len(self.seeds) == len(matched), "the model's hook gave a seed for each picture"
+        chosen = [self._choose(*pair) for pair in zip(matched, self.seeds, strict=True)]
+        return [positive for positive, _ in chosen], [negative for _, negative in chosen]
+
+    def _choose(self, matched: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator(matched.device).manual_seed(seed ^ self.stream)
+        keys = torch.rand(matched.shape, generator=generator, device=matched.device)
+        positive, negative = torch.where(matched >= 1)[0], torch.where(matched == 0)[0]
+        num_positive = min(
+            positive.numel(), int(self.batch_size_per_image * self.positive_fraction)
+        )
+        num_negative = min(negative.numel(), self.batch_size_per_image - num_positive)
+        return (
+            _mask(matched, positive, keys, num_positive),
+            _mask(matched, negative, keys, num_negative),
+        )
+
+
+def _mask(matched: Tensor, candidates: Tensor, keys: Tensor, wanted: int) -> Tensor:
+    """uint8, one at the `wanted` candidates with the smallest keys."""
+    mask = torch.zeros_like(matched, dtype=torch.uint8)
+    smallest = keys[candidates].topk(wanted, largest=False, sorted=False).indices
+    mask[candidates[smallest]] = 1
+    return mask
+
+
+def sample_by_picture(model: nn.Module) -> bool:
+    """Put `PictureSampler` where torchvision's sampler is; whether there was one.
+
+    The seeds come with the targets (`sampling_seed`) when the whole model is called.
+    """
+    owners = [module for module in model.modules() if hasattr(module, SAMPLER)]
+    for stream, owner in enumerate(owners):
+        old = getattr(owner, SAMPLER)
+        new = PictureSampler(old.batch_size_per_image, old.positive_fraction, stream)
+        setattr(owner, SAMPLER, new)
+    if owners:
+        model.register_forward_pre_hook(_give_seeds, with_kwargs=True)
+    return bool(owners)
+
+
+def _give_seeds(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    targets = kwargs.get("targets", args[1] if len(args) > 1 else None)
+    seeds = [] if targets is None else [target["sampling_seed"] for target in targets]
+    for sampler in module.modules():
+        if isinstance(sampler, PictureSampler):
+            sampler.seeds = seeds
