@@ -36,8 +36,7 @@ def parse(file: Path) -> CocoIndex:
     """The whole file as arrays.  Raises `DataError` that names the entry that is wrong."""
     annotations = _Annotations(file)
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        document = json.loads(text, object_hook=annotations)
+        document = json.loads(file.read_text(encoding="utf-8-sig"), object_hook=annotations)
     except OSError as error:
         raise DataError(str(file), f"cannot be read ({error})", "make it readable") from error
     except (ValueError, RecursionError) as error:
@@ -47,30 +46,21 @@ def parse(file: Path) -> CocoIndex:
     )
     if len(taken) != len(annotations.ids) or any(entry is not _TAKEN for entry in taken):
         _refuse(file, "'annotations' is not a list of image_id, category_id and bbox each")
-    category_ids, category_names = _categories(file, categories)
     image_ids, pictures = _sorted_pictures(file, pictures)
-    picture_of = _places(annotations, annotations.image_ids, image_ids, "image_id", "images")
-    label_of = 1 + _places(
-        annotations, annotations.category_ids, category_ids, "category_id", "categories"
+    category_ids, category_names = _categories(file, categories)
+    picture_of = annotations.places(annotations.image_ids, image_ids, "image_id", "images")
+    category_of = annotations.places(
+        annotations.category_ids, category_ids, "category_id", "categories"
     )
     order = np.argsort(picture_of, kind="stable")
-    counts = np.bincount(picture_of, minlength=len(image_ids))
     return CocoIndex(
         image_ids=image_ids,
         file_names=np.array([picture["file_name"].encode() for picture in pictures], np.bytes_),
         widths=np.array([picture["width"] for picture in pictures], np.int64),
         heights=np.array([picture["height"] for picture in pictures], np.int64),
-        object_offsets=_offsets(counts),
-        annotation_ids=np.asarray(annotations.ids)[order],
-        boxes=np.asarray(annotations.boxes).reshape(-1, 4)[order],
-        labels=label_of[order],
-        areas=np.asarray(annotations.areas)[order],
-        crowds=np.asarray(annotations.crowds).astype(np.bool_)[order],
-        mask_rows=order,
-        mask_kinds=np.asarray(annotations.mask_kinds),
-        part_offsets=_offsets(np.asarray(annotations.mask_parts)),
-        value_offsets=_offsets(np.asarray(annotations.part_lengths)),
-        mask_values=np.asarray(annotations.mask_values),
+        object_offsets=_offsets(np.bincount(picture_of, minlength=len(image_ids))),
+        labels=1 + category_of[order],
+        **annotations.arrays(order),
         category_ids=category_ids,
         category_names=category_names,
     )
@@ -124,6 +114,36 @@ class _Annotations:
         for part in parts:
             self.part_lengths.append(len(part))
             self.mask_values.extend(part)
+
+    def places(
+        self, wanted: array[int], known: NDArray[np.int64], key: str, of: str
+    ) -> NDArray[np.int64]:
+        """Where each annotation's id is among the known ones, which ascend."""
+        ids = np.asarray(wanted, np.int64)
+        found = np.searchsorted(known, ids).clip(max=len(known) - 1)
+        strangers = np.flatnonzero(known[found] != ids)
+        if len(strangers):
+            first = strangers[0]
+            more = f" (and {len(strangers) - 1} more annotations)" if len(strangers) > 1 else ""
+            _refuse(
+                self.file,
+                f"annotation {self.ids[first]}: {key} {ids[first]} is not in {of!r}{more}",
+            )
+        return found.astype(np.int64, copy=False)
+
+    def arrays(self, order: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Fields of `CocoIndex`; the masks stay in the order of the file."""
+        return {
+            "annotation_ids": np.asarray(self.ids)[order],
+            "boxes": np.asarray(self.boxes).reshape(-1, 4)[order],
+            "areas": np.asarray(self.areas)[order],
+            "crowds": np.asarray(self.crowds).astype(np.bool_)[order],
+            "mask_rows": order,
+            "mask_kinds": np.asarray(self.mask_kinds),
+            "part_offsets": _offsets(np.asarray(self.mask_parts)),
+            "value_offsets": _offsets(np.asarray(self.part_lengths)),
+            "mask_values": np.asarray(self.mask_values),
+        }
 
 
 def _mask(segmentation: Any) -> tuple[int, Sequence[Any]]:
@@ -211,23 +231,6 @@ def _wanted(file: Path, what: str, entry: Any, keys: dict[str, type]) -> list[An
             found = f"{key} is {entry[key]!r}" if key in entry else f"has no {key}"
             _refuse(file, f"{what}: {found}")
     return [entry[key] for key in keys]
-
-
-def _places(
-    annotations: _Annotations, wanted: array[int], known: NDArray[np.int64], key: str, of: str
-) -> NDArray[np.int64]:
-    """Where each wanted id is among the known ones, which ascend."""
-    ids = np.asarray(wanted, np.int64)
-    places = np.searchsorted(known, ids).clip(max=len(known) - 1)
-    strangers = np.flatnonzero(known[places] != ids)
-    if len(strangers):
-        first = strangers[0]
-        more = f" (and {len(strangers) - 1} more annotations)" if len(strangers) > 1 else ""
-        _refuse(
-            annotations.file,
-            f"annotation {annotations.ids[first]}: {key} {ids[first]} is not in {of!r}{more}",
-        )
-    return places.astype(np.int64, copy=False)
 
 
 def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:

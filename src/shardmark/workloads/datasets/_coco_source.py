@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.io import ImageReadMode, decode_jpeg
 
 from shardmark.errors import DataError
 from shardmark.workloads.datasets._annotated import AnnotatedReading, Objects
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 _UNREADABLE = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
 """What Pillow raises for files that are cut off, or no pictures."""
-_JPEG = b"\xff\xd8\xff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +123,9 @@ def _decoded(path: Path) -> Tensor:
     """(3, height, width), uint8, RGB, without any turn that EXIF asks for: annotations count the
     stored pixels.
 
-    libjpeg through torchvision gives the values that Pillow gives, in three quarters of the time.
+    torchvision's own decoder gives the same values in 6/7 of the time, but is to be removed.
     """
-    stored = np.fromfile(path, np.uint8)
-    if stored[: len(_JPEG)].tobytes() == _JPEG:
-        try:
-            picture: Tensor = decode_jpeg(torch.from_numpy(stored), mode=ImageReadMode.RGB)
-        except RuntimeError:
-            pass  # Pillow may read it, or say better what is wrong
-        else:
-            return picture
-    with Image.open(io.BytesIO(stored.tobytes())) as opened:
-        pixels = np.array(opened.convert("RGB"))
+    content = io.BytesIO(path.read_bytes())  # in one piece: Pillow would read bit by bit
+    with Image.open(content) as opened:
+        pixels = np.array(opened if opened.mode == "RGB" else opened.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
