@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from shardmark.analysis.statistics import Estimate, estimate_mean
@@ -14,7 +15,6 @@ from shardmark.experiment.trial_id import cell_id
 from shardmark.measure.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
-from shardmark.results.verification import Verification
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
@@ -61,6 +61,10 @@ class Row:
     """Metric -> why it is None."""
     values: Mapping[str, Mapping[int, float]] = field(repr=False)
     """Metric -> repeat -> value, of the trials that ended `ok`."""
+    trials: tuple[TrialResult, ...] = field(default=(), repr=False)
+    """All of the cell, by repeat."""
+    folder: Path | None = field(default=None, repr=False)
+    """Of the run."""
     baseline: str | None = None
     """What `speedup` and `memory_ratio` compare with."""
     equivalent: bool | None = None
@@ -83,6 +87,10 @@ class Row:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{self.label} on {ranks}{varied}"
 
+    @property
+    def ok_trials(self) -> tuple[TrialResult, ...]:
+        return tuple(result for result in self.trials if result.outcome is Outcome.OK)
+
     def comparable(self, other: Row) -> bool:
         """Whether both trained the same thing in the same experiment."""
         return (self.experiment, self.workload, self.precision) == (
@@ -104,17 +112,14 @@ def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
         for result in run.trials:
             groups.setdefault((number, label, *_cell(result)), []).append(result)
     ordered = sorted(groups.items(), key=lambda group: (group[0][0], *_order(group[1][0])))
-    return [
-        _verified(_row(str(key[1]), trials), trials[0], runs[int(str(key[0]))].verification)
-        for key, trials in ordered
-    ]
+    return [_in_run(_row(str(key[1]), trials), runs[int(str(key[0]))]) for key, trials in ordered]
 
 
-def _verified(row: Row, trial: TrialResult, verification: Verification | None) -> Row:
-    """The row with the verdict on what it trains."""
-    if verification is None:
-        return row
-    verdict = verification.of(cell_id(trial.trial))
+def _in_run(row: Row, run: StoredRun) -> Row:
+    """The row with its run's folder, and the run's verdict on what it trains."""
+    row = replace(row, folder=run.path)
+    known = run.verification
+    verdict = None if known is None else known.of(cell_id(row.trials[0].trial))
     if verdict is None:
         return row
     cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None
@@ -204,6 +209,7 @@ def _row(experiment: str, trials: Sequence[TrialResult]) -> Row:
             if estimate is None and name not in COMPARISON_METRICS
         },
         values=values,
+        trials=tuple(sorted(trials, key=lambda result: result.repeat)),
     )
 
 

@@ -17,7 +17,7 @@ def list_(
         str,
         typer.Argument(
             metavar="KIND",
-            help="strategies, workloads, models, datasets, metrics or experiments",
+            help="strategies, workloads, models, datasets, metrics, experiments or papers",
         ),
     ],
 ) -> None:
@@ -79,6 +79,12 @@ def _experiments() -> Mapping[str, str]:
     return presets()
 
 
+def _papers() -> Mapping[str, str]:
+    from shardmark.papers import papers
+
+    return papers()
+
+
 def _summary(described: type) -> str:
     """The first line of the docstring."""
     return (inspect.getdoc(described) or "").partition("\n")[0]
@@ -91,4 +97,5 @@ _KINDS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "datasets": _datasets,
     "metrics": _metrics,
     "experiments": _experiments,
+    "papers": _papers,
 }

@@ -5,47 +5,63 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.rows import Row, plain
+from shardmark.analysis.statistics import Estimate
 from shardmark.measure.metrics import METRICS
 
 
-def render_json(comparison: Comparison) -> str:
-    """`{"rows": [...]}`, strict: what is missing is null, and nothing is NaN or infinite."""
-    rows = [_identity(row) | {"metrics": _metrics(row)} for row in comparison.rows]
-    return json.dumps({"rows": rows}, indent=2, allow_nan=False, default=str) + "\n"
+def render_json(comparison: Comparison, beside: Mapping[str, object] | None = None) -> str:
+    """`{"rows": [...]}`, strict: what is missing is null, and nothing is NaN or infinite.
+
+    `beside` are further keys after `rows`.
+    """
+    rows = [identity_of(row) | {"metrics": metrics_of(row.metrics)} for row in comparison.rows]
+    document = {"rows": rows, **(beside or {})}
+    return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
 
 
 def render_csv(comparison: Comparison) -> str:
     """One line a row; each metric is three columns: NAME, NAME_low, NAME_high."""
-    rows = comparison.rows
-    identities = [_identity(row) for row in rows]
-    keys = list(dict.fromkeys(key for identity in identities for key in identity))
-    names = list(dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics))))
+    return format_csv(csv_lines(comparison.rows), csv_header(comparison.rows))
+
+
+def csv_header(rows: Sequence[Row]) -> list[str]:
+    keys = dict.fromkeys(key for row in rows for key in identity_of(row))
+    names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
+    return [*keys, *(column for name in names for column in estimate_columns(name))]
+
+
+def csv_lines(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """Column -> value of each row; what it lacks is left out."""
+    return [
+        identity_of(row)
+        | {key: value for name in row.metrics for key, value in flat(name, row.metrics[name])}
+        for row in rows
+    ]
+
+
+def estimate_columns(name: str) -> tuple[str, str, str]:
+    return name, f"{name}_low", f"{name}_high"
+
+
+def flat(name: str, estimate: Estimate | None) -> list[tuple[str, float | None]]:
+    """The three columns of a metric."""
+    numbers = (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
+    return list(zip(estimate_columns(name), numbers, strict=True))
+
+
+def format_csv(lines: Iterable[Mapping[str, object]], header: Sequence[str]) -> str:
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
-    header = [column for name in names for column in (name, f"{name}_low", f"{name}_high")]
-    writer.writerow([*keys, *header])
-    for row, identity in zip(rows, identities, strict=True):
-        cells = [_csv_cell(identity.get(key)) for key in keys]
-        for name in names:
-            estimate = row.metrics.get(name)
-            numbers = (
-                (None,) * 3
-                if estimate is None
-                else (
-                    estimate.value,
-                    estimate.low,
-                    estimate.high,
-                )
-            )
-            cells += ["" if number is None else repr(number) for number in numbers]
-        writer.writerow(cells)
+    writer.writerow(header)
+    writer.writerows([_csv_cell(line.get(key)) for key in header] for line in lines)
     return output.getvalue()
 
 
-def _identity(row: Row) -> dict[str, object]:
+def identity_of(row: Row) -> dict[str, object]:
     """What the row is; a varied key stands beside the fixed ones under its dotted name."""
     return {
         "experiment": row.experiment,
@@ -65,20 +81,25 @@ def _identity(row: Row) -> dict[str, object]:
     }
 
 
-def _metrics(row: Row) -> dict[str, dict[str, object] | None]:
+def metrics_of(metrics: Mapping[str, Estimate | None]) -> dict[str, dict[str, object] | None]:
+    """Metric -> value, interval, unit and number of repeats; or null."""
     return {
-        name: None
-        if estimate is None
-        else {
-            "value": estimate.value,
-            "low": estimate.low,
-            "high": estimate.high,
-            "unit": METRICS[name].unit if name in METRICS else "",
-            "n": estimate.n,
-        }
-        for name, estimate in row.metrics.items()
+        name: None if estimate is None else estimate_of(estimate, name)
+        for name, estimate in metrics.items()
+    }
+
+
+def estimate_of(estimate: Estimate, name: str) -> dict[str, object]:
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "unit": METRICS[name].unit if name in METRICS else "",
+        "n": estimate.n,
     }
 
 
 def _csv_cell(value: object) -> str:
-    return "" if value is None else plain(value)
+    if value is None:
+        return ""
+    return repr(value) if isinstance(value, float) else plain(value)

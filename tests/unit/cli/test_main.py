@@ -22,7 +22,7 @@ from shardmark.measure.metrics import METRICS
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "v1"
-KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments")
+KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments", "papers")
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -202,6 +202,9 @@ HEAVY = ("torch", "pandas", "scipy", "numpy", "sklearn", "deepspeed", "torchvisi
 def test_answers_without_heavy_imports() -> None:
     """One process answers everything, so that whichever imports one of them is found out."""
     asked = [["--help"], ["run", "--help"], ["doctor", "--help"], ["compare", str(GOLDEN)]]
+    asked += [
+        ["compare", str(GOLDEN), *how] for how in (["--epochs"], ["--against", "lamsal-2025"])
+    ]
     asked += [["list", kind] for kind in KINDS]
     script = (
         "import json, sys; from shardmark.cli import main;"

@@ -112,7 +112,15 @@ def test_every_verb_and_kind_is_in_the_readme() -> None:
     text = README.read_text(encoding="utf-8")
     for verb in group.commands:
         assert f"`shardmark {verb}" in text, verb
-    for name in ("strategies", "workloads", "models", "datasets", "metrics", "experiments"):
+    for name in (
+        "strategies",
+        "workloads",
+        "models",
+        "datasets",
+        "metrics",
+        "experiments",
+        "papers",
+    ):
         assert f"`{name}`" in text, name
 
 

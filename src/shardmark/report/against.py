@@ -1,0 +1,124 @@
+"""A comparison beside a published study, as tables: headline figures, then epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardmark.analysis.against import Against, Pair
+from shardmark.analysis.rows import plain
+from shardmark.analysis.statistics import Estimate
+from shardmark.report.against_notes import headline_notes
+from shardmark.report.epochs import epoch_notes, variant_cells
+from shardmark.report.quantities import Quantity, quantity
+from shardmark.report.sections import Section
+from shardmark.report.tables import Column, Table
+
+Shown = float | Estimate | None
+
+
+def against_sections(against: Against) -> tuple[Section, ...]:
+    """The headline, and the study's own form of table where it has one."""
+    return (headline_section(against), *epoch_sections(against))
+
+
+def headline_section(against: Against) -> Section:
+    """Published and measured side by side, one line a training; blank where a side lacks it."""
+    pairs = against.pairs
+    columns = _labels(pairs)
+    for name in against.metrics:
+        columns += _both(
+            quantity(name),
+            [pair.published.get(name) for pair in pairs],
+            [pair.measured.get(name) for pair in pairs],
+        )
+    columns += _ratios(against)
+    title = f"Against {against.paper.name}: published (publ.) and measured (meas.)"
+    return Section(title=title, table=Table(columns=tuple(columns), notes=headline_notes(against)))
+
+
+def epoch_sections(against: Against) -> tuple[Section, ...]:
+    """Ranks, epoch, loss, time and quality in the study's form; none for a study without it."""
+    names = against.epoch_metrics
+    if not names:
+        return ()
+    lines = [(pair, number) for pair in against.pairs for number in epoch_numbers(pair)]
+    columns = _labels([pair for pair, _ in lines])
+    columns.append(Column(title="epoch", cells=tuple(str(number) for _, number in lines)))
+    for name in names:
+        columns += _both(
+            quantity(name),
+            [published_epoch(pair, number).get(name) for pair, number in lines],
+            [measured_epoch(pair, number).get(name) for pair, number in lines],
+        )
+    found = [pair.epochs for pair in against.pairs if pair.epochs is not None]
+    table = Table(columns=tuple(columns), notes=tuple(epoch_notes(found, names)))
+    return (Section(title=f"Against {against.paper.name}, epoch by epoch", table=table),)
+
+
+def published_epoch(pair: Pair, number: int) -> dict[str, float]:
+    table = None if pair.figures is None else pair.figures.epochs
+    return {} if table is None else dict(table.by_number.get(number, {}))
+
+
+def measured_epoch(pair: Pair, number: int) -> dict[str, Estimate | None]:
+    epochs = () if pair.epochs is None else pair.epochs.epochs
+    return next((dict(epoch.metrics) for epoch in epochs if epoch.number == number), {})
+
+
+def epoch_numbers(pair: Pair) -> list[int]:
+    """Those that either side has."""
+    table = None if pair.figures is None else pair.figures.epochs
+    published = set() if table is None else set(table.by_number)
+    measured = set() if pair.epochs is None else {epoch.number for epoch in pair.epochs.epochs}
+    return sorted(published | measured)
+
+
+def _labels(pairs: Sequence[Pair]) -> list[Column]:
+    columns = [Column(title="strategy", cells=tuple(pair.title for pair in pairs), numeric=False)]
+    variants = _variants(pairs)
+    if any(variants):
+        columns.append(Column(title="variant", cells=variants, numeric=False))
+    ranks = tuple(str(pair.world_size) for pair in pairs)
+    return [*columns, Column(title="ranks", cells=ranks)]
+
+
+def _variants(pairs: Sequence[Pair]) -> tuple[str, ...]:
+    """The row's own, else the conditions and the machine of the study's training."""
+    rows = [pair.row for pair in pairs if pair.row is not None]
+    of_rows = iter(variant_cells(rows))
+    texts = [None if pair.row is None else next(of_rows) for pair in pairs]
+    published = [
+        ""
+        if pair.figures is None
+        else ", ".join([plain(one) for one in pair.figures.conditions.values()])
+        for pair in pairs
+    ]
+    return tuple(text or other for text, other in zip(texts, published, strict=True))
+
+
+def _ratios(against: Against) -> list[Column]:
+    pairs = against.pairs
+    columns: list[Column] = []
+    if against.scales:
+        columns = _both(
+            Quantity("speedup", decimals=2),
+            [pair.ratios.speedup for pair in pairs],
+            [pair.ratios.measured_speedup for pair in pairs],
+        )
+    return columns + _both(
+        Quantity(f"time / {against.paper.reference}", decimals=2),
+        [pair.ratios.relative_time for pair in pairs],
+        [pair.ratios.measured_relative_time for pair in pairs],
+    )
+
+
+def _both(
+    shown_as: Quantity, published: Sequence[Shown], measured: Sequence[Shown]
+) -> list[Column]:
+    """Two columns of one title; both are there even if one is all blank."""
+    if not any(value is not None for value in (*published, *measured)):
+        return []
+    return [
+        Column(title=f"{shown_as.title}\n{side}", cells=tuple(map(shown_as.show, values)))
+        for side, values in (("publ.", published), ("meas.", measured))
+    ]

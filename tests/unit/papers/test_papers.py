@@ -1,0 +1,230 @@
+"""The studies say what was published: literal values, sums that agree, and every gap named."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from pydantic import ValidationError
+
+from shardmark.errors import InputError
+from shardmark.experiment.load import load_experiment, preset_names, preset_text
+from shardmark.experiment.matrix import expand
+from shardmark.measure.metrics import METRICS
+from shardmark.papers import load_paper, paper_names, papers, parse_paper
+from shardmark.papers.schema import Epochs, Figures, Hardware, Paper
+from shardmark.strategies import STRATEGIES
+
+STATED_SPEEDUPS = {"ddp": 1.6, "fsdp": 1.55, "zero-1": 1.7}
+
+
+def figures(paper: str, strategy: str | None, ranks: int, model: str | None = None) -> Figures:
+    (found,) = (
+        one
+        for one in load_paper(paper).figures
+        if (one.strategy, one.world_size, one.conditions.get("workload.model"))
+        == (strategy, ranks, model)
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks", "epoch", "values"),
+    [
+        ("ddp", 2, 1, (0.4698, 588, 0.1432)),
+        ("ddp", 2, 5, (0.4179, 592, 0.1359)),
+        ("ddp", 4, 1, (0.4453, 362, 0.1517)),
+        ("ddp", 4, 4, (0.4224, 364, 0.1445)),
+        ("fsdp", 2, 3, (0.4371, 674, 0.1440)),
+        ("fsdp", 2, 5, (0.4247, 676, 0.1449)),
+        ("fsdp", 4, 4, (0.4411, 440, 0.1442)),
+        ("zero-1", 2, 2, (0.4337, 579, 0.1441)),
+        ("zero-1", 4, 2, (0.4308, 338, 0.1493)),
+        ("zero-1", 4, 5, (0.4128, 340, 0.1475)),
+    ],
+)
+def test_detection_study_by_epoch(
+    strategy: str, ranks: int, epoch: int, values: tuple[float, float, float]
+) -> None:
+    """Loss, seconds and mAP."""
+    table = figures("lamsal-2025", strategy, ranks).epochs
+    assert table is not None
+    assert list(table.by_number) == [1, 2, 3, 4, 5]
+    names = ("train_loss", "epoch_seconds", "map")
+    assert table.by_number[epoch] == dict(zip(names, values, strict=True))
+
+
+@pytest.mark.parametrize(("strategy", "stated"), STATED_SPEEDUPS.items())
+def test_stated_speedups_follow_from_the_times(strategy: str, stated: float) -> None:
+    two, four = (figures("lamsal-2025", strategy, ranks).headline for ranks in (2, 4))
+    assert two["epoch_seconds"] / four["epoch_seconds"] == pytest.approx(stated, abs=0.03)
+    (statement,) = (
+        one
+        for one in load_paper("lamsal-2025").statements
+        if one.about == "speedup" and one.strategy == strategy
+    )
+    assert (statement.value, statement.approximate) == (stated, True)
+
+
+def test_headline_is_the_mean_of_the_times_and_the_last_of_the_rest() -> None:
+    assert figures("lamsal-2025", "ddp", 2).headline == {
+        "train_loss": 0.4179,
+        "epoch_seconds": 590.2,
+        "map": 0.1359,
+    }
+
+
+def test_classification_study() -> None:
+    single = figures("asu-fsdp-2024", "single", 1, "resnet18")
+    assert single.headline == {
+        "epoch_seconds": 30.23,
+        "peak_memory_bytes": 0.74e9,
+        "accuracy_top1": 0.7106,
+    }
+    fsdp = figures("asu-fsdp-2024", "fsdp", 2, "mobilenet_v2")
+    assert fsdp.headline["epoch_seconds"] == 35
+    assert fsdp.headline["accuracy_top1"] == 0.536
+    assert fsdp.others["total time taken, s"] == 1135.67
+    assert figures("asu-fsdp-2024", None, 2, "resnet18").headline["epoch_seconds"] == 44.07
+
+
+@pytest.mark.parametrize("name", paper_names())
+def test_studies_speak_of_what_the_package_knows(name: str) -> None:
+    paper = load_paper(name)
+    assert paper.name == name
+    assert paper.preset in preset_names()
+    assert paper.reference in STRATEGIES
+    metrics = {name for one in paper.figures for name in one.headline}
+    metrics |= {statement.about for statement in paper.statements}
+    assert metrics <= METRICS.keys()
+    assert {one.strategy for one in paper.figures} <= {*STRATEGIES, None}
+    assert {one.strategy for one in paper.statements} <= STRATEGIES.keys()
+    assert paper.unknown
+
+
+@pytest.mark.parametrize("name", paper_names())
+def test_the_preset_is_the_studys_experiment(name: str) -> None:
+    """Nothing that the study states is another value in the preset that repeats it."""
+    paper = load_paper(name)
+    assert paper.preset is not None
+    trials = expand(load_experiment(paper.preset), "cuda").trials
+    for trial in trials:
+        data = trial.model_dump(mode="json")
+        for key, value in paper.conditions.items():
+            found = data
+            for part in key.split("."):
+                found = found[part]
+            assert found == value, key
+    cells = {(trial.strategy.name, trial.world_size) for trial in trials}
+    assert {(one.strategy, one.world_size) for one in paper.figures if one.strategy} <= cells
+
+
+def variants() -> list[list[str]]:
+    """The `--set` lines in the comments of the preset."""
+    lines = preset_text("lamsal-2025").splitlines()
+    found = [line.lstrip("# ") for line in lines if line.lstrip("# ").startswith("--set")]
+    return [[word for word in shlex.split(line) if word != "--set"] for line in found]
+
+
+def test_the_preset_names_every_variant() -> None:
+    text = " ".join(word for words in variants() for word in words)
+    for word in (
+        *("global_batch", "precision", "zero-2", "zero-3", "activation_checkpointing"),
+        *("cpu_offload", "maskrcnn", "swin", "training_samples=null", "world_size", "repeats"),
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize("overrides", variants(), ids=" ".join)
+def test_every_variant_expands(overrides: list[str]) -> None:
+    plan = expand(load_experiment("lamsal-2025", overrides), "cuda")
+    assert plan.trials
+    assert plan.left_out == ()
+
+
+def test_the_total_batch_replaces_the_one_per_rank() -> None:
+    recipe = load_experiment("lamsal-2025", ["recipe.global_batch=8"]).recipe
+    assert (recipe.global_batch, recipe.per_rank_batch) == (8, None)
+
+
+def test_summaries_are_one_line_each() -> None:
+    assert papers()["lamsal-2025"] == (
+        "Lamsal (2025): DDP, FSDP and ZeRO-1 on 2 and 4 GPUs, Faster R-CNN on COCO;"
+        " 4 x NVIDIA A6000 (Lambda Labs cloud instance)"
+    )
+    assert "GPUs of a kind not stated" in papers()["asu-fsdp-2024"]
+    assert not any("\n" in line for line in papers().values())
+
+
+def test_unknown_study_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no paper 'lamsal-2024'; allowed are .*nearest: 'lamsal"):
+        load_paper("lamsal-2024")
+
+
+def test_a_mistake_in_a_file_names_its_place() -> None:
+    with pytest.raises(InputError, match="some file: title"):
+        parse_paper("name: x", "some file")
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "message"),
+    [
+        (("map", "epoch"), ((0.1, 1.0),), "not `epoch` first"),
+        (("epoch", "map", "map"), ((1.0, 0.1, 0.1),), "each once"),
+        (("epoch", "map"), ((1.0,),), "1 numbers in"),
+        (("epoch", "map"), ((2.0, 0.1), (1.0, 0.1)), "do not count up"),
+        (("epoch", "map"), ((1.5, 0.1),), "do not count up"),
+        (("epoch", "map"), ((0.0, 0.1),), "do not count up"),
+    ],
+)
+def test_tables_by_epoch_are_checked(
+    columns: tuple[str, ...], rows: tuple[tuple[float, ...], ...], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Epochs(columns=columns, rows=rows)
+
+
+def test_figures_name_known_hardware_and_each_training_once() -> None:
+    data = load_paper("lamsal-2025").model_dump(mode="json")
+    with pytest.raises(ValidationError, match="two figures are of the same training"):
+        Paper.model_validate(data | {"figures": [data["figures"][0]] * 2})
+    figure = data["figures"][0] | {"hardware": "moon"}
+    with pytest.raises(ValidationError, match="no hardware is named 'moon'"):
+        Paper.model_validate(data | {"figures": [figure]})
+
+
+def test_devices_are_known_by_their_names() -> None:
+    hardware = Hardware(name="x", device="NVIDIA A6000", device_count=4, tokens=("A6000",))
+    assert hardware.has("NVIDIA RTX A6000")
+    assert not hardware.has("NVIDIA RTX 6000 Ada Generation")
+    assert not hardware.has("cpu")
+    assert hardware.model_copy(update={"node_count": 2}).text == "4 x NVIDIA A6000 on 2 nodes"
+
+
+def test_a_study_of_ranges_on_two_clusters_fits() -> None:
+    """As an abstract states them: no table, two kinds of GPU, asynchronous strategies."""
+    paper = parse_paper(
+        """
+name: other
+title: Other
+authors: [A. Author]
+year: 2025
+kind: article
+compares: DDP, FSDP and parameter servers
+conditions: {}
+batch: null
+reference: ddp
+hardware:
+  - {name: fast, device: NVIDIA A100, device_count: null, tokens: [A100]}
+  - {name: common, device: NVIDIA A10G, device_count: null, tokens: [A10G]}
+statements:
+  - {about: memory_ratio, strategy: fsdp, relative_to: {strategy: ddp}, low: 0.167, high: 0.25,
+     hardware: fast, place: abstract}
+  - {about: speedup, strategy: ps-async, relative_to: {strategy: ps-sync}, value: 1.28,
+     place: findings}
+remarks:
+  - {kind: plausibility, text: Something to doubt, place: abstract}
+""",
+        "other",
+    )
+    assert paper.summary.endswith("NVIDIA A100; NVIDIA A10G")
