@@ -32,6 +32,10 @@ MISSING = {
     "power_watts": NO_GPU,
     "energy_joules": NO_GPU,
     "temperature_celsius": NO_GPU,
+    **dict.fromkeys(
+        ("map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"),
+        "the workload has no such metric",
+    ),
 }
 EXPERIMENT = {
     "name": "invented",

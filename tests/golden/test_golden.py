@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from shardmark.analysis.comparison import compare
+from shardmark.measure.metrics import METRICS
+from shardmark.report.tables import comparison_table
 from shardmark.results.schema import SCHEMA_VERSION, Outcome
 from shardmark.results.store import load_run
 
+NONE_OK = "no trial ended ok"
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.glob("v*") if path.is_dir())
 
@@ -29,3 +32,14 @@ def test_still_loads(version: str) -> None:
     speedup = ddp.metrics["speedup"]
     assert speedup is not None
     assert speedup.value == pytest.approx(2 / 1.1 * 1.01 / 1.005)
+
+
+def test_a_metric_younger_than_the_result_is_null_with_a_reason() -> None:
+    run = load_run(HERE / "v1")
+    assert not any("map" in trial.metrics for trial in run.trials)
+    comparison = compare([run])
+    for row in comparison.rows:
+        assert set(row.metrics) == set(METRICS)
+        assert row.metrics["map"] is None
+        assert row.missing["map"] == ("not recorded" if row.outcomes.get("ok") else NONE_OK)
+    assert "mAP" not in [column.title for column in comparison_table(comparison).columns]

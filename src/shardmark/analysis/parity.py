@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardmark.analysis.evidence import PARTS, Array, Evidence
+from shardmark.measure.metrics import METRICS
 from shardmark.results.verification import Check
 
 MARGIN = 8.0
@@ -54,11 +55,12 @@ class Tolerances:
         return MARGIN * spread + self.floor * abs(expected)
 
     def quality(self, name: str) -> float:
-        """An accuracy may differ by the one sample that a tie turns."""
+        """A share, as accuracy is, may differ by the one sample that a tie turns."""
         expected = self.reference.quality[name] or 0.0
         spread = max(abs((run.quality[name] or 0.0) - expected) for run in self.disturbed)
         one_sample = 1 / max(1, self.reference.samples_evaluated)
-        rounding = one_sample if name.startswith("accuracy") else self.floor * abs(expected)
+        share = name in METRICS and METRICS[name].unit == "fraction"
+        rounding = one_sample if share else self.floor * abs(expected)
         return MARGIN * spread + rounding
 
 

@@ -23,10 +23,17 @@ from shardmark.analysis.training_metrics import (
     windows_of,
 )
 from shardmark.analysis.windows import Windows
-from shardmark.measure.metrics import TRIAL_METRICS
+from shardmark.measure.metrics import METRICS, TRIAL_METRICS
 from shardmark.results.schema import RankRecord, Summary
 
-QUALITY = ("validation_loss", "accuracy_top1", "accuracy_top5")
+EVALUATED = tuple(
+    metric.name
+    for metric in METRICS.values()
+    if metric.group == "quality" and metric.name != "train_loss"
+)
+"""Metrics that a workload's evaluation gives, each workload some of them."""
+NO_SUCH_METRIC = "the workload has no such metric"
+"""One reason for all of them, so that a table tells it in one line."""
 
 
 def summarise(
@@ -105,13 +112,13 @@ def _quality(workers: Sequence[RankRecord]) -> dict[str, Result]:
             return "the validation set was not evaluated"
         having = [quality[name] for quality in evaluated if name in quality]
         if not having:
-            return f"the workload has no {name}"
+            return NO_SUCH_METRIC
         value = having[-1]
-        return "it is not a finite number" if value is None else value
+        return "the evaluation gave no finite number" if value is None else value
 
     return {
         "train_loss": trial_value(loss),
-        **{name: trial_value(last(name)) for name in QUALITY},
+        **{name: trial_value(last(name)) for name in EVALUATED},
     }
 
 

@@ -50,6 +50,8 @@ def comparison_table(comparison: Comparison) -> Table:
         _numbers(rows, "peak\nratio", "memory_ratio", decimals=2),
         _bytes(rows, "state", _state_bytes),
         _numbers(rows, "top-1\n%", "accuracy_top1", scale=100, decimals=1),
+        _numbers(rows, "mAP", "map", decimals=3),
+        _numbers(rows, "mAP@50", "map_50", decimals=3),
         _loss(rows),
         Column(title="outcome", cells=tuple(_outcome(row) for row in rows), numeric=False),
     )

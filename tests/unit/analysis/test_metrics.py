@@ -19,6 +19,7 @@ collective_calls collective_bytes network_sent_bytes network_received_bytes netw
 cpu_percent threads processes open_files context_switches
 gpu_utilization power_watts energy_joules temperature_celsius
 train_loss validation_loss accuracy_top1 accuracy_top5
+map map_50 map_75 mask_map mask_map_50 mask_map_75
 nonfinite_steps skipped_steps data_errors restarts
 """
 UNITS = {"seconds": "seconds", "bytes": "bytes", "watts": "watts", "joules": "joules"}

@@ -86,6 +86,16 @@ def test_columns_have_human_units() -> None:
     assert cells(table, "outcome") == ("2 ok", "2 ok")
 
 
+def test_average_precision_is_shown_where_it_is_measured() -> None:
+    found = {"map": 0.36949, "map_50": 0.58, "accuracy_top1": None, "validation_loss": None}
+    table = comparison_table(compared(invented_trial(metrics=found)))
+    assert cells(table, "mAP") == ("0.369",)
+    assert cells(table, "mAP@50") == ("0.580",)
+    assert not {"top-1\n%", "val.\nloss"} & {column.title for column in table.columns}
+    document = json.loads(render_json(compared(invented_trial(metrics=found))))
+    assert document["rows"][0]["metrics"]["map_50"]["unit"] == "fraction"
+
+
 def test_memory_is_in_the_unit_of_the_largest() -> None:
     trial = invented_trial(metrics={"peak_memory_bytes": 2048.0, "parameter_bytes": 5 * 2.0**30})
     table = comparison_table(compared(trial))

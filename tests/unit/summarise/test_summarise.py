@@ -16,6 +16,10 @@ from tests.unit.summarise.trials import (
     summarised,
 )
 
+OF_DETECTORS = {"map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"}
+NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS
+"""What the evaluation of `trials` does not give."""
+
 
 def value(metrics: dict[str, Summary | None], name: str) -> float:
     found = metrics[name]
@@ -94,7 +98,7 @@ def test_what_a_cpu_has_not() -> None:
     }
     assert missing == {
         **dict.fromkeys(on_cpu, "the device is a CPU"),
-        "accuracy_top5": "the workload has no accuracy_top5",
+        **dict.fromkeys(NOT_OF_IT, "the workload has no such metric"),
     }
 
 
@@ -134,7 +138,7 @@ def test_cuda() -> None:
     assert value(metrics, "energy_joules") == pytest.approx(600 * 6.6)
     assert value(metrics, "temperature_celsius") == 61  # hotter before the windows
     assert value(metrics, "device_used_bytes") == 10_000
-    assert set(missing) == {"accuracy_top5"}
+    assert set(missing) == NOT_OF_IT
 
 
 def test_one_process_with_several_devices() -> None:
@@ -297,10 +301,23 @@ def test_never_evaluated() -> None:
         assert missing[name] == "the validation set was not evaluated"
 
 
+def test_quality_of_a_detector() -> None:
+    """It has no validation loss; an average over no objects is null."""
+    quality = {"map": 0.25, "map_50": 0.5, "map_75": None}
+    ranks = [record(rank, epochs=epochs(quality)) for rank in range(2)]
+    metrics, missing = summarised(ranks)
+    assert value(metrics, "map") == 0.25
+    assert value(metrics, "map_50") == 0.5
+    assert missing["map_75"] == "the evaluation gave no finite number"
+    for name in ("validation_loss", "accuracy_top1", "mask_map"):
+        assert metrics[name] is None
+        assert missing[name] == "the workload has no such metric"
+
+
 def test_quality_that_is_not_finite() -> None:
     ranks = [record(rank, epochs=epochs({"validation_loss": None})) for rank in range(2)]
     _, missing = summarised(ranks)
-    assert missing["validation_loss"] == "it is not a finite number"
+    assert missing["validation_loss"] == "the evaluation gave no finite number"
 
 
 def test_errors_are_counted() -> None:

@@ -129,6 +129,17 @@ def test_an_accuracy_may_differ_by_one_sample() -> None:
     assert failing(one) == []
 
 
+def test_an_average_precision_may_differ_by_one_sample() -> None:
+    """A tie of scores turns the ranking; nothing says so in the disturbed runs."""
+    made = handmade(quality={"map": 0.5, "mask_map": None})
+    tolerances = Tolerances(reference=made, disturbed=(made, made), floor=0.001)
+    assert tolerances.quality("map") == pytest.approx(0.01)
+    near = handmade(quality={"map": 0.51 - 1e-12, "mask_map": None})
+    assert failing(near, tolerances) == []
+    far = handmade(quality={"map": 0.52, "mask_map": None})
+    assert [check.name for check in failing(far, tolerances)] == ["evaluation: map"]
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_fails_and_stays_a_number_in_json(value: float) -> None:
     for found in (

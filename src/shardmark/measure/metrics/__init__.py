@@ -1,0 +1,38 @@
+"""The catalogue: every metric that a trial or a comparison can have, each defined once."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from shardmark.measure.metrics.learning import ERRORS, QUALITY
+from shardmark.measure.metrics.resources import DEVICE, MEMORY, NETWORK, PROCESSES
+from shardmark.measure.metrics.speed import RATE, TIME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shardmark.measure.catalogue import Metric
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        metric.name: metric
+        for metric in (
+            *TIME,
+            *RATE,
+            *MEMORY,
+            *NETWORK,
+            *PROCESSES,
+            *DEVICE,
+            *QUALITY,
+            *ERRORS,
+        )
+    }
+)
+"""By name, in the order in which tables show them."""
+
+COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio"})
+"""Relations between trials: only `analysis.comparison` computes them."""
+
+TRIAL_METRICS = tuple(name for name in METRICS if name not in COMPARISON_METRICS)
+"""What `TrialResult.metrics` holds: a value, or None with a reason in `missing`."""
