@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from shardmark.workloads.classification import ClassificationOptions
     from shardmark.workloads.datasets._sources import LabelledPictures
 
+    Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
 IMAGE_SIZE = 32
 SAMPLES = 1797
 VALIDATION_EVERY = 5
@@ -34,20 +36,15 @@ def check(options: ClassificationOptions) -> None:
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """A fixed split: with the samples sorted by class, each fifth one validates."""
-    import numpy as np
     import torch
 
     from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
 
     check(options)
-    pictures, labels = _read()
-    by_class = np.argsort(labels, kind="stable")
-    validating = np.zeros(len(labels), np.bool_)
-    validating[by_class[::VALIDATION_EVERY]] = True
     size = options.image_size or IMAGE_SIZE
     training, validation = (
-        InMemory(torch.from_numpy(pictures[chosen]), torch.from_numpy(labels[chosen]), size)
-        for chosen in (~validating, validating)
+        InMemory(torch.from_numpy(pictures), torch.from_numpy(labels), size)
+        for pictures, labels in read_splits()
     )
     return LabelledPictures(
         training=training,
@@ -57,6 +54,20 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
         mean=MEAN,
         std=STD,
     ).reduced(options, seed)
+
+
+def read_splits() -> tuple[Split, Split]:
+    """Training and validation digits: pictures (n, 1, 8, 8) and labels (n,).  Imports no torch."""
+    import numpy as np
+
+    pictures, labels = _read()
+    by_class = np.argsort(labels, kind="stable")
+    validating = np.zeros(len(labels), np.bool_)
+    validating[by_class[::VALIDATION_EVERY]] = True
+    return (
+        (pictures[~validating], labels[~validating]),
+        (pictures[validating], labels[validating]),
+    )
 
 
 def _read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
