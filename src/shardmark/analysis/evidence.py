@@ -29,6 +29,8 @@ class Evidence:
     """By rank and step."""
     losses: tuple[tuple[float, ...], ...]
     """By rank and step."""
+    draws: tuple[tuple[tuple[str, ...], ...], ...]
+    """By rank and step: what the model drew for each sample, as the workload tells it."""
     learning_rates: tuple[float, ...]
     optimizer_steps: int
     tensors: Mapping[str, Mapping[str, Array]]
@@ -51,6 +53,7 @@ class RankEvidence:
     buffers: Mapping[str, Array]
     quality: Mapping[str, float | None]
     samples_evaluated: int
+    draws: list[tuple[str, ...]] = field(default_factory=list)
     tensors: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
@@ -63,6 +66,7 @@ class RankEvidence:
             "initial_sha256": self.initial_sha256,
             "sample_ids": self.sample_ids,
             "losses": self.losses,
+            "draws": self.draws,
             "learning_rates": self.learning_rates,
             "optimizer_steps": self.optimizer_steps,
             "quality": dict(self.quality),
@@ -84,6 +88,7 @@ class RankEvidence:
             initial_sha256=facts["initial_sha256"],
             sample_ids=[tuple(ids) for ids in facts["sample_ids"]],
             losses=facts["losses"],
+            draws=[tuple(drawn) for drawn in facts["draws"]],
             learning_rates=facts["learning_rates"],
             optimizer_steps=facts["optimizer_steps"],
             buffers=named.pop("buffers", {}),
@@ -100,6 +105,7 @@ def put_together(ranks: Sequence[RankEvidence]) -> Evidence:
         initial_sha256=tuple(rank.initial_sha256 for rank in ranks),
         sample_ids=tuple(tuple(rank.sample_ids) for rank in ranks),
         losses=tuple(tuple(rank.losses) for rank in ranks),
+        draws=tuple(tuple(rank.draws) for rank in ranks),
         learning_rates=tuple(first.learning_rates),
         optimizer_steps=min(rank.optimizer_steps for rank in ranks),
         tensors=first.tensors,
@@ -117,6 +123,12 @@ def seen_by_one_process(evidence: Evidence) -> Evidence:
         sample_ids=(
             tuple(
                 tuple(i for rank in evidence.sample_ids for i in rank[step])
+                for step in range(steps)
+            ),
+        ),
+        draws=(
+            tuple(
+                tuple(sorted(d for rank in evidence.draws for d in rank[step]))
                 for step in range(steps)
             ),
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,12 +14,18 @@ from shardmark.results.verification import Check
 MARGIN = 8.0
 """Tolerance over the largest deviation among the reference's disturbed runs."""
 
+BLIND = 0.25
+"""A tolerance beyond this part of the gradient's norm could not tell half a gradient from it."""
+
 TINY = 1e-45
 LARGEST = 1e300
 """Stands for a difference that is not finite: JSON has no infinity."""
 
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Half of the distance from 1 to the next larger number (IEEE 754; bfloat16 has 8 bits)."""
+
+GIVEN = {"initial weights", "sample ids", "random draws", "learning rate"}
+"""Checks on what a step is given, which come before what it computes."""
 
 NAMES = {
     "gradient": "gradients of the first step",
@@ -37,9 +43,26 @@ class Tolerances:
     disturbed: Sequence[Evidence]
     floor: float
     """Relative difference that one rounding of a result makes."""
+    exact_forward: bool = False
+    """The first losses must be equal to the last bit: errors in a forward pass would hide all."""
+
+    @property
+    def hide_errors(self) -> bool:
+        """Whether a gradient that is wrong by a factor of two could pass."""
+        part = self.reference.tensors["gradient"]
+        allowed = sum(self.array("gradient", name) ** 2 for name in part)
+        return allowed > BLIND**2 * sum(norm(tensor) ** 2 for tensor in part.values())
+
+    _allowed: dict[tuple[str, str], float] = field(default_factory=dict, init=False, repr=False)
+    """What `array` found: norms of all tensors of a large model take seconds."""
 
     def array(self, part: str, name: str) -> float:
         """Largest allowed 2-norm of the difference of one tensor."""
+        if (part, name) not in self._allowed:
+            self._allowed[part, name] = self._array(part, name)
+        return self._allowed[part, name]
+
+    def _array(self, part: str, name: str) -> float:
         expected = self.reference.tensors[part][name]
         spread = max(norm(run.tensors[part][name] - expected) for run in self.disturbed)
         return MARGIN * spread + self.floor * norm(expected)
@@ -50,6 +73,8 @@ class Tolerances:
         return MARGIN * spread + self.floor * norm(expected)
 
     def loss(self, rank: int, step: int) -> float:
+        if self.exact_forward and step == 0:
+            return 0.0
         expected = self.reference.losses[rank][step]
         spread = max(abs(run.losses[rank][step] - expected) for run in self.disturbed)
         return MARGIN * spread + self.floor * abs(expected)
@@ -78,6 +103,7 @@ def checks_of(found: Evidence, tolerances: Tolerances) -> tuple[Check, ...]:
             expected.initial_sha256[0][:12],
         ),
         _sample_check(found, expected),
+        _draw_check(found, expected),
         _rate_check(found, expected),
         _loss_check(found, tolerances),
         *(_tensor_check(part, found, tolerances) for part in PARTS),
@@ -106,6 +132,22 @@ def _sample_check(found: Evidence, expected: Evidence) -> Check:
                 return _equal("sample ids", _few(ids), _few(wanted_ids), place)
     steps = len(expected.learning_rates)
     return _equal("sample ids", f"equal in {steps} steps", f"equal in {steps} steps")
+
+
+def _draw_check(found: Evidence, expected: Evidence) -> Check:
+    for rank, (mine, wanted) in enumerate(zip(found.draws, expected.draws, strict=True)):
+        for step, (drawn, wanted_draws) in enumerate(zip(mine, wanted, strict=True)):
+            if drawn != wanted_draws:
+                others = [draw for draw in drawn if draw not in wanted_draws]
+                return _equal(
+                    "random draws",
+                    f"{len(others)} other than expected" if others else f"{len(drawn)} draws",
+                    f"{len(wanted_draws)} draws",
+                    f"rank {rank}, step {step + 1}",
+                )
+    count = sum(len(drawn) for rank in expected.draws for drawn in rank)
+    told = f"{count} draws are equal" if count else "the workload draws none of its own"
+    return _equal("random draws", told, told)
 
 
 def _few(ids: Sequence[int]) -> str:
@@ -155,11 +197,11 @@ def first_deviation(found: Evidence, checks: Sequence[Check], tolerances: Tolera
     )
     narrowed = _loss_check(found, tolerances, steps=[step])
     if step == 0:
-        given = {"initial weights", "sample ids", "learning rate"}
+        given = GIVEN
         return next((c for c in failing if c.name in given), narrowed)
     before = [c for c in failing if c.name != "losses"]
     early = {"gradient", "parameters after step 1"}
-    first = {NAMES[part] for part in early} | {"initial weights", "sample ids", "learning rate"}
+    first = {NAMES[part] for part in early} | GIVEN
     return next((c for c in before if c.name in first), narrowed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -91,13 +91,14 @@ def _as_expected(reference: Evidence, tolerances: Tolerances) -> Tolerances:
     """The same tolerances around another reference: disturbed runs move along."""
     base = tolerances.reference
     moved = [_moved(run, base, reference) for run in tolerances.disturbed]
-    return Tolerances(reference=reference, disturbed=moved, floor=tolerances.floor)
+    return replace(tolerances, reference=reference, disturbed=moved)
 
 
 def _moved(run: Evidence, base: Evidence, to: Evidence) -> Evidence:
     return Evidence(
         initial_sha256=to.initial_sha256,
         sample_ids=to.sample_ids,
+        draws=to.draws,
         losses=tuple(
             tuple(t + (r - b) for r, b, t in zip(*three, strict=True))
             for three in zip(run.losses, base.losses, to.losses, strict=True)
@@ -141,6 +142,11 @@ def _plain(found: Evidence, first: Check, tolerances: Tolerances) -> tuple[str, 
         )
     if first.name == "learning rate":
         return "different learning rate", f"{first.found} where the recipe gives {first.expected}"
+    if first.name == "random draws":
+        return "different random draws (proposal sampling)", (
+            f"{first.where}: {first.found}, expected {first.expected}; weights and samples are "
+            "the same"
+        )
     if first.name == "sample ids":
         return _samples(found, expected)
     if first.name == "buffers":

@@ -63,6 +63,8 @@ class Reference:
         self.steps_taken = 0
         self.updates = 0
         self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in range(ranks)]
+        self.draws: list[list[tuple[str, ...]]] = [[] for _ in range(ranks)]
+        self._drawn = workload.watch_draws()
         self.gradients: dict[str, Tensor] = {}
         """Averaged, not clipped; of the last step."""
 
@@ -142,6 +144,7 @@ class Reference:
             share = loss / len(micro_batches)
             share.backward()  # type: ignore[no-untyped-call]  # torch's
             losses.append(loss.detach())
+        self.draws[rank].append(self._drawn())
         if self._variation.buffers != "frozen":
             self._buffers[rank] = {n: b.clone() for n, b in self._model.named_buffers()}
         return torch.stack(losses).mean()
@@ -226,6 +229,7 @@ def reference_evidence(
         initial_sha256=(alone.initial_sha256,) * ranks,
         sample_ids=tuple(tuple(ids) for ids in alone.sample_ids),
         losses=tuple(tuple(values) for values in losses),
+        draws=tuple(tuple(drawn) for drawn in alone.draws),
         learning_rates=tuple(rate(step) for step in range(steps)),
         optimizer_steps=alone.updates,
         tensors=tensors,

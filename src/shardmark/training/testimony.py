@@ -52,7 +52,8 @@ def testify(
     initial = weights_sha256(worker.full_parameters())
     batches = workload.batches(plan, shard)
     rate, seed = learning_rate_of(recipe, steps), step_seed(recipe.seed, shard_index=shard.index)
-    sample_ids, losses, rates = [], [], []
+    sample_ids, losses, rates, draws = [], [], [], []
+    drawn = workload.watch_draws()
     tensors: dict[str, Mapping[str, Array]] = {}
     for step in range(steps):
         rates.append(rate(step))
@@ -62,6 +63,7 @@ def testify(
         spans = GradientSpans(worker) if step == 0 else NoSpans()
         losses.append(float(worker.step(batch, spans)))
         sample_ids.append(batch.sample_ids)
+        draws.append(drawn())
         if isinstance(spans, GradientSpans):
             tensors["gradient"] = arrays(spans.gradients)
             tensors["parameters after step 1"] = arrays(worker.full_parameters())
@@ -72,6 +74,7 @@ def testify(
         initial_sha256=initial,
         sample_ids=sample_ids,
         losses=losses,
+        draws=draws,
         learning_rates=rates,
         optimizer_steps=steps - worker.skipped_steps(),
         buffers=arrays(worker.buffers()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -116,6 +116,10 @@ class Classification:
             pictures.labels,
             label_smoothing=self._options.label_smoothing,
         )
+
+    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
+        """Nothing: dropout draws from torch's own generators."""
+        return tuple
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> EvaluationPart:

@@ -9,12 +9,15 @@ import numpy as np
 import torch
 
 from shardmark.errors import InputError
+from shardmark.workloads.datasets._run_lengths import drawn
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from shardmark.workloads.datasets._annotated import Objects
+    from shardmark.workloads.datasets._annotated import RunLengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +112,7 @@ def mirrored(picture: Tensor, boxes: NDArray[np.float32]) -> tuple[Tensor, NDArr
     return picture.flip(-1), turned
 
 
-def decoded_masks(objects: Objects, picture: Tensor) -> Tensor:
+def decoded_masks(masks: Sequence[RunLengths], picture: Tensor) -> Tensor:
     """(n, height, width), uint8, from the run lengths."""
-    from faster_coco_eval.core import mask
-
     height, width = picture.shape[-2:]
-    if not objects.masks:
-        return torch.zeros((0, height, width), dtype=torch.uint8)
-    stacked = mask.decode(list(objects.masks))  # (height, width, n)
-    return torch.from_numpy(np.ascontiguousarray(stacked.transpose(2, 0, 1)))
+    return torch.from_numpy(drawn(masks, height, width))

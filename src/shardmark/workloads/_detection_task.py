@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from shardmark.workloads._detector_building import build_detector
 from shardmark.workloads._flops import counted_flops
 from shardmark.workloads._loading import batches_in_order
 from shardmark.workloads._order import Share, ShardOrder, generator, seed_of
-from shardmark.workloads._proposals import sample_by_picture
+from shardmark.workloads._proposals import PictureSampler, sample_by_picture
 from shardmark.workloads._protocol import BatchPlan
 from shardmark.workloads.datasets import annotated_data_set
 
@@ -46,6 +46,7 @@ class Detection:
         self._options = options
         self._seed = seed
         self._data = annotated_data_set(options.dataset).load(options, seed)
+        self._samplers: Sequence[PictureSampler] = ()
         self._errors: dict[str, None] = dict.fromkeys(self._data.notes)  # a set in order
 
     @property
@@ -73,7 +74,7 @@ class Detection:
     def build_model(self) -> nn.Module:
         """The same initial weights in every process; on the CPU, in training mode."""
         model = build_detector(self._options, classes=self._data.classes, seed=self._seed)
-        sample_by_picture(model)
+        self._samplers = sample_by_picture(model)
         return model
 
     def batches(self, plan: BatchPlan, shard: Shard) -> Iterator[DetectionBatch]:
@@ -97,8 +98,8 @@ class Detection:
             read.pictures, read.objects, read.image_ids, positions, strict=True
         ):
             boxes, mask = objects.boxes, None
-            if self._options.with_masks:
-                mask = decoded_masks(objects, picture)
+            if self._options.with_masks and objects.masks is not None:
+                mask = decoded_masks(objects.masks, picture)
             if self._options.augment == "flip" and self._flipped(plan, share.epoch, position):
                 picture, boxes = mirrored(picture, boxes)  # noqa: PLW2901
                 mask = None if mask is None else mask.flip(-1)
@@ -108,11 +109,12 @@ class Detection:
             targets.append(
                 Target(boxes=boxes, labels=objects.labels, image_id=image_id, sampling_seed=seed)
             )
+        known = [mask for mask in masks if mask is not None]
         return DetectionBatch(
             pictures=tuple(pictures),
             targets=tuple(targets),
             sample_ids=read.sample_ids,
-            masks=tuple(m for m in masks if m is not None) if self._options.with_masks else None,
+            masks=tuple(known) if len(known) == len(masks) else None,
             errors=read.errors,
         )
 
@@ -134,6 +136,19 @@ class Detection:
         # DataParallel returns a value from each device.
         total: Tensor = sum(loss.float().mean() for loss in losses.values())  # type: ignore[assignment]
         return total
+
+    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
+        """Which anchors each picture learns from, which weights and rounding do not change."""
+        drawn: list[str] = []
+        for sampler in self._samplers:
+            sampler.record = drawn.append
+
+        def told() -> tuple[str, ...]:
+            found = tuple(sorted(drawn))
+            drawn.clear()
+            return found
+
+        return told
 
     @torch.inference_mode()
     def evaluate(

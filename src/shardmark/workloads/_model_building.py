@@ -45,7 +45,7 @@ def build_model(
 
 def _constructor(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
     """The function to call and the arguments that the data and the benchmark ask of it."""
-    if isuser_function(name):
+    if is_user_function(name):
         return user_function(name), {}
     if name == "vit_cifar":
         return _vit_cifar, {"image_size": image_size}

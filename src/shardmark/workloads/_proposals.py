@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,19 +24,35 @@ class PictureSampler(nn.Module):
     It is a module so that DataParallel's replicas each have their own.
     """
 
-    def __init__(self, batch_size_per_image: int, positive_fraction: float, stream: int) -> None:
+    def __init__(
+        self, batch_size_per_image: int, positive_fraction: float, stream: int, *, of_anchors: bool
+    ) -> None:
         super().__init__()
         self.batch_size_per_image = batch_size_per_image
         self.positive_fraction = positive_fraction
         self.stream = stream
+        self.of_anchors = of_anchors
         self.seeds: Sequence[int] = ()
         """Of the pictures of the call under way."""
+        self.record: Callable[[str], None] | None = None
+        """Told each picture's seed and, for anchors, which were chosen; costs a copy to the host.
+
+        Anchors are a fixed grid, so that the choice among them depends on no rounding."""
 
     def forward(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Per picture: -1 ignored, 0 background, positive an object -> masks of those chosen."""
         assert len(self.seeds) == len(matched), "the model's hook gave a seed for each picture"
         chosen = [self._choose(*pair) for pair in zip(matched, self.seeds, strict=True)]
+        if self.record is not None:
+            for seed, (positive, negative) in zip(self.seeds, chosen, strict=True):
+                self.record(f"{self.stream}/{seed}{self._anchors_of(positive | negative)}")
         return [positive for positive, _ in chosen], [negative for _, negative in chosen]
+
+    def _anchors_of(self, mask: Tensor) -> str:
+        if not self.of_anchors:
+            return ""
+        places = torch.where(mask)[0].cpu().numpy()
+        return "/" + hashlib.sha256(places.astype("<i8").tobytes()).hexdigest()[:16]
 
     def _choose(self, matched: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(matched.device).manual_seed(seed ^ self.stream)
@@ -59,19 +76,26 @@ def _mask(matched: Tensor, candidates: Tensor, keys: Tensor, wanted: int) -> Ten
     return mask
 
 
-def sample_by_picture(model: nn.Module) -> bool:
-    """Put `PictureSampler` where torchvision's sampler is; whether there was one.
+def sample_by_picture(model: nn.Module) -> tuple[PictureSampler, ...]:
+    """Put a `PictureSampler` wherever torchvision's sampler is; those put there.
 
     The seeds come with the targets (`sampling_seed`) when the whole model is called.
     """
     owners = [module for module in model.modules() if hasattr(module, SAMPLER)]
+    made = []
     for stream, owner in enumerate(owners):
         old = getattr(owner, SAMPLER)
-        new = PictureSampler(old.batch_size_per_image, old.positive_fraction, stream)
+        new = PictureSampler(
+            old.batch_size_per_image,
+            old.positive_fraction,
+            stream,
+            of_anchors=hasattr(owner, "anchor_generator"),
+        )
         setattr(owner, SAMPLER, new)
+        made.append(new)
     if owners:
         model.register_forward_pre_hook(_give_seeds, with_kwargs=True)
-    return bool(owners)
+    return tuple(made)
 
 
 def _give_seeds(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -69,6 +69,13 @@ class Workload(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean over the batch's samples, shape (); calls `model` once, and only by `model(...)`."""
+
+    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
+        """Record from now on what the last model that was built draws for each sample.
+
+        The function tells what was drawn since it was last asked, in an order that does not depend
+        on how samples are shared out.  Nothing, where only torch's own generators draw.
+        """
 
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
         """This shard's part of one pass over the validation set, each sample once.

@@ -89,6 +89,9 @@ class ToyWorkload:
             yield self.batch((start + i) % SAMPLES for i in range(size))
             step += 1
 
+    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
+        return tuple
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         assert isinstance(batch, ToyBatch)
         weight = self._weight_of_step(self._losses_taken)

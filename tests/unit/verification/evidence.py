@@ -45,6 +45,7 @@ def handmade(**changes: Any) -> Evidence:
         initial_sha256=("a" * 64, "a" * 64),
         sample_ids=(((0, 1), (4, 5)), ((2, 3), (6, 7))),
         losses=((2.0, 1.0), (4.0, 3.0)),
+        draws=((("a",), ("b",)), (("c",), ("d",))),
         learning_rates=(0.5, 0.25),
         optimizer_steps=2,
         tensors={

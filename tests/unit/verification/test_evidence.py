@@ -20,6 +20,7 @@ def rank_evidence(rank: int) -> RankEvidence:
         initial_sha256=made.initial_sha256[rank],
         sample_ids=list(made.sample_ids[rank]),
         losses=list(made.losses[rank]),
+        draws=list(made.draws[rank]),
         learning_rates=list(made.learning_rates),
         optimizer_steps=2,
         buffers=made.buffers[rank],
@@ -31,7 +32,8 @@ def rank_evidence(rank: int) -> RankEvidence:
 
 def same(found: RankEvidence, expected: RankEvidence) -> None:
     """Equal in every field; arrays to the last bit and of the same type."""
-    for name in ("initial_sha256", "sample_ids", "losses", "learning_rates", "optimizer_steps"):
+    equal = ("initial_sha256", "sample_ids", "losses", "draws", "learning_rates", "optimizer_steps")
+    for name in equal:
         assert getattr(found, name) == getattr(expected, name), name
     assert (found.quality, found.samples_evaluated) == (expected.quality, 100)
     mine = {**found.tensors, "buffers": found.buffers}

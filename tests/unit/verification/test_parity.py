@@ -22,6 +22,7 @@ from tests.unit.verification.evidence import array, handmade, tight, with_tensor
 ORDER = (
     "initial weights",
     "sample ids",
+    "random draws",
     "learning rate",
     "losses",
     "gradients of the first step",
@@ -56,6 +57,7 @@ def test_the_reference_passes_in_the_order_of_a_training() -> None:
 DEVIATIONS: dict[str, Evidence] = {
     "initial weights": handmade(initial_sha256=("a" * 64, "b" * 64)),
     "sample ids": handmade(sample_ids=(((0, 1), (4, 5)), ((2, 3), (7, 6)))),
+    "random draws": handmade(draws=((("a",), ("b",)), (("c",), ("x",)))),
     "learning rate": handmade(learning_rates=(0.5, 0.5)),
     "losses": handmade(losses=((2.0, 1.0), (4.0, 3.1))),
     **{NAMES[part]: off(part) for part in PARTS},
@@ -207,3 +209,18 @@ def test_what_precedes_the_first_loss_comes_before_it() -> None:
     assert first(replace(other, initial_sha256=("b" * 64,) * 2))[0] == "initial weights"
     assert first(replace(other, sample_ids=(((0, 1), (4, 5)),) * 2))[0] == "sample ids"
     assert first(replace(other, learning_rates=(0.1, 0.1)))[0] == "learning rate"
+
+
+def test_tolerances_that_hide_a_factor_of_two_are_known() -> None:
+    far = with_tensor(handmade(), "gradient", {"weight": array(3.5, 4.0)})
+    assert tight(far).hide_errors  # 8 x 0.5 of a norm of 5
+    assert not tight().hide_errors
+
+
+def test_an_exact_forward_pass_must_be_equal_to_the_last_bit() -> None:
+    exact = replace(tight(), exact_forward=True)
+    assert failing(handmade(), exact) == []
+    nearly = handmade(losses=((2.0 + 1e-12, 1.0), (4.0, 3.0)))
+    assert [check.name for check in failing(nearly, exact)] == ["losses"]
+    later = handmade(losses=((2.0, 1.0 + 1e-6), (4.0, 3.0)))
+    assert failing(later, exact) == []

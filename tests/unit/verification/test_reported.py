@@ -6,15 +6,17 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shardmark.analysis.parity import LARGEST
 from shardmark.launch.verification import shown_number
-from shardmark.results.verification import read_verification, write_verification
+from shardmark.results.verification import Verdict, read_verification, write_verification
+from shardmark.training.judge import verdict_on
 from shardmark.training.variation import Variation
-from tests.unit.verification.evidence import Court, court
+from tests.unit.verification.evidence import STEPS, Court, OneBench, court
 from tests.unit.verification.verdicts import VERIFICATION
 
 
@@ -65,8 +67,31 @@ def test_synchronised_batch_norm_is_tested_before_draws_are_blamed() -> None:
         losses=whole.losses * 2,
         buffers=whole.buffers * 2,
         sample_ids=reference.sample_ids,
+        draws=reference.draws,
         initial_sha256=reference.initial_sha256,
     )
     cause = judged.verdict(found).cause
     assert cause is not None
     assert "synchronised batch norm" in cause.text
+
+
+def test_what_rounding_hides_is_neither_proven_nor_refuted() -> None:
+    judged = court()
+    exact = replace(judged.tolerances, exact_forward=True)
+    benches = OneBench(judged.bench)
+    benches._only = judged.bench, exact
+    reference = exact.reference
+
+    def told(factor: float, **changes: Any) -> Verdict:
+        first = tuple((losses[0] * factor, *losses[1:]) for losses in reference.losses)
+        found = replace(reference, losses=first, **changes)
+        return verdict_on(found, judged.trial, STEPS, benches)
+
+    assert told(1.0).equivalent is True
+    undecided = told(1 + 1e-7)
+    assert undecided.equivalent is None
+    assert undecided.cause is not None
+    assert undecided.cause.text.startswith("cannot be told")
+    assert told(1.01).equivalent is False
+    other = tuple((("x",),) * STEPS for _ in reference.draws)
+    assert told(1 + 1e-7, draws=other).equivalent is False
