@@ -23,7 +23,7 @@ from shardmark.analysis.training_metrics import (
     windows_of,
 )
 from shardmark.analysis.windows import Windows
-from shardmark.measure.metrics import METRICS, TRIAL_METRICS
+from shardmark.measure.metrics import METRICS, NO_SUCH_METRIC, TRIAL_METRICS
 from shardmark.results.schema import RankRecord, Summary
 
 EVALUATED = tuple(
@@ -32,8 +32,6 @@ EVALUATED = tuple(
     if metric.group == "quality" and metric.name != "train_loss"
 )
 """Metrics that a workload's evaluation gives, each workload some of them."""
-NO_SUCH_METRIC = "the workload has no such metric"
-"""One reason for all of them, so that a table tells it in one line."""
 
 
 def summarise(

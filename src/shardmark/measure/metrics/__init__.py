@@ -31,6 +31,9 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 """By name, in the order in which tables show them."""
 
+NO_SUCH_METRIC = "the workload has no such metric"
+"""Why a detector has no accuracy and a classifier no average precision; tables do not say it."""
+
 COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio"})
 """Relations between trials: only `analysis.comparison` computes them."""
 
