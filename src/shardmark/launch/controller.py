@@ -26,9 +26,9 @@ from shardmark.results.verification import (
     write_verification,
 )
 from shardmark.strategies import build_strategy
-from shardmark.workloads import options as workload_options
 from shardmark.strategies._protocol import Machine
 from shardmark.workloads import check_data
+from shardmark.workloads import options as workload_options
 
 SCRATCH = ".verification"
 

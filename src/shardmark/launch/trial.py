@@ -131,6 +131,7 @@ class TrialRunner:
                 tf32=trial.recipe.tf32,
                 warmup_steps=trial.measure.warmup_steps,
                 steps_per_epoch=ranks[0].steps_per_epoch,
+                samples_per_step=trial.batch_per_step,
             )
         return self.folder.write_result(
             TrialResult(

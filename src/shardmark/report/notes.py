@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.rows import Row
-from shardmark.measure.metrics import METRICS, NO_SUCH_METRIC
+from shardmark.measure.metrics import METRICS, NO_SERVERS, NO_SUCH_METRIC
 
 
 def notes_of(comparison: Comparison) -> tuple[str, ...]:
@@ -85,7 +85,10 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
     by_reason: dict[str, dict[str, list[str]]] = {}
     for row in measured:
         for name, reason in row.missing.items():
-            if name not in ("speedup", "memory_ratio") and reason != NO_SUCH_METRIC:
+            if name not in ("speedup", "memory_ratio") and reason not in (
+                NO_SUCH_METRIC,
+                NO_SERVERS,
+            ):
                 by_reason.setdefault(reason, {}).setdefault(name, []).append(row.place)
     order = {name: index for index, name in enumerate(METRICS)}
     notes = []

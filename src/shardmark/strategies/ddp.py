@@ -16,6 +16,7 @@ from shardmark.strategies._checks import (
     check_precision,
     needs_company,
 )
+from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DDP:
+class DDP(CollectiveStrategy):
     """A full replica on every rank, gradients all-reduced (Li et al., VLDB 2020, section 3.2)."""
 
     name: str = "ddp"

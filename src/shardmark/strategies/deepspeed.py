@@ -18,6 +18,7 @@ from shardmark.strategies._checks import (
     check_precision,
     needs_company,
 )
+from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
 
@@ -30,7 +31,7 @@ MiB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zero:
+class Zero(CollectiveStrategy):
     """DeepSpeed ZeRO: optimizer state (1), gradients (2), parameters (3) sharded.
 
     Source: Rajbhandari et al., SC 2020, section 5.  Stage 0 shards nothing.

@@ -129,9 +129,10 @@ def judge_all(folder: Path) -> None:
 def judge(trial: Trial, directory: Path, steps: int, benches: Benches) -> Verdict:
     """The verdict on the evidence that the trial's ranks left in the folder."""
     strategy = build_strategy(trial.strategy.name, trial.strategy.options)
-    processes = len(strategy.placement(trial.world_size))
+    placement = strategy.placement(trial.world_size)
+    training = [rank for rank, shard in enumerate(placement) if shard is not None]
     found = put_together(
-        [RankEvidence.load(directory / EVIDENCE.format(rank)) for rank in range(processes)]
+        [RankEvidence.load(directory / EVIDENCE.format(rank)) for rank in training]
     )
     return verdict_on(found, trial, steps, benches)
 
