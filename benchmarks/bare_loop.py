@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +55,9 @@ ZERO = {
 }
 """What `shardmark.strategies.deepspeed` sets for fp32; `overhead.py` compares the two."""
 
-Step = Callable[[Tensor, Tensor], Tensor]
+Step = Callable[[Any, Any], Tensor]
+"""Pictures and what is to be learned from them -> the loss."""
+LossOf = Callable[[nn.Module, Any, Any], Tensor]
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -71,11 +74,15 @@ def digits() -> tuple[Tensor, Tensor]:
     return pictures, torch.from_numpy(rows[:, -1].copy())
 
 
-def eager_step(model: nn.Module, parameters: list[nn.Parameter]) -> Step:
+def cross_entropy(model: nn.Module, pictures: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(model(pictures), labels)
+
+
+def eager_step(model: nn.Module, parameters: list[nn.Parameter], loss_of: LossOf) -> Step:
     optimizer = torch.optim.SGD(parameters, **SGD)
 
-    def step(pictures: Tensor, labels: Tensor) -> Tensor:
-        loss = functional.cross_entropy(model(pictures), labels)
+    def step(pictures: Any, labels: Any) -> Tensor:
+        loss = loss_of(model, pictures, labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -84,28 +91,26 @@ def eager_step(model: nn.Module, parameters: list[nn.Parameter]) -> Step:
     return step
 
 
-def start(strategy: str) -> Step:
-    torch.manual_seed(0)
-    model = resnet18(num_classes=10)
+def start(strategy: str, model: nn.Module, blocks: list[nn.Module], loss_of: LossOf) -> Step:
+    """Set the strategy up; `blocks` are what FSDP gathers together."""
     if strategy == "single":
-        return eager_step(model, list(model.parameters()))
+        return eager_step(model, list(model.parameters()), loss_of)
     if strategy == "ddp":
         from torch.nn.parallel import DistributedDataParallel
 
         wrapped = DistributedDataParallel(
             model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB
         )
-        return eager_step(wrapped, list(model.parameters()))
+        return eager_step(wrapped, list(model.parameters()), loss_of)
     if strategy == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-        blocks = [module for module in model.modules() if isinstance(module, BasicBlock)]
         for part in (*blocks, model):
             fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-        return eager_step(model, list(model.parameters()))
+        return eager_step(model, list(model.parameters()), loss_of)
     import deepspeed
 
     parameters = list(model.parameters())
@@ -117,8 +122,8 @@ def start(strategy: str) -> Step:
         dist_init_required=False,
     )
 
-    def step(pictures: Tensor, labels: Tensor) -> Tensor:
-        loss = functional.cross_entropy(engine(pictures), labels)
+    def step(pictures: Any, labels: Any) -> Tensor:
+        loss = loss_of(engine, pictures, labels)
         engine.backward(loss)
         engine.step()
         return loss.detach()
@@ -140,7 +145,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     pictures, labels = digits()
-    step = start(options.strategy)
+    torch.manual_seed(0)
+    model = resnet18(num_classes=10)
+    blocks = [module for module in model.modules() if isinstance(module, BasicBlock)]
+    step = start(options.strategy, model, blocks, cross_entropy)
     share = options.global_batch // world_size
     scale, shift = torch.tensor(1 / (255 * STD)), torch.tensor(-MEAN / STD)
     random = np.random.default_rng(0)

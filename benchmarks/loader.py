@@ -13,20 +13,18 @@ read in alternating order (A B, B A, ...).
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
+from bare_detection import ReferencePictures, together
 from recording import ROOT, Table, options_of, spread, store, surroundings
 from shardmark.strategies._protocol import Shard
 from shardmark.workloads._detection_task import Detection
@@ -41,52 +39,6 @@ BAR = f"Bar: the median of shardmark / reference is at least {LEAST_RATIO:g} in 
 MODELS = {"boxes": "fasterrcnn_resnet50_fpn", "boxes and masks": "maskrcnn_resnet50_fpn"}
 Batches = Callable[[], Iterator[Any]]
 """Starts a loader anew and gives what it reads, one epoch or more."""
-
-
-class ReferencePictures(Dataset[Any]):
-    """One picture and its target at a time, with all that the reference makes of it."""
-
-    def __init__(self, data: Path) -> None:
-        from pycocotools.coco import COCO
-
-        (file,) = (data / "annotations").glob("instances_train*.json")
-        with redirect_stdout(io.StringIO()):  # it prints
-            self._coco = COCO(str(file))
-        self._root = data / file.stem.removeprefix("instances_")
-        self._ids = sorted(self._coco.imgs)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def __getitem__(self, sample: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        from torchvision.transforms.functional import to_tensor
-
-        number = self._ids[sample]
-        with Image.open(self._root / self._coco.imgs[number]["file_name"]) as opened:
-            picture = opened.convert("RGB")
-        found = [o for o in self._coco.loadAnns(self._coco.getAnnIds(number)) if not o["iscrowd"]]
-        return to_tensor(picture), self._target(number, found, *picture.size)
-
-    def _target(
-        self, number: int, found: list[dict[str, Any]], width: int, height: int
-    ) -> dict[str, torch.Tensor]:
-        boxes = torch.tensor([o["bbox"] for o in found], dtype=torch.float32).reshape(-1, 4)
-        boxes[:, 2:] += boxes[:, :2]
-        boxes[:, 0::2].clamp_(0, width)
-        boxes[:, 1::2].clamp_(0, height)
-        masks = [torch.from_numpy(self._coco.annToMask(o)) for o in found]
-        keep = (boxes[:, 2:] > boxes[:, :2]).all(1)
-        return {
-            "boxes": boxes[keep],
-            "labels": torch.tensor([o["category_id"] for o in found], dtype=torch.int64)[keep],
-            "masks": torch.stack(masks)[keep] if masks else torch.zeros((0, height, width)),
-            "area": torch.tensor([o["area"] for o in found])[keep],
-            "image_id": torch.tensor(number),
-        }
-
-
-def together(samples: list[Any]) -> tuple[Any, ...]:
-    return tuple(zip(*samples, strict=True))
 
 
 def reference(data: Path, *, workers: int) -> Batches:

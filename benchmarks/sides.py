@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.strategies import build_strategy
+from shardmark.workloads import check_data
 
 GLOBAL_BATCH = 64
 WARMUP_STEPS = 5
@@ -38,6 +39,8 @@ class Bare:
     """All ranks' samples over the slowest rank's window, as in a trial."""
     startup_seconds: float
     """From the start of `torchrun` to the first step of the last rank."""
+    losses: tuple[float, ...]
+    """Each rank's in the last step."""
 
 
 def ranks_of(strategy: str) -> int:
@@ -47,15 +50,25 @@ def ranks_of(strategy: str) -> int:
 def run_bare(strategy: str, *, steps: int) -> Bare:
     """Start `torchrun benchmarks/bare_loop.py` with the threads and environment of a trial."""
     ranks = ranks_of(strategy)
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    return run_script(
+        "bare_loop.py",
+        *("--strategy", strategy, "--steps", str(steps)),
+        *("--warmup", str(WARMUP_STEPS), "--global-batch", str(GLOBAL_BATCH)),
+        ranks=ranks,
+        threads=max(1, len(os.sched_getaffinity(0)) // ranks),
+    )
+
+
+def run_script(
+    script: str, *arguments: str, ranks: int, threads: int, seconds: float = BARE_SECONDS
+) -> Bare:
+    """Start `torchrun benchmarks/SCRIPT` with its arguments and a trial's environment."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
             *("--local-addr", "localhost"),
-            *(str(BENCHMARKS / "bare_loop.py"), "--strategy", strategy, "--steps", str(steps)),
-            *("--warmup", str(WARMUP_STEPS), "--global-batch", str(GLOBAL_BATCH)),
-            *("--threads", str(threads), "--out", folder),
+            *(str(BENCHMARKS / script), *arguments, "--threads", str(threads), "--out", folder),
         ]
         variables = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu"}
         launched = time.time()
@@ -66,15 +79,16 @@ def run_bare(strategy: str, *, steps: int) -> Bare:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=BARE_SECONDS,
+            timeout=seconds,
         )
         if done.returncode:
-            raise SystemExit(f"the bare loop failed:\n{done.stdout[-4000:]}")
+            raise SystemExit(f"{script} failed:\n{done.stdout[-4000:]}")
         reports = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
     slowest = max(report["window_seconds"] for report in reports)
     return Bare(
         samples_per_second=sum(report["samples"] for report in reports) / slowest,
         startup_seconds=max(report["first_step_at_seconds"] for report in reports) - launched,
+        losses=tuple(report["last_loss"] for report in reports),
     )
 
 
@@ -102,9 +116,17 @@ def metric(result: TrialResult, name: str) -> float:
 def shardmark_run(
     strategies: Sequence[str], *, steps: int, repeats: int, warmup_steps: int = WARMUP_STEPS
 ) -> Iterator[Shardmark]:
-    """A nursery that has loaded everything, in a temporary folder, with all metrics on."""
+    """ResNet-18 on digits, with all metrics on."""
+    with run_of(experiment_of(strategies, steps, repeats, warmup_steps)) as run:
+        yield run
+
+
+@contextmanager
+def run_of(mapping: Mapping[str, Any]) -> Iterator[Shardmark]:
+    """A nursery that has loaded everything for the experiment, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
-        experiment = from_mapping(experiment_of(strategies, steps, repeats, warmup_steps))
+        experiment = from_mapping(mapping)
+        check_data(experiment.workload)
         engine = LocalEngine()
         try:
             machine = engine.machine("cpu")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Replicas(nn.DataParallel):
+class Replicas(nn.DataParallel[nn.Module]):
     """Shares lists out by their items, a sample each; torch would cut every picture into strips.
 
     Other inputs are torch's to share.

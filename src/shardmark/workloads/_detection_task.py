@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -127,7 +128,7 @@ class Detection:
         """Sum of the detector's losses, each a mean over what it samples, shape (), in fp32."""
         detection = cast("DetectionBatch", batch)
         losses = model(list(detection.pictures), detection.model_targets)
-        if not isinstance(losses, Mapping) or not all(
+        if not (isinstance(losses, Mapping) and losses) or not all(
             isinstance(loss, torch.Tensor) for loss in losses.values()
         ):
             raise InputError(
@@ -136,7 +137,7 @@ class Detection:
                 "a dictionary of losses, as torchvision's detectors do",
             )
         # DataParallel returns a value from each device.
-        total: Tensor = sum(loss.float().mean() for loss in losses.values())  # type: ignore[assignment]
+        total: Tensor = sum(loss.float().mean() for loss in losses.values())
         return total
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
@@ -156,7 +157,7 @@ class Detection:
     def evaluate(
         self, model: nn.Module, shard: Shard, device: torch.device
     ) -> list[EvaluatedPicture]:
-        """Validation pictures index, index + count, ... with what was found in them."""
+        """This shard's validation pictures with what was found in them."""
         evaluated = []
         for read in self._validation_readings(shard):
             if not read.pictures:
@@ -178,7 +179,7 @@ class Detection:
         """`map`, `map_50` and `map_75`, and the same of masks for Mask R-CNN."""
         pictures = [picture for part in parts for picture in cast("list[EvaluatedPicture]", part)]
         masks = self._options.with_masks and all(
-            picture.found.masks is not None for picture in pictures
+            None not in (picture.found.masks, picture.truth.masks) for picture in pictures
         )
         return average_precision(pictures, masks=masks)
 
@@ -191,16 +192,22 @@ class Detection:
         share = Share(epoch=0, positions=slice(0, len(first)), ids=first)
         plan = BatchPlan(global_batch=len(first), seed=self._seed)
         batch = self._batch(self._data.training.read(first), share, plan).to(torch.device("cpu"))
-        total = counted_flops(model, lambda: self.loss(model, batch))
+        copied = copy.deepcopy(model)  # the passes leave gradients and batch norms' statistics
+        total = counted_flops(copied, lambda: self.loss(copied, batch))
         return None if total is None else total // len(batch) or None
 
     def _validation_readings(self, shard: Shard) -> Iterator[AnnotatedReading]:
-        mine = np.arange(shard.index, self.validation_samples, shard.count)
+        """Groups index, index + count, ... of pictures, cut the same however many shards there are.
+
+        Smaller pictures of a group are padded, which changes a little of what is found in them.
+        """
 
         def make(start: int) -> AnnotatedReading:
-            return self._data.validation.read(mine[start : start + EVALUATION_BATCH])
+            stop = min(start + EVALUATION_BATCH, self.validation_samples)
+            return self._data.validation.read(np.arange(start, stop))
 
-        starts = range(0, len(mine), EVALUATION_BATCH)
+        first, step = (number * EVALUATION_BATCH for number in (shard.index, shard.count))
+        starts = range(first, self.validation_samples, step)
         workers = self._options.loader_workers
         return self._noting_errors(batches_in_order(make, starts, workers=workers))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,6 +20,7 @@ from shardmark.workloads._detector_heads import (
     fit_heads,
     head_outputs,
 )
+from shardmark.workloads._detector_weights import PUBLISHED, ensure
 from shardmark.workloads._model_building import user_function
 from shardmark.workloads._own_detectors import OWN_DETECTORS
 from shardmark.workloads.models import is_user_function
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
 
 _WRONG_OPTIONS = (TypeError, ValueError, AssertionError, KeyError)
 """What the libraries' constructors raise for arguments that they do not take."""
+
+_BROKEN_FILE = (RuntimeError, OSError, EOFError, UnpicklingError)
+"""What torch raises for files that are cut off, or of another model."""
 
 
 def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: int) -> nn.Module:
@@ -42,14 +49,28 @@ def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: i
 
 
 def _built(options: DetectionOptions, classes: Sequence[str]) -> nn.Module:
-    outputs = len(classes) + 1
-    if options.weights == "coco":
-        model = _construct(options, outputs=None, weights="COCO_V1")
-        fit_heads(model, coco_rows(classes))
-        return model
-    if options.weights in (None, "imagenet"):
-        return _construct(options, outputs=outputs)
+    if options.weights is None:
+        return _construct(options, outputs=len(classes) + 1)
+    if options.weights in PUBLISHED:
+        return _from_published(options, options.weights, classes)
     return _from_file(options, classes)
+
+
+def _from_published(options: DetectionOptions, weights: str, classes: Sequence[str]) -> nn.Module:
+    """torchvision's own file, which it would fetch unasked where it is not there."""
+    file = PUBLISHED[weights](options.model)
+    assert file is not None, "checked with the options"
+    ensure(file, download=options.download)
+    try:
+        if weights == "imagenet":
+            return _construct(options, outputs=len(classes) + 1)
+        model = _construct(options, outputs=None, weights="COCO_V1")
+    except _BROKEN_FILE as error:
+        raise DataError(
+            str(file.path), f"cannot be loaded ({error})", f"replace it by {file.address}"
+        ) from error
+    fit_heads(model, coco_rows(classes))
+    return model
 
 
 def _construct(
@@ -74,7 +95,27 @@ def _construct(
     if not isinstance(model, nn.Module):
         found = f"{options.model} made a {type(model).__name__}"
         raise InputError("workload.model", found, "an nn.Module")
+    if not is_user_function(options.model):
+        _check_taken(options, constructor, type(model))
     return model
+
+
+def _check_taken(
+    options: DetectionOptions, constructor: Callable[..., object], made: type[nn.Module]
+) -> None:
+    """Raise `InputError` for options that torchvision's classes swallow without a word."""
+    taken = {*signature(constructor).parameters}
+    for kind in made.__mro__:
+        names = signature(kind).parameters
+        if "num_classes" in names:  # a detector that is built by name, not the base of all
+            taken.update(names)
+    for key in options.model_options.keys() - taken:
+        nearest = get_close_matches(key, taken, n=3) or sorted(taken - {"kwargs", "options"})
+        raise InputError(
+            f"workload.model_options.{key}",
+            f"{options.model} takes no such argument",
+            f"nearest: {', '.join(nearest)}",
+        )
 
 
 def _constructor(

@@ -45,9 +45,6 @@ def head_outputs(model: nn.Module, tensors: Mapping[str, Tensor]) -> int | None:
 
 def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
     """Keep these outputs, in this order; those without a source stay as they were drawn."""
-    known = [row for row in rows if row is not None]
-    if len(known) == COCO_OUTPUTS and known == list(range(COCO_OUTPUTS)):
-        return
     modules = dict(model.named_modules())
     for name, inner in _LAYERS:
         if name not in modules:
@@ -57,7 +54,7 @@ def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
         assert isinstance(layer, nn.Linear | nn.Conv2d)
         setattr(modules[parent], attribute, _with_outputs(layer, rows, inner, _anchors(model)))
         if inner:
-            modules[parent].num_classes = len(rows)  # type: ignore[assignment]  # a plain number
+            modules[parent].num_classes = len(rows)
 
 
 def _anchors(model: nn.Module) -> int:
@@ -87,11 +84,11 @@ def _with_outputs(
             outputs,
             layer.kernel_size,  # type: ignore[arg-type]  # a pair, as torch keeps it
             layer.stride,  # type: ignore[arg-type]
-            layer.padding,
+            layer.padding,  # type: ignore[arg-type]
         )
         nn.init.normal_(made.weight, std=0.01)
     assert made.bias is not None
-    nn.init.constant_(made.bias, float(layer.bias.min()) if inner else 0.0)
+    nn.init.constant_(made.bias, float(layer.bias.detach().min()) if inner else 0.0)
     with torch.no_grad():
         for source, target in ((layer.weight, made.weight), (layer.bias, made.bias)):
             old, new = _by_class(source, inner, per_class), _by_class(target, inner, per_class)

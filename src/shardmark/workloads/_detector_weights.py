@@ -10,10 +10,11 @@ import os
 import re
 import shutil
 import tempfile
-import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def imagenet_weights(detector: str) -> WeightsFile | None:
     return None if backbone is None else _published("models", backbone, "IMAGENET1K")
 
 
+PUBLISHED: dict[str, Callable[[str], WeightsFile | None]] = {
+    "coco": coco_weights,
+    "imagenet": imagenet_weights,
+}
+"""Value of `workload.weights` -> the detector's file."""
+
+
 def ensure(file: WeightsFile, *, download: bool) -> None:
     """Raise `DataError` that says which file to place where, unless it is there or can be had."""
     if file.path.is_file():
@@ -70,7 +78,7 @@ def ensure(file: WeightsFile, *, download: bool) -> None:
         )
     try:
         _fetch(file)
-    except (OSError, urllib.error.URLError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise DataError(
             str(file.path), f"is missing and could not be fetched ({error})", remedy
         ) from error
@@ -108,7 +116,10 @@ def _published(folder: str, model: str, start: str) -> WeightsFile | None:
 
 @cache
 def _addresses(folder: str) -> dict[str, list[tuple[str, str]]]:
-    """Model, without underscores -> (entry, address) of its weights, read from torchvision's source, not imported."""
+    """Model, without underscores -> (entry, address) of its weights.
+
+    Read from torchvision's source, which is not imported.
+    """
     spec = find_spec("torchvision")
     assert spec is not None, "torchvision is a dependency"
     assert spec.origin is not None

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from shardmark.errors import DataError, InputError
+
 if TYPE_CHECKING:
     from shardmark.workloads._protocol import Workload
 
@@ -23,6 +25,17 @@ class WorkloadOptions(BaseModel):
     def shortened(self) -> Self:
         """The same task with no more validation samples than a verification needs."""
         return self
+
+    def evaluating(self, few: int) -> Self:
+        """The same task with `few` validation samples, or unchanged where the data have fewer."""
+        short = self.model_copy(update={"validation_samples": few})
+        try:
+            short.check_data()
+        except InputError:
+            return self
+        except DataError:
+            pass  # whoever reads the data will say so
+        return short
 
     def loads(self) -> tuple[str, ...]:
         """Modules that the ranks will import, so that they can be loaded before the first trial."""

@@ -17,6 +17,10 @@ SWIN_STAGES = (1, 3, 5, 7)
 """Places of Swin's four stages among its `features`; a patch embedding or merging before each."""
 
 
+_PARTS_BEFORE = (0, 1, 2, 4, 6, 8)
+"""Frozen layers -> parts of `features`: the embedding, a stage, then each stage and its merging."""
+
+
 class SwinWithFPN(nn.Module):
     """Swin's four stages, each normalised, into a feature pyramid (Liu et al., 2021, section 4.2).
 
@@ -53,8 +57,10 @@ def fasterrcnn_swin_t_fpn(
     features = get_model("swin_t", weights=weights_backbone).features
     assert isinstance(features, nn.Sequential)
     layers = len(SWIN_STAGES) + 1
-    frozen = 0 if trainable_backbone_layers is None else max(0, layers - trainable_backbone_layers)
-    for part in features[: max(0, 2 * frozen - 1)]:  # each stage but the first has a merging before
+    trained = layers if trainable_backbone_layers is None else trainable_backbone_layers
+    if trained > layers:
+        raise ValueError(f"trainable_backbone_layers is {trained}; {layers} at most")
+    for part in features[: _PARTS_BEFORE[layers - trained]]:
         part.requires_grad_(False)
     return FasterRCNN(
         SwinWithFPN(features, (96, 192, 384, 768), 256), num_classes=num_classes, **options

@@ -84,8 +84,7 @@ class ClassificationOptions(WorkloadOptions):
 
     def shortened(self) -> Self:
         """The same task, of whose validation samples at most 256 are evaluated."""
-        few = min(VERIFIED_SAMPLES, self.validation_samples or VERIFIED_SAMPLES)
-        return self.model_copy(update={"validation_samples": few})
+        return self.evaluating(min(VERIFIED_SAMPLES, self.validation_samples or VERIFIED_SAMPLES))
 
     def check_data(self) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from shardmark.errors import DataError
-from shardmark.workloads._detector_weights import coco_weights, ensure, imagenet_weights
+from shardmark.workloads._detector_weights import PUBLISHED, ensure
 from shardmark.workloads._options import WorkloadOptions
 from shardmark.workloads.datasets import annotated_data_set
 from shardmark.workloads.detectors import check_detector_name, has_masks
@@ -29,7 +29,7 @@ _SET_ELSEWHERE = (
 
 
 class DetectionOptions(WorkloadOptions):
-    """A model that finds the objects in each picture: boxes and classes, and masks for Mask R-CNN."""
+    """A model that finds objects in pictures: boxes and classes, and masks for Mask R-CNN."""
 
     name: Literal["detection"] = "detection"
     model: str = "fasterrcnn_resnet50_fpn"
@@ -47,15 +47,15 @@ class DetectionOptions(WorkloadOptions):
     min_size: PositiveInt | None = None
     """Shorter side in pixels to which the model resizes; null is the model's own (mostly 800)."""
     max_size: PositiveInt | None = None
-    """Longest side in pixels that the resizing may reach; null is the model's own (mostly 1,333)."""
+    """Longest side in pixels that resizing may reach; null is the model's own (mostly 1,333)."""
     weights: str | None = None
     """null: from the seed.  `coco`: torchvision's detector trained on COCO.  `imagenet`: a
     backbone trained on ImageNet.  Else a file of the model's state dictionary."""
     download: bool = False
     """Fetch the named weights where they are not in torch's cache yet."""
     trainable_backbone_layers: Annotated[int, Field(ge=0, le=6)] | None = None
-    """Last stages of the backbone that train; null is torchvision's own: all without weights, 3 of
-    ResNet's 5 with."""
+    """Last stages of the backbone that train, with weights `coco` or `imagenet`; null is
+    torchvision's own, 3 of ResNet's 5.  All train where weights come from the seed or a file."""
     augment: Literal["none", "flip"] = "none"
     """`flip`: a horizontal flip of every other picture, drawn from the seed."""
     pictures_without_objects: Literal["keep", "drop"] = "keep"
@@ -84,11 +84,16 @@ class DetectionOptions(WorkloadOptions):
                     else f"use workload.{key.removesuffix('_backbone')}"
                 )
             )
-        if own and self.weights in ("coco", "imagenet"):
+        if own and self.weights in PUBLISHED:
             raise ValueError(f"weights is {self.weights}; a model of your own takes null or a file")
-        published = {"coco": coco_weights, "imagenet": imagenet_weights}.get(self.weights or "")
+        published = PUBLISHED.get(self.weights or "")
         if published is not None and published(self.model) is None:
             raise ValueError(f"weights is {self.weights}; torchvision has none for {self.model}")
+        if self.trainable_backbone_layers is not None and self.weights not in PUBLISHED:
+            raise ValueError(
+                f"trainable_backbone_layers is {self.trainable_backbone_layers}; it needs weights"
+                " coco or imagenet, else the whole backbone trains"
+            )
         if self.min_size and self.max_size and self.min_size > self.max_size:
             raise ValueError(f"min_size {self.min_size} is larger than max_size {self.max_size}")
         if self.dataset == "coco" and not self.data_dir:
@@ -107,15 +112,14 @@ class DetectionOptions(WorkloadOptions):
 
     def shortened(self) -> Self:
         """The same task, of whose validation pictures at most 8 are evaluated."""
-        few = min(VERIFIED_SAMPLES, self.validation_samples or VERIFIED_SAMPLES)
-        return self.model_copy(update={"validation_samples": few})
+        return self.evaluating(min(VERIFIED_SAMPLES, self.validation_samples or VERIFIED_SAMPLES))
 
     def check_data(self) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
         annotated_data_set(self.dataset).check(self)
         if self.weights is None:
             return
-        published = {"coco": coco_weights, "imagenet": imagenet_weights}.get(self.weights)
+        published = PUBLISHED.get(self.weights)
         if published is not None:
             file = published(self.model)
             assert file is not None, "checked with the options"

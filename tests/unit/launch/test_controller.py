@@ -61,6 +61,14 @@ def test_only_modules_of_planned_strategies_are_loaded(out: Path) -> None:
     assert sorted(engine.loaded) == ["torch.distributed.fsdp", "torch.nn.parallel"]
 
 
+def test_modules_of_the_workload_are_loaded(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, before the first trial: each rank would import torchvision's detectors anew."""
+    monkeypatch.setattr(controller, "check_data", lambda _: None)
+    engine = FakeEngine()
+    run_experiment(experiment("workload={name: detection}"), out, engine=engine)
+    assert engine.loaded.count("shardmark.workloads._detection_task") == 1
+
+
 def test_finished_trials_are_kept(out: Path) -> None:
     run_experiment(experiment(), out, engine=FakeEngine())
     engine, told = FakeEngine(), Remembers()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.unit.workloads.detection_folder import write
 
 MakeFolder = Callable[..., Path]
 
@@ -43,3 +44,10 @@ def make_folder(tmp_path: Path) -> MakeFolder:
         return tmp_path
 
     return make
+
+
+@pytest.fixture
+def detection_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Six pictures of three sizes in each split, with a cache of their own."""
+    monkeypatch.setenv("SHARDMARK_CACHE", str(tmp_path / "cache"))
+    return write(tmp_path / "data")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardmark.errors import DataError, InputError
 from shardmark.workloads import WORKLOADS, build_workload, check_data, options
 from shardmark.workloads.classification import ClassificationOptions
 from shardmark.workloads.datasets import DATASETS
+from shardmark.workloads.detection import DetectionOptions
 from shardmark.workloads.models import MODELS, model_known, registered_names
 
 
@@ -106,8 +108,20 @@ def test_every_listed_model_is_known() -> None:
 
 
 def test_every_data_set_can_be_chosen() -> None:
-    for name in DATASETS:
-        assert ClassificationOptions.model_validate({"dataset": name, "data_dir": "x"})
+    for name, line in DATASETS.items():
+        kind = DetectionOptions if line.startswith("detection: ") else ClassificationOptions
+        other = ClassificationOptions if kind is DetectionOptions else DetectionOptions
+        assert kind.model_validate({"dataset": name, "data_dir": "x"})
+        with pytest.raises(ValidationError):
+            other.model_validate({"dataset": name, "data_dir": "x"})
+
+
+def test_a_verification_evaluates_few_or_all_there_are(make_folder: Callable[..., Path]) -> None:
+    chosen = ClassificationOptions(dataset="imagefolder", data_dir=str(make_folder()))
+    assert chosen.shortened() == chosen, "there are only 12"
+    check_data(chosen.shortened().model_dump(mode="json"))
+    assert ClassificationOptions().shortened().validation_samples == 256
+    assert ClassificationOptions(validation_samples=20).shortened().validation_samples == 20
 
 
 def test_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

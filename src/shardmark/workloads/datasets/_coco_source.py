@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from shardmark.errors import DataError
 from shardmark.workloads.datasets._annotated import AnnotatedReading, Objects
@@ -126,6 +126,10 @@ def _decoded(path: Path) -> Tensor:
     torchvision's own decoder gives the same values in 6/7 of the time, but is to be removed.
     """
     content = io.BytesIO(path.read_bytes())  # in one piece: Pillow would read bit by bit
-    with Image.open(content) as opened:
+    try:
+        opened = Image.open(content)
+    except UnidentifiedImageError as error:  # it names an address, another one each time
+        raise OSError("cannot identify image file") from error
+    with opened:
         pixels = np.array(opened if opened.mode == "RGB" else opened.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
