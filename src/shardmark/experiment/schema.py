@@ -120,7 +120,9 @@ class Experiment(Model):
     measure: Measure = Measure()
     limits: Limits = Limits()
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    slow_ranks: SlowRanks = Field(default_factory=dict)
+    slow_ranks: SlowRanks = Field(
+        default_factory=dict, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}
+    )
     """Rank -> factor, at least 1, by which its computing is slowed: for studies of uneven
     machines."""
 
