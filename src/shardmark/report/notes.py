@@ -41,11 +41,17 @@ def _equivalence(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.equivalent is False
     ]
+    less = [row for row in rows if row.equivalent is None and row.promise is not None]
+    notes += [
+        f"Promises less than equivalence, and keeps it: {row.place}: {row.promise}." for row in less
+    ]
     proven = [row for row in rows if row.equivalent]
-    if proven and len(proven) == len([row for row in rows if row.outcomes.get("ok")]):
-        return [*notes, "Verified: every strategy trains what the reference trains."]
+    measured = [row for row in rows if row.outcomes.get("ok") and row not in less]
+    if proven and len(proven) == len(measured):
+        others = " other" if less else ""
+        return [*notes, f"Verified: every{others} strategy trains what the reference trains."]
     if proven or notes:
-        unproven = [r.place for r in rows if r.equivalent is None and r.outcomes.get("ok")]
+        unproven = [row.place for row in measured if row.equivalent is None]
         return [*notes, *([f"Not verified: {'; '.join(unproven)}."] if unproven else [])]
     return ["Not verified: whether the strategies train the same thing is not known here."]
 

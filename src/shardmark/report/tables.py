@@ -98,6 +98,7 @@ def _mark(row: Row) -> str:
         ("synthetic", row.synthetic),
         ("weak scaling", row.weak_scaling),
         ("not equivalent", row.equivalent is False),
+        ("promises less", row.equivalent is None and row.promise is not None),
     ]
     return ", ".join(name for name, holds in marks if holds)
 

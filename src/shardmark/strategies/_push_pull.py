@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,24 +31,28 @@ from shardmark.workloads._protocol import Batch, Workload
 
 
 class ServerTeam:
-    """Workers meet at the first server, which knows who is left."""
+    """Workers meet at the servers, which know who is left."""
 
-    def __init__(self, server: int) -> None:
-        self._server = server
+    def __init__(self, servers: Sequence[int]) -> None:
+        self._servers = servers
 
     def barrier(self) -> None:
-        """Wait until every worker that is left is here."""
-        self.gather(None)
+        """Wait until every worker that is left is here; every server learns of it."""
+        for server in self._servers:
+            self._meet(server, None)
 
     def gather(self, value: object) -> list[object]:
         """The value of every worker that is left, in order of rank."""
+        return self._meet(self._servers[0], value)
+
+    def _meet(self, server: int, value: object) -> list[object]:
         try:
             content = to_bytes(value)
-            send_header(self._server, Kind.MEET, len(content))
-            send(content, self._server)
-            (size,) = receive_numbers(1, self._server)
+            send_header(server, Kind.MEET, len(content))
+            send(content, server)
+            (size,) = receive_numbers(1, server)
             everybody = torch.empty(size, dtype=torch.uint8)
-            receive(everybody, self._server)
+            receive(everybody, server)
         except PeerGone as gone:
             raise server_gone(gone) from gone
         found = from_bytes(everybody)
@@ -86,7 +90,7 @@ class PushPullWorker:
         self._servers = range(workers, workers + len(layout))
         self._layout = layout
         self._rate = recipe.optimizer.lr
-        self.team = ServerTeam(self._servers[0])
+        self.team = ServerTeam(self._servers)
         named = dict(model.named_parameters())
         self._flat = [[_flattened(named, bucket) for bucket in part] for part in layout]
         self._inboxes = [

@@ -75,6 +75,8 @@ class GradientServer:
         self._staleness: Counter[int] = Counter()
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
+        self._as_of_meeting = ExchangeRecord(updates=0)
+        self._turns.on_met = self._settle
         self._answers: dict[Kind, Callable[[int, Header], None]] = {
             Kind.PUSH: self._take_push,
             Kind.PULL: self._answer_pull,
@@ -241,9 +243,13 @@ class GradientServer:
         return storage_bytes((*everything, *chain.from_iterable(self._outboxes)), seen=set())
 
     def exchange(self) -> ExchangeRecord:
+        """As of the last meeting: steps after it belong to no training."""
+        return self._as_of_meeting
+
+    def _settle(self) -> None:
         workers = len(self._inboxes)
         samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
-        return ExchangeRecord(
+        self._as_of_meeting = ExchangeRecord(
             pushes=self._pushes,
             pulls=self._pulls,
             sent_bytes=dict(self._sent),

@@ -32,6 +32,8 @@ class Turns:
         self._brought: dict[int, object] = {}
         self._met: list[object] = []
         self._meetings = 0
+        self.on_met: Callable[[], None] = lambda: None
+        """Called with `changed` held when everybody is there and nothing is under way."""
         self._workers = workers
         self._next_portion = 0
         self._out = dict.fromkeys(range(workers), 0)
@@ -99,6 +101,7 @@ class Turns:
             self._states[rank] = "running"
         self._steps = dict.fromkeys(self._steps, 0)
         self._meetings += 1
+        self.on_met()
         self.changed.notify_all()
 
     def leave(self, rank: int, how: Literal["closed", "lost"]) -> None:

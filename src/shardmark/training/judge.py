@@ -21,9 +21,12 @@ from shardmark.analysis.evidence import (
 )
 from shardmark.analysis.parity import GIVEN, UNIT_ROUNDOFF, Tolerances, checks_of
 from shardmark.experiment.schema import Trial
+from shardmark.measure.rank_files import rank_file
+from shardmark.results.schema import RankRecord
 from shardmark.results.verification import Cause, Check, Verdict
 from shardmark.strategies import build_strategy
 from shardmark.training.causes import cause_of
+from shardmark.training.promises import promise_kept
 from shardmark.training.reference import reference_evidence
 from shardmark.training.variation import NOTHING, Noise, Variation
 from shardmark.workloads import build_workload
@@ -134,7 +137,14 @@ def judge(trial: Trial, directory: Path, steps: int, benches: Benches) -> Verdic
     found = put_together(
         [RankEvidence.load(directory / EVIDENCE.format(rank)) for rank in training]
     )
-    return verdict_on(found, trial, steps, benches)
+    promise = strategy.promise()
+    if promise is None:
+        return verdict_on(found, trial, steps, benches)
+    records = [
+        RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
+        for rank in range(len(placement))
+    ]
+    return promise_kept(found, trial, steps, records, promise=promise)
 
 
 class Benches:

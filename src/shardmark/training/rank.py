@@ -142,6 +142,7 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
             report=report,
             device=device,
         )
+    role.team.barrier()
     report.end_weights(role.full_parameters())
     report.exchange = role.exchange()
     report.write()  # whatever happens in the probe, the measurement is safe

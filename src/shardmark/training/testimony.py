@@ -50,6 +50,7 @@ def testify(
 ) -> RankEvidence:
     """Take the steps and write down what the reference can be held against.  Collective."""
     initial = weights_sha256(worker.full_parameters())
+    worker.team.barrier()  # nobody changes the weights before everybody has seen them
     batches = workload.batches(plan, shard)
     rate, seed = learning_rate_of(recipe, steps), step_seed(recipe.seed, shard_index=shard.index)
     sample_ids, losses, rates, draws = [], [], [], []
