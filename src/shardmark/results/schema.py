@@ -42,7 +42,7 @@ class EpochRecord(Stored):
     first_step: int
     end_step: int
     train_loss: float | None
-    """Mean over the epoch's steps and ranks, each sample counted once."""
+    """Mean over this rank's steps; a summary takes the mean over all ranks."""
     evaluation_seconds: float | None
     """Slowest rank; None where this epoch was not evaluated."""
     quality: dict[str, float | None] | None

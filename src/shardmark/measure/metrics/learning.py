@@ -106,7 +106,7 @@ SERVERS = (
     ),
     _server_metric(
         name="held_back_seconds",
-        unit="s",
+        unit="seconds",
         definition="Time for which a worker's step waits at the barrier or the bound; mean.",
         source="parameter servers",
     ),
