@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardmark.analysis.rows import Row
 from shardmark.analysis.over_ranks import train_loss
+from shardmark.analysis.rows import Row
 from shardmark.analysis.statistics import Estimate, estimate_mean
 from shardmark.results.schema import EpochRecord, RankRecord, TrialResult, WindowRecord
 

@@ -59,7 +59,7 @@ def train_loss(workers: Sequence[RankRecord], epoch: int) -> Found:
     """Mean over the epoch's steps on all workers, each with the samples that it trained on."""
     total = steps = 0.0
     for rank in workers:
-        record = rank.epochs[epoch] if epoch < len(rank.epochs) else None
+        record = rank.epochs[epoch] if 0 <= epoch < len(rank.epochs) else None
         taken = record.end_step - record.first_step if record is not None else 0
         if record is None or taken == 0:
             continue  # faster workers may have taken all shares of an epoch

@@ -28,8 +28,8 @@ def exchange_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
     results: dict[str, Found | None] = {
         "staleness_mean": mean,
         "staleness_max": max(stale, default=None),
-        "push_count": sum(one.pushes for one in own),
-        "pull_count": sum(one.pulls for one in own),
+        "push_count": first.pushes,  # also of workers that died later
+        "pull_count": first.pulls,
         "push_bytes": _per_step(own, sent=True),
         "pull_bytes": _per_step(own, sent=False),
         "updates_per_second": _updates_per_second(workers, own),

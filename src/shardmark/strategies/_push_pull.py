@@ -209,7 +209,7 @@ class PushPullWorker:
 
     def _asked(self, kind: Kind) -> dict[str, Tensor]:
         """A tensor of every parameter that the servers hold, fp32."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for server, part in zip(self._servers, self._layout, strict=True):
             send_header(server, kind)
             for bucket in part:

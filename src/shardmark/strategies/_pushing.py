@@ -58,7 +58,7 @@ class Pushing:
                 for place in bucket.places:
                     parameter = named[place.name]
                     parameter.grad = place.of(queue.gradients[index])
-                    parameter.register_post_accumulate_grad_hook(
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                         partial(self._completed, queue, index)
                     )
 
@@ -107,7 +107,7 @@ class Pushing:
         gradient, outbox = queue.gradients[index], queue.outboxes[index]
         if self._device.type == "cuda":
             outbox.copy_(gradient, non_blocking=True)
-            copied = torch.cuda.Event()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             copied.record()
             self._copies.append((queue, index, copied))
             self._send_copied(wait=False)
@@ -122,7 +122,7 @@ class Pushing:
             queue, index, copied = self._copies[0]
             if wait:
                 copied.synchronize()
-            elif not copied.query():
+            elif not copied.query():  # type: ignore[no-untyped-call]  # torch's
                 return
             self._post(queue, index)
             self._copies.pop(0)

@@ -117,10 +117,15 @@ class GradientServer:
             self._turns.leave(rank, "closed")
         except PeerGone:
             if not self._survives:
-                self._failure = ShardmarkError(f"worker {rank} is gone; see log.txt")
+                self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
             self._turns.leave(rank, "lost")
         except Exception as error:  # the thread's end must not be the end of the news
-            self._failure = error
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The first failure is the cause of those that follow."""
+        with self._turns.changed:
+            self._failure = self._failure or error
 
     def _take_push(self, rank: int, header: Header) -> None:
         for inbox in self._inboxes[rank]:
@@ -145,8 +150,8 @@ class GradientServer:
         for index, average in enumerate(self._averages):
             average.zero_()
             for inboxes in self._inboxes:
-                average += inboxes[index].to(average.device, torch.float32)
-            average /= len(self._inboxes)
+                average.add_(inboxes[index].to(average.device, torch.float32))
+            average.div_(len(self._inboxes))
         self._averaged += 1
         self._turns.changed.notify_all()
 

@@ -60,10 +60,6 @@ class Turns:
         self.changed.wait_for(condition)
         self.wait_seconds += self._clock() - started
 
-    def all_pushed(self, rank: int) -> bool:
-        """Whether every worker has pushed as often as this one."""
-        return all(self._steps[other] >= self._steps[rank] for other in self.present())
-
     def may_go_on(self, rank: int) -> bool:
         """Whether the worker is within the bound of the slowest that runs."""
         if self._bound is None:

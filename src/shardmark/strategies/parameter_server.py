@@ -14,7 +14,10 @@ from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardmark.experiment.schema import Recipe
+    from shardmark.strategies._parameter_layout import Layout
     from shardmark.strategies._protocol import Server
     from shardmark.strategies._push_pull import PushPullWorker
     from shardmark.workloads._protocol import Workload
@@ -97,15 +100,12 @@ class ParameterServer:
         import torch.distributed as dist
 
         from shardmark.strategies._blocks import build_on
-        from shardmark.strategies._parameter_layout import layout_of
         from shardmark.strategies._push_pull import PushPullWorker
         from shardmark.strategies._serving import GradientServer
 
         workers = process.world_size - self.servers
         model = build_on(process.device, workload, recipe)
-        layout = layout_of(
-            model, servers=self.servers, bucket_bytes=int(self.bucket_mb * 2**20), wire=self.wire
-        )
+        layout = self._layout(model)
         # Every process has to call this.  A step's gradients are clipped by the norm of all parts.
         among_servers = dist.new_group(list(range(workers, process.world_size)))
         if process.rank < workers:
@@ -118,6 +118,7 @@ class ParameterServer:
                 workers=workers,
                 bound=self.staleness_bound,
             )
+        assert isinstance(among_servers, dist.ProcessGroup), "this rank is one of its servers"
         return GradientServer(
             model,
             layout[process.rank - workers],
@@ -129,6 +130,21 @@ class ParameterServer:
             survives=self.survives(),
             norm_group=among_servers if self.servers > 1 else None,
         )
+
+    def _layout(self, model: nn.Module) -> Layout:
+        from shardmark.strategies._parameter_layout import layout_of
+
+        layout = layout_of(
+            model, servers=self.servers, bucket_bytes=int(self.bucket_mb * 2**20), wire=self.wire
+        )
+        if not all(layout):
+            count = sum(len(bucket.places) for part in layout for bucket in part)
+            raise StrategyUnavailable(
+                self.name,
+                f"{self.servers} servers cannot share {count} trainable parameters",
+                f"use at most {max(1, count)} servers" if count else "train some parameters",
+            )
+        return layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

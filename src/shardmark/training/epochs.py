@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self, cast
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Self, cast
 
 from shardmark.experiment.schema import Trial
 from shardmark.strategies._protocol import Portion, Shard, Worker
 from shardmark.training.loop import Steps, train
 from shardmark.training.report import Evaluation, RankReport
 from shardmark.workloads._protocol import Batch, BatchPlan, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,9 @@ def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.dev
     parameters = worker.full_parameters()
     present = team.gather(shard.index)
     place = Shard(index=present.index(shard.index), count=len(present))
-    buffers = team.gather(worker.buffers() if place.index == 0 else None)[0]
+    first = team.gather(worker.buffers() if place.index == 0 else None)[0]
+    # The first worker may have died meanwhile: then it is everybody's own.
+    buffers = worker.buffers() if first is None else first
     model = workload.build_model()
     model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
     model = model.to(device).eval()

@@ -55,7 +55,9 @@ def train(
             recorder.start_window()  # waits for the device
             windowed = True
         try:
-            loss, batch, portion = _step(worker, batches, recorder, steps, portion_of, device)
+            loss, batch, portion = _step(
+                worker, batches, recorder, steps, portion_of=portion_of, device=device
+            )
         except NothingLeft:
             break
         recorder.end_step(loss, batch)
@@ -69,6 +71,7 @@ def _step(
     batches: Iterator[Batch],
     recorder: Recorder,
     steps: Steps,
+    *,
     portion_of: Callable[[int], Portion],
     device: torch.device,
 ) -> tuple[Tensor, Batch, Portion]:

@@ -49,7 +49,7 @@ def _given(found: Evidence, trial: Trial, steps: int) -> tuple[Check, ...]:
     workload = build_workload(trial.workload, seed=trial.recipe.seed)
     expected = weights_sha256(dict(workload.build_model().named_parameters()))
     plan = BatchPlan(global_batch=trial.batch_per_step, seed=trial.recipe.seed)
-    wanted = set()
+    wanted: set[tuple[int, ...]] = set()
     for index in range(trial.world_size):
         batches = workload.batches(plan, Shard(index=index, count=trial.world_size))
         wanted.update(next(batches).sample_ids for _ in range(steps))

@@ -173,6 +173,7 @@ def _serve(server: Server, report: RankReport) -> None:
     report.probe = ProbeRecord(
         **held_bytes(server.held_state()),
         peak_memory_bytes=server.held_bytes(),
+        collectives=None,
         reasons={"exposed_communication_seconds": "a server computes nothing of its own"},
     )
 
