@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 from torchvision.models import get_model
-from torchvision.models.detection import FCOS, FasterRCNN
-from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
-from torchvision.ops import FrozenBatchNorm2d
+from torchvision.models.detection import FasterRCNN
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
+
+from shardmark.workloads._small_fcos import fcos_resnet18_fpn
 
 SWIN_STAGES = (1, 3, 5, 7)
 """Places of Swin's four stages among its `features`; a patch embedding or merging before each."""
@@ -65,25 +65,6 @@ def fasterrcnn_swin_t_fpn(
     return FasterRCNN(
         SwinWithFPN(features, (96, 192, 384, 768), 256), num_classes=num_classes, **options
     )
-
-
-def fcos_resnet18_fpn(
-    *,
-    num_classes: int,
-    weights_backbone: str | None = None,
-    trainable_backbone_layers: int | None = None,
-    **options: Any,
-) -> FCOS:
-    """FCOS on ResNet-18, for pictures of 128 pixels; smaller than torchvision's in every way."""
-    trained = weights_backbone is not None
-    layers = trainable_backbone_layers
-    backbone = resnet_fpn_backbone(
-        backbone_name="resnet18",
-        weights=weights_backbone,
-        norm_layer=FrozenBatchNorm2d if trained else nn.BatchNorm2d,
-        trainable_layers=(3 if trained else 5) if layers is None else layers,
-    )
-    return FCOS(backbone, num_classes, **{"min_size": 128, "max_size": 256, **options})
 
 
 OWN_DETECTORS: dict[str, Callable[..., nn.Module]] = {

@@ -82,7 +82,7 @@ def test_an_error_can_be_pickled() -> None:
 def test_a_missing_file_names_the_nearest_presets(tmp_path: Path) -> None:
     said = _message("quickstrat")
     assert "no such file, and no such preset" in said
-    assert "(nearest: 'quickstart')" in said
+    assert "(nearest: 'quickstart', " in said
     assert "no such file" in _message(tmp_path / "nothing.yaml")
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from shardmark.errors import InputError
 from shardmark.workloads._detector_building import build_detector
-from shardmark.workloads._own_detectors import fasterrcnn_swin_t_fpn
+from shardmark.workloads._own_detectors import fasterrcnn_swin_t_fpn, fcos_resnet18_fpn
 from shardmark.workloads._proposals import sample_by_picture
 from shardmark.workloads.detectors import DETECTORS
 
@@ -185,3 +185,19 @@ def test_wrong_model_options(name: str, given: dict[str, Any], message: str) -> 
         build(name, model_options=given)
     assert str(caught.value).startswith("workload.model_options: ")
     assert f"{name} cannot be built with " in str(caught.value)
+
+
+def test_small_detector_can_be_narrower() -> None:
+    narrow = fcos_resnet18_fpn(num_classes=11, backbone_width=32)
+    assert round(sum(p.numel() for p in narrow.parameters()) / 1e6, 1) == 3.1
+    target = {"boxes": torch.tensor([[10.0, 10.0, 40.0, 50.0]]), "labels": torch.tensor([3])}
+    losses = narrow([torch.rand(3, 64, 64)], [target])
+    assert all(loss.isfinite() for loss in losses.values())
+
+
+def test_small_detector_freezes_as_torchvision_counts() -> None:
+    model = fcos_resnet18_fpn(num_classes=3, trainable_backbone_layers=2)
+    trained = {name for name, p in model.backbone.body.named_parameters() if p.requires_grad}
+    assert {name.partition(".")[0] for name in trained} == {"layer3", "layer4"}
+    with pytest.raises(ValueError, match="5 at most"):
+        fcos_resnet18_fpn(num_classes=3, trainable_backbone_layers=6)

@@ -80,7 +80,8 @@ def place(file: WeightsFile | None, state: State) -> None:
 def head_outputs(model: Any, name: str) -> list[tuple[Tensor, int]]:
     """What the heads make of the same features, and along which axis classes lie."""
     drawn = torch.Generator().manual_seed(1)
-    features = torch.randn(2, 256, 5, 6, generator=drawn)
+    channels = 64 if name == "fcos_resnet18_fpn" else 256
+    features = torch.randn(2, channels, 5, 6, generator=drawn)
     if name.startswith(("retinanet", "fcos")):
         head = model.head.classification_head
         return [(head.cls_logits(features).view(2, head.num_anchors, head.num_classes, 30), 2)]
