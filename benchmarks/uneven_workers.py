@@ -1,6 +1,6 @@
 """Uneven workers: what waiting for the slower one costs, and what not waiting costs in accuracy.
 
-    python benchmarks/uneven_workers.py [--strategies ...] [--epochs 2] [--seeds 0 1 2] [--small]
+    python benchmarks/uneven_workers.py [--epochs 2] [--seeds 0 1 2] [--model resnet18] [--small]
 
 ResNet-18 on digits with 2 workers, one of which computes 2 times slower (`slow_ranks: {1: 2.0}`),
 in an ordinary run.  Time is that of the whole training without evaluation: over its epochs, the
@@ -159,7 +159,7 @@ def main() -> None:
     ratios = {name: ratio_to_sync(found, name) for name in strategies}
     samples = found["ps-sync"][0]["samples"]
     notes = [
-        f"{options.model} on digits, global batch {options.global_batch}, {samples} samples in each "
+        f"{options.model} on digits, global batch {options.global_batch}, {samples} samples a "
         f"training, {WORKERS} workers, rank {SLOW} {FACTOR:g} times slower; {len(seeds)} seed(s), "
         "95 % intervals. Staleness in updates; held back: seconds that a pull waited for others."
     ]
