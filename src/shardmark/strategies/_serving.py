@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -15,6 +14,8 @@ from shardmark.errors import ShardmarkError
 from shardmark.experiment.schema import Recipe
 from shardmark.measure.memory import storage_bytes
 from shardmark.results.schema import ExchangeRecord
+from shardmark.strategies._clipping import clipping_factor
+from shardmark.strategies._counts import Counts
 from shardmark.strategies._eager import build_optimizer, state_keys, state_tensors
 from shardmark.strategies._messages import (
     NOTHING_LEFT,
@@ -71,10 +72,7 @@ class GradientServer:
         self._rate = recipe.optimizer.lr
         self._read = dict.fromkeys(range(workers), 0)
         self._failure: Exception | None = None
-        self._updates = self._pushes = self._pulls = 0
-        self._staleness: Counter[int] = Counter()
-        self._sent: Counter[str] = Counter()
-        self._received: Counter[str] = Counter()
+        self._counts = Counts()
         self._as_of_meeting = ExchangeRecord(updates=0)
         self._turns.on_met = self._settle
         self._answers: dict[Kind, Callable[[int, Header], None]] = {
@@ -130,18 +128,18 @@ class GradientServer:
     def _take_push(self, rank: int, header: Header) -> None:
         for inbox in self._inboxes[rank]:
             receive(inbox, rank)
-            self._received[str(rank)] += inbox.nbytes
+            self._counts.received_bytes[str(rank)] += inbox.nbytes
         with self._turns.changed:
-            self._pushes += 1
+            self._counts.pushes += 1
             self._rate = header.rate
             self._turns.pushed(rank)
             if self._together:
-                self._staleness[0] += 1
+                self._counts.staleness[0] += 1
                 self._rounds[rank] += 1
                 if min(self._rounds.values()) == self._averaged + 1:
                     self._average()
             else:
-                self._staleness[self._updates - self._read[rank]] += 1
+                self._counts.staleness[self._counts.updates - self._read[rank]] += 1
                 for flat, inbox in zip(self._flat, self._inboxes[rank], strict=True):
                     flat.grad = inbox.to(flat.device, torch.float32)
                 self._update()
@@ -163,39 +161,31 @@ class GradientServer:
                 self._use_average()
             else:
                 turns.wait_for(lambda: turns.may_go_on(rank))
-            self._read[rank] = self._updates
-            self._pulls += 1
+            self._read[rank] = self._counts.updates
+            self._counts.pulls += 1
             for flat, outbox in zip(self._flat, outboxes, strict=True):
                 outbox.copy_(flat.detach())
         for outbox in outboxes:
             send(outbox, rank)
-            self._sent[str(rank)] += outbox.nbytes
+            self._counts.sent_bytes[str(rank)] += outbox.nbytes
 
     def _use_average(self) -> None:
         """Once a round, by the first worker that asks for its result."""
         if self._used == self._averaged:
             return
         self._used = self._averaged
-        factor = self._clipping_factor()
+        largest_norm, factor = self._recipe.gradient_clipping, None
+        if largest_norm is not None:
+            factor = clipping_factor(self._averages, largest_norm, self._norm_group)
         for flat, average in zip(self._flat, self._averages, strict=True):
             flat.grad = average if factor is None else average * factor
         self._update()
-
-    def _clipping_factor(self) -> Tensor | None:
-        """As `torch.nn.utils.clip_grad_norm_`, over the parameters of all servers."""
-        if self._recipe.gradient_clipping is None:
-            return None
-        squares = torch.stack([average.square().sum() for average in self._averages]).sum().cpu()
-        if self._norm_group is not None:
-            dist.all_reduce(squares, group=self._norm_group)
-        factor = (self._recipe.gradient_clipping / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-        return factor.to(self._flat[0].device)
 
     def _update(self) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate
         self._optimizer.step()
-        self._updates += 1
+        self._counts.updates += 1
 
     def _send_gradients(self, rank: int, header: Header) -> None:  # noqa: ARG002
         with self._turns.changed:
@@ -254,13 +244,7 @@ class GradientServer:
     def _settle(self) -> None:
         workers = len(self._inboxes)
         samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
-        self._as_of_meeting = ExchangeRecord(
-            pushes=self._pushes,
-            pulls=self._pulls,
-            sent_bytes=dict(self._sent),
-            received_bytes=dict(self._received),
-            updates=self._updates,
-            staleness={str(steps): count for steps, count in sorted(self._staleness.items())},
+        self._as_of_meeting = self._counts.record(
             wait_seconds=self._turns.wait_seconds,
             lost_samples=self._turns.lost_portions * samples,
         )
