@@ -101,3 +101,10 @@ def server_dies(num_classes: int) -> nn.Module:
         timer.daemon = True
         timer.start()
     return Slow(num_classes)
+
+
+def dies_at_start(num_classes: int) -> nn.Module:
+    """The second process is gone before it has connected to the others."""
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return small(num_classes)

@@ -126,6 +126,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Tri
         dying = experiment("server_dies", recipe={"global_batch": 16, "steps": 200})
         dying["matrix"]["strategy"] = ["ps-async"]
         run_experiment(from_mapping(dying), out / "server")
+        early = experiment("dies_at_start")
+        early["matrix"]["strategy"] = ["ps-async"]
+        run_experiment(from_mapping(early), out / "early")
         slow = experiment("is_slow", slow_ranks={1: 3.0})
         slow["recipe"] = {"global_batch": 16, "steps": 24}
         slow["matrix"] = {"strategy": ["ps-sync", *ASYNCHRONOUS], "world_size": [2]}
@@ -136,7 +139,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Tri
     assert not set(psutil.Process().children(recursive=True)) - before
     return {
         (folder, result.strategy): result
-        for folder in ("killed", "server", "slow")
+        for folder in ("killed", "server", "early", "slow")
         for result in shardmark.load(out / folder).trials
     }
 
@@ -174,6 +177,14 @@ def test_a_dead_server_ends_the_trial(ended: Ended) -> None:
     assert result.outcome is Outcome.FAILED
     assert result.failure is not None
     assert result.failure.reason == "rank 2 was ended by SIGKILL"
+    assert result.total_seconds < 20
+
+
+def test_a_worker_that_never_arrives_ends_the_trial(ended: Ended) -> None:
+    result = ended["early", "ps-async"]
+    assert result.outcome is Outcome.FAILED
+    assert result.failure is not None
+    assert result.failure.reason == "rank 1 was ended by SIGKILL"
     assert result.total_seconds < 20
 
 
@@ -228,4 +239,6 @@ def test_promises_are_verified(tmp_path: Path) -> None:
         assert one.equivalent is None, one.cause
         assert one.promise is not None
         assert all(check.holds for check in one.checks)
-        assert {"gradients used once", "shares of the samples"} <= {c.name for c in one.checks}
+        names = {check.name for check in one.checks}
+        assert {"gradients used once", "shares that were trained on once"} <= names
+        assert ("staleness within the bound" in names) == (one.strategy == "ps-bounded")

@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardmark.experiment.schema import Trial
 from shardmark.launch.deaths import DeathWatch, describe
-from shardmark.measure.rank_files import LOST_FILE
+from shardmark.measure.rank_files import JOINED_FILE, LOST_FILE
 from shardmark.strategies import build_strategy
 
 TRIAL_FILE = "trial.json"
@@ -121,6 +121,9 @@ def guarded(folder: Path, rank: int) -> bool:
         if code == REPORTED:
             os._exit(REPORTED)
         return True
+    if not (folder / JOINED_FILE.format(rank)).exists():
+        # The others wait for it to connect: nobody can go on, and the launcher has to see it.
+        os._exit(code) if code > 0 else os.kill(os.getpid(), -code)
     (folder / LOST_FILE.format(rank)).write_text(describe(code))
     return True
 

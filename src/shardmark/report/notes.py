@@ -16,6 +16,7 @@ def notes_of(comparison: Comparison) -> tuple[str, ...]:
         return ("No trial has a result.", *_stored(comparison))
     return (
         *_failures(rows),
+        *_lost(rows),
         *_equivalence(rows),
         *_repeats(rows),
         *_verdicts(rows),
@@ -31,6 +32,18 @@ def _failures(rows: Sequence[Row]) -> list[str]:
         f"{row.place}: {failed.count} x {failed.outcome}: {failed.reason}"
         for row in rows
         for failed in row.failed
+    ]
+
+
+def _lost(rows: Sequence[Row]) -> list[str]:
+    """Trials that went on without a worker: their numbers are the survivors'."""
+    return [
+        f"LOST: {row.place}: rank {rank.rank} {rank.lost} and the others trained on; rates and "
+        "quality are theirs, and lost_samples counts what it took along."
+        for row in rows
+        for trial in row.ok_trials
+        for rank in trial.ranks
+        if rank.lost is not None
     ]
 
 

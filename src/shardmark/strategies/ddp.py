@@ -33,7 +33,7 @@ class DDP(CollectiveStrategy):
     """A full replica on every rank, gradients all-reduced (Li et al., VLDB 2020, section 3.2)."""
 
     name: str = "ddp"
-    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one all-reduce, MiB: smaller overlaps sooner, larger pays less latency."""
     static_graph: bool = False
     """The same parameters are used in every step: DDP may then reorder its buckets once."""

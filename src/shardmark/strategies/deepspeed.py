@@ -38,7 +38,7 @@ class Zero(CollectiveStrategy):
     """
 
     stage: Literal[0, 1, 2, 3]
-    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one reduction, MiB of fp32.  DeepSpeed holds a buffer of this size."""
     overlap_communication: bool = True
     """Reduce gradients while the backward pass goes on (CUDA streams; no effect on the CPU)."""

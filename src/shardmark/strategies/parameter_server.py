@@ -34,11 +34,11 @@ class ParameterServer:
     """
 
     name: str = "ps-sync"
-    servers: Annotated[int, Field(ge=1)] = 1
+    servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Server ranks, among which the parameters are shared out by bytes."""
     wire: Wire = "fp32"
     """Precision in which gradients and parameters travel; the servers keep fp32."""
-    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one message, MiB of fp32: smaller starts sooner, larger pays less latency."""
     server_device: Literal["cpu", "cuda"] = "cpu"
     """`cuda`: each server has a device of its own, beyond those of the workers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
@@ -125,6 +125,20 @@ def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.dev
     team.barrier()
     started = time.perf_counter()
     parameters = worker.full_parameters()
+    while (parts := _evaluated(worker, workload, shard, device, parameters)) is None:
+        pass  # somebody died meanwhile, and left a part of the samples undone
+    return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
+
+
+def _evaluated(
+    worker: Worker,
+    workload: Workload,
+    shard: Shard,
+    device: torch.device,
+    parameters: Mapping[str, Tensor],
+) -> list[object] | None:
+    """Every training rank's part; None where one of those that began has not finished."""
+    team = worker.team
     present = team.gather(shard.index)
     place = Shard(index=present.index(shard.index), count=len(present))
     first = team.gather(worker.buffers() if place.index == 0 else None)[0]
@@ -135,4 +149,4 @@ def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.dev
     model = model.to(device).eval()
     part = workload.evaluate(model, place, device)
     parts = team.gather(part)
-    return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
+    return parts if len(parts) == len(present) else None

@@ -46,10 +46,11 @@ class Bench:
     ranks: int
     steps: int
     device: torch.device
+    threads: int = 1
+    """Of each of the strategy's processes: with others a kernel may add in another order."""
 
     def run(self, variation: Variation = NOTHING) -> Evidence:
-        # With other threads a kernel may add in another order.
-        with threads_of_a_rank(self.trial):
+        with so_many_threads(self.threads):
             return reference_evidence(
                 self.workload,
                 self.trial.recipe,
@@ -106,15 +107,22 @@ class Bench:
 
 
 @contextmanager
-def threads_of_a_rank(trial: Trial) -> Iterator[None]:
-    """As many threads for torch's operators as each of the trial's ranks has."""
+def so_many_threads(threads: int) -> Iterator[None]:
+    """For torch's operators."""
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(trial.recipe.threads_per_rank or max(1, cores // trial.world_size))
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def threads_of_a_rank(trial: Trial) -> int:
+    """As many as each process of the trial has, servers included."""
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    processes = len(strategy.placement(trial.world_size))
+    cores = len(os.sched_getaffinity(0))
+    return trial.recipe.threads_per_rank or max(1, cores // processes)
 
 
 def judge_all(folder: Path) -> None:
@@ -158,7 +166,8 @@ class Benches:
         recipe = trial.recipe.model_copy(
             update={"activation_checkpointing": False, "cpu_offload": False}
         )
-        told = (trial.workload, recipe.model_dump(mode="json"), trial.world_size, steps)
+        threads = threads_of_a_rank(trial)
+        told = (trial.workload, recipe.model_dump(mode="json"), trial.world_size, steps, threads)
         key = json.dumps(told, sort_keys=True)
         if key not in self._made:
             bench = Bench(
@@ -167,6 +176,7 @@ class Benches:
                 ranks=trial.world_size,
                 steps=steps,
                 device=torch.device(trial.device_type),
+                threads=threads,
             )
             self._made[key] = (bench, bench.tolerances())
         return self._made[key]

@@ -22,6 +22,7 @@ from shardmark.measure.clock import clock_for
 from shardmark.measure.cuda_memory import CudaPeak
 from shardmark.measure.probe import held_bytes, probe
 from shardmark.measure.progress import Progress
+from shardmark.measure.rank_files import JOINED_FILE
 from shardmark.measure.recorder import Recorder, Spans
 from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies import build_strategy
@@ -120,6 +121,7 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     report.settings = dict(strategy.settings(trial.recipe))
     shard = strategy.placement(trial.world_size)[process.rank]
     role = strategy.start(workload, trial.recipe, process)
+    (directory / JOINED_FILE.format(process.rank)).touch()
     training = Training.of(trial, workload)
     report.steps_per_epoch = training.steps_per_epoch
     if isinstance(role, Server):
@@ -146,6 +148,7 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     report.end_weights(role.full_parameters())
     report.exchange = role.exchange()
     report.write()  # whatever happens in the probe, the measurement is safe
+    role.team.barrier()  # nobody changes the weights before everybody has seen them
     if trial.measure.probe:
         report.probe = _probe(role, workload, batches, shard, device)
     role.close()
@@ -203,6 +206,7 @@ def _testify(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     report.settings = dict(strategy.settings(trial.recipe))
     shard = strategy.placement(trial.world_size)[process.rank]
     role = strategy.start(workload, trial.recipe, process)
+    (directory / JOINED_FILE.format(process.rank)).touch()
     training = Training.of(trial, workload)
     if isinstance(role, Server):
         _serve(role, report)
