@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,3 +79,32 @@ def outgrows_its_cgroup(num_classes: int) -> nn.Module:
         raise AssertionError(f"the kernel allowed {len(hoard)} x 64 MiB")
 
     return Misbehaving(num_classes, act)
+
+
+class Slow(nn.Module):
+    """Takes a tenth of a second for every pass, so that others can die meanwhile."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.network = small(num_classes)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        time.sleep(0.1)
+        logits: Tensor = self.network(pictures)
+        return logits
+
+
+def server_dies(num_classes: int) -> nn.Module:
+    """The third process, which serves, is gone two seconds after it has begun."""
+    if os.environ["RANK"] == "2":
+        timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+    return Slow(num_classes)
+
+
+def dies_at_start(num_classes: int) -> nn.Module:
+    """The second process is gone before it has connected to the others."""
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return small(num_classes)

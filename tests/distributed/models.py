@@ -53,7 +53,7 @@ def small_detector(num_classes: int) -> nn.Module:
     from torchvision.models.detection.faster_rcnn import TwoMLPHead
     from torchvision.ops import MultiScaleRoIAlign
 
-    return FasterRCNN(
+    made: nn.Module = FasterRCNN(
         Features(16),
         num_classes=None,
         rpn_anchor_generator=AnchorGenerator(((24,), (48,)), ((0.5, 1.0, 2.0),) * 2),
@@ -67,9 +67,11 @@ def small_detector(num_classes: int) -> nn.Module:
         min_size=96,
         max_size=192,
     )
+    return made
 
 
 def _predictor(channels: int, num_classes: int) -> nn.Module:
     from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 
-    return FastRCNNPredictor(channels, num_classes)
+    made: nn.Module = FastRCNNPredictor(channels, num_classes)
+    return made

@@ -124,17 +124,17 @@ def _matches(row: Row, figures: Figures) -> bool:
 def _pair(paper: Paper, figures: Figures | None, row: Row | None, rows: Sequence[Row]) -> Pair:
     few = _few(paper, figures, row)
     reference = None if figures is None else paper.reference_of(figures)
-    fewer = _find(row, rows, few.world_size if few else None, None)
-    base = _find(row, rows, _reference_ranks(paper, reference, row), paper.reference)
+    fewer = find_row(row, rows, few.world_size if few else None, None)
+    base = find_row(row, rows, _reference_ranks(paper, reference, row), paper.reference)
     return Pair(
         figures=figures,
         row=row,
         speedup_from=None if few is None else few.world_size,
         ratios=Ratios(
             speedup=_published_ratio(figures, few),
-            measured_speedup=_measured_ratio(row, fewer),
+            measured_speedup=measured_ratio(row, fewer),
             relative_time=_published_ratio(reference, figures),
-            measured_relative_time=_measured_ratio(base, row),
+            measured_relative_time=measured_ratio(base, row),
         ),
         epochs=None if row is None else epochs_of(row),
     )
@@ -159,7 +159,7 @@ def _few(paper: Paper, figures: Figures | None, row: Row | None) -> Figures | No
     return min(same, key=lambda one: one.world_size, default=None)
 
 
-def _find(
+def find_row(
     row: Row | None, rows: Sequence[Row], ranks: int | None, strategy: str | None
 ) -> Row | None:
     """The comparable row on so many ranks of that strategy; of the row's own where it is None."""
@@ -195,11 +195,13 @@ def _published_ratio(above: Figures | None, below: Figures | None) -> float | No
     return None
 
 
-def _measured_ratio(above: Row | None, below: Row | None) -> Estimate | None:
-    """Of the samples per second; with an interval only where both have the same repeats."""
+def measured_ratio(
+    above: Row | None, below: Row | None, metric: str = "samples_per_second"
+) -> Estimate | None:
+    """Of the metric; with an interval only where both have the same repeats."""
     if above is None or below is None:
         return None
-    one, other = above.values["samples_per_second"], below.values["samples_per_second"]
+    one, other = above.values.get(metric), below.values.get(metric)
     if not one or not other or sum(other.values()) <= 0:
         return None
     if one.keys() == other.keys():

@@ -136,6 +136,10 @@ def _differing(paper: Paper, pair: Pair) -> Iterable[tuple[str, str, str]]:
         foreign = key.startswith("workload.") and key not in TASK_KEYS and not same_task
         if measured != published and not (measured is None and foreign):
             yield key, plain(published), _text(key, measured)
+    for key, values in paper.varied.items():
+        measured = given(trial, key)
+        if measured not in values:
+            yield key, " or ".join(map(plain, values)), _text(key, measured)
     if paper.batch is not None:
         yield from _batch(paper, trial, pair.row.world_size)
 

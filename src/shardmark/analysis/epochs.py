@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shardmark.analysis.over_ranks import train_loss
 from shardmark.analysis.rows import Row
 from shardmark.analysis.statistics import Estimate, estimate_mean
 from shardmark.results.schema import EpochRecord, RankRecord, TrialResult, WindowRecord
@@ -18,7 +19,7 @@ class Epoch:
     number: int
     """Counted from 1, as people do."""
     metrics: Mapping[str, Estimate | None]
-    """`epoch_seconds`, `train_loss`, `evaluation_seconds` and every quality that was recorded."""
+    """`epoch_seconds`, `elapsed_seconds`, `train_loss`, `evaluation_seconds` and every quality."""
     missing: Mapping[str, str]
     """Metric -> why it is None."""
 
@@ -70,6 +71,15 @@ def training_seconds(trial: TrialResult, number: int) -> float | str:
     return max(known) if known else "no rank that trains left a record"
 
 
+def elapsed_seconds(trial: TrialResult, number: int) -> float | str:
+    """Training time from the first step to the end of the epoch, evaluations left out."""
+    passed = [training_seconds(trial, earlier) for earlier in range(number + 1)]
+    known = [one for one in passed if not isinstance(one, str)]
+    if len(known) < len(passed):
+        return next(one for one in passed if isinstance(one, str))
+    return sum(known)
+
+
 def _rank_seconds(rank: RankRecord, number: int) -> float | str:
     epoch = _record(rank, number)
     if epoch is None:
@@ -108,10 +118,13 @@ def _epoch(trials: Sequence[TrialResult], number: int) -> Epoch:
 def _values(trial: TrialResult, number: int) -> dict[str, float | str]:
     record = _record(_first_worker(trial), number)
     seconds = training_seconds(trial, number)
-    values: dict[str, float | str] = {"epoch_seconds": seconds}
+    values: dict[str, float | str] = {
+        "epoch_seconds": seconds,
+        "elapsed_seconds": elapsed_seconds(trial, number),
+    }
     if record is None:
         return values
-    values["train_loss"] = _finite(record.train_loss, "a loss was not a finite number")
+    values["train_loss"] = train_loss(_workers(trial), number)
     if record.evaluation_seconds is not None:
         values["evaluation_seconds"] = record.evaluation_seconds
     for name, value in (record.quality or {}).items():
@@ -125,7 +138,7 @@ def _finite(value: float | None, reason: str) -> float | str:
 
 def _workers(trial: TrialResult) -> list[RankRecord]:
     ordered = sorted(trial.ranks, key=lambda rank: rank.rank)
-    return [rank for rank in ordered if rank.role == "worker"]
+    return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
 
 
 def _first_worker(trial: TrialResult) -> RankRecord:

@@ -55,6 +55,21 @@ def over_ranks(
     )
 
 
+def train_loss(workers: Sequence[RankRecord], epoch: int) -> Found:
+    """Mean over the epoch's steps on all workers, each with the samples that it trained on."""
+    total = steps = 0.0
+    for rank in workers:
+        record = rank.epochs[epoch] if 0 <= epoch < len(rank.epochs) else None
+        taken = record.end_step - record.first_step if record is not None else 0
+        if record is None or taken == 0:
+            continue  # faster workers may have taken all shares of an epoch
+        if record.train_loss is None:
+            return "a loss was not a finite number"
+        total += record.train_loss * taken
+        steps += taken
+    return total / steps if steps else "no epoch ended"
+
+
 def number(value: object) -> float | None:
     """A JSON number as a float; None for anything else."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shardmark.analysis.over_ranks import ON_CPU, Found, Result, over_ranks, split, trial_value
+from shardmark.analysis.over_ranks import (
+    ON_CPU,
+    Found,
+    Result,
+    over_ranks,
+    split,
+    train_loss,
+    trial_value,
+)
+from shardmark.analysis.server_metrics import exchange_metrics
 from shardmark.analysis.system_metrics import (
     device_metrics,
     device_uuids,
@@ -46,6 +55,7 @@ def summarise(
     tf32: bool,
     warmup_steps: int,
     steps_per_epoch: int | None,
+    samples_per_step: int | None = None,
     restarts: int = 0,
 ) -> tuple[dict[str, Summary | None], dict[str, str]]:
     """`metrics` and `missing` of a `TrialResult`: each metric that is None has its reason there.
@@ -54,7 +64,7 @@ def summarise(
     `launched_at_seconds` is Unix time.  What was sampled from outside is cut to the slowest rank's
     windows.
     """
-    ranks = sorted(ranks, key=lambda rank: rank.rank)
+    ranks = sorted((r for r in ranks if r.lost is None), key=lambda rank: rank.rank)
     workers = [rank for rank in ranks if rank.role == "worker"]
     taken = read_steps(steps)
     no_window = _why_no_window(workers, taken.steps_taken, warmup_steps)
@@ -63,10 +73,13 @@ def summarise(
     results = {
         "total_seconds": trial_value(total_seconds),
         **time_metrics(workers, taken, launched_at_seconds, no_window),
-        "epoch_seconds": epoch_seconds(workers, taken, steps_per_epoch, no_window),
+        "epoch_seconds": epoch_seconds(
+            workers, taken, steps_per_epoch, no_window, samples_per_step
+        ),
         **rate_metrics(workers, ON_CPU if device_type == "cpu" else peak, no_window),
         **memory_metrics(ranks, device_type),
-        **communication_metrics(ranks),
+        **communication_metrics(workers),
+        **exchange_metrics(ranks),
         **_sampled(samples, ranks, windows, device_type),
         **_quality(workers),
         **_errors(ranks, restarts),
@@ -99,10 +112,9 @@ def _why_no_window(workers: Sequence[RankRecord], steps_taken: int, warmup_steps
 
 
 def _quality(workers: Sequence[RankRecord]) -> dict[str, Result]:
-    """Of the last epoch that has each; every rank stores the same, so the first one's counts."""
+    """Of the last epoch that has each; all ranks store the same quality, so the first's counts."""
     epochs = workers[0].epochs if workers else ()
-    losses = [epoch.train_loss for epoch in epochs if epoch.train_loss is not None]
-    loss = losses[-1] if losses else "no epoch ended with a finite loss"
+    loss = train_loss(workers, len(epochs) - 1)
     evaluated = [epoch.quality for epoch in epochs if epoch.quality is not None]
 
     def last(name: str) -> Found:

@@ -116,9 +116,13 @@ def time_metrics(
 
 
 def epoch_seconds(
-    workers: Sequence[RankRecord], steps: MeasuredSteps, steps_per_epoch: int | None, no_window: str
+    workers: Sequence[RankRecord],
+    steps: MeasuredSteps,
+    steps_per_epoch: int | None,
+    no_window: str,
+    samples_per_step: int | None = None,
 ) -> Result:
-    """Of the slowest rank, from its measured steps."""
+    """Of the slowest rank, from the measured steps; from samples, where ranks take what is left."""
     rank = slowest(workers)
     if rank is None:
         return no_window
@@ -127,6 +131,9 @@ def epoch_seconds(
     taken = steps.steps_taken
     if taken < steps_per_epoch:
         return f"the recipe took {taken} steps, fewer than one epoch ({steps_per_epoch} steps)"
+    samples = sum(rank.samples for rank in workers)
+    if samples_per_step is not None and samples:
+        return trial_value(window_seconds(rank) / samples * samples_per_step * steps_per_epoch)
     measured = sum(window.end_step - window.first_step for window in rank.windows)
     return trial_value(window_seconds(rank) / measured * steps_per_epoch)
 

@@ -54,7 +54,7 @@ def accepted(verdict: Verdict) -> bool:
     """Whether nothing speaks against comparing it: equivalent, declared, or not to be had here."""
     if verdict.equivalent is None and verdict.cause is not None:
         return verdict.cause.evidence.startswith("unavailable")
-    return bool(verdict.equivalent) or verdict.promise is not None
+    return verdict.equivalent is not False
 
 
 def as_json(verification: Verification) -> str:
@@ -68,11 +68,12 @@ def as_text(verification: Verification) -> str:
     lines = [f"reference: {verification.reference}; {verification.steps} steps", ""]
     width = max(len(verdict.strategy) for verdict in verification.verdicts)
     for verdict in verification.verdicts:
-        word = {True: "equivalent", False: "NOT EQUIVALENT", None: "not tried"}[verdict.equivalent]
+        word = _word(verdict)
         rest = "".join(f"  {key}={value}" for key, value in _varied(verdict).items())
         worst = f"  (worst deviation: {shown_number(verdict.worst)} of what rounding may make)"
-        tail = worst if verdict.checks else ""
-        head = f"{verdict.strategy:{width}}  {verdict.world_size} ranks  {verdict.precision}{rest}"
+        tail = worst if verdict.checks and verdict.promise is None else ""
+        ranks = "1 rank " if verdict.world_size == 1 else f"{verdict.world_size} ranks"
+        head = f"{verdict.strategy:{width}}  {ranks}  {verdict.precision}{rest}"
         lines.append(f"{head}  {word}{tail}")
         if verdict.cause is not None:
             cause = verdict.cause
@@ -82,6 +83,12 @@ def as_text(verification: Verification) -> str:
             if cause.setting:
                 lines.append(f"    setting: {cause.setting}")
     return "\n".join(lines)
+
+
+def _word(verdict: Verdict) -> str:
+    if verdict.equivalent is not None:
+        return "equivalent" if verdict.equivalent else "NOT EQUIVALENT"
+    return "not tried" if verdict.promise is None else f"promises less: {verdict.promise}"
 
 
 def _varied(verdict: Verdict) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails
 
 from shardmark.errors import InputError
@@ -22,7 +22,7 @@ from shardmark.experiment.problems import (
     refuse,
     show,
 )
-from shardmark.experiment.schema import Measure, Recipe
+from shardmark.experiment.schema import Measure, Recipe, SlowRanks
 
 MOST_RANKS = 2**16
 """A world size above this is a slip of the hand."""
@@ -97,6 +97,8 @@ class _Check:
             if type(value) is not int or not 1 <= value <= MOST_RANKS:
                 allowed = f"allowed is a whole number from 1 to {MOST_RANKS}"
                 yield mistake(at, f"found {show(value)}", allowed, value)
+        elif key == "slow_ranks":
+            yield from _below("", [], at, lambda: TypeAdapter(SlowRanks).validate_python(value))
         elif section == "strategy":
             yield from self.about_option(at, rest, value)
         elif section == "workload":

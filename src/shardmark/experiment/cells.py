@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from shardmark.experiment import tables
 from shardmark.experiment.axes import StrategyEntry
 from shardmark.experiment.keys import assigned, names_at
 from shardmark.experiment.problems import Location, dotted, explain, show
-from shardmark.experiment.schema import Experiment, Measure, Optimizer, Recipe, StrategySpec
+from shardmark.experiment.schema import (
+    Experiment,
+    Measure,
+    Optimizer,
+    Recipe,
+    SlowRanks,
+    StrategySpec,
+)
 
 Section = TypeVar("Section")
 
@@ -33,8 +40,7 @@ class Cell:
     """Full axis key -> value, without strategy and world size."""
     batch_parts: int
     """Equal parts that the global batch is cut into, micro-batches not counted."""
-    training_ranks: int | None
-    """None where every process trains."""
+    slow_ranks: dict[int, float]
 
     @property
     def title(self) -> str:
@@ -60,6 +66,7 @@ def resolve_cell(
         recipe["optimizer"] = _without_foreign_defaults(recipe["optimizer"], values)
     measure = _with_values(experiment.measure.model_dump(mode="json"), "measure", values)
     workload = _with_values(experiment.workload, "workload", values)
+    slow = TypeAdapter(SlowRanks).validate_python(values.get("slow_ranks", experiment.slow_ranks))
     placement = tables.build_strategy(entry.name, entry.options).placement(world_size)
     servers = placement.count(None)
     return Cell(
@@ -71,7 +78,7 @@ def resolve_cell(
         world_size=world_size,
         values=values,
         batch_parts=len(placement) - servers,
-        training_ranks=world_size - servers if servers else None,
+        slow_ranks=slow,
     )
 
 

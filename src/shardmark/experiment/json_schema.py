@@ -25,7 +25,9 @@ def experiment_schema() -> Schema:
         for name, model in tables.workload_models().items()
     ]
     schema["properties"]["workload"] = {"oneOf": workloads}
-    schema["properties"]["matrix"] = _matrix_schema(entries, workloads, definitions)
+    schema["properties"]["matrix"] = _matrix_schema(
+        entries, workloads, definitions, schema["properties"]["slow_ranks"]
+    )
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shardmark experiment"
     return schema
@@ -61,12 +63,13 @@ def _workload_schema(name: str, model: type[BaseModel], definitions: Schema) -> 
 
 
 def _matrix_schema(
-    entries: Sequence[Schema], workloads: Sequence[Schema], definitions: Schema
+    entries: Sequence[Schema], workloads: Sequence[Schema], definitions: Schema, slow: Schema
 ) -> Schema:
     names = list(tables.strategy_names())
     axes: dict[str, Schema] = {
         "strategy": {"oneOf": [{"enum": names}, *entries]},
         "world_size": {"type": "integer", "exclusiveMinimum": 0},
+        "slow_ranks": slow,
     }
     for section, model in (("recipe", Recipe), ("measure", Measure)):
         for key in model_keys(model, section):

@@ -65,6 +65,7 @@ def axis_keys(workload: object, strategies: Sequence[str]) -> tuple[str, ...]:
     return (
         "strategy",
         "world_size",
+        "slow_ranks",
         *(key for key in varied if key not in NOT_VARIED),
         *workload_keys(workload),
         *sorted(options),

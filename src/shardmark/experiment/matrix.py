@@ -58,6 +58,7 @@ def expand(experiment: Experiment, device_type: Literal["cuda", "cpu"]) -> Plan:
         reasons = "; ".join(map(str, left_out))
         raise InputError(f"{experiment.name}: matrix", "no cell makes sense", reasons)
     _check_batches(experiment, cells)
+    _check_slow_ranks(experiment, cells)
     _check_distinct(experiment, cells, device_type)
     shuffle = random.Random(experiment.recipe.seed).shuffle
     shared = _differing_overrides(cells)
@@ -161,6 +162,18 @@ def _batch_error(where: str, batch: int, cell: Cell, multiple: int) -> InputErro
     return InputError(where, found, f"nearest batches that every cell can share: {nearest}")
 
 
+def _check_slow_ranks(experiment: Experiment, cells: Sequence[Cell]) -> None:
+    """A rank that no cell has was meant to be another."""
+    most = max(cell.world_size for cell in cells)
+    for rank in sorted({rank for cell in cells for rank in cell.slow_ranks}):
+        if rank >= most:
+            raise InputError(
+                f"{experiment.name}: slow_ranks",
+                f"there is no rank {rank}: the largest world size is {most}",
+                f"ranks 0 to {most - 1}",
+            )
+
+
 def _check_distinct(experiment: Experiment, cells: Iterable[Cell], device_type: str) -> None:
     seen: set[str] = set()
     for cell in cells:
@@ -189,6 +202,7 @@ def _id(cell: Cell, device_type: str, repeat: int) -> str:
         world_size=cell.world_size,
         measure=cell.measure,
         device_type=device_type,
+        slow_ranks=cell.slow_ranks,
         repeat=repeat,
     )
 
@@ -212,5 +226,5 @@ def _trial(
         device_type=device_type,
         repeat=repeat,
         varied=cell.values | {f"recipe.{key}": getattr(cell.recipe, key) for key in shared},
-        training_ranks=cell.training_ranks,
+        slow_ranks=cell.slow_ranks,
     )

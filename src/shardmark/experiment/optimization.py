@@ -25,7 +25,9 @@ _STEP_KEYS = ("every_steps", "gamma")
 class Model(BaseModel):
     """Frozen; unknown keys, infinities and truth values in place of numbers are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod

@@ -103,6 +103,9 @@ class StrategySpec(Model):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+SlowRanks = dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=1, le=1000)]]
+
+
 class Experiment(Model):
     """The whole file.  `matrix` has full keys, e.g. `recipe.precision` for `precision`."""
 
@@ -117,6 +120,11 @@ class Experiment(Model):
     measure: Measure = Measure()
     limits: Limits = Limits()
     device: Literal["auto", "cuda", "cpu"] = "auto"
+    slow_ranks: SlowRanks = Field(
+        default_factory=dict, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}
+    )
+    """Rank -> factor, at least 1, by which its computing is slowed: for studies of uneven
+    machines."""
 
     @field_validator("name")
     @classmethod
@@ -167,11 +175,10 @@ class Trial(Model):
     measure: Measure
     limits: Limits
     device_type: Literal["cuda", "cpu"]
+    slow_ranks: dict[int, float] = Field(default_factory=dict)
     repeat: Annotated[int, Field(ge=0)] = 0
     varied: dict[str, Any] = Field(default_factory=dict)
     """The other axes' values in this cell, by dotted key, e.g. {"recipe.precision": "bf16"}."""
-    training_ranks: PositiveInt | None = None
-    """Processes that train; None where all of them do, fewer where some hold parameters."""
 
     @property
     def batch_per_step(self) -> int:
@@ -179,4 +186,4 @@ class Trial(Model):
         if self.recipe.global_batch is not None:
             return self.recipe.global_batch
         assert self.recipe.per_rank_batch is not None
-        return self.recipe.per_rank_batch * (self.training_ranks or self.world_size)
+        return self.recipe.per_rank_batch * self.world_size

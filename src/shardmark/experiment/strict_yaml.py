@@ -44,13 +44,17 @@ class _Loader(yaml.SafeLoader):
             line = key.start_mark.line + 1
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if key.tag != "tag:yaml.org,2002:str":
+            if key.tag not in _KEY_TAGS:
                 text = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
                 raise _KeyMistake(line, f"the key {text!r} is not text", "put it in quotes")
             if key.value in lines:
                 found = f"the key {key.value!r} is given twice, first on line {lines[key.value]}"
                 raise _KeyMistake(line, found, "give it once")
             lines[key.value] = line
+
+
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int")
+"""Text, and the numbers of ranks; `on` and `1.5` were meant as something else."""
 
 
 class _Dumper(yaml.SafeDumper):

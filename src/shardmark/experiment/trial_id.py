@@ -19,6 +19,7 @@ def trial_id(
     world_size: int,
     measure: Measure,
     device_type: str,
+    slow_ranks: Mapping[int, float],
     repeat: int,
 ) -> str:
     """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`; the digits are a hash of all that defines the trial.
@@ -34,6 +35,8 @@ def trial_id(
         "device_type": device_type,
         "repeat": repeat,
     }
+    if slow_ranks:  # without any, the names are those of runs from before there were some
+        content["slow_ranks"] = {str(rank): factor for rank, factor in slow_ranks.items()}
     digits = hashlib.sha256(canonical(content).encode()).hexdigest()[:8]
     name = re.sub(r"[^a-z0-9]+", "-", strategy.name.lower()).strip("-")
     return f"{name}-w{world_size}-{recipe.precision}-r{repeat}-{digits}"

@@ -17,7 +17,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardmark.experiment.schema import Trial
-from shardmark.launch.deaths import DeathWatch
+from shardmark.launch.deaths import DeathWatch, describe
+from shardmark.measure.rank_files import JOINED_FILE, LOST_FILE
 from shardmark.strategies import build_strategy
 
 TRIAL_FILE = "trial.json"
@@ -25,6 +26,8 @@ AGENT_FILE = "agent.json"
 AGENT_LOG = "agent.log"
 LOGS = "logs"
 PR_SET_PDEATHSIG = 1
+REPORTED = 1
+"""Exit code of a rank that has left its error in its record."""
 
 
 def run_agent(directory: str, task: str) -> int:
@@ -91,17 +94,50 @@ def rank_pid(file: Path) -> int:
 def rank_main(directory: str, task: str) -> None:
     """What the launcher calls in each forked rank."""
     die_with_parent()
+    folder = Path(directory)
+    trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    rank = int(os.environ["RANK"])
+    trains = strategy.placement(trial.world_size)[rank] is not None
+    if trains and strategy.survives() and guarded(folder, rank):
+        return
+    _be_rank(trial, folder, task)
+
+
+def guarded(folder: Path, rank: int) -> bool:
+    """Whether this process is the guard of the rank, and the rank has ended as it may.
+
+    The launcher ends all ranks when one process dies.  A worker that can be missed runs in a child
+    of the process that the launcher watches, which notes how it died.  An error that the rank has
+    reported itself ends the trial as ever.
+    """
+    child = os.fork()
+    if child == 0:
+        die_with_parent()
+        return False
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code in (0, REPORTED):
+        if code == REPORTED:
+            os._exit(REPORTED)
+        return True
+    if not (folder / JOINED_FILE.format(rank)).exists():
+        # The others wait for it to connect: nobody can go on, and the launcher has to see it.
+        os._exit(code) if code > 0 else os.kill(os.getpid(), -code)
+    (folder / LOST_FILE.format(rank)).write_text(describe(code))
+    return True
+
+
+def _be_rank(trial: Trial, folder: Path, task: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.WARNING)
     from shardmark.training.rank import TASKS, run_rank
 
-    folder = Path(directory)
-    trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     fine = run_rank(trial, folder, TASKS[task])
     sys.stdout.flush()
     sys.stderr.flush()
     if not fine:
-        os._exit(1)  # the process group may be broken: nothing is to be gained by a tidy end
+        os._exit(REPORTED)  # the process group may be broken: nothing is to be gained by a tidy end
 
 
 def die_with_parent() -> None:

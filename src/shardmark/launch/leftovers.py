@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardmark.measure.rank_files import LOG_FILE, STEPS_FILE, rank_file, rank_steps_file
+from shardmark.measure.rank_files import LOG_FILE, LOST_FILE, STEPS_FILE, rank_file, rank_steps_file
 from shardmark.results.schema import RankRecord
 
 AGENT_LOG = "agent.log"
@@ -28,9 +28,11 @@ def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:
 def rank_record(directory: Path, rank: int) -> RankRecord | None:
     """One rank's record; None where it wrote none."""
     try:
-        return RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
+        record = RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
     except (OSError, ValidationError):
         return None
+    lost = directory / LOST_FILE.format(rank)
+    return record.model_copy(update={"lost": lost.read_text()}) if lost.exists() else record
 
 
 def merge_steps(directory: Path, processes: int) -> None:

@@ -58,11 +58,12 @@ class TrialRunner:
             return self._store(
                 trial, order, launched, outcome=Outcome.UNAVAILABLE, failure=why, ranks=()
             )
-        processes = len(strategy.placement(trial.world_size))
+        placement = strategy.placement(trial.world_size)
+        processes = len(placement)
         (directory / TRIAL_FILE).write_text(trial.model_dump_json())
         ending = self._watch(trial, directory, processes)
         records = rank_records(directory, processes)
-        progress = [steps_taken(directory, rank) for rank in range(processes)]
+        progress = [steps_taken(directory, rank) for rank, shard in enumerate(placement) if shard]
         outcome, failure = decide(
             ending,
             records,
@@ -92,7 +93,9 @@ class TrialRunner:
                         {r: found.pid for r, found in known.items()},
                         gpu_uuids=[f.device_uuid for f in known.values() if f.device_uuid],
                     )
-            taken = steps_taken(directory, 0)
+            # Not the first rank's alone: it may be slow, or dead while the others train on.
+            told = [steps_taken(directory, rank) for rank in range(processes)]
+            taken = max((steps for steps in told if steps is not None), default=None)
             total = steps_in_all(directory, 0)
             if taken is not None and total is not None:
                 self.listener.trial_stepped(taken, total)
@@ -130,7 +133,8 @@ class TrialRunner:
                 precision=trial.recipe.precision,
                 tf32=trial.recipe.tf32,
                 warmup_steps=trial.measure.warmup_steps,
-                steps_per_epoch=ranks[0].steps_per_epoch,
+                steps_per_epoch=next((r.steps_per_epoch for r in ranks if r.lost is None), None),
+                samples_per_step=trial.batch_per_step,
             )
         return self.folder.write_result(
             TrialResult(

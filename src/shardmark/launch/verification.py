@@ -101,8 +101,9 @@ def _testimony(trial: Trial, directory: Path, engine: Engine, machine: Machine) 
         trial_seconds=limit,
         progress=[None] * processes,
     )
+    lost = [f"rank {record.rank} {record.lost}" for record in records if record.lost is not None]
     if outcome is Outcome.OK:
-        return None
+        return f"a worker was lost: {'; '.join(lost)}" if lost else None
     return f"{outcome}: {failure.reason if failure else 'no reason is known'}"
 
 

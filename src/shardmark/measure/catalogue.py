@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Group = Literal["time", "rate", "memory", "network", "processes", "device", "quality", "errors"]
+Group = Literal[
+    "time", "rate", "memory", "network", "processes", "device", "quality", "servers", "errors"
+]
 Over = Literal["maximum", "sum", "mean", "trial"]
 Better = Literal["lower", "higher"]
 

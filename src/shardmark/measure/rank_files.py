@@ -16,6 +16,10 @@ energy_joules (cumulative), temperature_celsius, memory_used_bytes."""
 
 LOG_FILE = "log.txt"
 RESULT_FILE = "result.json"
+JOINED_FILE = "joined-{}.txt"
+"""The rank of that number has connected to all others."""
+LOST_FILE = "lost-{}.txt"
+"""How the worker of that rank died while the others trained on."""
 
 
 def rank_file(rank: int) -> str:

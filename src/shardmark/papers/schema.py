@@ -140,6 +140,8 @@ class Statement(Published):
     strategy: str
     world_size: PositiveInt | None = None
     relative_to: Reference | None = None
+    relation: Literal["ratio", "difference"] = "ratio"
+    """What the number is of both sides, where it is relative."""
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -176,6 +178,8 @@ class Paper(Published):
     """The experiment of this package that repeats it."""
     conditions: Mapping[str, Any]
     """Dotted key of the experiment file -> value, for all trainings."""
+    varied: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Dotted key -> values, where the study does not say which claim is of which."""
     batch: Batch | None
     """None where no batch size is stated."""
     hardware: tuple[Hardware, ...] = Field(min_length=1)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shardmark.analysis.against import Against, Pair
 from shardmark.analysis.rows import plain
 from shardmark.analysis.statistics import Estimate
+from shardmark.report.against_claims import claims_sections
 from shardmark.report.against_notes import headline_notes
 from shardmark.report.epochs import epoch_notes, variant_cells
 from shardmark.report.quantities import Quantity, quantity
@@ -17,8 +18,8 @@ Shown = float | Estimate | None
 
 
 def against_sections(against: Against) -> tuple[Section, ...]:
-    """The headline, and the study's own form of table where it has one."""
-    return (headline_section(against), *epoch_sections(against))
+    """The headline, the study's claims, and its own form of table where it has one."""
+    return (headline_section(against), *claims_sections(against), *epoch_sections(against))
 
 
 def headline_section(against: Against) -> Section:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardmark.analysis.against import Against, Pair
+from shardmark.analysis.claims import Claim, claims_of
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.differences import batches, differences, machines, software
 from shardmark.analysis.statistics import Estimate
@@ -48,6 +49,7 @@ def against_json(against: Against) -> dict[str, object]:
         ],
         "batch_read_as": list(batches(against)),
         "software": {name: list(versions) for name, versions in software(against).items()},
+        "claims": [_claim(claim) for claim in claims_of(against)],
         "notes": list(headline_notes(against)),
         "trainings": [_training(pair, against) for pair in against.pairs],
     }
@@ -129,6 +131,16 @@ def _training(pair: Pair, against: Against) -> dict[str, object]:
             }
             for number in epoch_numbers(pair)
         ],
+    }
+
+
+def _claim(claim: Claim) -> dict[str, object]:
+    """Which of the paper's statements, and what was measured of it."""
+    return {
+        "statement": claim.statement.model_dump(mode="json"),
+        "row": None if claim.row is None else identity_of(claim.row),
+        "relative_to": None if claim.base is None else identity_of(claim.base),
+        "measured": _ratio(claim.measured),
     }
 
 

@@ -119,6 +119,8 @@ def _software(against: Against) -> list[str]:
 
 def _one_sided(against: Against) -> list[str]:
     """Why cells are blank."""
+    if not against.paper.figures:
+        return ["The study states no figures of single trainings, but claims: see below."]
     published = [pair.figures.words for pair in against.pairs if pair.figures and not pair.row]
     measured = [pair.row.place for pair in against.pairs if pair.row and not pair.figures]
     return [

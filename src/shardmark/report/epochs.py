@@ -18,7 +18,7 @@ from shardmark.report.quantities import quantity
 from shardmark.report.sections import Section
 from shardmark.report.tables import Column, Table
 
-_COLUMNS = ("train_loss", "epoch_seconds", "evaluation_seconds")
+_COLUMNS = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds")
 _QUALITIES = ("map", "map_50", "accuracy_top1", "perplexity")
 """Those of the table; JSON and CSV hold every one."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.rows import Row
-from shardmark.measure.metrics import METRICS, NO_SUCH_METRIC
+from shardmark.measure.metrics import METRICS, NO_SERVERS, NO_SUCH_METRIC
 
 
 def notes_of(comparison: Comparison) -> tuple[str, ...]:
@@ -16,6 +16,7 @@ def notes_of(comparison: Comparison) -> tuple[str, ...]:
         return ("No trial has a result.", *_stored(comparison))
     return (
         *_failures(rows),
+        *_lost(rows),
         *_equivalence(rows),
         *_repeats(rows),
         *_verdicts(rows),
@@ -34,6 +35,18 @@ def _failures(rows: Sequence[Row]) -> list[str]:
     ]
 
 
+def _lost(rows: Sequence[Row]) -> list[str]:
+    """Trials that went on without a worker: their numbers are the survivors'."""
+    return [
+        f"LOST: {row.place}: rank {rank.rank} {rank.lost} and the others trained on; rates and "
+        "quality are theirs, and lost_samples counts what it took along."
+        for row in rows
+        for trial in row.ok_trials
+        for rank in trial.ranks
+        if rank.lost is not None
+    ]
+
+
 def _equivalence(rows: Sequence[Row]) -> list[str]:
     """Which rows train something else, and why: they must not be ranked with the others."""
     notes = [
@@ -41,11 +54,17 @@ def _equivalence(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.equivalent is False
     ]
+    less = [row for row in rows if row.equivalent is None and row.promise is not None]
+    notes += [
+        f"Promises less than equivalence, and keeps it: {row.place}: {row.promise}." for row in less
+    ]
     proven = [row for row in rows if row.equivalent]
-    if proven and len(proven) == len([row for row in rows if row.outcomes.get("ok")]):
-        return [*notes, "Verified: every strategy trains what the reference trains."]
+    measured = [row for row in rows if row.outcomes.get("ok") and row not in less]
+    if proven and len(proven) == len(measured):
+        others = " other" if less else ""
+        return [*notes, f"Verified: every{others} strategy trains what the reference trains."]
     if proven or notes:
-        unproven = [r.place for r in rows if r.equivalent is None and r.outcomes.get("ok")]
+        unproven = [row.place for row in measured if row.equivalent is None]
         return [*notes, *([f"Not verified: {'; '.join(unproven)}."] if unproven else [])]
     return ["Not verified: whether the strategies train the same thing is not known here."]
 
@@ -85,7 +104,10 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
     by_reason: dict[str, dict[str, list[str]]] = {}
     for row in measured:
         for name, reason in row.missing.items():
-            if name not in ("speedup", "memory_ratio") and reason != NO_SUCH_METRIC:
+            if name not in ("speedup", "memory_ratio") and reason not in (
+                NO_SUCH_METRIC,
+                NO_SERVERS,
+            ):
                 by_reason.setdefault(reason, {}).setdefault(name, []).append(row.place)
     order = {name: index for index, name in enumerate(METRICS)}
     notes = []

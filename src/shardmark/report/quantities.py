@@ -35,6 +35,7 @@ class Quantity:
 
 _QUANTITIES = {
     "epoch_seconds": Quantity("time (s)"),
+    "elapsed_seconds": Quantity("since start (s)"),
     "total_seconds": Quantity("total (s)"),
     "evaluation_seconds": Quantity("eval. (s)"),
     "train_loss": Quantity("avg loss", decimals=4),

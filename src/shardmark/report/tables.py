@@ -40,7 +40,7 @@ def comparison_table(comparison: Comparison) -> Table:
     rows = comparison.rows
     columns = (
         *_labels(rows),
-        Column(title="ranks", cells=tuple(str(row.world_size) for row in rows)),
+        Column(title="ranks", cells=tuple(_ranks(row) for row in rows)),
         *_varied(rows),
         _numbers(rows, "samples/s", "samples_per_second", interval=True),
         _numbers(rows, "step\nms", "step_seconds", scale=1000),
@@ -49,6 +49,7 @@ def comparison_table(comparison: Comparison) -> Table:
         _bytes(rows, "peak", lambda row: _value(row, "peak_memory_bytes")),
         _numbers(rows, "peak\nratio", "memory_ratio", decimals=2),
         _bytes(rows, "state", _state_bytes),
+        *_of_servers(rows),
         _numbers(rows, "top-1\n%", "accuracy_top1", scale=100, decimals=1),
         _numbers(rows, "mAP", "map", decimals=3),
         _numbers(rows, "mAP@50", "map_50", decimals=3),
@@ -98,6 +99,8 @@ def _mark(row: Row) -> str:
         ("synthetic", row.synthetic),
         ("weak scaling", row.weak_scaling),
         ("not equivalent", row.equivalent is False),
+        ("rank lost", any(r.lost for trial in row.ok_trials for r in trial.ranks)),
+        ("promises less", row.equivalent is None and row.promise is not None),
     ]
     return ", ".join(name for name, holds in marks if holds)
 
@@ -154,6 +157,35 @@ def _bytes(rows: Sequence[Row], title: str, value_of: Callable[[Row], float | No
             unit, size = larger, larger_size
     cells = tuple(NOTHING if value is None else number(value / size) for value in values)
     return Column(title=f"{title}\n{unit}", cells=cells)
+
+
+def _of_servers(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """What only parameter servers have."""
+    if not any("+" in _ranks(row) for row in rows):
+        return ()
+    return (
+        _bytes(rows, "worker", _worker_state_bytes),
+        _numbers(rows, "stale", "staleness_mean", decimals=2),
+        _numbers(rows, "held back\nms", "held_back_seconds", scale=1000),
+    )
+
+
+def _ranks(row: Row) -> str:
+    """Workers, and servers beside them: `2+1`."""
+    servers = max((sum(r.role == "server" for r in t.ranks) for t in row.trials), default=0)
+    return f"{row.world_size}+{servers}" if servers else str(row.world_size)
+
+
+def _worker_state_bytes(row: Row) -> float | None:
+    """What the fullest worker holds, where servers hold the rest; None without servers."""
+    found = [
+        sum(getattr(rank.probe, name) or 0 for name in STATE_METRICS)
+        for trial in row.ok_trials
+        if any(rank.role == "server" for rank in trial.ranks)
+        for rank in trial.ranks
+        if rank.role == "worker" and rank.probe is not None
+    ]
+    return max(found, default=None)
 
 
 def _state_bytes(row: Row) -> float | None:

@@ -42,7 +42,7 @@ class EpochRecord(Stored):
     first_step: int
     end_step: int
     train_loss: float | None
-    """Mean over the epoch's steps and ranks, each sample counted once."""
+    """Mean over this rank's steps; a summary takes the mean over all ranks."""
     evaluation_seconds: float | None
     """Slowest rank; None where this epoch was not evaluated."""
     quality: dict[str, float | None] | None
@@ -72,6 +72,26 @@ class ProbeRecord(Stored):
     """Floating-point operations of forward and backward, from the model's operators."""
     reasons: dict[str, str] = {}
     """Why a field is None."""
+
+
+class ExchangeRecord(Stored):
+    """What passed between one rank and others in a parameter server's trial."""
+
+    pushes: int = 0
+    """Gradients of one step that a worker sent, or a server got whole."""
+    pulls: int = 0
+    """Times that parameters were handed out."""
+    sent_bytes: dict[str, int] = {}
+    """By the other rank's number; payload of gradients and parameters alone."""
+    received_bytes: dict[str, int] = {}
+    updates: int | None = None
+    """Optimizer steps that a server took; None of a worker."""
+    staleness: dict[str, int] = {}
+    """Server: updates between a gradient's parameters and its use -> how many gradients."""
+    wait_seconds: float = 0.0
+    """Time in which a worker's answer was held back: by the barrier, or the bound."""
+    lost_samples: int = 0
+    """First server: samples that were handed to workers which died before they sent a gradient."""
 
 
 class RankRecord(Stored):
@@ -109,6 +129,10 @@ class RankRecord(Stored):
     sample_order_sha256: str | None = None
     """Of this rank's sample ids in the order trained on."""
     probe: ProbeRecord | None = None
+    exchange: ExchangeRecord | None = None
+    """With parameter servers; None in other strategies."""
+    lost: str | None = None
+    """How this worker died while the others trained on."""
     settings: dict[str, Any] = {}
     """The mathematics as set: averaging, clipping, precision of masters and reduction, ..."""
     error: RankError | None = None

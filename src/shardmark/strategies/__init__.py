@@ -15,6 +15,11 @@ from shardmark.strategies.data_parallel import DataParallel
 from shardmark.strategies.ddp import DDP
 from shardmark.strategies.deepspeed import Zero
 from shardmark.strategies.fsdp import FSDP, HybridFSDP
+from shardmark.strategies.parameter_server import (
+    AsynchronousServer,
+    BoundedServer,
+    ParameterServer,
+)
 from shardmark.strategies.single import Single
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
@@ -28,6 +33,9 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "zero-1": partial(Zero, stage=1),
     "zero-2": partial(Zero, stage=2),
     "zero-3": partial(Zero, stage=3),
+    "ps-sync": ParameterServer,
+    "ps-async": AsynchronousServer,
+    "ps-bounded": BoundedServer,
 }
 
 SHARED_OPTIONS = (

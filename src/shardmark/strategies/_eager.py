@@ -8,12 +8,20 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from shardmark.experiment.schema import Recipe
+from shardmark.experiment.schema import Optimizer, Recipe
 from shardmark.measure.recorder import Spans
+from shardmark.strategies._collective import CollectiveWorker
 from shardmark.strategies._protocol import HeldState
 from shardmark.workloads._protocol import Batch, Workload
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+OPTIMIZER_KEYS = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+}
+"""The tensors of torch's optimizers that have their parameter's shape."""
 
 Synchronise = Callable[[bool], AbstractContextManager[object]]
 """Given whether this micro-batch is the step's last: the context that reduces gradients or not."""
@@ -44,7 +52,7 @@ def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
 
 
-class EagerWorker:
+class EagerWorker(CollectiveWorker):
     """Forward, backward and optimizer step on a model whose gradients reduce themselves.
 
     `model` is what is called, `module` the model whose names count; the loss of a step is the
@@ -156,6 +164,11 @@ class EagerWorker:
             optimizer_state=tuple(state_tensors(self._optimizer)),
             unreachable_bytes=self._unreachable_bytes(),
         )
+
+
+def state_keys(spec: Optimizer) -> tuple[str, ...]:
+    """Keys of the optimizer's state that have their parameter's shape."""
+    return () if spec.name == "sgd" and not spec.momentum else OPTIMIZER_KEYS[spec.name]
 
 
 def whole(tensor: Tensor) -> Tensor:

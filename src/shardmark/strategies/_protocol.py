@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shardmark.experiment.schema import Recipe
-    from shardmark.measure.recorder import Recorder, Spans
+    from shardmark.measure.recorder import Spans
+    from shardmark.results.schema import ExchangeRecord
     from shardmark.workloads._protocol import Batch, Workload
 
 
@@ -33,6 +34,14 @@ class Shard:
 
     index: int
     count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """What one rank computes at once: one share of one step of the training."""
+
+    step: int
+    shard: Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +72,33 @@ class HeldState:
     """Bytes that the library holds where Python cannot see them (DDP's empty buckets)."""
 
 
+class Team(Protocol):
+    """The training ranks, meeting outside of their steps.  Every one of them calls."""
+
+    def barrier(self) -> None:
+        """Wait until every training rank is here."""
+
+    def gather(self, value: object) -> list[object]:
+        """Every training rank's value in order of rank, on every one.  It must be picklable."""
+
+
 class Worker(Protocol):
     """One rank that trains, set up and ready."""
+
+    @property
+    def team(self) -> Team: ...
+
+    def portions(self, end_step: int) -> Iterator[Portion] | None:
+        """What this rank takes next, until all shares of the steps before `end_step` are taken.
+
+        None where every rank takes its own share of every step.
+        """
+
+    def close(self) -> None:
+        """The training is over: nothing else is called any more."""
+
+    def exchange(self) -> ExchangeRecord | None:
+        """What passed between this rank and parameter servers so far; None without any."""
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         """Take one optimizer step; return the rank's mean loss, shape (), on its device.
@@ -102,7 +136,17 @@ class Worker(Protocol):
 class Server(Protocol):
     """One rank that holds parameters for others and does not train."""
 
-    def serve(self, steps: int, recorder: Recorder) -> None: ...
+    def serve(self) -> None:
+        """Answer the workers until the last one has closed or is gone."""
+
+    def held_state(self) -> HeldState:
+        """What this rank holds now, as references: the caller must not keep them."""
+
+    def held_bytes(self) -> int:
+        """Bytes of all tensors that it holds, those under way included."""
+
+    def exchange(self) -> ExchangeRecord:
+        """What passed between it and the workers so far."""
 
 
 class Strategy(Protocol):
@@ -119,6 +163,18 @@ class Strategy(Protocol):
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
         """Each process's slice of the global batch; None for one that serves parameters."""
+
+    def promise(self) -> str | None:
+        """What is promised instead of the reference's mathematics; None where those are."""
+
+    def survives(self) -> bool:
+        """Whether the other workers train on when one dies."""
+
+    def backend(self, device_type: str) -> str:
+        """The process group's: `nccl` or `gloo`."""
+
+    def rank_device(self, rank: int, world_size: int, device_type: str) -> str:
+        """`cuda` or `cpu`: where that process computes."""
 
     def loads(self) -> tuple[str, ...]:
         """Modules that the ranks will import, so that they can be loaded before the first trial."""

@@ -18,7 +18,8 @@ from torch import Tensor
 from shardmark.experiment.schema import Recipe
 from shardmark.measure.recorder import Spans
 from shardmark.strategies._blocks import build_on
-from shardmark.strategies._eager import autocast, build_optimizer, state_tensors
+from shardmark.strategies._collective import CollectiveWorker
+from shardmark.strategies._eager import autocast, build_optimizer, state_keys, state_tensors
 from shardmark.strategies._protocol import HeldState, Process
 from shardmark.workloads._protocol import Batch, Workload
 
@@ -32,13 +33,6 @@ GRADIENT_HOLDERS = (
     "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition",
 )
 MASTER_HOLDERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
-
-OPTIMIZER_KEYS = {
-    "sgd": ("momentum_buffer",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-}
-"""The tensors of torch's optimizers that have their parameter's shape."""
 
 
 def start_engine(
@@ -57,7 +51,7 @@ def start_engine(
     return ZeroWorker(engine, workload, recipe, process.device)
 
 
-class ZeroWorker:
+class ZeroWorker(CollectiveWorker):
     """Forward, backward and step through DeepSpeed's engine, which divides and reduces itself."""
 
     def __init__(
@@ -139,11 +133,10 @@ class ZeroWorker:
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         sharded = self._engine.zero_optimization()
         state: dict[str, dict[str, Tensor]] = {}
+        keys = state_keys(self._recipe.optimizer)
         for name, parameter in self._engine.module.named_parameters():
             if sharded:
-                found = {
-                    key: safe_get_full_optimizer_state(parameter, key) for key in self._state_keys()
-                }
+                found = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
             else:
                 found = self._base_optimizer().state.get(parameter, {})
             state[name] = {
@@ -152,10 +145,6 @@ class ZeroWorker:
                 if isinstance(value, Tensor)
             }
         return state
-
-    def _state_keys(self) -> tuple[str, ...]:
-        spec = self._recipe.optimizer
-        return () if spec.name == "sgd" and not spec.momentum else OPTIMIZER_KEYS[spec.name]
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._engine.module.named_buffers()}

@@ -13,6 +13,7 @@ from shardmark.strategies._checks import (
     check_precision,
     needs_company,
 )
+from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallel:
+class DataParallel(CollectiveStrategy):
     """One process copies the model to every device at each step (`torch.nn.DataParallel`).
 
     A world size of n is n devices of one process, so there is one training rank.

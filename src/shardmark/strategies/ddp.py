@@ -16,6 +16,7 @@ from shardmark.strategies._checks import (
     check_precision,
     needs_company,
 )
+from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
 
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DDP:
+class DDP(CollectiveStrategy):
     """A full replica on every rank, gradients all-reduced (Li et al., VLDB 2020, section 3.2)."""
 
     name: str = "ddp"
-    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one all-reduce, MiB: smaller overlaps sooner, larger pays less latency."""
     static_graph: bool = False
     """The same parameters are used in every step: DDP may then reorder its buckets once."""

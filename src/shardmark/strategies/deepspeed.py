@@ -18,6 +18,7 @@ from shardmark.strategies._checks import (
     check_precision,
     needs_company,
 )
+from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
 
@@ -30,14 +31,14 @@ MiB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zero:
+class Zero(CollectiveStrategy):
     """DeepSpeed ZeRO: optimizer state (1), gradients (2), parameters (3) sharded.
 
     Source: Rajbhandari et al., SC 2020, section 5.  Stage 0 shards nothing.
     """
 
     stage: Literal[0, 1, 2, 3]
-    bucket_mb: Annotated[float, Field(gt=0)] = 25.0
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one reduction, MiB of fp32.  DeepSpeed holds a buffer of this size."""
     overlap_communication: bool = True
     """Reduce gradients while the backward pass goes on (CUDA streams; no effect on the CPU)."""

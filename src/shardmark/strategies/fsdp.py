@@ -15,6 +15,7 @@ from shardmark.strategies._checks import (
     check_precision,
     needs_company,
 )
+from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
 
@@ -32,7 +33,7 @@ MixedPrecision = Literal["autocast", "native"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FSDP:
+class FSDP(CollectiveStrategy):
     """Parameters, gradients and optimizer state sharded (Zhao et al., VLDB 2023; FSDP2).
 
     `reshard_after_forward=False` keeps the gathered parameters until the backward pass: ZeRO-2's
@@ -79,7 +80,7 @@ class FSDP:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HybridFSDP:
+class HybridFSDP(CollectiveStrategy):
     """Sharded inside a group of ranks, replicated across the groups (FSDP2 on a 2-D mesh)."""
 
     name: str = "fsdp-hybrid"

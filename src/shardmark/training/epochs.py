@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from typing import TYPE_CHECKING, Self, cast
 
 from shardmark.experiment.schema import Trial
-from shardmark.strategies._protocol import Shard, Worker
+from shardmark.strategies._protocol import Portion, Shard, Worker
 from shardmark.training.loop import Steps, train
 from shardmark.training.report import Evaluation, RankReport
 from shardmark.workloads._protocol import Batch, BatchPlan, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,38 +52,101 @@ def train_epochs(
     *,
     worker: Worker,
     workload: Workload,
-    batches: Iterator[Batch],
     shard: Shard,
     steps: Steps,
     report: RankReport,
     device: torch.device,
-) -> None:
-    """Train every epoch and evaluate those that the trial asks for, outside the windows."""
+) -> Iterator[Batch]:
+    """Train every epoch and evaluate those that the trial asks for, outside the windows.
+
+    Returns further batches of this rank's own share, for steps that belong to no training.
+    """
     assert report.recorder is not None, "the rank gives its report a recorder first"
-    dist.barrier()
+    team = worker.team
+    team.barrier()
     report.recorder.start_training()
+    static = None
     for end_step, evaluated in zip(training.epoch_ends, training.evaluated, strict=True):
-        dist.barrier()
-        train(worker, batches, report.recorder, steps, end_step=end_step, device=device)
-        report.end_epoch(end_step, evaluate(worker, workload, shard, device) if evaluated else None)
+        team.barrier()
+        portions = worker.portions(end_step)
+        if portions is None:
+            static = static or workload.batches(training.plan, shard)
+            feed = Feed(static, end_step, lambda index: Portion(step=index, shard=shard))
+        else:
+            feed = _left(workload, training, shard, portions, report.recorder.step)
+        train(
+            worker,
+            feed.batches,
+            report.recorder,
+            steps,
+            end_step=feed.end_step,
+            portion_of=feed.portion_of,
+            device=device,
+        )
+        report.end_epoch(
+            report.recorder.step, evaluate(worker, workload, shard, device) if evaluated else None
+        )
+    return static or workload.batches(training.plan, shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One epoch's batches of one rank."""
+
+    batches: Iterator[Batch]
+    end_step: int | None
+    """None where the batches end by themselves."""
+    portion_of: Callable[[int], Portion]
+    """This rank's step -> what its batch is of."""
+
+
+def _left(
+    workload: Workload, training: Training, shard: Shard, portions: Iterator[Portion], first: int
+) -> Feed:
+    """Whatever portion of the epoch is left when this rank asks for one."""
+    taken: list[Portion] = []
+
+    def noted() -> Iterator[Portion]:
+        for portion in portions:
+            taken.append(portion)
+            yield portion
+
+    batches = workload.batches(training.plan, shard, noted())
+    return Feed(batches, None, lambda index: taken[index - first])
 
 
 def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.device) -> Evaluation:
     """The whole validation set once, on the assembled model.  Collective.
 
-    Every rank holds the whole model and takes its part of the samples; rank 0's buffers are used.
+    Every training rank holds the whole model and takes its part of the samples; the first one's
+    buffers are used.
     """
-    dist.barrier()
+    team = worker.team
+    team.barrier()
     started = time.perf_counter()
     parameters = worker.full_parameters()
-    own = worker.buffers() if dist.get_rank() == 0 else None
-    buffers: list[Mapping[str, Tensor] | None] = [own]
-    dist.broadcast_object_list(buffers, src=0)
-    assert buffers[0] is not None, "rank 0 sent them"
-    model = workload.build_model()
-    model.load_state_dict({**parameters, **buffers[0]}, strict=False)
-    model = model.to(device).eval()
-    part = workload.evaluate(model, shard, device)
-    parts: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, part)
+    while (parts := _evaluated(worker, workload, shard, device, parameters)) is None:
+        pass  # somebody died meanwhile, and left a part of the samples undone
     return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
+
+
+def _evaluated(
+    worker: Worker,
+    workload: Workload,
+    shard: Shard,
+    device: torch.device,
+    parameters: Mapping[str, Tensor],
+) -> list[object] | None:
+    """Every training rank's part; None where one of those that began has not finished."""
+    team = worker.team
+    present = team.gather(shard.index)
+    place = Shard(index=present.index(shard.index), count=len(present))
+    first = team.gather(worker.buffers() if place.index == 0 else None)[0]
+    # The first worker may have died meanwhile: then it is everybody's own.
+    buffers = worker.buffers() if first is None else first
+    model = workload.build_model()
+    model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
+    model = model.to(device).eval()
+    part = workload.evaluate(model, place, device)
+    parts = team.gather(part)
+    return parts if len(parts) == len(present) else None

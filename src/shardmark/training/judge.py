@@ -21,9 +21,12 @@ from shardmark.analysis.evidence import (
 )
 from shardmark.analysis.parity import GIVEN, UNIT_ROUNDOFF, Tolerances, checks_of
 from shardmark.experiment.schema import Trial
+from shardmark.measure.rank_files import rank_file
+from shardmark.results.schema import RankRecord
 from shardmark.results.verification import Cause, Check, Verdict
 from shardmark.strategies import build_strategy
 from shardmark.training.causes import cause_of
+from shardmark.training.promises import promise_kept
 from shardmark.training.reference import reference_evidence
 from shardmark.training.variation import NOTHING, Noise, Variation
 from shardmark.workloads import build_workload
@@ -43,10 +46,11 @@ class Bench:
     ranks: int
     steps: int
     device: torch.device
+    threads: int = 1
+    """Of each of the strategy's processes: with others a kernel may add in another order."""
 
     def run(self, variation: Variation = NOTHING) -> Evidence:
-        # With other threads a kernel may add in another order.
-        with threads_of_a_rank(self.trial):
+        with so_many_threads(self.threads):
             return reference_evidence(
                 self.workload,
                 self.trial.recipe,
@@ -103,15 +107,22 @@ class Bench:
 
 
 @contextmanager
-def threads_of_a_rank(trial: Trial) -> Iterator[None]:
-    """As many threads for torch's operators as each of the trial's ranks has."""
+def so_many_threads(threads: int) -> Iterator[None]:
+    """For torch's operators."""
     before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(trial.recipe.threads_per_rank or max(1, cores // trial.world_size))
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def threads_of_a_rank(trial: Trial) -> int:
+    """As many as each process of the trial has, servers included."""
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    processes = len(strategy.placement(trial.world_size))
+    cores = len(os.sched_getaffinity(0))
+    return trial.recipe.threads_per_rank or max(1, cores // processes)
 
 
 def judge_all(folder: Path) -> None:
@@ -129,11 +140,19 @@ def judge_all(folder: Path) -> None:
 def judge(trial: Trial, directory: Path, steps: int, benches: Benches) -> Verdict:
     """The verdict on the evidence that the trial's ranks left in the folder."""
     strategy = build_strategy(trial.strategy.name, trial.strategy.options)
-    processes = len(strategy.placement(trial.world_size))
+    placement = strategy.placement(trial.world_size)
+    training = [rank for rank, shard in enumerate(placement) if shard is not None]
     found = put_together(
-        [RankEvidence.load(directory / EVIDENCE.format(rank)) for rank in range(processes)]
+        [RankEvidence.load(directory / EVIDENCE.format(rank)) for rank in training]
     )
-    return verdict_on(found, trial, steps, benches)
+    promise = strategy.promise()
+    if promise is None:
+        return verdict_on(found, trial, steps, benches)
+    records = [
+        RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
+        for rank in range(len(placement))
+    ]
+    return promise_kept(found, trial, steps, records, promise=promise)
 
 
 class Benches:
@@ -147,7 +166,8 @@ class Benches:
         recipe = trial.recipe.model_copy(
             update={"activation_checkpointing": False, "cpu_offload": False}
         )
-        told = (trial.workload, recipe.model_dump(mode="json"), trial.world_size, steps)
+        threads = threads_of_a_rank(trial)
+        told = (trial.workload, recipe.model_dump(mode="json"), trial.world_size, steps, threads)
         key = json.dumps(told, sort_keys=True)
         if key not in self._made:
             bench = Bench(
@@ -156,6 +176,7 @@ class Benches:
                 ranks=trial.world_size,
                 steps=steps,
                 device=torch.device(trial.device_type),
+                threads=threads,
             )
             self._made[key] = (bench, bench.tolerances())
         return self._made[key]

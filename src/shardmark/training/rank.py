@@ -20,8 +20,9 @@ from shardmark.experiment.schema import Trial
 from shardmark.launch.outcome import error_kind
 from shardmark.measure.clock import clock_for
 from shardmark.measure.cuda_memory import CudaPeak
-from shardmark.measure.probe import probe
+from shardmark.measure.probe import held_bytes, probe
 from shardmark.measure.progress import Progress
+from shardmark.measure.rank_files import JOINED_FILE
 from shardmark.measure.recorder import Recorder, Spans
 from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies import build_strategy
@@ -29,7 +30,8 @@ from shardmark.strategies._protocol import Process, Server, Shard, Worker
 from shardmark.training.epochs import Training, train_epochs
 from shardmark.training.loop import Steps
 from shardmark.training.report import RankReport
-from shardmark.training.schedule import learning_rate_of, step_seed
+from shardmark.training.schedule import learning_rate_of, portion_seed
+from shardmark.training.slowness import slowed
 from shardmark.training.testimony import testify
 from shardmark.workloads import build_workload
 from shardmark.workloads._protocol import Batch, Workload
@@ -87,14 +89,16 @@ def settled(trial: Trial) -> Iterator[Settled]:
     torch.backends.cuda.matmul.allow_tf32 = trial.recipe.tf32
     torch.backends.cudnn.allow_tf32 = trial.recipe.tf32
     torch.backends.cudnn.benchmark = False
-    cuda = trial.device_type == "cuda"
-    device = torch.device("cuda", env["LOCAL_RANK"]) if cuda else torch.device("cpu")
-    if cuda:
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    kind = strategy.rank_device(env["RANK"], trial.world_size, trial.device_type)
+    device = torch.device(kind, env["LOCAL_RANK"]) if kind == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
         torch.cuda.set_device(device)
     # A rank that waits longer than a trial may last waits for somebody dead.
     patience = timedelta(seconds=trial.limits.trial_seconds + 60)
+    backend = strategy.backend(trial.device_type)
     dist.init_process_group(
-        "nccl" if cuda else "gloo", timeout=patience, device_id=device if cuda else None
+        backend, timeout=patience, device_id=device if backend == "nccl" else None
     )
     process = Process(
         rank=env["RANK"],
@@ -117,41 +121,64 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     report.settings = dict(strategy.settings(trial.recipe))
     shard = strategy.placement(trial.world_size)[process.rank]
     role = strategy.start(workload, trial.recipe, process)
+    (directory / JOINED_FILE.format(process.rank)).touch()
     training = Training.of(trial, workload)
     report.steps_per_epoch = training.steps_per_epoch
+    if isinstance(role, Server):
+        _serve(role, report)
+        return
+    assert shard is not None, "a rank without a share is a server"
     report.cuda_peak = CudaPeak(device) if device.type == "cuda" else None
     recorder = Recorder(clock_for(device), [report.cuda_peak] if report.cuda_peak else [])
     report.recorder = recorder
-    if isinstance(role, Server):
-        report.role = "server"
-        role.serve(training.total_steps, recorder)
-        return
-    assert shard is not None, "a rank without a share is a server"
     report.worker = role
     report.start_weights(role.full_parameters())
-    batches = workload.batches(training.plan, shard)
     with Progress.opened(directory, process.rank, training.total_steps) as progress:
-        steps = Steps(
-            warmup_steps=trial.measure.warmup_steps,
-            learning_rate=learning_rate_of(trial.recipe, training.total_steps),
-            seed_of_step=step_seed(trial.recipe.seed, shard_index=shard.index),
-            on_step=progress.update,
-        )
-        report.steps = steps
-        train_epochs(
+        report.steps = _steps_of(trial, training, process.rank, progress.update)
+        batches = train_epochs(
             training,
             worker=role,
             workload=workload,
-            batches=batches,
             shard=shard,
-            steps=steps,
+            steps=report.steps,
             report=report,
             device=device,
         )
+    role.team.barrier()
     report.end_weights(role.full_parameters())
+    report.exchange = role.exchange()
     report.write()  # whatever happens in the probe, the measurement is safe
+    role.team.barrier()  # nobody changes the weights before everybody has seen them
     if trial.measure.probe:
         report.probe = _probe(role, workload, batches, shard, device)
+    role.close()
+
+
+def _steps_of(trial: Trial, training: Training, rank: int, on_step: Callable[[int], None]) -> Steps:
+    seed = trial.recipe.seed
+    return Steps(
+        warmup_steps=trial.measure.warmup_steps,
+        learning_rate=learning_rate_of(trial.recipe, training.total_steps),
+        seed_of=lambda portion: portion_seed(
+            seed, step=portion.step, shard_index=portion.shard.index
+        ),
+        on_step=on_step,
+        pace=slowed(trial.slow_ranks.get(rank, 1.0)),
+    )
+
+
+def _serve(server: Server, report: RankReport) -> None:
+    """Hold parameters for the workers; what is held and passed is recorded at the end."""
+    report.role = "server"
+    report.write()
+    server.serve()
+    report.exchange = server.exchange()
+    report.probe = ProbeRecord(
+        **held_bytes(server.held_state()),
+        peak_memory_bytes=server.held_bytes(),
+        collectives=None,
+        reasons={"exposed_communication_seconds": "a server computes nothing of its own"},
+    )
 
 
 def _probe(
@@ -179,9 +206,10 @@ def _testify(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     report.settings = dict(strategy.settings(trial.recipe))
     shard = strategy.placement(trial.world_size)[process.rank]
     role = strategy.start(workload, trial.recipe, process)
+    (directory / JOINED_FILE.format(process.rank)).touch()
     training = Training.of(trial, workload)
     if isinstance(role, Server):
-        role.serve(training.total_steps, Recorder(clock_for(process.device)))
+        _serve(role, report)
         return
     assert shard is not None, "a rank without a share is a server"
     evidence = testify(
@@ -194,6 +222,8 @@ def _testify(trial: Trial, directory: Path, place: Settled, report: RankReport) 
         device=process.device,
     )
     evidence.save(directory / EVIDENCE.format(process.rank))
+    report.exchange = role.exchange()
+    role.close()
 
 
 TASKS: dict[str, Work] = {"measure": _measure, "testify": _testify}

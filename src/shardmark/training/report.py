@@ -20,6 +20,7 @@ from shardmark.measure.rank_files import rank_file, rank_steps_file
 from shardmark.measure.recorder import Recorder
 from shardmark.results.schema import (
     EpochRecord,
+    ExchangeRecord,
     ProbeRecord,
     RankError,
     RankRecord,
@@ -62,6 +63,7 @@ class RankReport:
         self.workload: Workload | None = None
         self.settings: Mapping[str, object] = {}
         self.probe: ProbeRecord | None = None
+        self.exchange: ExchangeRecord | None = None
         self.error: RankError | None = None
 
     def describe(self, device: torch.device, threads: int) -> None:
@@ -139,6 +141,7 @@ class RankReport:
             final_weights_sha256=self._final,
             sample_order_sha256=sample_order_sha256(sample_ids) if sample_ids else None,
             probe=self.probe,
+            exchange=self.exchange,
             settings=dict(self.settings),
             error=self.error,
         )
@@ -175,7 +178,7 @@ class RankReport:
                 "measured": step in measured,
                 "samples": len(recorder.sample_ids[step]),
                 "loss": losses[step] if math.isfinite(losses[step]) else None,
-                "learning_rate": self.steps.learning_rate(step) if self.steps else None,
+                "learning_rate": self.steps.learning_rates[step] if self.steps else None,
                 "started_at_seconds": starts[step],
             }
             line |= {f"{name}_seconds": seconds[name].get(step) for name in SPANS}

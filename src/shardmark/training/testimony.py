@@ -11,11 +11,11 @@ from torch import Tensor
 
 from shardmark.analysis.evidence import Array, RankEvidence
 from shardmark.experiment.schema import Recipe
-from shardmark.strategies._protocol import Shard, Worker
+from shardmark.strategies._protocol import Portion, Shard, Worker
 from shardmark.training.epochs import evaluate
 from shardmark.training.identity import weights_sha256
-from shardmark.training.schedule import learning_rate_of, step_seed
-from shardmark.workloads._protocol import BatchPlan, Workload
+from shardmark.training.schedule import learning_rate_of, portion_seed
+from shardmark.workloads._protocol import Batch, BatchPlan, Workload
 
 
 class GradientSpans:
@@ -50,17 +50,19 @@ def testify(
 ) -> RankEvidence:
     """Take the steps and write down what the reference can be held against.  Collective."""
     initial = weights_sha256(worker.full_parameters())
-    batches = workload.batches(plan, shard)
-    rate, seed = learning_rate_of(recipe, steps), step_seed(recipe.seed, shard_index=shard.index)
+    worker.team.barrier()  # nobody changes the weights before everybody has seen them
+    rate = learning_rate_of(recipe, steps)
     sample_ids, losses, rates, draws = [], [], [], []
     drawn = workload.watch_draws()
     tensors: dict[str, Mapping[str, Array]] = {}
-    for step in range(steps):
-        rates.append(rate(step))
+    for portion, made in _fed(worker, workload, plan, shard, steps):
+        rates.append(rate(portion.step))
         worker.set_learning_rate(rates[-1])
-        torch.manual_seed(seed(step))
-        batch = next(batches).to(device)
-        spans = GradientSpans(worker) if step == 0 else NoSpans()
+        torch.manual_seed(
+            portion_seed(recipe.seed, step=portion.step, shard_index=portion.shard.index)
+        )
+        batch = made.to(device)
+        spans = NoSpans() if losses else GradientSpans(worker)
         losses.append(float(worker.step(batch, spans)))
         sample_ids.append(batch.sample_ids)
         draws.append(drawn())
@@ -76,12 +78,32 @@ def testify(
         losses=losses,
         draws=draws,
         learning_rates=rates,
-        optimizer_steps=steps - worker.skipped_steps(),
+        optimizer_steps=len(losses) - worker.skipped_steps(),
         buffers=arrays(worker.buffers()),
         quality=evaluation.quality,
         samples_evaluated=workload.validation_samples,
         tensors=tensors if shard.index == 0 else {},
     )
+
+
+def _fed(
+    worker: Worker, workload: Workload, plan: BatchPlan, shard: Shard, steps: int
+) -> Iterator[tuple[Portion, Batch]]:
+    """The rank's own share of each step, or whatever portion is left when it asks for one."""
+    portions = worker.portions(steps)
+    if portions is None:
+        own = [Portion(step=step, shard=shard) for step in range(steps)]
+        yield from zip(own, workload.batches(plan, shard), strict=False)
+        return
+    taken: list[Portion] = []
+
+    def noted() -> Iterator[Portion]:
+        for portion in portions:
+            taken.append(portion)
+            yield portion
+
+    for index, batch in enumerate(workload.batches(plan, shard, noted())):
+        yield taken[index], batch
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -15,14 +14,14 @@ from shardmark.errors import InputError
 from shardmark.workloads._flops import training_flops
 from shardmark.workloads._loading import batches_in_order
 from shardmark.workloads._model_building import build_model
-from shardmark.workloads._order import ShardOrder
+from shardmark.workloads._order import ShardOrder, every_step
 from shardmark.workloads._pictures import CropFlip, ImageBatch, Normalise
 from shardmark.workloads.datasets import picture_data_set
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from shardmark.strategies._protocol import Shard
+    from shardmark.strategies._protocol import Portion, Shard
     from shardmark.workloads._protocol import Batch, BatchPlan
     from shardmark.workloads.classification import ClassificationOptions
 
@@ -83,17 +82,20 @@ class Classification:
             seed=self._seed,
         )
 
-    def batches(self, plan: BatchPlan, shard: Shard) -> Iterator[ImageBatch]:
-        """Endless; the shards of a step concatenate to exactly its unsharded batch.
+    def batches(
+        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+    ) -> Iterator[ImageBatch]:
+        """The shard's batches, or the portions'; a step's shards make up its unsharded batch.
 
         Raises `DataError` at once for a training set smaller than one step.
         """
         order = ShardOrder(self.training_samples, plan, shard)
+        wanted = every_step(shard) if portions is None else portions
         crop_flip = CropFlip(plan.seed, self.training_samples)
         augmented = self._options.augment == "crop_flip"
 
-        def make(step: int) -> ImageBatch:
-            share = order.at(step)
+        def make(portion: Portion) -> ImageBatch:
+            share = order.at(portion.step, portion.shard)
             read = self._data.training.read(share.ids)
             pictures = read.pictures
             if augmented:
@@ -106,7 +108,7 @@ class Classification:
             )
 
         workers = self._options.loader_workers
-        return self._noting_errors(batches_in_order(make, itertools.count(), workers=workers))
+        return self._noting_errors(batches_in_order(make, wanted, workers=workers))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross entropy over the batch's samples, shape (), in fp32 under every precision."""

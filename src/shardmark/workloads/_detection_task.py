@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +19,7 @@ from shardmark.workloads._detection_batch import DetectionBatch, Target, decoded
 from shardmark.workloads._detector_building import build_detector
 from shardmark.workloads._flops import counted_flops
 from shardmark.workloads._loading import batches_in_order
-from shardmark.workloads._order import ShardOrder, Share, generator, seed_of
+from shardmark.workloads._order import ShardOrder, Share, every_step, generator, seed_of
 from shardmark.workloads._proposals import PictureSampler, sample_by_picture
 from shardmark.workloads._protocol import BatchPlan
 from shardmark.workloads.datasets import annotated_data_set
@@ -28,7 +27,7 @@ from shardmark.workloads.datasets import annotated_data_set
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from shardmark.strategies._protocol import Shard
+    from shardmark.strategies._protocol import Portion, Shard
     from shardmark.workloads._protocol import Batch
     from shardmark.workloads.datasets._annotated import AnnotatedReading
     from shardmark.workloads.detection import DetectionOptions
@@ -78,19 +77,22 @@ class Detection:
         self._samplers = sample_by_picture(model)
         return model
 
-    def batches(self, plan: BatchPlan, shard: Shard) -> Iterator[DetectionBatch]:
-        """Endless; the shards of a step concatenate to exactly its unsharded batch.
+    def batches(
+        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+    ) -> Iterator[DetectionBatch]:
+        """The shard's batches, or the portions'; a step's shards make up its unsharded batch.
 
         Raises `DataError` at once for a training set smaller than one step.
         """
         order = ShardOrder(self.training_samples, plan, shard)
+        wanted = every_step(shard) if portions is None else portions
 
-        def make(step: int) -> DetectionBatch:
-            share = order.at(step)
+        def make(portion: Portion) -> DetectionBatch:
+            share = order.at(portion.step, portion.shard)
             return self._batch(self._data.training.read(share.ids), share, plan)
 
         workers = self._options.loader_workers
-        return self._noting_errors(batches_in_order(make, itertools.count(), workers=workers))
+        return self._noting_errors(batches_in_order(make, wanted, workers=workers))
 
     def _batch(self, read: AnnotatedReading, share: Share, plan: BatchPlan) -> DetectionBatch:
         pictures, targets, masks = [], [], []

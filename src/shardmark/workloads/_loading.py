@@ -11,33 +11,34 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from shardmark.errors import ShardmarkError
 from shardmark.workloads._pictures import gpu_in_use
 
+Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-class _Steps(Dataset[Made | ShardmarkError], Generic[Made]):
+class _Steps(Dataset[Made | ShardmarkError], Generic[Item, Made]):
     """Item `step` is that step's whole batch, or the error it met: a loader loses its type."""
 
-    def __init__(self, make: Callable[[int], Made]) -> None:
+    def __init__(self, make: Callable[[Item], Made]) -> None:
         self._make = make
 
-    def __getitem__(self, step: int) -> Made | ShardmarkError:
+    def __getitem__(self, item: Item) -> Made | ShardmarkError:
         try:
-            return self._make(step)
+            return self._make(item)
         except ShardmarkError as error:
             return error
 
 
 def batches_in_order(
-    make: Callable[[int], Made], steps: Iterable[int], *, workers: int
+    make: Callable[[Item], Made], items: Iterable[Item], *, workers: int
 ) -> Iterator[Made]:
     """`make(step)` for each of the steps, two batches ahead in each of `workers` processes."""
     if workers == 0:
-        yield from map(make, steps)
+        yield from map(make, items)
         return
     loader = DataLoader(
         _Steps(make),
         batch_size=None,  # an item is a batch already
-        sampler=cast("Sampler[int]", steps),
+        sampler=cast("Sampler[int]", items),
         num_workers=workers,
         prefetch_factor=2,
         persistent_workers=True,

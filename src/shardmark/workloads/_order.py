@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shardmark.errors import DataError, InputError
+from shardmark.strategies._protocol import Portion
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from shardmark.strategies._protocol import Shard
     from shardmark.workloads._protocol import BatchPlan
 
 _STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5}
+
+
+def every_step(shard: Shard) -> Iterator[Portion]:
+    """The same share of step after step, endlessly."""
+    return (Portion(step=step, shard=shard) for step in itertools.count())
 
 
 def generator(seed: int, stream: str, *more: int) -> np.random.Generator:
@@ -72,16 +81,16 @@ class ShardOrder:
             )
         self._samples = samples
         self._plan = plan
-        self._per_shard = plan.global_batch // shard.count
-        self._offset = shard.index * self._per_shard
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 
-    def at(self, step: int) -> Share:
+    def at(self, step: int, shard: Shard) -> Share:
+        """That shard's part of that step; as many shards as were announced."""
         epoch, step_of_epoch = divmod(step, self._samples // self._plan.global_batch)
         if epoch != self._epoch:
             self._order = epoch_order(self._plan.seed, epoch, self._samples)
             self._epoch = epoch
-        start = step_of_epoch * self._plan.global_batch + self._offset
-        positions = slice(start, start + self._per_shard)
+        per_shard = self._plan.global_batch // shard.count
+        start = step_of_epoch * self._plan.global_batch + shard.index * per_shard
+        positions = slice(start, start + per_shard)
         return Share(epoch=epoch, positions=positions, ids=self._order[positions])

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from shardmark.strategies._protocol import Shard
+    from shardmark.strategies._protocol import Portion, Shard
 
 
 class Batch(Protocol):
@@ -61,8 +61,12 @@ class Workload(Protocol):
     def build_model(self) -> nn.Module:
         """The same initial weights in every process; on the CPU, in training mode."""
 
-    def batches(self, plan: BatchPlan, shard: Shard) -> Iterator[Batch]:
-        """Endless, on the CPU; epoch after epoch, the incomplete last batch of each left out.
+    def batches(
+        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+    ) -> Iterator[Batch]:
+        """On the CPU: the shard's part of every step, endless, epoch after epoch; or `portions`.
+
+        The incomplete last batch of each epoch is left out.
 
         The shards of a step concatenate, in order of their index, to exactly its unsharded batch.
         """

@@ -52,17 +52,17 @@ class Both:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Rank 0 is a server."""
+    """A server on top of the workers, as the last process."""
 
     name: str = "served"
     staleness: int = 1
 
     def makes_sense(self, world_size: int) -> str | None:
-        return None if world_size > 1 else "one rank cannot serve itself"
+        return None if world_size > 1 else "one worker learns alone"
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        workers = world_size - 1
-        return (None, *(Shard(index=rank, count=workers) for rank in range(workers)))
+        workers = (Shard(index=rank, count=world_size) for rank in range(world_size))
+        return (*workers, None)
 
 
 class ToyOptions(BaseModel):

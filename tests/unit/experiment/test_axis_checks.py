@@ -49,6 +49,9 @@ import pytest
         ),
         ("matrix.measure.repeats=[1]", "--set matrix.measure.repeats: no such axis"),
         ("matrix.limits.trial_seconds=[1]", "no such axis"),
+        ("matrix.slow_ranks=[{1: 0.5}]", "slow_ranks at [0].1: found 0.5; allowed is greater"),
+        ("matrix.slow_ranks=[2.0]", "matrix.slow_ranks at [0]: found 2.0; allowed is a mapping"),
+        ("matrix.slow_ranks=[{}, {}]", "{} is given twice, first as [0]"),
     ],
 )
 def test_says_what_is_wrong(message: Callable[..., str], setting: str, expected: str) -> None:

@@ -45,6 +45,23 @@ def test_axes_have_full_and_short_keys() -> None:
     assert axes["precision"]["type"] == "array"
 
 
+def test_slow_ranks_are_a_key_and_an_axis() -> None:
+    properties = experiment_schema()["properties"]
+    slow = properties["slow_ranks"]
+    assert slow["description"].startswith("Rank -> factor, at least 1")
+    assert slow["propertyNames"] == {"pattern": "^[0-9]+$"}
+    assert slow["additionalProperties"] == {"maximum": 1000, "minimum": 1, "type": "number"}
+    axis = properties["matrix"]["properties"]["slow_ranks"]
+    assert axis["items"]["additionalProperties"] == slow["additionalProperties"]
+
+
+def test_keys_have_their_meanings() -> None:
+    schema = experiment_schema()
+    assert schema["properties"]["matrix"]["description"].startswith("Dotted key -> the values")
+    recipe = schema["$defs"]["Recipe"]["properties"]
+    assert recipe["global_batch"]["description"].startswith("Samples per optimizer step")
+
+
 def test_workloads_are_told_apart_by_name() -> None:
     toy, needy = experiment_schema()["properties"]["workload"]["oneOf"]
     assert (toy["properties"]["name"], toy["required"]) == ({"const": "toy"}, ["name"])

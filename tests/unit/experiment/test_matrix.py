@@ -161,8 +161,8 @@ def test_values_that_do_not_go_together_name_their_cells(make: Make) -> None:
             "recipe.per_rank_batch: 9 samples cannot be shared equally by 2 micro-batches",
         ),
         (
-            ("matrix.strategy=[served]", "matrix.world_size=[4]"),
-            "64 samples cannot be shared equally by 3 training ranks (served on 4 ranks)",
+            ("matrix.strategy=[served]", "matrix.world_size=[3]"),
+            "64 samples cannot be shared equally by 3 training ranks (served on 3 ranks)",
         ),
     ],
 )
@@ -172,22 +172,64 @@ def test_a_batch_that_cannot_be_shared_is_a_mistake(
     assert expected in _refused(make(*settings))
 
 
-def test_servers_get_no_samples(make: Make) -> None:
+@pytest.mark.parametrize("strategy", ["both", "served"])
+def test_world_size_counts_those_that_get_samples(make: Make, strategy: str) -> None:
+    """Servers come on top."""
     experiment = make(
-        "matrix.strategy=[served]", "matrix.world_size=[4]", "recipe.per_rank_batch=8"
+        f"matrix.strategy=[{strategy}]", "matrix.world_size=[4]", "recipe.per_rank_batch=8"
     )
     (trial,) = expand(experiment, "cpu").trials
-    assert (trial.training_ranks, trial.batch_per_step) == (3, 24)
+    assert (trial.world_size, trial.batch_per_step) == (4, 32)
 
 
-def test_everybody_else_does(make: Make) -> None:
-    experiment = make("matrix.strategy=[both]", "recipe.per_rank_batch=8")
-    (trial,) = expand(experiment, "cpu").trials
-    assert (trial.training_ranks, trial.batch_per_step) == (None, 16)
+def test_slow_ranks_of_the_file_are_in_every_trial(make: Make) -> None:
+    trials = expand(make("slow_ranks={1: 2, 0: 1.5}"), "cpu").trials
+    assert [trial.slow_ranks for trial in trials] == [{1: 2.0, 0: 1.5}] * 2
+    assert all(trial.varied == {} for trial in trials)
+
+
+def test_slow_ranks_are_an_axis(make: Make) -> None:
+    trials = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]"), "cpu").trials
+    found = {(trial.strategy.name, tuple(trial.slow_ranks.items())) for trial in trials}
+    assert found == {(name, slow) for name in ("alone", "both") for slow in ((), ((1, 2.0),))}
+    assert all(set(trial.varied) == {"slow_ranks"} for trial in trials)
+    assert len({trial.id for trial in trials}) == 4
+
+
+def test_without_slow_ranks_trials_keep_their_names(make: Make) -> None:
+    """As they were before there were any: finished runs can be gone on with."""
+    before = {trial.id for trial in expand(make(), "cpu").trials}
+    assert {trial.id for trial in expand(make("slow_ranks={}"), "cpu").trials} == before
+    both = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]"), "cpu").trials
+    assert {trial.id for trial in both if not trial.slow_ranks} == before
+    assert not before & {trial.id for trial in both if trial.slow_ranks}
+    assert not before & {trial.id for trial in expand(make("slow_ranks={1: 2}"), "cpu").trials}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("slow_ranks={2: 2.0}",), ("matrix.slow_ranks=[{}, {2: 2.0}]",)],
+)
+def test_a_slow_rank_that_no_cell_has_is_a_mistake(make: Make, settings: tuple[str, ...]) -> None:
+    assert _refused(make(*settings)) == (
+        "test: slow_ranks: there is no rank 2: the largest world size is 2; ranks 0 to 1"
+    )
+    assert expand(make(*settings, "matrix.world_size=[2, 4]"), "cpu").trials
+
+
+def test_a_server_is_no_rank_to_slow(make: Make) -> None:
+    said = _refused(make("matrix.strategy=[served]", "slow_ranks={2: 2.0}"))
+    assert "there is no rank 2" in said
+
+
+def test_slow_ranks_that_mean_the_same_are_a_mistake(make: Make) -> None:
+    said = _refused(make("matrix.slow_ranks=[{1: 2}, {1: 2.0}]"))
+    assert "is there twice; keep one of the values that mean the same" in said
 
 
 def test_a_trial_reads_back_from_json(make: Make) -> None:
-    for trial in expand(make("matrix.lr=[0.1]", "workload.data_dir=/data"), "cuda").trials:
+    settings = ("matrix.lr=[0.1]", "workload.data_dir=/data", "slow_ranks={1: 2}")
+    for trial in expand(make(*settings), "cuda").trials:
         assert Trial.model_validate_json(trial.model_dump_json()) == trial
         assert trial.device_type == "cuda"
 
@@ -208,6 +250,7 @@ _CONTENT = st.fixed_dictionaries(
         ),
         "world_size": st.integers(1, 3),
         "measure": st.builds(Measure, warmup_steps=st.integers(0, 2)),
+        "slow_ranks": st.dictionaries(st.integers(0, 2), st.sampled_from([1.5, 2.0])),
         "device_type": st.sampled_from(["cpu", "cuda"]),
         "repeat": st.integers(0, 2),
     }
@@ -243,6 +286,7 @@ _ID = """
 from shardmark.experiment.schema import Measure, Recipe, StrategySpec
 from shardmark.experiment.trial_id import trial_id
 print(trial_id(workload={"name": "toy", "b": 1, "a": [1, None]}, world_size=4, repeat=0,
+    slow_ranks={1: 2.0, 0: 3.0},
     recipe=Recipe(global_batch=8, steps=1, precision="bf16"), device_type="cpu",
     strategy=StrategySpec(name="fsdp-hybrid", options={"y": 1, "x": 2}), measure=Measure()))
 """

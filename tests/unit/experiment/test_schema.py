@@ -102,3 +102,32 @@ def test_is_frozen() -> None:
     recipe = Recipe(global_batch=1, steps=1)
     with pytest.raises(ValidationError, match="frozen"):
         recipe.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (
+            "slow_ranks={1: 0.5}",
+            "slow_ranks at 1: found 0.5; allowed is greater than or equal to 1",
+        ),
+        ("slow_ranks={1: 1e4}", "slow_ranks at 1: found 10000.0; allowed is less than or equal to"),
+        ("slow_ranks={-1: 2}", "found '-1'; allowed is greater than or equal to 0"),
+        ("slow_ranks={first: 2}", "found 'first'; allowed is a whole number"),
+        ("slow_ranks=[1]", "slow_ranks: found [1]; allowed is a mapping"),
+    ],
+)
+def test_slow_ranks_are_ranks_and_factors(message: Message, setting: str, expected: str) -> None:
+    assert expected in message(setting)
+
+
+def test_slow_ranks_are_written_with_numbers_and_read_again() -> None:
+    base = {
+        "name": "test",
+        "workload": {"name": "toy"},
+        "recipe": {"global_batch": 64, "epochs": 2},
+        "matrix": {"strategy": ["both"]},
+    }
+    experiment = Experiment.model_validate({**base, "slow_ranks": {1: 2, "0": 1.5}})
+    assert experiment.slow_ranks == {1: 2.0, 0: 1.5}
+    assert Experiment.model_validate_json(experiment.model_dump_json()) == experiment

@@ -33,6 +33,11 @@ def test_reads_scalars_as_people_mean_them(text: str, value: object) -> None:
     assert type(found) is type(value)
 
 
+def test_whole_numbers_are_keys() -> None:
+    """Of ranks; as text, like every key."""
+    assert parse_yaml("slow_ranks: {1: 2.0, '0': 3}", "FILE") == {"slow_ranks": {"1": 2.0, "0": 3}}
+
+
 def test_reads_anchors_and_merges() -> None:
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}"
     assert parse_yaml(text, "FILE") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}
@@ -42,7 +47,7 @@ def test_reads_anchors_and_merges() -> None:
     ("text", "message"),
     [
         ("a: 1\nb:\n  c: 1\n  c: 2", "FILE, line 4: the key 'c' is given twice, first on line 3"),
-        ("a: 1\n2: 1", "FILE, line 2: the key '2' is not text; put it in quotes"),
+        ("a: 1\n2.5: 1", "FILE, line 2: the key '2.5' is not text; put it in quotes"),
         ("on: 1", "FILE, line 1: the key 'on' is not text"),
         ("? [a]\n: 1", "FILE, line 1: the key 'a list or mapping' is not text"),
         ("a:\n\t- b", "FILE, line 2: while scanning for the next token found character '\\t'"),

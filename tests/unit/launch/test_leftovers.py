@@ -13,7 +13,13 @@ from shardmark.launch.leftovers import (
     rank_records,
     read_lines,
 )
-from shardmark.measure.rank_files import LOG_FILE, STEPS_FILE, rank_file, rank_steps_file
+from shardmark.measure.rank_files import (
+    LOG_FILE,
+    LOST_FILE,
+    STEPS_FILE,
+    rank_file,
+    rank_steps_file,
+)
 from tests.golden.invented import invented_rank
 
 
@@ -29,6 +35,16 @@ def test_records_of_the_ranks_that_wrote_one(tmp_path: Path) -> None:
     (tmp_path / rank_file(1)).write_text(first.model_dump_json()[:40])
     assert rank_records(tmp_path, 3) == (first,)
     assert rank_record(tmp_path, 1) is None
+
+
+def test_record_of_a_lost_worker_says_how_it_died(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / rank_file(rank)).write_text(invented_rank(rank).model_dump_json())
+    (tmp_path / LOST_FILE.format(1)).write_text("was ended by SIGKILL")
+    first, second = rank_records(tmp_path, 2)
+    assert (first.lost, second.lost) == (None, "was ended by SIGKILL")
+    clear(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_steps_are_merged_in_order_of_rank(tmp_path: Path) -> None:

@@ -186,6 +186,12 @@ def test_message_is_cut_to_its_first_line() -> None:
     )
 
 
+def test_a_lost_worker_is_no_failure() -> None:
+    """The others trained on, so that no process that the launcher watches has failed."""
+    lost = record(1).model_copy(update={"lost": "was ended by SIGKILL"})
+    assert decided(ending(code=0), [record(0), lost]) == (Outcome.OK, None)
+
+
 def test_unavailable_in_a_rank_is_an_outcome() -> None:
     ranks = [record(0, "unavailable", "StrategyUnavailable: no compiler", remedy="get one")]
     expected = failure("rank 0: StrategyUnavailable: no compiler", "get one", 0)

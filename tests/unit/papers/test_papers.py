@@ -119,9 +119,9 @@ def test_the_preset_is_the_studys_experiment(name: str) -> None:
     assert {(one.strategy, one.world_size) for one in paper.figures if one.strategy} <= cells
 
 
-def variants() -> list[list[str]]:
+def variants(preset: str = "lamsal-2025") -> list[list[str]]:
     """The `--set` lines in the comments of the preset."""
-    lines = preset_text("lamsal-2025").splitlines()
+    lines = preset_text(preset).splitlines()
     found = [line.lstrip("# ") for line in lines if line.lstrip("# ").startswith("--set")]
     return [[word for word in shlex.split(line) if word != "--set"] for line in found]
 
@@ -140,6 +140,32 @@ def test_every_variant_expands(overrides: list[str]) -> None:
     plan = expand(load_experiment("lamsal-2025", overrides), "cuda")
     assert plan.trials
     assert plan.left_out == ()
+
+
+@pytest.mark.parametrize("overrides", variants("ovi-2025"), ids=" ".join)
+def test_every_variant_of_the_parameter_servers_expands(overrides: list[str]) -> None:
+    plan = expand(load_experiment("ovi-2025", overrides), "cuda")
+    assert plan.trials
+    assert [str(one) for one in plan.left_out] in ([], ["single on 4 ranks: single is one device"])
+
+
+def test_study_of_parameter_servers() -> None:
+    """Every cell of the preset once, and the abstract's claims as ratios."""
+    paper = load_paper("ovi-2025")
+    experiment = load_experiment("ovi-2025")
+    assert {key: tuple(experiment.matrix[key]) for key in paper.varied} == paper.varied
+    assert len(expand(experiment, "cuda").trials) == 5 * 2 * 5 * 2
+    claims = {
+        (one.about, one.strategy, one.low, one.high) for one in paper.statements if one.text is None
+    }
+    assert claims == {
+        ("speedup", "ddp", 2, 3),
+        ("memory_ratio", "fsdp", 0.1667, 0.25),
+        ("memory_ratio", "fsdp", None, 0.4),
+        ("epoch_seconds", "fsdp", None, 6),
+        ("epoch_seconds", "ps-async", 0.72, None),
+        ("accuracy_top1", "ps-async", -0.17, -0.04),
+    }
 
 
 def test_the_total_batch_replaces_the_one_per_rank() -> None:

@@ -319,3 +319,17 @@ def test_empty_run_says_so_in_every_format() -> None:
     assert render_markdown(table) == "- No trial has a result.\n- Begun without a result: y.\n"
     assert json.loads(render_json(comparison)) == {"rows": []}
     assert len(render_csv(comparison).splitlines()) == 1
+
+
+def test_servers_and_lost_workers_are_told() -> None:
+    trial = invented_trial("ps-async", 2, 0)
+    first, second = trial.ranks
+    server = first.model_copy(update={"rank": 2, "role": "server"})
+    lost = second.model_copy(update={"lost": "was ended by SIGKILL"})
+    table = comparison_table(compared(trial.model_copy(update={"ranks": (first, lost, server)})))
+    assert cells(table, "ranks") == ("2+1",)
+    assert cells(table, "label") == ("rank lost",)
+    assert {"stale", "worker MiB"} <= {c.title.replace("\n", " ") for c in table.columns}
+    (note,) = [note for note in table.notes if note.startswith("LOST")]
+    assert "ps-async on 2 ranks: rank 1 was ended by SIGKILL and the others trained on" in note
+    assert "stale" not in {c.title for c in comparison_table(compared(trial)).columns}

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.unit.strategies.scene import Scene
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> Iterator[None]:
@@ -14,3 +16,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    """Two workers and parameters of zero."""
+    scene = Scene(monkeypatch, workers=2)
+    with torch.no_grad():
+        for parameter in scene.model.parameters():
+            parameter.zero_()
+    return scene

@@ -32,7 +32,11 @@ NAMES = (
     "zero-1",
     "zero-2",
     "zero-3",
+    "ps-sync",
+    "ps-async",
+    "ps-bounded",
 )
+SERVED = ("ps-sync", "ps-async", "ps-bounded")
 
 
 def test_table_has_the_contract_s_names() -> None:
@@ -104,7 +108,7 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], message: st
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"single", "fsdp-hybrid"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"single", "fsdp-hybrid", *SERVED}))
 def test_company_is_needed(name: str) -> None:
     strategy = build_strategy(name, {})
     assert strategy.makes_sense(1) == "one rank has nobody to share the work with"
@@ -130,7 +134,7 @@ def test_hybrid_needs_two_whole_groups(
         assert strategy.makes_sense(size) == reason
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"dp"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"dp", *SERVED}))
 def test_every_rank_takes_its_slice(name: str) -> None:
     expected = tuple(Shard(index=rank, count=4) for rank in range(4))
     assert build_strategy(name, {}).placement(4) == expected

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from shardmark.measure.recorder import Recorder, Spans
-from shardmark.strategies._protocol import HeldState
+from shardmark.strategies._collective import CollectiveWorker
+from shardmark.strategies._protocol import HeldState, Portion, Shard
 from shardmark.training.loop import Steps, train
 from shardmark.workloads._protocol import Batch
 from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
 
 
-class FakeWorker:
+class FakeWorker(CollectiveWorker):
     """Notes what it is told; its forward pass takes two marks more."""
 
     def __init__(self) -> None:
@@ -64,17 +66,40 @@ class Loop:
         self.steps = Steps(
             warmup_steps=warmup_steps,
             learning_rate=lambda step: rates[step] if rates else 0.1,
-            seed_of_step=lambda step: 1000 + step,
+            seed_of=lambda portion: 1000 + portion.step + 100 * portion.shard.index,
             on_step=self.told.append,
+            pace=self._pace,
         )
+        self.paced: list[int] = []
+        self.portion_of = lambda index: Portion(step=index, shard=Shard(index=0, count=1))
 
-    def _batches(self) -> Iterator[ToyBatch]:
+    def _batches(self, count: int = 100) -> Iterator[ToyBatch]:
         workload = ToyWorkload()
-        for step in range(100):
+        for step in range(count):
             yield workload.batch(range(step % 3 + 1))
 
-    def until(self, end_step: int) -> None:
-        train(self.worker, self.batches, self.recorder, self.steps, end_step=end_step, device=CPU)
+    @contextmanager
+    def _pace(self) -> Iterator[None]:
+        yield
+        self.paced.append(self.recorder.step)
+
+    def until(self, end_step: int | None) -> None:
+        train(
+            self.worker,
+            self.batches,
+            self.recorder,
+            self.steps,
+            end_step=end_step,
+            portion_of=self.portion_of,
+            device=CPU,
+        )
+
+    def take(self, *portions: Portion) -> None:
+        """Steps on those portions, until no batch is left."""
+        first = self.recorder.step
+        self.batches = self._batches(len(portions))
+        self.portion_of = lambda index: portions[index - first]
+        self.until(None)
 
     @property
     def windows(self) -> list[tuple[int, int]]:
@@ -150,3 +175,33 @@ def test_every_step_has_its_seed() -> None:
     loop.until(2)
     loop.until(4)
     assert loop.worker.seeds == [1000, 1001, 1002, 1003]
+
+
+def portion(step: int, index: int) -> Portion:
+    return Portion(step=step, shard=Shard(index=index, count=2))
+
+
+def test_portions_give_rate_and_seed_of_their_step_and_share() -> None:
+    """This rank's third step is another's share of the fourth step of the training."""
+    loop = Loop(warmup_steps=1, rates=(0.5, 0.4, 0.3, 0.2, 0.1))
+    loop.take(portion(0, 1), portion(0, 0), portion(3, 1))
+    loop.take(portion(4, 0))
+    assert loop.worker.rates == [0.5, 0.2, 0.1]
+    assert loop.steps.learning_rates == [0.5, 0.5, 0.2, 0.1]
+    assert loop.worker.seeds == [1100, 1000, 1103, 1004]
+    assert loop.told == [1, 1, 4, 5]
+
+
+def test_a_step_without_a_batch_leaves_nothing() -> None:
+    loop = Loop(warmup_steps=1)
+    loop.take(portion(0, 0), portion(1, 1))
+    assert loop.windows == [(1, 2)]
+    assert loop.recorder.step == len(loop.recorder.losses) == 2
+    assert loop.recorder.seconds_by_step("step").keys() == {0, 1}
+    assert loop.recorder.seconds_by_step("data").keys() == {0, 1}
+
+
+def test_pace_is_kept_within_every_step_that_is_taken() -> None:
+    loop = Loop(warmup_steps=0)
+    loop.take(portion(0, 0), portion(1, 0))
+    assert loop.paced == [0, 1]

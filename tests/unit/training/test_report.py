@@ -48,8 +48,9 @@ def report_of(directory: Path, losses: list[float]) -> RankReport:
     report.steps = Steps(
         warmup_steps=1,
         learning_rate=lambda step: 0.5**step,
-        seed_of_step=lambda step: step,
+        seed_of=lambda portion: portion.step,
         on_step=lambda _: None,
+        learning_rates=[0.5**step for step in range(len(losses))],
     )
     return report
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.experiment.schema import Recipe
-from shardmark.strategies._protocol import Shard
+from shardmark.strategies._protocol import Portion, Shard
+from shardmark.workloads._order import every_step
 from shardmark.workloads._protocol import Batch, BatchPlan
 
 CPU = torch.device("cpu")
@@ -81,13 +82,13 @@ class ToyWorkload:
         rows = list(chosen)
         return ToyBatch(inputs=self.inputs[rows], targets=self.targets[rows], sample_ids=chosen)
 
-    def batches(self, plan: BatchPlan, shard: Shard) -> Iterator[ToyBatch]:
+    def batches(
+        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+    ) -> Iterator[ToyBatch]:
         size = plan.global_batch // shard.count
-        step = 0
-        while True:
-            start = step * plan.global_batch + shard.index * size
+        for portion in every_step(shard) if portions is None else portions:
+            start = portion.step * plan.global_batch + portion.shard.index * size
             yield self.batch((start + i) % SAMPLES for i in range(size))
-            step += 1
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
         return tuple

@@ -14,7 +14,7 @@ from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.verification import shown_number
 from shardmark.results.verification import Verdict, Verification
-from tests.unit.verification.verdicts import BAD, FAILED, GOOD, PROMISED, UNAVAILABLE
+from tests.unit.verification.verdicts import BAD, BROKEN, FAILED, GOOD, PROMISED, UNAVAILABLE
 
 NOTE = "verifying [1/2] ddp"
 
@@ -48,6 +48,7 @@ def answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]
         ([GOOD], 0),
         ([GOOD, UNAVAILABLE], 0),
         ([GOOD, PROMISED], 0),
+        ([GOOD, BROKEN], 1),
         ([GOOD, BAD], 1),
         ([BAD], 1),
         ([GOOD, FAILED], 1),

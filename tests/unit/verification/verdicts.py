@@ -69,6 +69,9 @@ def untried(evidence: str) -> Verdict:
 
 UNAVAILABLE = untried("unavailable: no CUDA device; use ddp")
 FAILED = untried("failed: rank 1 was killed")
-PROMISED = BAD.model_copy(update={"id": "4" * 12, "promise": "every push is applied once"})
+PROMISED = GOOD.model_copy(
+    update={"id": "4" * 12, "equivalent": None, "promise": "every push is applied once"}
+)
+BROKEN = PROMISED.model_copy(update={"equivalent": False, "cause": BAD.cause})
 
 VERIFICATION = Verification(reference="the reference", steps=3, verdicts=(GOOD, BAD, UNAVAILABLE))

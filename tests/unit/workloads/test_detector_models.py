@@ -14,8 +14,9 @@ from torch import nn
 
 from shardmark.errors import InputError
 from shardmark.workloads._detector_building import build_detector
-from shardmark.workloads._own_detectors import fasterrcnn_swin_t_fpn, fcos_resnet18_fpn
+from shardmark.workloads._own_detectors import fasterrcnn_swin_t_fpn
 from shardmark.workloads._proposals import sample_by_picture
+from shardmark.workloads._small_fcos import fcos_resnet18_fpn
 from shardmark.workloads.detectors import DETECTORS
 
 CLASSES = ("gizmo", "dog", "person")

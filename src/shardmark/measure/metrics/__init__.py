@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from shardmark.measure.metrics.learning import ERRORS, QUALITY
+from shardmark.measure.metrics.learning import ERRORS, QUALITY, SERVERS
 from shardmark.measure.metrics.resources import DEVICE, MEMORY, NETWORK, PROCESSES
 from shardmark.measure.metrics.speed import RATE, TIME
 
@@ -25,12 +25,15 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
             *PROCESSES,
             *DEVICE,
             *QUALITY,
+            *SERVERS,
             *ERRORS,
         )
     }
 )
 """By name, in the order in which tables show them."""
 
+NO_SERVERS = "the strategy has no parameter server"
+"""Why most strategies have no staleness; tables do not say it."""
 NO_SUCH_METRIC = "the workload has no such metric"
 """Why a detector has no accuracy and a classifier no average precision; tables do not say it."""
 

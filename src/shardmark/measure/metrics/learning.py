@@ -56,6 +56,68 @@ QUALITY = (
     ),
 )
 
+_server_metric = partial(Metric, group="servers", over="trial", better="lower")
+SERVERS = (
+    _server_metric(
+        name="staleness_mean",
+        unit="updates",
+        definition="Updates that a server took between handing out parameters and using the"
+        " gradient that was computed from them; mean over all gradients.",
+        source="parameter servers (Ho et al., NIPS 2013)",
+    ),
+    _server_metric(
+        name="staleness_max",
+        unit="updates",
+        definition="The stalest gradient that a server used, as staleness_mean.",
+        source="parameter servers",
+    ),
+    _server_metric(
+        name="push_count",
+        unit="pushes",
+        better="higher",
+        definition="Gradients that workers sent in the whole training, one for each worker's step.",
+        source="parameter servers",
+    ),
+    _server_metric(
+        name="pull_count",
+        unit="pulls",
+        better="higher",
+        definition="Times that workers got parameters in the whole training.",
+        source="parameter servers",
+    ),
+    _server_metric(
+        name="push_bytes",
+        unit="bytes",
+        definition="Gradients that a worker sends in one step, to all servers.",
+        source="parameter servers",
+    ),
+    _server_metric(
+        name="pull_bytes",
+        unit="bytes",
+        definition="Parameters that a worker gets in one step, from all servers.",
+        source="parameter servers",
+    ),
+    _server_metric(
+        name="updates_per_second",
+        unit="updates/s",
+        better="higher",
+        definition="Optimizer steps of a server per second of the measured windows.",
+        source="parameter servers",
+    ),
+    _server_metric(
+        name="held_back_seconds",
+        unit="seconds",
+        definition="Time for which a worker's step waits at the barrier or the bound; mean.",
+        source="parameter servers",
+    ),
+    _server_metric(
+        name="lost_samples",
+        unit="samples",
+        definition="Samples handed to workers which died before they sent a gradient.",
+        source="parameter servers",
+    ),
+)
+
 _errors_metric = partial(Metric, group="errors", over="maximum", better="lower")
 ERRORS = (
     _errors_metric(

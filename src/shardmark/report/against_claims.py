@@ -1,0 +1,99 @@
+"""A study's claims beside what was measured of them, as a table."""
+
+from __future__ import annotations
+
+from shardmark.analysis.against import Against
+from shardmark.analysis.claims import Claim, claims_of
+from shardmark.analysis.statistics import Estimate
+from shardmark.papers.schema import Statement
+from shardmark.report.epochs import variant_cells
+from shardmark.report.sections import Section
+from shardmark.report.tables import Column, Table, number
+
+_QUANTITIES = {"epoch_seconds": "time", "memory_ratio": "peak memory", "speedup": "samples/s"}
+"""What a ratio is of, where that is not the metric's name."""
+PERCENT = 100
+NOT_STATED = "what it is relative to is not stated"
+
+
+def claims_sections(against: Against) -> tuple[Section, ...]:
+    """None for a study whose tables say all."""
+    claims = claims_of(against)
+    if not claims:
+        return ()
+    variants = iter(variant_cells([claim.row for claim in claims if claim.row is not None]))
+    texts = [None if claim.row is None else next(variants) for claim in claims]
+    columns = [
+        Column(title="claim", cells=tuple(_about(one.statement) for one in claims), numeric=False),
+        Column(title="variant", cells=tuple(text or "" for text in texts), numeric=False),
+        Column(title="ranks", cells=tuple(_ranks(one) for one in claims)),
+        Column(title="publ.", cells=tuple(_range(one.statement) for one in claims)),
+        Column(title="meas.", cells=tuple(_shown(one.statement, one.measured) for one in claims)),
+    ]
+    shown = tuple(column for column in columns if any(column.cells))
+    title = f"Claims of {against.paper.name}: published (publ.) and measured (meas.)"
+    return (Section(title=title, table=Table(columns=shown, notes=_notes(against, claims))),)
+
+
+def _about(statement: Statement) -> str:
+    name = _QUANTITIES.get(statement.about, statement.about)
+    relative = statement.relative_to
+    if relative is None:
+        return f"{name}, {statement.strategy} / ?"
+    sign = "-" if statement.relation == "difference" else "/"
+    points = " (points)" if statement.relation == "difference" else ""
+    return f"{name}, {statement.strategy} {sign} {relative.strategy}{points}"
+
+
+def _ranks(claim: Claim) -> str:
+    if claim.row is not None:
+        return str(claim.row.world_size)
+    return "" if claim.statement.world_size is None else str(claim.statement.world_size)
+
+
+def _range(statement: Statement) -> str:
+    low, high = (
+        None if end is None else _number(statement, end) for end in (statement.low, statement.high)
+    )
+    if low is None:
+        return f"up to {high}"
+    return f"from {low}" if high is None else f"{low} to {high}"
+
+
+def _number(statement: Statement, value: float) -> str:
+    if statement.relation == "difference":
+        return number(value * PERCENT, decimals=1)
+    return number(value, decimals=2)
+
+
+def _shown(statement: Statement, found: Estimate | None) -> str:
+    if found is None:
+        return ""
+    text = _number(statement, found.value)
+    if found.half_width is None:
+        return text
+    difference = statement.relation == "difference"
+    return f"{text} ±{found.half_width * (PERCENT if difference else 1):.{1 if difference else 2}f}"
+
+
+def _notes(against: Against, claims: tuple[Claim, ...]) -> tuple[str, ...]:
+    statements = list(dict.fromkeys(_about(claim.statement) for claim in claims))
+    places: dict[str, list[str]] = {about: [] for about in statements}
+    for claim in claims:
+        place = claim.statement.place
+        if place not in places[_about(claim.statement)]:
+            places[_about(claim.statement)].append(place)
+    told = [f"{about}: {'; '.join(found)}" for about, found in places.items()]
+    words = [
+        f"{one.strategy}: {_QUANTITIES.get(one.about, one.about)} {one.text} ({one.place})"
+        for one in against.paper.statements
+        if one.text is not None
+    ]
+    unsaid = [about for about in statements if about.endswith(" ?")]
+    return (
+        f"Where the study claims it: {'. '.join(told)}.",
+        *([f"In words: {'; '.join(words)}."] if words else []),
+        *([f"Blank: {', '.join(unsaid)}: {NOT_STATED}."] if unsaid else []),
+        "Claims as the study words them, over all of its models and machines: a measured ratio"
+        " outside the range refutes nothing where hardware or task differ.",
+    )

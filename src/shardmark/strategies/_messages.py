@@ -1,0 +1,126 @@
+"""What workers and parameter servers say to each other: a header, then flat tensors.
+
+All by point-to-point operations of the process group, with tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+HEADER, CONTENT = 1, 2
+"""Tags: a header can be awaited while content is under way."""
+NOTHING_LEFT = -1
+
+
+class PeerGone(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
+    """The other process has died, or closed its connection."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"rank {rank} is gone")
+        self.rank = rank
+
+
+class Kind(IntEnum):
+    """What a worker wants of a server."""
+
+    PUSH = 1
+    """Gradients of one step follow, bucket by bucket."""
+    PULL = 2
+    """Parameters, once the worker may go on."""
+    GRADIENTS = 3
+    """The averaged gradient of the step under way, before it is used; fp32."""
+    PARAMETERS = 4
+    """As they are; fp32."""
+    STATE = 5
+    """The optimizer's: for each of its keys a tensor of every bucket."""
+    PORTION = 6
+    """A portion of a step before `number`."""
+    MEET = 7
+    """Wait for all other workers; `number` bytes follow, and everybody's come back."""
+    CLOSE = 8
+    """Nothing else will come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    kind: Kind
+    number: int = 0
+    rate: float = 0.0
+    """Learning rate of a push."""
+
+
+def send_header(to: int, kind: Kind, number: int = 0, rate: float = 0.0) -> None:
+    _send(torch.tensor([kind, number, rate], dtype=torch.float64), to, HEADER)
+
+
+def receive_header(source: int) -> Header:
+    packed = torch.empty(3, dtype=torch.float64)
+    _receive(packed, source, HEADER)
+    kind, number, rate = packed.tolist()
+    return Header(Kind(int(kind)), int(number), rate)
+
+
+def send(tensor: Tensor, to: int) -> None:
+    _send(tensor, to, CONTENT)
+
+
+def receive(tensor: Tensor, source: int) -> None:
+    _receive(tensor, source, CONTENT)
+
+
+class Sending:
+    """A tensor under way; it must not change until `wait` returns."""
+
+    def __init__(self, tensor: Tensor, to: int) -> None:
+        self._to = to
+        try:
+            self._work = dist.isend(tensor, to, tag=CONTENT)
+        except RuntimeError as error:
+            raise PeerGone(to) from error
+
+    def wait(self) -> None:
+        assert self._work is not None, "this process is in the group"
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise PeerGone(self._to) from error
+
+
+def send_numbers(numbers: list[int], to: int) -> None:
+    send(torch.tensor(numbers, dtype=torch.int64), to)
+
+
+def receive_numbers(count: int, source: int) -> list[int]:
+    numbers = torch.empty(count, dtype=torch.int64)
+    receive(numbers, source)
+    return [int(number) for number in numbers.tolist()]
+
+
+def to_bytes(value: object) -> Tensor:
+    """A picklable value of this trial's own processes as a tensor, (n,), uint8."""
+    return torch.from_numpy(np.frombuffer(pickle.dumps(value), dtype=np.uint8).copy())
+
+
+def from_bytes(content: Tensor) -> object:
+    return pickle.loads(content.numpy().tobytes())
+
+
+def _send(tensor: Tensor, to: int, tag: int) -> None:
+    try:
+        dist.send(tensor, to, tag=tag)
+    except RuntimeError as error:
+        raise PeerGone(to) from error
+
+
+def _receive(tensor: Tensor, source: int, tag: int) -> None:
+    try:
+        dist.recv(tensor, source, tag=tag)
+    except RuntimeError as error:
+        raise PeerGone(source) from error

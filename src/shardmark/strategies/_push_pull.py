@@ -1,0 +1,245 @@
+"""A worker of parameter servers: it computes gradients, and holds no optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shardmark.errors import ShardmarkError
+from shardmark.experiment.schema import Recipe
+from shardmark.measure.recorder import Spans
+from shardmark.results.schema import ExchangeRecord
+from shardmark.strategies._eager import autocast, state_keys
+from shardmark.strategies._messages import (
+    NOTHING_LEFT,
+    Kind,
+    PeerGone,
+    from_bytes,
+    receive,
+    receive_numbers,
+    send,
+    send_header,
+    to_bytes,
+)
+from shardmark.strategies._parameter_layout import Bucket, Layout
+from shardmark.strategies._protocol import HeldState, Portion, Shard
+from shardmark.strategies._pushing import Pushing
+from shardmark.workloads._protocol import Batch, Workload
+
+
+class ServerTeam:
+    """Workers meet at the servers, which know who is left."""
+
+    def __init__(self, servers: Sequence[int]) -> None:
+        self._servers = servers
+
+    def barrier(self) -> None:
+        """Wait until every worker that is left is here; every server learns of it."""
+        for server in self._servers:
+            self._meet(server, None)
+
+    def gather(self, value: object) -> list[object]:
+        """The value of every worker that is left, in order of rank."""
+        return self._meet(self._servers[0], value)
+
+    def _meet(self, server: int, value: object) -> list[object]:
+        try:
+            content = to_bytes(value)
+            send_header(server, Kind.MEET, len(content))
+            send(content, server)
+            (size,) = receive_numbers(1, server)
+            everybody = torch.empty(size, dtype=torch.uint8)
+            receive(everybody, server)
+        except PeerGone as gone:
+            raise server_gone(gone) from gone
+        found = from_bytes(everybody)
+        assert isinstance(found, list)
+        return found
+
+
+def server_gone(gone: PeerGone) -> ShardmarkError:
+    return ShardmarkError(f"the parameter server, rank {gone.rank}, is gone; see log.txt")
+
+
+class PushPullWorker:
+    """Forward and backward on a copy of the parameters, whose gradients leave as they are ready.
+
+    `bound` is the strategy's: 0 waits for all workers in each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        workload: Workload,
+        recipe: Recipe,
+        device: torch.device,
+        workers: int,
+        bound: int | None,
+    ) -> None:
+        self._model = model
+        self._workload = workload
+        self._recipe = recipe
+        self._device = device
+        self._workers = workers
+        self._bound = bound
+        self._servers = range(workers, workers + len(layout))
+        self._layout = layout
+        self._rate = recipe.optimizer.lr
+        self.team = ServerTeam(self._servers)
+        named = dict(model.named_parameters())
+        self._flat = [[_flattened(named, bucket) for bucket in part] for part in layout]
+        self._inboxes = [
+            [_inbox(flat, bucket) for flat, bucket in zip(flats, part, strict=True)]
+            for flats, part in zip(self._flat, layout, strict=True)
+        ]
+        # A gradient that is clipped by itself can only leave when all of it is there.
+        self._clipping = recipe.gradient_clipping if bound != 0 else None
+        self._pushing = Pushing(
+            model, layout, first_server=workers, device=device, early=self._clipping is None
+        )
+        self._pulls = 0
+        self._received: Counter[str] = Counter()
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        try:
+            return self._step(batch, recorder)
+        except PeerGone as gone:
+            raise server_gone(gone) from gone
+
+    def _step(self, batch: Batch, recorder: Spans) -> Tensor:
+        micro_batches = batch.split(self._recipe.gradient_accumulation)
+        count = len(micro_batches)
+        losses = []
+        self._pushing.begin(self._rate)
+        for index, micro_batch in enumerate(micro_batches):
+            with recorder.span("forward"), autocast(self._recipe, self._device):
+                loss = self._workload.loss(self._model, micro_batch)
+            with recorder.span("backward"):
+                self._pushing.last_pass(index == count - 1)
+                share = loss / count if count > 1 else loss
+                share.backward()  # type: ignore[no-untyped-call]  # torch's
+            losses.append(loss.detach())
+        if self._clipping is not None:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._clipping)
+        self._pushing.end()
+        with recorder.span("optimizer"):
+            self._pull()
+        return losses[0] if count == 1 else torch.stack(losses).mean()
+
+    def _pull(self) -> None:
+        """The first server holds the answer back for the bound; the others' would be older."""
+        one_by_one = self._bound not in (0, None)
+        if not one_by_one:
+            for server in self._servers:
+                send_header(server, Kind.PULL)
+        for server, inboxes in zip(self._servers, self._inboxes, strict=True):
+            if one_by_one:
+                send_header(server, Kind.PULL)
+            for inbox in inboxes:
+                receive(inbox, server)
+                self._received[str(server)] += inbox.nbytes
+        for flats, inboxes in zip(self._flat, self._inboxes, strict=True):
+            for flat, inbox in zip(flats, inboxes, strict=True):
+                if inbox is not flat:
+                    flat.copy_(inbox, non_blocking=True)
+        self._pulls += 1
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._rate = learning_rate
+
+    def skipped_steps(self) -> int:
+        return 0
+
+    def portions(self, end_step: int) -> Iterator[Portion] | None:
+        """None if all wait for all anyway; else whatever the first server hands out."""
+        return None if self._bound == 0 else self._asked_for(end_step)
+
+    def _asked_for(self, end_step: int) -> Iterator[Portion]:
+        while True:
+            try:
+                send_header(self._servers[0], Kind.PORTION, end_step)
+                step, share = receive_numbers(2, self._servers[0])
+            except PeerGone as gone:
+                raise server_gone(gone) from gone
+            if step == NOTHING_LEFT:
+                return
+            yield Portion(step=step, shard=Shard(index=share, count=self._workers))
+
+    def close(self) -> None:
+        for server in self._servers:
+            send_header(server, Kind.CLOSE)
+
+    def exchange(self) -> ExchangeRecord:
+        return ExchangeRecord(
+            pushes=self._pushing.pushes,
+            pulls=self._pulls,
+            sent_bytes=dict(self._pushing.sent_bytes),
+            received_bytes=dict(self._received),
+        )
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """The servers', in fp32 whatever travels otherwise; frozen ones are this rank's own."""
+        held = self._asked(Kind.PARAMETERS)
+        return {
+            name: held.get(name, parameter.detach().cpu().clone())
+            for name, parameter in self._model.named_parameters()
+        }
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        return self._asked(Kind.GRADIENTS)
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        state: dict[str, dict[str, Tensor]] = {}
+        spec = self._recipe.optimizer
+        keys = state_keys(spec)
+        for server, part in zip(self._servers, self._layout, strict=True):
+            send_header(server, Kind.STATE)
+            for key in keys:
+                for bucket in part:
+                    flat = torch.empty(bucket.elements)
+                    receive(flat, server)
+                    for place in bucket.places:
+                        state.setdefault(place.name, {})[key] = place.of(flat).clone()
+        return state
+
+    def _asked(self, kind: Kind) -> dict[str, Tensor]:
+        """A tensor of every parameter that the servers hold, fp32."""
+        found: dict[str, Tensor] = {}
+        for server, part in zip(self._servers, self._layout, strict=True):
+            send_header(server, kind)
+            for bucket in part:
+                flat = torch.empty(bucket.elements)
+                receive(flat, server)
+                found |= {place.name: place.of(flat).clone() for place in bucket.places}
+        return found
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {name: b.detach().cpu().clone() for name, b in self._model.named_buffers()}
+
+    def held_state(self) -> HeldState:
+        return HeldState(
+            parameters=tuple(self._model.parameters()),
+            gradients=tuple(self._pushing.gradients),
+            optimizer_state=(),
+        )
+
+
+def _flattened(named: Mapping[str, nn.Parameter], bucket: Bucket) -> Tensor:
+    """The bucket's parameters in one tensor, of which they become views."""
+    flat = torch.cat([named[place.name].detach().flatten() for place in bucket.places])
+    for place in bucket.places:
+        named[place.name].data = place.of(flat)
+    return flat
+
+
+def _inbox(flat: Tensor, bucket: Bucket) -> Tensor:
+    """Where the bucket arrives: in its place, or beside it if that is elsewhere or wider."""
+    if flat.device.type == "cpu" and bucket.wire_type == flat.dtype:
+        return flat
+    pinned = flat.device.type == "cuda"
+    return torch.empty(bucket.elements, dtype=bucket.wire_type, pin_memory=pinned)

@@ -1,0 +1,112 @@
+"""Whose turn it is: barrier, bound, meetings and portions of one parameter server.
+
+Knows nothing of tensors and messages; one thread for each worker calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Condition
+from typing import Literal
+
+State = Literal["running", "meeting", "closed", "lost"]
+
+
+class Turns:
+    """`bound` is how many steps a worker may be ahead of the slowest; None for any number.
+
+    With a bound of 0 all gradients of a step are gathered, then used at once.
+    """
+
+    def __init__(
+        self, workers: int, bound: int | None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.changed = Condition()
+        """Guards everything here, and what the server does with gradients and parameters."""
+        self._bound = bound
+        self._clock = clock
+        self._states: dict[int, State] = dict.fromkeys(range(workers), "running")
+        self._steps = dict.fromkeys(range(workers), 0)
+        """Pushes of each worker since the last meeting."""
+        self._brought: dict[int, object] = {}
+        self._met: list[object] = []
+        self._meetings = 0
+        self.on_met: Callable[[], None] = lambda: None
+        """Called with `changed` held when everybody is there and nothing is under way."""
+        self._workers = workers
+        self._next_portion = 0
+        self._out = dict.fromkeys(range(workers), 0)
+        self.lost_portions = 0
+        self.wait_seconds = 0.0
+
+    def present(self) -> list[int]:
+        """Workers that train or meet, in order."""
+        return [rank for rank, state in self._states.items() if state in ("running", "meeting")]
+
+    @property
+    def everybody_lost(self) -> bool:
+        return all(state == "lost" for state in self._states.values())
+
+    def pushed(self, rank: int) -> None:
+        """A gradient of the worker is whole.  Called with `changed` held."""
+        self._steps[rank] += 1
+        self._out[rank] = max(0, self._out[rank] - 1)
+        self.changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Called with `changed` held, as a worker's answer is held back until then."""
+        started = self._clock()
+        self.changed.wait_for(condition)
+        self.wait_seconds += self._clock() - started
+
+    def may_go_on(self, rank: int) -> bool:
+        """Whether the worker is within the bound of the slowest that runs."""
+        if self._bound is None:
+            return True
+        running = [r for r, state in self._states.items() if state == "running"]
+        return self._steps[rank] - min(self._steps[r] for r in running) <= self._bound
+
+    def portion(self, rank: int, end_step: int) -> tuple[int, int] | None:
+        """The next (step, share) before that step; None where all are handed out."""
+        with self.changed:
+            if self._next_portion >= end_step * self._workers:
+                return None
+            self._next_portion += 1
+            self._out[rank] += 1
+            return divmod(self._next_portion - 1, self._workers)
+
+    def meet(self, rank: int, brought: object) -> list[object]:
+        """Wait until every present worker is here; what each brought, in order of rank."""
+        with self.changed:
+            meeting = self._meetings
+            self._brought[rank] = brought
+            self._states[rank] = "meeting"
+            self._end_meeting()
+            self.changed.notify_all()  # those at the bound wait for running workers only
+            self.changed.wait_for(lambda: self._meetings > meeting)
+            return self._met
+
+    def _end_meeting(self) -> None:
+        present = self.present()
+        if not present or any(self._states[rank] != "meeting" for rank in present):
+            return
+        self._met = [self._brought[rank] for rank in present]
+        self._brought = {}
+        for rank in present:
+            self._states[rank] = "running"
+        self._steps = dict.fromkeys(self._steps, 0)
+        self._meetings += 1
+        self.on_met()
+        self.changed.notify_all()
+
+    def leave(self, rank: int, how: Literal["closed", "lost"]) -> None:
+        """The worker is done, or has died: nobody waits for it any longer."""
+        with self.changed:
+            self._states[rank] = how
+            if how == "lost":
+                self.lost_portions += self._out[rank]
+                self._out[rank] = 0
+            self._brought.pop(rank, None)
+            self._end_meeting()
+            self.changed.notify_all()

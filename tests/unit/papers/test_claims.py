@@ -1,0 +1,145 @@
+"""Ranges that a study claims, beside what was measured of the same strategies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardmark.analysis.against import Against, set_against
+from shardmark.analysis.claims import Claim, claims_of
+from shardmark.analysis.comparison import compare
+from shardmark.cli import main
+from shardmark.papers import load_paper
+from shardmark.report.against import against_sections
+from shardmark.report.against_notes import headline_notes
+from shardmark.results.schema import TrialResult
+from shardmark.results.store import load_run
+from tests.golden.invented import invented_trial
+from tests.unit.papers.runs import write_detection
+
+MODEL = "resnet18"
+MEASURED = {
+    "ddp": (100.0, 1000.0, 0.75),
+    "fsdp": (50.0, 250.0, 0.75),
+    "ps-sync": (80.0, 1500.0, 0.75),
+    "ps-async": (100.0, 1500.0, 0.625),
+}
+"""Samples per second, peak bytes, accuracy of the first repeat."""
+
+
+def trial(strategy: str, repeat: int = 0, *, model: str = MODEL) -> TrialResult:
+    rate, peak, accuracy = MEASURED[strategy]
+    workload = {"name": "classification", "model": model, "dataset": "cifar10"}
+    return invented_trial(
+        strategy,
+        4,
+        repeat,
+        metrics={
+            "samples_per_second": rate + repeat,
+            "peak_memory_bytes": peak,
+            "accuracy_top1": accuracy,
+        },
+        trial={"experiment": "invented", "workload": workload, "recipe": {"global_batch": 128}},
+    )
+
+
+def against(path: Path, *trials: TrialResult, paper: str = "ovi-2025") -> Against:
+    run = load_run(write_detection(path / "run", trials))
+    return set_against(compare([run]), load_paper(paper))
+
+
+def claims(found: Against, about: str, strategy: str) -> list[Claim]:
+    return [
+        one
+        for one in claims_of(found)
+        if (one.statement.about, one.statement.strategy) == (about, strategy)
+    ]
+
+
+def test_claims_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    found = against(tmp_path, *map(trial, MEASURED))
+    for about, strategy, value in (
+        ("memory_ratio", "fsdp", 0.25),
+        ("epoch_seconds", "fsdp", 2.0),
+        ("epoch_seconds", "ps-async", 0.8),
+        ("accuracy_top1", "ps-async", -0.125),
+    ):
+        for claim in claims(found, about, strategy):
+            assert claim.measured is not None
+            assert claim.measured.value == pytest.approx(value)
+            assert claim.measured.low is None
+
+
+def test_repeats_give_intervals(tmp_path: Path) -> None:
+    found = against(tmp_path, *(trial(name, repeat) for name in MEASURED for repeat in (0, 1)))
+    (claim,) = claims(found, "accuracy_top1", "ps-async")
+    assert claim.measured is not None
+    assert (claim.measured.low, claim.measured.n) == (-0.125, 2)
+    (claim,) = claims(found, "epoch_seconds", "ps-async")
+    assert claim.measured is not None
+    assert claim.measured.low is not None
+
+
+def test_unpaired_repeats_differ_by_their_means(tmp_path: Path) -> None:
+    found = against(tmp_path, trial("ps-sync"), trial("ps-async", 1))
+    (claim,) = claims(found, "accuracy_top1", "ps-async")
+    assert claim.measured is not None
+    assert (claim.measured.value, claim.measured.low) == (-0.125, None)
+
+
+def test_what_was_not_measured_is_blank(tmp_path: Path) -> None:
+    found = against(tmp_path, trial("fsdp"))
+    assert all(claim.measured is None for claim in claims_of(found))
+    (claim,) = claims(found, "speedup", "ddp")
+    assert (claim.row, claim.base) == (None, None)
+
+
+def test_the_table_and_its_notes(tmp_path: Path) -> None:
+    _, section = against_sections(against(tmp_path, *map(trial, MEASURED)))
+    cells = {
+        about: (published, measured)
+        for about, published, measured in zip(
+            *(
+                next(c for c in section.table.columns if c.title == title).cells
+                for title in ("claim", "publ.", "meas.")
+            ),
+            strict=True,
+        )
+    }
+    assert cells["samples/s, ddp / ?"] == ("2.00 to 3.00", "")
+    assert cells["time, fsdp / ddp"] == ("up to 6.00", "2.00")
+    assert cells["time, ps-async / ps-sync"] == ("from 0.72", "0.80")
+    assert cells["accuracy_top1, ps-async - ps-sync (points)"] == ("-17.0 to -4.0", "-12.5")
+    text = " ".join(section.table.notes)
+    assert "ps-bounded: samples_per_second gain cancelled" in text
+    assert "ddp / ?: what it is relative to is not stated" in text
+    assert "refutes nothing" in text
+
+
+def test_another_model_is_said_plainly(tmp_path: Path) -> None:
+    notes = headline_notes(against(tmp_path, trial("ddp")))
+    assert any(
+        note.startswith("Another task: model published vgg16 or ") and "measured resnet18" in note
+        for note in notes
+    )
+    assert "The study states no figures of single trainings, but claims: see below." in notes
+    notes = headline_notes(against(tmp_path / "same", trial("ddp", model="vgg16")))
+    assert not any(note.startswith("Another task") for note in notes)
+
+
+def test_a_study_with_tables_alone_has_no_claims(tmp_path: Path) -> None:
+    found = against(tmp_path, trial("ddp"), paper="lamsal-2025")
+    assert claims_of(found) == ()
+    assert all(not one.title.startswith("Claims") for one in against_sections(found))
+
+
+def test_json_has_the_claims(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = str(write_detection(tmp_path / "run", [*map(trial, MEASURED)]))
+    assert main(["compare", run, "--against", "ovi-2025", "--format", "json"]) == 0
+    beside = json.loads(capsys.readouterr().out)["against"]
+    claim = next(one for one in beside["claims"] if one["statement"]["relation"] == "difference")
+    assert claim["row"]["strategy"] == "ps-async"
+    assert claim["relative_to"]["strategy"] == "ps-sync"
+    assert claim["measured"]["value"] == -0.125

@@ -1,0 +1,63 @@
+"""A server, its workers' voices, and the model that all began with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shardmark.strategies._parameter_layout import Layout, layout_of
+from shardmark.strategies._serving import GradientServer
+from tests.unit.strategies.network import Client, Network, Served
+from tests.unit.training.toy import plain, recipe
+
+if TYPE_CHECKING:
+    import pytest
+
+COUNTS: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 1.0}}
+"""With gradients of -1, a parameter that began at zero counts the updates."""
+
+
+class Scene:
+    """A server, its workers, and the model that all began with."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, workers: int, wire: str = "fp32") -> None:
+        self.network = Network(server=workers).installed(patch)
+        self.model = plain()
+        self.layout: Layout = layout_of(self.model, servers=1, bucket_bytes=100, wire=wire)
+        self.buckets = self.layout[0]
+        self.clients = [Client(self.network, rank, self.buckets) for rank in range(workers)]
+
+    @contextmanager
+    def served(self, bound: int | None, *, survives: bool, **changes: Any) -> Iterator[Served]:
+        server = GradientServer(
+            self.model,
+            self.buckets,
+            recipe=recipe(**changes),
+            workers=len(self.clients),
+            bound=bound,
+            survives=survives,
+            norm_group=None,
+        )
+        with Served(server, self.network, len(self.clients)) as served:
+            yield served
+
+    def drawn(self, generator: torch.Generator) -> list[Tensor]:
+        return [torch.randn(b.elements, generator=generator) for b in self.buckets]
+
+    def constant(self, value: float) -> list[Tensor]:
+        return [torch.full((b.elements,), value, dtype=b.wire_type) for b in self.buckets]
+
+    def by_name(self, flats: list[Tensor]) -> dict[str, Tensor]:
+        pairs = zip(self.buckets, flats, strict=True)
+        return {place.name: place.of(flat) for b, flat in pairs for place in b.places}
+
+    def meet(self) -> None:
+        """As at the training's end: what is counted is settled."""
+        for client in self.clients:
+            client.come()
+        for client in self.clients:
+            client.met()

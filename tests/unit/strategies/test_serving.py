@@ -1,0 +1,194 @@
+"""One server by itself: what it makes of gradients, and whom it waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardmark.strategies._eager import build_optimizer, state_keys
+from shardmark.strategies._messages import NOTHING_LEFT, Kind
+from tests.unit.strategies.scene import COUNTS, Scene
+from tests.unit.training.toy import plain, recipe
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "sgd", "lr": 0.1},
+    "momentum": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    "adam": {"name": "adam", "lr": 0.01, "weight_decay": 0.1},
+    "adamw": {"name": "adamw", "lr": 0.01, "weight_decay": 0.1},
+}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("clipping", [None, 0.5, 1e6])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_together_is_torch_s_step_on_the_mean(
+    monkeypatch: pytest.MonkeyPatch, optimizer: str, clipping: float | None
+) -> None:
+    """Optimizer and clipping see flat buckets and do what they do to separate parameters."""
+    scene, draw = Scene(monkeypatch, workers=3), torch.Generator().manual_seed(3)
+    changes: dict[str, Any] = {
+        "optimizer": OPTIMIZERS[optimizer],
+        "gradient_clipping": clipping,
+    }
+    asked = recipe(**changes)
+    with scene.served(0, survives=False, **changes):
+        alone = plain()
+        alone.load_state_dict(scene.model.state_dict())
+        reference = build_optimizer(alone.parameters(), asked)
+        for rate in (0.1, 0.1, 0.05):
+            drawn = [scene.drawn(draw) for _ in scene.clients]
+            means = [torch.stack(flats).mean(0) for flats in zip(*drawn, strict=True)]
+            for name, parameter in alone.named_parameters():
+                parameter.grad = scene.by_name(means)[name].clone()
+            for client, flats in zip(scene.clients, drawn, strict=True):
+                client.push(*flats, rate=rate)
+            given = scene.by_name(scene.clients[0].asked(Kind.GRADIENTS))
+            assert_same(given, scene.by_name(means))
+            if clipping is not None:
+                nn.utils.clip_grad_norm_(alone.parameters(), clipping)
+            reference.param_groups[0]["lr"] = rate
+            reference.step()
+            expected = {name: p.detach() for name, p in alone.named_parameters()}
+            for client in scene.clients:
+                assert_same(scene.by_name(client.pull()), expected)
+        assert_same(scene.by_name(scene.clients[1].asked(Kind.PARAMETERS)), expected)
+        keys = state_keys(asked.optimizer)
+        for key, flats in zip(keys, scene.clients[2].state(len(keys)), strict=True):
+            state = {name: reference.state[p][key] for name, p in alone.named_parameters()}
+            assert_same(scene.by_name(flats), state)
+
+
+def test_state_before_the_first_update_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(monkeypatch, workers=1)
+    with scene.served(0, survives=False, optimizer=OPTIMIZERS["adamw"]):
+        found = scene.clients[0].state(2)
+    assert all(not flat.any() for flats in found for flat in flats)
+
+
+def test_wire_rounds_and_the_server_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, draw = Scene(monkeypatch, workers=1, wire="bf16"), torch.Generator().manual_seed(3)
+    (client,) = scene.clients
+    with scene.served(0, survives=False, **COUNTS):
+        before = client.asked(Kind.PARAMETERS)
+        sent = [flat.bfloat16() for flat in scene.drawn(draw)]
+        client.push(*sent)
+        pulled = client.pull()
+        after = client.asked(Kind.PARAMETERS)
+    for was, gradient, now, travelled in zip(before, sent, after, pulled, strict=True):
+        assert torch.equal(now, was - gradient.float())
+        assert torch.equal(travelled, now.bfloat16())
+        assert not torch.equal(travelled.float(), now)
+
+
+def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -> None:
+    first, second = counting.clients
+    with counting.served(None, survives=True, **COUNTS) as served:
+        updates = 0
+        for client, pulls, applied in (
+            (first, False, 1),  # staleness 0
+            (second, True, 1),  # 1: the first one's push came between
+            (second, False, 1),  # 0
+            (second, True, 1),  # 1: it has not pulled since
+            (first, True, 1),  # 4: on the initial parameters still
+            (first, False, 1),  # 0
+        ):
+            client.push(*counting.constant(-1.0))
+            updates += applied
+            assert float(client.asked(Kind.PARAMETERS)[0][0]) == updates
+            if pulls:
+                assert float(client.pull()[0][0]) == updates
+        counting.meet()
+    record = served.server.exchange()
+    assert record.staleness == {"0": 3, "1": 2, "4": 1}
+    assert (record.updates, record.pushes, record.pulls) == (6, 6, 3)
+    size = sum(bucket.wire_bytes for bucket in counting.buckets)
+    assert record.received_bytes == {"0": 3 * size, "1": 3 * size}
+    assert record.sent_bytes == {"0": size, "1": 2 * size}
+
+
+def test_steps_after_the_last_meeting_do_not_count(counting: Scene) -> None:
+    """Those of the probe."""
+    with counting.served(None, survives=True, **COUNTS) as served:
+        counting.clients[0].push(*counting.constant(1.0))
+        counting.clients[0].pull()
+        counting.meet()
+        counting.clients[0].push(*counting.constant(1.0))
+        counting.clients[0].pull()
+    assert (served.server.exchange().pushes, served.server.exchange().updates) == (1, 1)
+
+
+def test_rate_of_the_push_is_used(counting: Scene) -> None:
+    (client, _) = counting.clients
+    with counting.served(None, survives=True, **COUNTS):
+        for rate, value in ((0.5, 0.5), (0.25, 0.75)):
+            client.push(*counting.constant(-1.0), rate=rate)
+            assert float(client.pull()[0][0]) == value
+
+
+def test_the_barrier_holds_everybody(counting: Scene) -> None:
+    first, second = counting.clients
+    with counting.served(0, survives=False, **COUNTS) as served:
+        first.push(*counting.constant(-1.0))
+        first.ask_for_parameters()
+        second.push(*counting.constant(-3.0))
+        assert float(first.pulled()[0][0]) == float(second.pull()[0][0]) == 2.0
+        counting.meet()
+    record = served.server.exchange()
+    assert (record.staleness, record.updates, record.pushes) == ({"0": 2}, 1, 2)
+    assert record.wait_seconds > 0
+
+
+def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
+    """What it gets at last contains the slow one's gradient, which came after its own."""
+    fast, slow = counting.clients
+    with counting.served(1, survives=True, **COUNTS):
+        fast.push(*counting.constant(-1.0))
+        assert float(fast.pull()[0][0]) == 1.0
+        fast.push(*counting.constant(-1.0))
+        fast.ask_for_parameters()
+        slow.push(*counting.constant(-1.0))
+        assert float(fast.pulled()[0][0]) == 3.0
+
+
+def test_meeting_at_an_epoch_s_end_releases_who_is_held_back(counting: Scene) -> None:
+    fast, slow = counting.clients
+    with counting.served(1, survives=True, **COUNTS):
+        fast.push(*counting.constant(-1.0))
+        fast.pull()
+        fast.push(*counting.constant(-1.0))
+        fast.ask_for_parameters()
+        slow.come("slow")
+        assert float(fast.pulled()[0][0]) == 2.0
+        fast.come("fast")
+        assert fast.met() == slow.met() == ["fast", "slow"]
+
+
+def test_portions_until_nothing_is_left(counting: Scene) -> None:
+    first, second = counting.clients
+    with counting.served(None, survives=True):
+        assert first.portion(1) == [0, 0]
+        assert second.portion(1) == [0, 1]
+        assert first.portion(1) == [NOTHING_LEFT, NOTHING_LEFT]
+
+
+def test_what_it_holds_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """58 parameters of 4 bytes: themselves, two moments, a mean, an inbox and an outbox each."""
+    scene = Scene(monkeypatch, workers=2)
+    with scene.served(0, survives=False, optimizer=OPTIMIZERS["adamw"]) as served:
+        for client in scene.clients:
+            client.push(*scene.constant(1.0))
+        scene.clients[0].pull()
+    state = served.server.held_state()
+    assert sum(p.nbytes for p in state.parameters) == 58 * 4
+    moments = [tensor for tensor in state.optimizer_state if tensor.dim()]
+    assert sum(tensor.nbytes for tensor in moments) == 2 * 58 * 4
+    counters = sum(tensor.nbytes for tensor in state.optimizer_state if not tensor.dim())
+    assert served.server.held_bytes() == (1 + 2 + 1 + 2 + 2) * 58 * 4 + counters

@@ -1,0 +1,253 @@
+"""Barrier, bound, meetings and portions of one server, from one thread for each worker."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from shardmark.strategies._turns import Turns
+
+LIMIT_SECONDS = 20.0
+WORKERS = 4
+
+
+@contextmanager
+def together(*jobs: Callable[[], object]) -> Iterator[None]:
+    """The jobs run meanwhile, and must end; what one of them raises is raised here."""
+    errors: list[BaseException] = []
+
+    def run(job: Callable[[], object]) -> None:
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,), daemon=True) for job in jobs]
+    for thread in threads:
+        thread.start()
+    yield
+    deadline = time.monotonic() + LIMIT_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = sum(thread.is_alive() for thread in threads)
+    assert not errors, errors
+    assert not stuck, f"{stuck} of {len(threads)} wait for ever"
+
+
+def push(turns: Turns, rank: int) -> None:
+    with turns.changed:
+        turns.pushed(rank)
+
+
+def may_go_on(turns: Turns, rank: int) -> bool:
+    with turns.changed:
+        return turns.may_go_on(rank)
+
+
+def wait_until_meeting(turns: Turns, rank: int) -> None:
+    with turns.changed:
+        assert turns.changed.wait_for(lambda: turns._states[rank] == "meeting", LIMIT_SECONDS)
+
+
+def test_within_the_bound_of_the_slowest() -> None:
+    turns = Turns(2, bound=2)
+    for ahead, allowed in ((1, True), (2, True), (3, False)):
+        push(turns, 0)
+        assert may_go_on(turns, 0) is allowed, ahead
+    assert may_go_on(turns, 1)
+    push(turns, 1)
+    assert may_go_on(turns, 0)
+
+
+def test_without_a_bound_nobody_waits() -> None:
+    turns = Turns(2, bound=None)
+    for _ in range(50):
+        push(turns, 0)
+    assert may_go_on(turns, 0)
+
+
+@pytest.mark.parametrize("how", ["meeting", "closed", "lost"])
+def test_nobody_is_held_back_for_one_who_does_not_run(how: str) -> None:
+    """As at an epoch's end, when the slowest finds nothing left and goes to the meeting."""
+    turns = Turns(2, bound=0)
+    push(turns, 0)
+    assert not may_go_on(turns, 0)
+
+    def held() -> None:
+        with turns.changed:
+            turns.wait_for(lambda: turns.may_go_on(0))
+        turns.meet(0, None)
+
+    def goes() -> None:
+        if how == "meeting":
+            turns.meet(1, None)
+        elif how == "closed":
+            turns.leave(1, "closed")
+        else:
+            turns.leave(1, "lost")
+
+    with together(held, goes):
+        pass
+
+
+def test_a_meeting_begins_a_new_count() -> None:
+    turns = Turns(2, bound=1)
+    push(turns, 0)
+    push(turns, 0)
+    with together(lambda: turns.meet(0, None), lambda: turns.meet(1, None)):
+        pass
+    push(turns, 0)
+    assert may_go_on(turns, 0)
+
+
+def test_everybody_gets_what_all_brought() -> None:
+    turns = Turns(WORKERS, bound=None)
+    met: dict[int, list[object]] = {}
+
+    def meets(rank: int) -> None:
+        for number in range(20):
+            met[rank] = turns.meet(rank, (number, rank))
+            assert met[rank] == [(number, other) for other in range(WORKERS)]
+
+    with together(*(lambda rank=rank: meets(rank) for rank in range(WORKERS))):
+        pass
+
+
+def test_is_told_of_a_meeting_before_anybody_goes_on() -> None:
+    turns = Turns(2, bound=None)
+    told: list[tuple[int, bool]] = []
+    turns.on_met = lambda: told.append((len(told), turns.changed._is_owned()))  # type: ignore[attr-defined]
+
+    def meets(rank: int) -> None:
+        turns.meet(rank, None)
+        assert told == [(0, True)]
+
+    with together(lambda: meets(0), lambda: meets(1)):
+        pass
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_who_is_gone_is_not_met(before: bool) -> None:
+    """Whether it leaves before the others come, or while they wait for it."""
+    turns = Turns(3, bound=None)
+    met: list[list[object]] = []
+    if before:
+        turns.leave(1, "lost")
+    with together(*(lambda r=r: met.append(turns.meet(r, r)) for r in (0, 2))):
+        if not before:
+            wait_until_meeting(turns, 0)
+            wait_until_meeting(turns, 2)
+            assert met == []
+            turns.leave(1, "closed")
+    assert met == [[0, 2], [0, 2]]
+    assert turns.present() == [0, 2]
+
+
+def test_portions_are_handed_out_once_until_the_end() -> None:
+    turns = Turns(3, bound=None)
+    first = [turns.portion(rank % 3, 2) for rank in range(7)]
+    assert first == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), None]
+    assert turns.portion(1, 2) is None
+    assert turns.portion(1, 3) == (2, 0), "the next epoch"
+
+
+def test_portions_of_the_dead_are_lost_unless_they_were_pushed() -> None:
+    turns = Turns(2, bound=None)
+    for _ in range(3):
+        turns.portion(0, 5)
+    turns.portion(1, 5)
+    push(turns, 0)
+    turns.leave(0, "lost")
+    assert turns.lost_portions == 2
+    push(turns, 1)
+    turns.leave(1, "closed")
+    assert turns.lost_portions == 2
+    assert not turns.everybody_lost
+    assert turns.present() == []
+
+
+def test_steps_without_a_portion_are_not_counted_against_later_ones() -> None:
+    """A probe's steps, say."""
+    turns = Turns(1, bound=None)
+    push(turns, 0)
+    turns.portion(0, 1)
+    turns.leave(0, "lost")
+    assert turns.lost_portions == 1
+    assert turns.everybody_lost
+
+
+def test_time_held_back_is_added_up() -> None:
+    now = iter((10.0, 10.5, 20.0, 20.25))
+    turns = Turns(1, bound=None, clock=lambda: next(now))
+    with turns.changed:
+        turns.wait_for(lambda: True)
+        turns.wait_for(lambda: True)
+    assert turns.wait_seconds == 0.75
+
+
+class Crowd:
+    """Workers that take portions with random delays; what is promised is looked at all the time."""
+
+    def __init__(self, bound: int | None, seed: int, dying: int | None) -> None:
+        self.turns = Turns(WORKERS, bound)
+        self.turns.on_met = self.begin_anew
+        self.bound = bound
+        self.random = [random.Random(f"{seed}/{rank}") for rank in range(WORKERS)]
+        self.dying = dying
+        self.taken: list[tuple[int, int]] = []
+        self.running = set(range(WORKERS))
+        self.counts = dict.fromkeys(range(WORKERS), 0)
+        self.ahead = 0
+        self.died = 0
+
+    def begin_anew(self) -> None:
+        self.counts = dict.fromkeys(range(WORKERS), 0)
+        self.running = set(range(WORKERS)) - ({self.dying} if self.dying is not None else set())
+
+    def work(self, rank: int) -> None:
+        for end_step in (5, 6, 12):
+            while (portion := self.turns.portion(rank, end_step)) is not None:
+                self.taken.append(portion)
+                if rank == self.dying and len(self.taken) > 10:
+                    with self.turns.changed:
+                        self.running.discard(rank)
+                    self.died = 1
+                    self.turns.leave(rank, "lost")
+                    return
+                self.step(rank)
+            with self.turns.changed:
+                self.running.discard(rank)
+            self.turns.meet(rank, None)
+        self.turns.leave(rank, "closed")
+
+    def step(self, rank: int) -> None:
+        slow = 4 if rank == 0 else 1
+        time.sleep(slow * self.random[rank].random() / 1000)
+        with self.turns.changed:
+            self.counts[rank] += 1
+            self.turns.pushed(rank)
+            self.turns.wait_for(lambda: self.turns.may_go_on(rank))
+            others = [self.counts[other] for other in self.running]
+            self.ahead = max(self.ahead, self.counts[rank] - min(others, default=self.counts[rank]))
+
+
+@pytest.mark.parametrize("dying", [None, 0, 3])
+@pytest.mark.parametrize("bound", [0, 1, 3, None])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_keeps_the_bound_and_comes_to_an_end(
+    bound: int | None, seed: int, dying: int | None
+) -> None:
+    crowd = Crowd(bound, seed, dying)
+    with together(*(lambda rank=rank: crowd.work(rank) for rank in range(WORKERS))):
+        pass
+    everything = [(step, share) for step in range(12) for share in range(WORKERS)]
+    assert sorted(crowd.taken) == everything, "each portion once"
+    if bound is not None:
+        assert crowd.ahead <= bound
+    assert crowd.turns.lost_portions == crowd.died
+    assert not crowd.turns.everybody_lost

@@ -1,0 +1,159 @@
+"""Metrics of parameter servers, and trials whose workers are unequal or were lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardmark.analysis.over_ranks import train_loss
+from shardmark.measure.metrics import METRICS
+from shardmark.results.schema import EpochRecord, ExchangeRecord, RankRecord, Summary
+from tests.unit.summarise.trials import record, sample_lines, step_lines, summarised
+
+NAMES = [name for name, metric in METRICS.items() if metric.group == "servers"]
+
+
+def value(metrics: dict[str, Summary | None], name: str) -> float:
+    found = metrics[name]
+    assert found is not None, name
+    return found.value
+
+
+def server(rank: int, **exchange: Any) -> RankRecord:
+    counts: dict[str, Any] = {
+        "pushes": 20,
+        "pulls": 19,
+        "updates": 20,
+        "staleness": {"0": 10, "2": 6, "11": 4},
+        "wait_seconds": 5.0,
+        "lost_samples": 8,
+    }
+    return record(
+        rank,
+        role="server",
+        windows=(),
+        samples=0,
+        first_step_at_seconds=None,
+        epochs=(),
+        evaluation_seconds=(),
+        probe=None,
+        exchange=ExchangeRecord(**{**counts, **exchange}),
+    )
+
+
+def worker(rank: int, bound: int | None = None, **changes: Any) -> RankRecord:
+    passed = ExchangeRecord(
+        pushes=10, pulls=10, sent_bytes={"2": 300, "3": 100}, received_bytes={"2": 600, "3": 200}
+    )
+    return record(rank, exchange=passed, settings={"staleness_bound": bound}, **changes)
+
+
+def served(*ranks: RankRecord) -> tuple[dict[str, Summary | None], dict[str, str]]:
+    return summarised(ranks, samples=sample_lines(ranks=4))
+
+
+def test_every_metric_of_servers() -> None:
+    """The workers' windows hold six steps each; the slower one's last 6.6 s."""
+    metrics, missing = served(worker(0), worker(1), server(2), server(3, wait_seconds=9.0))
+    assert {name: value(metrics, name) for name in NAMES} == pytest.approx(
+        {
+            "staleness_mean": (2 * 6 + 11 * 4) / 20,
+            "staleness_max": 11,
+            "push_count": 20,
+            "pull_count": 19,
+            "push_bytes": 40,
+            "pull_bytes": 80,
+            "updates_per_second": 12 / 6.6,
+            "held_back_seconds": 0.25,
+            "lost_samples": 8,
+        }
+    )
+    assert not set(NAMES) & set(missing)
+
+
+def test_gradients_used_together_are_one_update() -> None:
+    metrics, _ = served(worker(0, bound=0), worker(1, bound=0), server(2))
+    assert value(metrics, "updates_per_second") == pytest.approx(6 / 6.6)
+
+
+def test_staleness_of_all_servers() -> None:
+    metrics, _ = served(
+        worker(0),
+        worker(1),
+        server(2, staleness={"0": 1, "9": 1}),
+        server(3, staleness={"0": 1, "10": 1}),
+    )
+    assert value(metrics, "staleness_max") == 10, "as a number, not as a text"
+    assert value(metrics, "staleness_mean") == 19 / 4
+
+
+def test_nothing_was_pushed() -> None:
+    idle = worker(0).model_copy(update={"exchange": ExchangeRecord(), "windows": ()})
+    metrics, missing = served(idle, server(1, pushes=0, pulls=0, staleness={}, lost_samples=0))
+    assert missing["staleness_mean"] == missing["staleness_max"] == "no gradient reached a server"
+    assert missing["push_bytes"] == missing["held_back_seconds"] == "no gradient reached a server"
+    assert missing["updates_per_second"] == "no window was measured"
+    assert value(metrics, "push_count") == value(metrics, "lost_samples") == 0
+
+
+def test_other_strategies_have_no_server() -> None:
+    _, missing = summarised()
+    assert {missing[name] for name in NAMES} == {"the strategy has no parameter server"}
+
+
+def test_a_lost_worker_is_not_measured() -> None:
+    """Its pushes were used, so that the server's count has them; its record ends anywhere."""
+    lost = record(0, windows=(), samples=0, epochs=(), probe=None, lost="was ended by SIGKILL")
+    metrics, missing = summarised(
+        (lost, worker(1), server(2)),
+        [line for line in step_lines() if line["rank"] == 1],
+        sample_lines(ranks=3),
+    )
+    assert value(metrics, "samples_per_second") == pytest.approx(66 / 6.6)
+    assert value(metrics, "train_loss") == 1.5
+    assert value(metrics, "push_count") == 20
+    assert value(metrics, "cpu_percent") == pytest.approx((100 + 150) / 2)
+    assert "step_seconds" not in missing
+
+
+def epoch(steps: tuple[int, int], loss: float | None) -> EpochRecord:
+    return EpochRecord(
+        epoch=0,
+        first_step=steps[0],
+        end_step=steps[1],
+        train_loss=loss,
+        evaluation_seconds=None,
+        quality=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        ([((0, 6), 1.0), ((0, 2), 3.0)], 1.5),  # as many samples in each step
+        ([((0, 4), 1.0), ((0, 4), 3.0)], 2.0),
+        ([((0, 4), 1.0), ((3, 3), None)], 1.0),  # a slow worker found nothing left
+        ([((0, 4), 1.0), ((0, 4), None)], "a loss was not a finite number"),
+        ([((0, 0), None)], "no epoch ended"),
+        ([], "no epoch ended"),
+    ],
+)
+def test_train_loss_is_the_mean_over_all_steps_of_all_workers(
+    epochs: list[tuple[tuple[int, int], float | None]], expected: float | str
+) -> None:
+    ranks = [record(rank, epochs=(epoch(*one),)) for rank, one in enumerate(epochs)]
+    assert train_loss(ranks, 0) == expected
+
+
+@pytest.mark.parametrize("number", [-1, 1])
+def test_train_loss_of_no_epoch(number: int) -> None:
+    ranks = [record(0, epochs=()), record(1, epochs=(epoch((0, 2), 1.0),))]
+    assert train_loss(ranks, number) == "no epoch ended"
+
+
+def test_epoch_of_unequal_workers_is_told_from_samples() -> None:
+    """Together they took 120 samples in the 6.6 s of the slower one; an epoch is 5 steps of 8."""
+    ranks = [record(0, samples=90), record(1, samples=30)]
+    metrics, _ = summarised(ranks, steps_per_epoch=5, samples_per_step=8)
+    assert value(metrics, "epoch_seconds") == pytest.approx(6.6 * 40 / 120)
