@@ -65,7 +65,10 @@ class GradientServer:
         self._norm_group = norm_group
         self._turns = Turns(workers, bound)
         self._inboxes = [[self._wire(b) for b in buckets] for _ in range(workers)]
-        self._outboxes = [[self._wire(b) for b in buckets] for _ in range(workers)]
+        self._outboxes = [
+            [self._outbox(b, flat) for b, flat in zip(buckets, self._flat, strict=True)]
+            for _ in range(workers)
+        ]
         self._averages = [torch.zeros_like(flat) for flat in self._flat] if self._together else []
         self._rounds = dict.fromkeys(range(workers), 0)
         self._averaged = self._used = 0
@@ -88,6 +91,11 @@ class GradientServer:
     def _wire(self, bucket: Bucket) -> Tensor:
         pinned = self._flat[0].device.type == "cuda"
         return torch.empty(bucket.elements, dtype=bucket.wire_type, pin_memory=pinned)
+
+    def _outbox(self, bucket: Bucket, flat: nn.Parameter) -> Tensor:
+        """Nobody changes the parameters of a barrier's round before all have them: no copy then."""
+        as_sent = flat.device.type == "cpu" and bucket.wire_type == flat.dtype
+        return flat.detach() if self._together and as_sent else self._wire(bucket)
 
     def serve(self) -> None:
         """Answer the workers until the last one has closed or is gone.
@@ -146,10 +154,11 @@ class GradientServer:
 
     def _average(self) -> None:
         for index, average in enumerate(self._averages):
-            average.zero_()
-            for inboxes in self._inboxes:
-                average.add_(inboxes[index].to(average.device, torch.float32))
-            average.div_(len(self._inboxes))
+            parts = [boxes[index].to(average.device, torch.float32) for boxes in self._inboxes]
+            torch.add(parts[0], parts[1], out=average) if parts[1:] else average.copy_(parts[0])
+            for part in parts[2:]:
+                average.add_(part)
+            average.div_(len(parts))
         self._averaged += 1
         self._turns.changed.notify_all()
 
@@ -164,7 +173,8 @@ class GradientServer:
             self._read[rank] = self._counts.updates
             self._counts.pulls += 1
             for flat, outbox in zip(self._flat, outboxes, strict=True):
-                outbox.copy_(flat.detach())
+                if outbox.data_ptr() != flat.data_ptr():
+                    outbox.copy_(flat.detach())
         for outbox in outboxes:
             send(outbox, rank)
             self._counts.sent_bytes[str(rank)] += outbox.nbytes
