@@ -52,7 +52,8 @@ def testify(
     initial = weights_sha256(worker.full_parameters())
     worker.team.barrier()  # nobody changes the weights before everybody has seen them
     rate = learning_rate_of(recipe, steps)
-    sample_ids, losses, rates, draws = [], [], [], []
+    losses: list[float] = []
+    sample_ids, rates, draws = [], [], []
     drawn = workload.watch_draws()
     tensors: dict[str, Mapping[str, Array]] = {}
     for portion, made in _fed(worker, workload, plan, shard, steps):

@@ -148,7 +148,7 @@ def test_the_first_worker_s_buffers_are_everybody_s() -> None:
 
 def test_a_first_worker_that_dies_before_it_gives_its_buffers() -> None:
     """Its part of the samples is missing: those left evaluate again, and share all of them."""
-    alone = [["mine"], ["mine"], ["mine"]]
+    alone: list[list[object]] = [["mine"], ["mine"], ["mine"]]
     task, parts = evaluated([0, "mine"], ["mine"], ["mine"], *alone)
     assert task.places == [Shard(index=1, count=2), Shard(index=0, count=1)]
     assert task.means[0].tolist() == [3.0] * 8
