@@ -44,10 +44,18 @@ def by_model(trials: tuple[TrialResult, ...]) -> dict[str, TrialResult]:
     return {str(t.trial["workload"]["model"]).rpartition(":")[2]: t for t in trials}
 
 
+def of_a_run(process: psutil.Process) -> bool:
+    """Not Python's own helper, which earlier tests that spawn ranks have started."""
+    try:
+        return "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
 def no_descendant_left() -> bool:
     """Whether nobody is left, a moment being granted to those that are on their way out."""
     deadline = time.monotonic() + 5
-    while psutil.Process().children(recursive=True):
+    while any(map(of_a_run, psutil.Process().children(recursive=True))):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
