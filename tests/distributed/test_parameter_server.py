@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -67,6 +68,13 @@ def evidence(process: Process, of: Trial) -> RankEvidence | None:
     return found
 
 
+def alone() -> Trial:
+    """One worker and three servers: nobody else makes a gradient stale."""
+    options = {"servers": 3}
+    made = trial("ps-async", wanted(1), world_size=1)
+    return made.model_copy(update={"strategy": StrategySpec(name="ps-async", options=options)})
+
+
 def work(process: Process) -> dict[Any, RankEvidence | None]:
     found: dict[Any, RankEvidence | None] = {}
     for name, (workers, options) in OPTIONS.items():
@@ -74,6 +82,7 @@ def work(process: Process) -> dict[Any, RankEvidence | None]:
             found[name, label] = evidence(
                 process, tried(workers, wanted(workers, **changes), options)
             )
+    found["alone"] = evidence(process, alone())
     found["bf16 wire"] = evidence(process, tried(3, wanted(3), {"wire": "bf16"}))
     return found
 
@@ -99,6 +108,20 @@ def test_the_barrier_makes_it_equivalent(
     of = tried(workers, wanted(workers, **RECIPES[label]), options)
     found = verdict(gathered, (name, label), of)
     assert found.equivalent, [check for check in found.checks if not check.holds]
+
+
+def test_one_asynchronous_worker_is_a_single_device(
+    gathered: list[dict[Any, RankEvidence | None]],
+) -> None:
+    of = alone()
+    ranks = [rank for found in gathered if (rank := found["alone"]) is not None]
+    found = put_together(ranks)
+    expected = BENCHES.of(of, STEPS)[1].reference
+    for name, parameter in expected.tensors["parameters"].items():
+        np.testing.assert_allclose(
+            found.tensors["parameters"][name], parameter, rtol=1e-6, atol=1e-6
+        )
+    assert verdict_on(found, of, STEPS, BENCHES).equivalent
 
 
 def test_gradients_that_travel_in_bf16_are_noticed(
