@@ -1,6 +1,7 @@
 """Kills workers, servers and whole trials of parameter servers at random moments.
 
-    python benchmarks/random_kills.py [--trials 50] [--seed 0]
+    python benchmarks/random_kills.py [--trials 51] [--seed 0]
+        [--victims worker] [--strategies ps-async]
 
 Every trial must end with the right outcome, within seconds, and leave no process and no result
 half written: a worker that can be missed (`ps-async`, `ps-bounded`) leaves the others training, any
@@ -18,8 +19,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -28,7 +31,9 @@ from sides import add_sources_to_path
 
 STRATEGIES = ("ps-sync", "ps-async", "ps-bounded")
 VICTIMS = ("worker", "server", "everything")
-LONGEST_SECONDS = 30
+LATEST_SECONDS = 10.0
+LONGEST_SECONDS = 15
+"""From the kill to the trial's end, where the death ends it."""
 
 
 def experiment(strategies: list[str], repeats: int) -> dict[str, Any]:
@@ -46,22 +51,30 @@ def experiment(strategies: list[str], repeats: int) -> dict[str, Any]:
 class Killer:
     """Told of each trial by the controller; kills once, a random while after it has begun."""
 
-    def __init__(self, out: Path, seed: int) -> None:
+    def __init__(self, out: Path, seed: int, victims: Sequence[str]) -> None:
         self._out = out
+        self._victims = victims
         self._random = random.Random(seed)
         self.killed: dict[str, str] = {}
+        self.connected: set[str] = set()
+        """Trials whose worker was killed when all ranks had found each other."""
+        self._killed_at_seconds = 0.0
+        self.seconds_to_end: dict[str, float] = {}
 
     def planned(self, *_: object) -> None: ...
     def trial_stepped(self, *_: object) -> None: ...
-    def trial_ended(self, *_: object) -> None: ...
     def note(self, *_: object) -> None: ...
 
     def trial_started(self, number: int, total: int, trial: Any) -> None:  # noqa: ARG002
-        victim = self._random.choice(VICTIMS)
-        pause = self._random.uniform(0.2, 5.0)
+        victim = self._random.choice(self._victims)
+        pause = self._random.uniform(0.2, LATEST_SECONDS)
         worker = self._random.choice((0, 1))
         told = (trial.id, victim, pause, worker)
         threading.Thread(target=self._kill, args=told, daemon=True).start()
+
+    def trial_ended(self, number: int, total: int, result: Any) -> None:  # noqa: ARG002
+        if result.id in self.killed:
+            self.seconds_to_end[result.id] = time.monotonic() - self._killed_at_seconds
 
     def _kill(self, trial: str, victim: str, pause: float, worker: int) -> None:
         time.sleep(pause)
@@ -69,16 +82,21 @@ class Killer:
         record = self._out / "trials" / trial / f"rank-{rank}.json"
         with suppress(OSError, ValueError, psutil.Error):
             process = psutil.Process(json.loads(record.read_text())["pid"])
+            if all((record.parent / f"joined-{rank}.txt").exists() for rank in range(3)):
+                self.connected.add(trial)
             if victim == "everything":
                 os.killpg(os.getsid(process.pid), signal.SIGKILL)  # the launcher's session
             else:
                 process.kill()
+            self._killed_at_seconds = time.monotonic()
             self.killed[trial] = victim
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--trials", type=int, default=51)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     add_sources_to_path()
@@ -86,35 +104,45 @@ def main() -> None:
     from shardmark.experiment.load import from_mapping
     from shardmark.launch.controller import run_experiment
 
-    repeats = -(-options.trials // len(STRATEGIES))
+    repeats = -(-options.trials // len(options.strategies))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        killer = Killer(out, options.seed)
-        run_experiment(from_mapping(experiment(list(STRATEGIES), repeats)), out, progress=killer)
+        killer = Killer(out, options.seed, options.victims)
+        run_experiment(from_mapping(experiment(options.strategies, repeats)), out, progress=killer)
         loaded = shardmark.load(out)
         halves = [str(path) for path in out.rglob("*.part*")]
         left = [p.cmdline() for p in psutil.Process().children(recursive=True)]
+    report(loaded.trials, killer)
+    print(
+        f"processes left: {left or 'none'}; half-written files: {halves or 'none'}; "
+        f"damaged results: {list(loaded.damaged) or 'none'}"
+    )
+
+
+def report(trials: Sequence[Any], killer: Killer) -> None:
     seen: Counter[str] = Counter()
-    wrong = []
-    for result in loaded.trials:
+    wrong, waited = [], []
+    for result in trials:
         victim = killer.killed.get(result.id, "nobody")
-        lost = [rank.rank for rank in result.ranks if rank.lost is not None]
-        missed = victim == "worker" and result.strategy != "ps-sync"
-        fine = result.outcome == "ok" and (missed or victim == "nobody")
+        can_be_missed = victim == "worker" and result.strategy != "ps-sync"
+        early = can_be_missed and result.id not in killer.connected
+        fine = result.outcome == "ok" and (can_be_missed or victim == "nobody")
         # A death before all ranks were connected cannot be missed.
-        named = result.outcome == "failed" and victim != "nobody"
-        if not (fine or named) or result.total_seconds > LONGEST_SECONDS:
+        named = result.outcome == "failed" and victim != "nobody" and (not can_be_missed or early)
+        if named:
+            waited.append(killer.seconds_to_end[result.id])
+        if not (fine or named) or (named and waited[-1] > LONGEST_SECONDS):
             wrong.append((result.id, victim, str(result.outcome), result.failure))
-        seen[
-            f"{result.strategy}, {victim} killed: {result.outcome}{' without it' * bool(lost)}"
-        ] += 1
+        when = " while starting" if early else ""
+        without = " without it" if any(rank.lost for rank in result.ranks) else ""
+        seen[f"{result.strategy}, {victim} killed{when}: {result.outcome}{without}"] += 1
     for line, count in sorted(seen.items()):
         print(f"{count:3} x {line}")
-    print(f"killed in {len(killer.killed)} of {len(loaded.trials)} trials")
-    print(
-        f"wrong outcomes: {wrong or 'none'}; processes left: {left or 'none'}; "
-        f"half-written files: {halves or 'none'}; damaged results: {list(loaded.damaged) or 'none'}"
-    )
+    print(f"killed in {len(killer.killed)} of {len(trials)} trials")
+    if waited:
+        ends = f"median {median(waited):.1f} s, at most {max(waited):.1f} s"
+        print(f"from the kill to the end of a trial that it failed: {ends}")
+    print(f"wrong outcomes: {wrong or 'none'}")
 
 
 if __name__ == "__main__":

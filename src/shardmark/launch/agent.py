@@ -94,6 +94,9 @@ def rank_pid(file: Path) -> int:
 def rank_main(directory: str, task: str) -> None:
     """What the launcher calls in each forked rank."""
     die_with_parent()
+    # The launcher's own handler came along with the fork.  Python could not call it while the rank
+    # waits in a collective, and the launcher would wait for half a minute.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     folder = Path(directory)
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     strategy = build_strategy(trial.strategy.name, trial.strategy.options)

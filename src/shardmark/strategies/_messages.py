@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-HEADER, CONTENT = 1, 2
-"""Tags: a header can be awaited while content is under way."""
+HEADER, CONTENT, LIFE = 1, 2, 3
+"""Tags: a header can be awaited while content is under way, and the end of a process all along."""
 NOTHING_LEFT = -1
 
 
@@ -73,6 +73,20 @@ def send(tensor: Tensor, to: int) -> None:
 
 def receive(tensor: Tensor, source: int) -> None:
     _receive(tensor, source, CONTENT)
+
+
+def say_farewell(to: int) -> None:
+    """This process leaves in good order; what it says next is its last."""
+    _send(torch.zeros(1), to, LIFE)
+
+
+def wait_for_end(source: int) -> None:
+    """Wait for the process's farewell.  Raises `PeerGone` as soon as it has died without one.
+
+    gloo ends a receive when the other side's connection closes; a send that is under way then, it
+    leaves waiting for ever.
+    """
+    _receive(torch.empty(1), source, LIFE)
 
 
 class Sending:

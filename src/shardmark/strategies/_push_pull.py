@@ -20,6 +20,7 @@ from shardmark.strategies._messages import (
     from_bytes,
     receive,
     receive_numbers,
+    say_farewell,
     send,
     send_header,
     to_bytes,
@@ -172,6 +173,7 @@ class PushPullWorker:
 
     def close(self) -> None:
         for server in self._servers:
+            say_farewell(server)
             send_header(server, Kind.CLOSE)
 
     def exchange(self) -> ExchangeRecord:

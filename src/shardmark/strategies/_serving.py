@@ -28,6 +28,7 @@ from shardmark.strategies._messages import (
     send,
     send_numbers,
     to_bytes,
+    wait_for_end,
 )
 from shardmark.strategies._parameter_layout import Bucket
 from shardmark.strategies._protocol import HeldState
@@ -102,15 +103,14 @@ class GradientServer:
 
         Raises `ShardmarkError` where a worker is gone that cannot be missed, or all are.
         """
-        attending = [
-            threading.Thread(target=self._attend, args=(rank,), name=f"worker-{rank}", daemon=True)
-            for rank in range(len(self._inboxes))
-        ]
-        for thread in attending:
-            thread.start()
-        for thread in attending:
-            while thread.is_alive() and self._failure is None:
-                thread.join(timeout=0.2)
+        for rank in range(len(self._inboxes)):
+            for name, task in (("attend", self._attend), ("watch", self._watch)):
+                threading.Thread(
+                    target=task, args=(rank,), name=f"{name}-{rank}", daemon=True
+                ).start()
+        with self._turns.changed:
+            # Not for the threads' ends: one that sends to a process that died never ends.
+            self._turns.changed.wait_for(lambda: self._failure or not self._turns.present())
         if self._failure is not None:
             raise self._failure
         if self._turns.everybody_lost:
@@ -122,16 +122,26 @@ class GradientServer:
                 self._answers[header.kind](rank, header)
             self._turns.leave(rank, "closed")
         except PeerGone:
-            if not self._survives:
-                self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
-            self._turns.leave(rank, "lost")
+            self._lose(rank)
         except Exception as error:  # the thread's end must not be the end of the news
             self._fail(error)
+
+    def _watch(self, rank: int) -> None:
+        try:
+            wait_for_end(rank)
+        except PeerGone:
+            self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        if not self._survives:
+            self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
+        self._turns.leave(rank, "lost")
 
     def _fail(self, error: Exception) -> None:
         """The first failure is the cause of those that follow."""
         with self._turns.changed:
             self._failure = self._failure or error
+            self._turns.changed.notify_all()
 
     def _take_push(self, rank: int, header: Header) -> None:
         for inbox in self._inboxes[rank]:

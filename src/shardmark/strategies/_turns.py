@@ -37,7 +37,7 @@ class Turns:
         self._workers = workers
         self._next_portion = 0
         self._out = dict.fromkeys(range(workers), 0)
-        self.lost_portions = 0
+        """Portions handed to each worker whose gradient has not come."""
         self.wait_seconds = 0.0
 
     def present(self) -> list[int]:
@@ -47,6 +47,11 @@ class Turns:
     @property
     def everybody_lost(self) -> bool:
         return all(state == "lost" for state in self._states.values())
+
+    @property
+    def lost_portions(self) -> int:
+        """Those that died with their worker."""
+        return sum(self._out[rank] for rank, state in self._states.items() if state == "lost")
 
     def pushed(self, rank: int) -> None:
         """A gradient of the worker is whole.  Called with `changed` held."""
@@ -62,7 +67,7 @@ class Turns:
 
     def may_go_on(self, rank: int) -> bool:
         """Whether the worker is within the bound of the slowest that runs."""
-        if self._bound is None:
+        if self._bound is None or self._states[rank] == "lost":
             return True
         running = [r for r, state in self._states.items() if state == "running"]
         return self._steps[rank] - min(self._steps[r] for r in running) <= self._bound
@@ -70,7 +75,7 @@ class Turns:
     def portion(self, rank: int, end_step: int) -> tuple[int, int] | None:
         """The next (step, share) before that step; None where all are handed out."""
         with self.changed:
-            if self._next_portion >= end_step * self._workers:
+            if self._next_portion >= end_step * self._workers or self._states[rank] == "lost":
                 return None
             self._next_portion += 1
             self._out[rank] += 1
@@ -79,12 +84,14 @@ class Turns:
     def meet(self, rank: int, brought: object) -> list[object]:
         """Wait until every present worker is here; what each brought, in order of rank."""
         with self.changed:
+            if self._states[rank] == "lost":
+                return []
             meeting = self._meetings
             self._brought[rank] = brought
             self._states[rank] = "meeting"
             self._end_meeting()
             self.changed.notify_all()  # those at the bound wait for running workers only
-            self.changed.wait_for(lambda: self._meetings > meeting)
+            self.changed.wait_for(lambda: self._meetings > meeting or self._states[rank] == "lost")
             return self._met
 
     def _end_meeting(self) -> None:
@@ -101,12 +108,11 @@ class Turns:
         self.changed.notify_all()
 
     def leave(self, rank: int, how: Literal["closed", "lost"]) -> None:
-        """The worker is done, or has died: nobody waits for it any longer."""
+        """The worker is done, or has died: nobody waits for it.  The first word counts."""
         with self.changed:
+            if self._states[rank] in ("closed", "lost"):
+                return
             self._states[rank] = how
-            if how == "lost":
-                self.lost_portions += self._out[rank]
-                self._out[rank] = 0
             self._brought.pop(rank, None)
             self._end_meeting()
             self.changed.notify_all()

@@ -17,6 +17,7 @@ from shardmark.strategies._messages import (
     from_bytes,
     receive,
     receive_numbers,
+    say_farewell,
     send,
     send_header,
     to_bytes,
@@ -47,6 +48,8 @@ class Network:
         self._me = threading.local()
         self._lock = threading.Lock()
         self._queues: dict[tuple[int, int, int], Queue[Tensor | None]] = {}
+        self.dead: dict[int, threading.Event] = {}
+        """Ranks to which a send never ends, as gloo's does not, until the event is set."""
         self.log: list[tuple[int, int, int, Tensor]] = []
         """Sender, receiver, tag, content of everything."""
 
@@ -67,6 +70,8 @@ class Network:
     def send(self, tensor: Tensor, to: int, tag: int) -> None:
         self.log.append((self.me, to, tag, tensor.clone()))
         self._queue(self.me, to, tag).put(tensor.clone())
+        if to in self.dead:
+            self.dead[to].wait()
 
     def isend(self, tensor: Tensor, to: int, tag: int) -> Sent:
         self.send(tensor, to, tag)
@@ -83,7 +88,7 @@ class Network:
 
     def dies(self, rank: int) -> None:
         """Whatever it sent arrives; then its connection is closed."""
-        for tag in (_messages.HEADER, _messages.CONTENT):
+        for tag in (_messages.HEADER, _messages.CONTENT, _messages.LIFE):
             self._queue(rank, self.server, tag).put(None)
 
     def installed(self, patch: pytest.MonkeyPatch) -> Network:
@@ -156,6 +161,8 @@ class Client:
         return from_bytes(everybody)
 
     def close(self) -> None:
+        with self._network.being(self._rank):
+            say_farewell(self._network.server)
         self._ask(Kind.CLOSE)
 
 
@@ -186,3 +193,8 @@ class Served:
         for rank in range(self._workers):
             self._network.dies(rank)  # whoever has closed is not listened to any more
         self.end()
+        for end in self._network.dead.values():
+            end.set()
+        for thread in threading.enumerate():
+            if thread.name.startswith(("attend-", "watch-")):
+                thread.join(PATIENCE_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from shardmark.errors import ShardmarkError
@@ -30,6 +31,33 @@ def test_the_others_train_on_without_who_is_lost(counting: Scene) -> None:
     assert served.error is None
     assert served.server.exchange().lost_samples == 4
     assert served.server.exchange().updates == 5
+
+
+def test_a_send_to_the_dead_that_never_ends_is_not_waited_for(counting: Scene) -> None:
+    """gloo's does not: only a receive from the dead worker fails."""
+    first, second = counting.clients
+    with counting.served(1, survives=True, **COUNTS) as served:
+        counting.network.dead[1] = threading.Event()
+        second.ask_for_parameters()
+        first.push(*counting.constant(-1.0))
+        first.push(*counting.constant(-1.0))
+        first.ask_for_parameters()  # held back by the bound
+        counting.network.dies(1)
+        assert float(first.pulled()[0][0]) == 2.0
+        first.come("alone")
+        assert first.met() == ["alone"]
+        first.close()
+        served.end()
+    assert served.error is None
+
+
+def test_where_all_are_needed_such_a_send_is_an_error_too(counting: Scene) -> None:
+    with counting.served(0, survives=False, **COUNTS) as served:
+        counting.network.dead[1] = threading.Event()
+        counting.clients[1].ask_for_parameters()
+        counting.network.dies(1)
+        served.end()
+    assert str(served.error) == "worker 1 is gone; see log.txt"
 
 
 def test_half_a_push_is_none(counting: Scene) -> None:
