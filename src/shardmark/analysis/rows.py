@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shardmark.analysis.effects import Effect
 from shardmark.analysis.statistics import Estimate, estimate_mean
 from shardmark.experiment.trial_id import cell_id
 from shardmark.measure.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
@@ -74,7 +75,9 @@ class Row:
     promise: str | None = None
     """What was shown of a strategy that is not meant to be equivalent."""
     verdict: str | None = None
-    """`baseline`, `faster`, `slower` or `within noise`; None where no interval decides."""
+    """`baseline`, `faster`, `slower` or `no difference shown`; None without two common repeats."""
+    effect: Effect | None = None
+    """Throughput beside the baseline's, on which the verdict rests."""
 
     @property
     def label(self) -> str:
