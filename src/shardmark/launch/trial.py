@@ -20,9 +20,9 @@ from shardmark.launch.leftovers import (
     rank_records,
     read_lines,
 )
-from shardmark.launch.listener import ProgressListener
+from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide
-from shardmark.measure.progress import steps_in_all, steps_taken
+from shardmark.measure.progress import reached
 from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.measure.sampler import SystemSampler
 from shardmark.results.schema import Failure, Outcome, RankRecord, Summary, TrialResult
@@ -63,13 +63,13 @@ class TrialRunner:
         (directory / TRIAL_FILE).write_text(trial.model_dump_json())
         ending = self._watch(trial, directory, processes)
         records = rank_records(directory, processes)
-        progress = [steps_taken(directory, rank) for rank, shard in enumerate(placement) if shard]
+        came = [reached(directory, rank) for rank, shard in enumerate(placement) if shard]
         outcome, failure = decide(
             ending,
             records,
             processes=processes,
             trial_seconds=trial.limits.trial_seconds,
-            progress=progress,
+            progress=[rank.steps if rank is not None else None for rank in came],
         )
         merge_logs(directory)
         merge_steps(directory, processes)
@@ -93,13 +93,11 @@ class TrialRunner:
                         {r: found.pid for r, found in known.items()},
                         gpu_uuids=[f.device_uuid for f in known.values() if f.device_uuid],
                     )
-            # Not the first rank's alone: it may be slow, or dead while the others train on.
-            told = [steps_taken(directory, rank) for rank in range(processes)]
-            taken = max((steps for steps in told if steps is not None), default=None)
-            total = steps_in_all(directory, 0)
-            if taken is not None and total is not None:
-                self.listener.trial_stepped(taken, total)
-                if taken == total and not trained:
+            told = [found for r in range(processes) if (found := reached(directory, r)) is not None]
+            if told:
+                reading = Reading.of(told, sampler.memory_bytes)
+                self.listener.trial_stepped(reading)
+                if reading.steps == reading.total_steps and not trained:
                     trained.append(True)
                     sampler.sample_now()  # a short trial's ranks may be gone before the next one
 
