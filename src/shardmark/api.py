@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmark.results.store import Damaged, StoredRun, load_run
+from shardmark.results.reading import Damaged
+from shardmark.results.store import StoredRun, load_run
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,8 @@ from shardmark.analysis.rows import Row, rows_of
 from shardmark.analysis.statistics import Estimate, estimate_mean, estimate_ratio
 from shardmark.analysis.verdicts import METRIC, common_repeats, judged
 from shardmark.errors import InputError
-from shardmark.results.store import Damaged, StoredRun
+from shardmark.results.reading import Damaged
+from shardmark.results.store import StoredRun
 
 DEFAULT_BASELINE = "single"
 

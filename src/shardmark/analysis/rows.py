@@ -123,8 +123,8 @@ def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
 def _in_run(row: Row, run: StoredRun) -> Row:
     """The row with its run's folder, and the run's verdict on what it trains."""
     row = replace(row, folder=run.path)
-    known = run.verification
-    verdict = None if known is None else known.of(cell_id(row.trials[0].trial))
+    known, trial = run.verification, row.trials[0].trial
+    verdict = known.of(cell_id(trial)) if known is not None and "strategy" in trial else None
     if verdict is None:
         return row
     cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None

@@ -19,8 +19,9 @@ from shardmark.report.data import render_csv, render_json
 from shardmark.report.markdown import render_markdown
 from shardmark.report.tables import Table, comparison_table, number
 from shardmark.report.text import render_text
+from shardmark.results.reading import Damaged
 from shardmark.results.schema import Failure, Outcome, TrialResult
-from shardmark.results.store import Damaged, StoredRun
+from shardmark.results.store import StoredRun
 
 
 def compared(*trials: TrialResult, **stored: Any) -> Comparison:
