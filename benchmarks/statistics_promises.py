@@ -17,7 +17,7 @@ from itertools import accumulate
 from statistics import NormalDist, fmean, median, stdev
 
 from recording import Table, options_of, store, surroundings
-from shardmark.analysis.effects import holm, paired_effect
+from shardmark.analysis.effects import holm, paired_effect, with_one_row
 from shardmark.analysis.statistics import (
     ROBUST_FROM,
     Estimate,
@@ -156,7 +156,7 @@ def verdicts(families: int) -> Iterator[tuple[int, int, float, float]]:
             for _ in range(families):
                 base = [law(draw) for _ in range(count)]
                 pairs = [paired_effect([law(draw) for _ in base], base) for _ in range(comparisons)]
-                found = holm([one for one in pairs if one is not None])
+                found = holm(with_one_row([one for one in pairs if one is not None]))
                 wrong += any(one.p_corrected <= FAMILY_ERROR_RATE for one in found)
                 uncorrected += any(one.p_value <= FAMILY_ERROR_RATE for one in found)
             yield count, comparisons, wrong / families, uncorrected / families
@@ -173,7 +173,7 @@ def power(families: int) -> Iterator[tuple[int, float, float]]:
                 base = [law(draw) for _ in range(count)]
                 scales = [ratio] + [1.0] * 7
                 pairs = [paired_effect([s * law(draw) for _ in base], base) for s in scales]
-                first = holm([one for one in pairs if one is not None])[0]
+                first = holm(with_one_row([one for one in pairs if one is not None]))[0]
                 shown += first.p_corrected <= FAMILY_ERROR_RATE and first.ratio.value > 1
             yield count, ratio, shown / families
 

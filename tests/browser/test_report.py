@@ -24,6 +24,13 @@ OPENED = """() => ({
   load: performance.getEntriesByType("navigation")[0].loadEventEnd,
   figure: performance.getEntriesByName("first-figure")[0].startTime,
 })"""
+BOXES_OF_TEXTS = """(plots) => plots.map((plot) => {
+  const texts = [...plot.querySelectorAll(".textpoint text")]
+    .filter((one) => one.textContent.trim())
+    .map((one) => ({ text: one.textContent, ...one.getBoundingClientRect().toJSON() }));
+  const { left, right } = plot.getBoundingClientRect();
+  return { left, right, texts };
+})"""
 TOO_WIDE = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -135,6 +142,26 @@ def test_fits_a_phone(opened: Opened, small_page: Path) -> None:
     region = watched.page.locator("#comparison .scroll")
     assert region.evaluate("(one) => one.scrollWidth > one.clientWidth")
     assert region.get_attribute("tabindex") == "0"
+
+
+def test_texts_beside_points_neither_touch_nor_leave_the_plot(
+    opened: Opened, large_page: Path
+) -> None:
+    """The large run's rows lie upon one another; what finds no room is left to the hover."""
+    watched = opened(large_page, **PHONE)
+    watched.draw_all()
+    found = watched.page.locator("#figure-speed-and-memory .plot").evaluate_all(BOXES_OF_TEXTS)
+    assert found
+    for plot in found:
+        texts = plot["texts"]
+        assert texts
+        assert all(text["left"] >= plot["left"] - 1 for text in texts)
+        assert all(text["right"] <= plot["right"] + 1 for text in texts)
+        for number, one in enumerate(texts):
+            for other in texts[number + 1 :]:
+                apart = one["right"] <= other["left"] + 1 or other["right"] <= one["left"] + 1
+                above = one["bottom"] <= other["top"] + 3 or other["bottom"] <= one["top"] + 3
+                assert apart or above, (one, other)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

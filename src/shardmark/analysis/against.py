@@ -198,12 +198,17 @@ def _published_ratio(above: Figures | None, below: Figures | None) -> float | No
 def measured_ratio(
     above: Row | None, below: Row | None, metric: str = "samples_per_second"
 ) -> Estimate | None:
-    """Of the metric; with an interval only where both have the same repeats."""
+    """Of the metric; with an interval only where both have the same repeats.
+
+    One row over itself is 1 by definition, and has no interval.
+    """
     if above is None or below is None:
         return None
     one, other = above.values.get(metric), below.values.get(metric)
     if not one or not other or sum(other.values()) <= 0:
         return None
+    if above is below:
+        return Estimate(value=1.0, low=None, high=None, n=len(one))
     if one.keys() == other.keys():
         return estimate_ratio([one[repeat] for repeat in one], [other[repeat] for repeat in one])
     value = sum(one.values()) / len(one) / (sum(other.values()) / len(other))

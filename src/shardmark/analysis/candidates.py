@@ -9,6 +9,9 @@ from typing import Any
 from shardmark.analysis.rows import EXECUTION_KEYS, Row, plain
 from shardmark.results.schema import Outcome
 
+HEADLINE_QUALITIES = ("accuracy_top1", "map", "perplexity", "validation_loss")
+"""What may stand for quality, the most telling first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
@@ -60,6 +63,18 @@ def fields_of(rows: Sequence[Row]) -> tuple[Field, ...]:
         key = (row.experiment, row.workload, row.precision, plain(conditions_of(row)))
         groups.setdefault(key, []).append(row)
     return tuple(_field(group) for group in groups.values())
+
+
+def headline_qualities(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Metrics that were evaluated, that first which stands for quality: the one most rows have.
+
+    None where the data are made up, so that quality means nothing.
+    """
+    if any(row.synthetic for row in rows):
+        return ()
+    counts = {name: sum(bool(row.metrics.get(name)) for row in rows) for name in HEADLINE_QUALITIES}
+    known = [name for name in HEADLINE_QUALITIES if counts[name]]
+    return tuple(sorted(known, key=lambda name: -counts[name]))
 
 
 def conditions_of(row: Row) -> dict[str, Any]:

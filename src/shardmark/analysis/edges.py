@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
+from statistics import fmean
 
-from shardmark.analysis.effects import Effect, holm, paired_effect
+from shardmark.analysis.effects import Effect, between_all, holm
 from shardmark.analysis.rows import Row
-from shardmark.analysis.verdicts import FAMILY_ERROR_RATE, common_repeats
+from shardmark.analysis.sampling import beyond_sampling, seeds_of
+from shardmark.analysis.verdicts import is_different
 from shardmark.measure.metrics import METRICS
 
 _TINY = 1e-300
@@ -44,40 +46,50 @@ class Edge:
 
 def edges_of(rows: Sequence[Row], goals: Sequence[str]) -> dict[tuple[int, int], list[Edge]]:
     """Of each row to each other one; all differences are one family, corrected by Holm."""
-    effects: dict[tuple[int, int, str], Effect] = {}
-    for above, below in combinations(range(len(rows)), 2):
-        for goal in goals:
-            found = _effect(rows[above], rows[below], goal)
-            if found is not None:
-                effects[above, below, goal] = found
-    corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
+    effects = _effects(rows, goals)
     edges = {}
     for above, below in combinations(range(len(rows)), 2):
-        same = _same_by_proof(rows[above], rows[below])
-        both = [(goal, corrected.get((above, below, goal))) for goal in goals]
-        for pair, inverse in (((above, below), False), ((below, above), True)):
-            edges[pair] = [
-                _edge(goal, effect, inverse=inverse, same=same and _is_quality(goal))
-                for goal, effect in both
+        for one, other in ((above, below), (below, above)):
+            edges[one, other] = [
+                _same(goal)
+                if _is_quality(goal) and _same_by_proof(rows[one], rows[other])
+                else _edge(goal, effects.get((above, below, goal)), inverse=one > other)
+                for goal in goals
             ]
     return edges
 
 
-def _effect(row: Row, other: Row, metric: str) -> Effect | None:
-    """None where nothing can be shown, and for a quality that is the same by proof."""
-    repeats = common_repeats(row, other, metric)
-    if len(repeats) < 2 or (_is_quality(metric) and _same_by_proof(row, other)):
-        return None
-    return paired_effect(
-        [row.values[metric][repeat] for repeat in repeats],
-        [other.values[metric][repeat] for repeat in repeats],
-    )
+def _effects(rows: Sequence[Row], goals: Sequence[str]) -> dict[tuple[int, int, str], Effect]:
+    """By the places of two rows, and goal; only what can be shown belongs to the family."""
+    found: dict[tuple[int, int, str], Effect] = {}
+    silent: dict[tuple[int, int, str], Effect] = {}
+    for goal in goals:
+        quality = _is_quality(goal)
+        pairs = between_all([row.values.get(goal, {}) for row in rows], exact=not quality)
+        for (above, below), effect in pairs.items():
+            can_be_shown = not quality or _tells(rows[above], rows[below], goal)
+            (found if can_be_shown else silent)[above, below, goal] = effect
+    never = {key: replace(effect, p_corrected=1.0) for key, effect in silent.items()}
+    return never | dict(zip(found, holm(list(found.values())), strict=True))
 
 
-def _edge(metric: str, effect: Effect | None, *, inverse: bool, same: bool) -> Edge:
+def _tells(row: Row, other: Row, quality: str) -> bool:
+    """Whether repeats can show a difference of a quality.
+
+    Those of one seed cannot, however well they agree, and nor can too few validation samples.
+    """
+    if min(seeds_of(row), seeds_of(other)) < 2 or _same_by_proof(row, other):
+        return False
+    means = [fmean(one.values[quality].values()) for one in (row, other)]
+    return beyond_sampling(row, other, quality, means[0] - means[1])
+
+
+def _same(metric: str) -> Edge:
+    return Edge(metric=metric, factor=1.0, low=1.0, high=1.0, shown=False)
+
+
+def _edge(metric: str, effect: Effect | None, *, inverse: bool) -> Edge:
     """In the metric's own direction; `inverse` turns the effect round."""
-    if same:
-        return Edge(metric=metric, factor=1.0, low=1.0, high=1.0, shown=False)
     if effect is None:
         return Edge(metric=metric, factor=1.0, low=None, high=None, shown=False)
     ratio = effect.ratio
@@ -86,7 +98,7 @@ def _edge(metric: str, effect: Effect | None, *, inverse: bool, same: bool) -> E
     factor, low, high = ratio.value, ratio.low, ratio.high
     if inverse is (METRICS[metric].better == "higher"):
         factor, low, high = 1 / factor, 1 / high, 1 / max(low, _TINY)
-    shown = factor > 1 and effect.p_corrected <= FAMILY_ERROR_RATE
+    shown = factor > 1 and is_different(effect)
     return Edge(metric=metric, factor=factor, low=low, high=high, shown=shown)
 
 

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from statistics import NormalDist, fmean
-
-from shardmark.analysis.candidates import Field
+from shardmark.analysis.candidates import Field, headline_qualities
 from shardmark.analysis.comparison import difference_between
-from shardmark.analysis.recommendation import headline_quality
 from shardmark.analysis.rows import Row
-from shardmark.analysis.statistics import CONFIDENCE, Estimate
+from shardmark.analysis.sampling import beyond_sampling, seeds_of
+from shardmark.analysis.statistics import Estimate
 from shardmark.analysis.step_time import samples_per_step
-from shardmark.analysis.surprise import Explanation, Kind
+from shardmark.analysis.surprise import NOTEWORTHY, Explanation, Kind
 from shardmark.experiment.trial_id import cell_id
 from shardmark.measure.metrics import METRICS
 from shardmark.results.verification import read_verification
-
-NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
 
 RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers that only a normalisation over the batch keeps."""
 
 
 def quality_explanations(field: Field) -> list[Explanation]:
-    """Differences at the end of the training that the repeats show."""
-    quality = headline_quality(field.rows)
+    """Differences at the end of the training that the repeats agree on.
+
+    Repeats of one seed share its luck: they show what the machine does, and no difference of the
+    strategies, so that such an explanation is marked as not shown.
+    """
+    quality = next(iter(headline_qualities(field.rows)), None)
     rows = [row for row in field.candidates if quality and row.values.get(quality)]
     if quality is None or not rows:
         return []
@@ -73,17 +72,17 @@ def _explanation(
     kind: Kind, rows: tuple[Row, Row], quality: str, difference: Estimate, facts: dict[str, float]
 ) -> Explanation:
     row, other = rows
-    repeats = {trial.trial.get("recipe", {}).get("seed") for trial in row.ok_trials}
+    seeds = min(seeds_of(row), seeds_of(other))
     return Explanation(
         kind=kind,
         row=row,
         other=other,
         metric=quality,
         size=difference,
-        shown=True,
+        shown=seeds > 1,
         unit="metric",
         difference=difference.value,
-        facts={**facts, "seeds": float(len(repeats))},
+        facts={**facts, "seeds": float(seeds)},
     )
 
 
@@ -91,25 +90,16 @@ def _differs(difference: Estimate | None, row: Row, other: Row, quality: str) ->
     """Whether the interval leaves out zero, and other pictures would show the same.
 
     One repeat shows nothing.  Repeats judge the same validation samples: an accuracy of few of them
-    is uncertain by itself, whatever the repeats agree on.
+    is uncertain by itself, whatever the repeats agree on.  Another quality must differ by 5 %.
     """
     if difference is None or difference.low is None or difference.high is None:
         return False
-    leaves_out_zero = difference.low > 0 or difference.high < 0
-    return leaves_out_zero and abs(difference.value) > _sampling_error(row, other, quality)
-
-
-def _sampling_error(row: Row, other: Row, quality: str) -> float:
-    """What an accuracy's difference of independent samples exceeds by chance in 5 % of cases.
-
-    1.96 sqrt((p (1 - p) + q (1 - q)) / n), the normal approximation; 0 for another metric, or
-    where the recipe does not say how many samples there are.
-    """
-    samples = row.trials[0].trial.get("workload", {}).get("validation_samples")
-    if not quality.startswith("accuracy") or not samples:
-        return 0.0
-    shares = [fmean(one.values[quality].values()) for one in (row, other)]
-    return NORMAL_QUANTILE * math.sqrt(sum(share * (1 - share) for share in shares) / samples)
+    if not (difference.low > 0 or difference.high < 0):
+        return False
+    if quality.startswith("accuracy"):
+        return beyond_sampling(row, other, quality, difference.value)
+    base = other.metrics[quality]
+    return base is not None and abs(difference.value) > NOTEWORTHY * abs(base.value)
 
 
 def _samples_per_normalisation(row: Row) -> float | None:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from shardmark.analysis.candidates import Field
 from shardmark.analysis.comparison import DEFAULT_BASELINE, ratio_between
+from shardmark.analysis.effects import between_all, holm
 from shardmark.analysis.rows import Row
-from shardmark.analysis.selection import is_shown
+from shardmark.analysis.selection import select
 from shardmark.analysis.statistics import Estimate
 from shardmark.analysis.step_time import (
     CpuUse,
@@ -18,6 +19,7 @@ from shardmark.analysis.step_time import (
     step_time,
 )
 from shardmark.analysis.surprise import NOTEWORTHY, Explanation, Kind, parts_of
+from shardmark.analysis.verdicts import METRIC, is_different, verdict_between
 
 DATA = "waiting for data"
 EXPOSED = "exposed communication"
@@ -38,20 +40,67 @@ def time_explanations(field: Field) -> list[Explanation]:
 
 
 def surprising(ratio: Estimate) -> bool:
-    """Large enough, and shown; one repeat shows nothing, and is let pass to be called so."""
-    return ratio.value > 1 + NOTEWORTHY and (ratio.n < 2 or is_shown(ratio))
+    """Large enough; one repeat shows nothing, and is let pass to be called so."""
+    return ratio.value > 1 + NOTEWORTHY and (ratio.n < 2 or ratio.low is not None)
 
 
 def _pairs(rows: Sequence[Row], candidates: Sequence[Row]) -> Iterator[tuple[Kind, Row, Row]]:
-    """The fastest of a size is one that keeps the whole promise."""
+    """Rows that are slower, and than which; not those of which the repeats do not show it.
+
+    The fastest of a size is one that keeps the whole promise.
+    """
+    looked_at: list[tuple[Kind, Row, Row]] = []
+    family = []
+    measured = [row for row in candidates if _rate(row) is not None]
     for row in rows:
         fewer = _fewer_ranks(row, rows)
         if fewer is not None:
-            yield "more ranks are slower", row, fewer
-        same_size = [other for other in candidates if other.world_size == row.world_size]
+            looked_at.append(("more ranks are slower", row, fewer))
+            family.append((row, fewer))
+        same_size = [other for other in measured if other.world_size == row.world_size]
         fastest = max(same_size, key=lambda other: _rate(other) or 0.0, default=row)
         if fastest is not row:
-            yield "strategy is slower", row, fastest
+            looked_at.append(("strategy is slower", row, fastest))
+        family += [(row, other) for other in same_size if other is not row]
+    slower = _slower(rows, family)
+    for kind, row, other in looked_at:
+        if slower.get((id(row), id(other)), True) and not _ties(row, other, candidates):
+            yield kind, row, other
+
+
+def _slower(rows: Sequence[Row], family: Sequence[tuple[Row, Row]]) -> dict[tuple[int, int], bool]:
+    """By the ids of two rows, whether the first is shown to be slower; for pairs with an interval.
+
+    All pairs that were looked at are one family, also those among which the fastest was chosen.
+    Where one of the two is the other's baseline, the verdict is the answer.
+    """
+    places = {id(row): place for place, row in enumerate(rows)}
+    effects = between_all([row.values.get(METRIC, {}) for row in rows])
+    pairs = {tuple(sorted((places[id(row)], places[id(other)]))) for row, other in family}
+    judged = [pair for pair in effects if pair in pairs]
+    corrected = dict(zip(judged, holm([effects[pair] for pair in judged]), strict=True))
+    found = {}
+    for pair, effect in corrected.items():
+        for one, other in (pair, pair[::-1]):
+            row, faster = rows[one], rows[other]
+            verdict = verdict_between(row, faster) or verdict_between(faster, row)
+            behind = effect.ratio.value < 1 if one < other else effect.ratio.value > 1
+            found[id(row), id(faster)] = behind and is_different(verdict or effect)
+    return found
+
+
+def _ties(row: Row, other: Row, candidates: Sequence[Row]) -> bool:
+    """Whether the recommendation for so many ranks says that the two may be as fast."""
+    same_size = [one for one in candidates if one.world_size == row.world_size]
+    if not any(one is row for one in same_size):
+        return False
+    found = select(
+        same_size,
+        lambda one: one.values.get(METRIC, {}),
+        lambda one, than: ratio_between(one, than, METRIC),
+        lower_is_better=False,
+    )
+    return found is not None and found.best is other and found.state_of(row) == "tie"
 
 
 def _fewer_ranks(row: Row, rows: Sequence[Row]) -> Row | None:
@@ -70,10 +119,12 @@ def _rate(row: Row) -> float | None:
 
 
 def _explain(kind: Kind, row: Row, other: Row, ratio: Estimate) -> Explanation:
+    if kind == "more ranks are slower" and row.label != other.label:
+        kind = "slower than single"
     samples = samples_per_step(other)
     repeats = common_repeats(row, other)
     times = [None if samples is None else step_time(one, samples, repeats) for one in (row, other)]
-    shown = is_shown(ratio)
+    shown = ratio.low is not None
     own, base = times
     if own is None or base is None or samples is None or own.seconds <= base.seconds:
         return Explanation(

@@ -16,6 +16,9 @@ QUALITIES = ("accuracy_top1", "map", "validation_loss", "train_loss")
 
 NOT_EQUIVALENT = "trains something else"
 
+MARGIN = 0.05
+"""A loss of this size and more must be ruled out in every other goal."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dominance:
@@ -143,9 +146,14 @@ def _by(
 
 
 def _safe(edges: Sequence[Edge], found: Dominance) -> bool:
-    """No interval allows a loss by as large a factor as that of the gain."""
+    """No interval allows a loss of `MARGIN`, nor one by as large a factor as that of the gain.
+
+    Of the gain counts what is sure: the lower end of its own interval.
+    """
+    sure = max(gain.low or 1.0 for gain in found.gains)
+    bound = max(1 / sure, 1 - MARGIN)
     others = [edge.low for edge in edges if not edge.shown]
-    return all(low is not None and low * found.largest.factor > 1 for low in others)
+    return all(low is not None and low > bound for low in others)
 
 
 def _closure(number: int, edges: Mapping[tuple[int, int], Dominance]) -> list[set[int]]:

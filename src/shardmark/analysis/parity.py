@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardmark.analysis.evidence import PARTS, Array, Evidence
+from shardmark.analysis.parity_given import draw_check, equal, rate_check, sample_check
 from shardmark.measure.metrics import METRICS
 from shardmark.results.verification import Check
 
@@ -97,68 +98,20 @@ def checks_of(found: Evidence, tolerances: Tolerances) -> tuple[Check, ...]:
     """Every check, in the order in which a training makes the quantities."""
     expected = tolerances.reference
     return (
-        _equal(
+        equal(
             "initial weights",
             ", ".join(sorted({sha[:12] for sha in found.initial_sha256})),
             expected.initial_sha256[0][:12],
         ),
-        _sample_check(found, expected),
-        _draw_check(found, expected),
-        _rate_check(found, expected),
+        sample_check(found, expected),
+        draw_check(found, expected),
+        rate_check(found, expected),
         _loss_check(found, tolerances),
         *(_tensor_check(part, found, tolerances) for part in PARTS),
         _buffer_check(found, tolerances),
         *_quality_checks(found, tolerances),
-        _equal("optimizer steps", str(found.optimizer_steps), str(expected.optimizer_steps)),
+        equal("optimizer steps", str(found.optimizer_steps), str(expected.optimizer_steps)),
     )
-
-
-def _equal(name: str, found: str, expected: str, where: str | None = None) -> Check:
-    return Check(
-        name=name,
-        holds=found == expected,
-        found=found,
-        expected=expected,
-        tolerance=None,
-        where=where,
-    )
-
-
-def _sample_check(found: Evidence, expected: Evidence) -> Check:
-    for rank, (mine, wanted) in enumerate(zip(found.sample_ids, expected.sample_ids, strict=True)):
-        for step, (ids, wanted_ids) in enumerate(zip(mine, wanted, strict=True)):
-            if ids != wanted_ids:
-                place = f"rank {rank}, step {step + 1}"
-                return _equal("sample ids", _few(ids), _few(wanted_ids), place)
-    steps = len(expected.learning_rates)
-    return _equal("sample ids", f"equal in {steps} steps", f"equal in {steps} steps")
-
-
-def _draw_check(found: Evidence, expected: Evidence) -> Check:
-    for rank, (mine, wanted) in enumerate(zip(found.draws, expected.draws, strict=True)):
-        for step, (drawn, wanted_draws) in enumerate(zip(mine, wanted, strict=True)):
-            if drawn != wanted_draws:
-                others = [draw for draw in drawn if draw not in wanted_draws]
-                return _equal(
-                    "random draws",
-                    f"{len(others)} other than expected" if others else f"{len(drawn)} draws",
-                    f"{len(wanted_draws)} draws",
-                    f"rank {rank}, step {step + 1}",
-                )
-    count = sum(len(drawn) for rank in expected.draws for drawn in rank)
-    told = f"{count} draws are equal" if count else "the workload draws none of its own"
-    return _equal("random draws", told, told)
-
-
-def _few(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
-
-
-def _rate_check(found: Evidence, expected: Evidence) -> Check:
-    pairs = list(zip(found.learning_rates, expected.learning_rates, strict=True))
-    step = next((i for i, (mine, wanted) in enumerate(pairs) if mine != wanted), 0)
-    mine, wanted = pairs[step]
-    return _equal("learning rate", repr(mine), repr(wanted), f"step {step + 1}")
 
 
 def _worst(name: str, measured: Iterator[tuple[str, float, float]]) -> Check:
@@ -262,7 +215,7 @@ def _quality_checks(found: Evidence, tolerances: Tolerances) -> Iterator[Check]:
     for name, expected in tolerances.reference.quality.items():
         mine = found.quality.get(name)
         if mine is None or expected is None or not np.isfinite([mine, expected]).all():
-            yield _equal(f"evaluation: {name}", str(mine), str(expected))
+            yield equal(f"evaluation: {name}", str(mine), str(expected))
             continue
         tolerance = tolerances.quality(name)
         units = abs(mine - expected) / max(tolerance, TINY)

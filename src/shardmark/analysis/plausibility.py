@@ -12,11 +12,12 @@ from shardmark.analysis.plausibility_memory import memory_checks
 from shardmark.analysis.plausibility_quality import quality_checks
 from shardmark.analysis.plausibility_ratio import ratio_checks
 from shardmark.analysis.plausibility_time import time_checks
+from shardmark.analysis.plausibility_words import word_checks
 
 __all__ = ["Check", "Examined", "Finding", "plausibility_of"]
 
 
 def plausibility_of(against: Against) -> tuple[Examined, ...]:
     """Every check over the study, also those that find nothing or have no figure to check."""
-    kinds = (memory_checks, ratio_checks, time_checks, quality_checks)
+    kinds = (memory_checks, ratio_checks, time_checks, quality_checks, word_checks)
     return tuple(one for checks in kinds for one in checks(against))

@@ -35,7 +35,9 @@ class Finding:
 
     check: Check
     subject: str
-    """What the figure is of, in words."""
+    """What the figure is of, short enough for a table."""
+    words: str = ""
+    """What the study says of the figure, in its own words or close to them."""
     place: str
     metric: str
     """Of the catalogue; in which unit both numbers are."""
@@ -48,6 +50,11 @@ class Finding:
     """What follows, without a guess at what happened."""
     parts: tuple[tuple[str, float], ...] = ()
     """Further amounts in the metric's unit, by their names."""
+    digit: float | None = None
+    """Unit of the published value's last printed digit, in the metric's; None for a computed one
+    of which it is not known."""
+    limit_digit: float | None = None
+    """That of the limit, where the limit is a published value, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,13 @@ def falls(paper: Paper) -> Iterator[Fall]:
             )
 
 
+def _coarser_digit(paper: Paper, fall: Fall) -> float | None:
+    """The coarser of both sides' last digits; None where one is not known."""
+    digits = [paper.digit(one, PEAK) for one in (fall.reference, fall.figures)]
+    known = [digit for digit in digits if digit is not None]
+    return max(known) if len(known) == len(digits) else None
+
+
 def _saved(against: Against) -> Iterator[Finding | None]:
     paper = against.paper
     for fall in falls(paper):
@@ -117,6 +124,7 @@ def _saving(paper: Paper, fall: Fall, states: Sequence[ModelState]) -> Finding |
         place=fall.figures.place,
         metric=PEAK,
         published=saved,
+        digit=_coarser_digit(paper, fall),
         side="at most",
         limit=limit,
         basis=f"n = {fall.ranks}, {states[0].source}",
@@ -153,6 +161,7 @@ def _below_state(against: Against) -> Iterator[Finding | None]:
             place=figures.place,
             metric=PEAK,
             published=peak,
+            digit=paper.digit(figures, PEAK),
             side="at least",
             limit=limit,
             basis=f"n = {figures.world_size}, {state.optimizer}, {state.source}",

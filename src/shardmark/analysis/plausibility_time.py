@@ -187,6 +187,7 @@ def _totals(paper: Paper) -> Iterator[Finding | None]:
             place=figures.place,
             metric="total_seconds",
             published=total,
+            digit=paper.digit(figures, "total_seconds"),
             side="about",
             limit=limit,
             basis=f"{epochs} epochs ({basis}) of {seconds:g} s",

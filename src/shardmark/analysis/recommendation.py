@@ -1,4 +1,4 @@
-"""Which strategy on how many ranks: for speed, for memory, for quality in time."""
+"""Which strategy on how many ranks: for speed, for memory, for quality soon."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from shardmark.analysis.candidates import Field, fields_of
+from shardmark.analysis.candidates import Field, fields_of, headline_qualities
 from shardmark.analysis.comparison import Comparison, ratio_between
+from shardmark.analysis.quality_in_time import QualityInTime, quality_in_time
 from shardmark.analysis.rows import Row
+from shardmark.analysis.sampling import is_chance
 from shardmark.analysis.selection import Selection, is_shown, select
 from shardmark.analysis.statistics import Estimate, estimate_ratio
-from shardmark.analysis.time_to_quality import TimeTo, common_target, time_to_quality
+from shardmark.analysis.time_to_quality import TimeTo, common_target, ends_below, time_to_quality
 
 Goal = Literal["speed", "memory", "quality"]
 
-_Advantage = Callable[[Row, Row], Estimate | None]
+RATE, PEAK, TOTAL = "samples_per_second", "peak_memory_bytes", "total_memory_bytes"
 
-HEADLINE_QUALITIES = ("accuracy_top1", "map", "perplexity", "validation_loss")
-"""The first one that was evaluated stands for quality."""
+_Values = Callable[[Row], Mapping[int, float]]
+_Advantage = Callable[[Row, Row], Estimate | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +47,18 @@ class Recommendation:
     world_size: int | None
     """The question is about this number of ranks; None where ranks compete, too."""
     metric: str
+    """A metric of the catalogue, `total_memory_bytes` of all ranks on one device, or
+    `seconds_to_target`."""
     target: float | None = None
     """Quality that every candidate reached; the value is then the seconds until it."""
+    target_is_chance: bool | None = False
+    """Guessing could reach the target, too; None where that is not known."""
+    ended_below: tuple[Row, ...] = ()
+    """Candidates that reached the target and lost it again by the end."""
     quality: str | None = None
     """Metric of `target`, and of what the rows learned."""
+    in_time: QualityInTime | None = None
+    """What is learned while the fastest candidate trains."""
     selection: Selection | None
     reason: str | None
     """Why there is no selection."""
@@ -58,76 +68,87 @@ class Recommendation:
 def recommend(comparison: Comparison) -> tuple[Recommendation, ...]:
     """For each group of comparable rows, the goals in the order speed, memory, quality.
 
-    Speed is also answered for each number of ranks, where there are several.
+    Speed and the fullest rank's memory are answered over all numbers of ranks and, where there are
+    several, for each.  The memory of all ranks together is answered where some share a device.
     """
     return tuple(one for field in fields_of(comparison.rows) for one in _of_field(field))
 
 
-def headline_quality(rows: Sequence[Row]) -> str | None:
-    """The metric that stands for quality; None where nothing was evaluated, or means nothing."""
-    if any(row.synthetic for row in rows):
-        return None
-    return next(
-        (name for name in HEADLINE_QUALITIES if any(row.metrics.get(name) for row in rows)), None
-    )
-
-
 def _of_field(field: Field) -> list[Recommendation]:
     sizes = sorted({row.world_size for row in field.candidates})
-    speed, memory = "samples_per_second", "peak_memory_bytes"
-    found = [_by_metric("speed", field, speed, None)]
-    if len(sizes) > 1:
-        found += [_by_metric("speed", field, speed, size) for size in sizes]
-    return [*found, _by_metric("memory", field, memory, None), _quality(field)]
+    each = sizes if len(sizes) > 1 else []
+    speed = _by_metric(field, RATE, None)
+    found = [speed, *(_by_metric(field, RATE, size) for size in each)]
+    found += [_by_metric(field, PEAK, size) for size in (None, *each)]
+    if any(total_memory(row) for row in field.candidates if row.world_size > 1):
+        found.append(_by_metric(field, TOTAL, None))
+    fastest = None if speed.selection is None else speed.selection.best
+    return [*found, _quality(field, fastest)]
 
 
-def _by_metric(goal: Goal, field: Field, metric: str, size: int | None) -> Recommendation:
-    lower = metric == "peak_memory_bytes"
+def total_memory(row: Row) -> Mapping[int, float]:
+    """Sum of all ranks' peaks by repeat, servers too; none unless they share one device.
+
+    The ranks' peaks need not fall together, so that it is what they need at most.
+    """
+    found = {}
+    for trial in row.ok_trials:
+        peak = trial.metrics.get(PEAK)
+        devices = {(rank.host, rank.device) for rank in trial.ranks}
+        if peak is not None and peak.mean is not None and len(devices) == 1:
+            found[trial.repeat] = peak.mean * len(trial.ranks)
+    return found if len(found) == len(row.ok_trials) else {}
+
+
+def _by_metric(field: Field, metric: str, size: int | None) -> Recommendation:
+    lower = metric != RATE
 
     def values_of(row: Row) -> Mapping[int, float]:
-        return row.values.get(metric, {})
+        return total_memory(row) if metric == TOTAL else row.values.get(metric, {})
 
     def advantage(row: Row, other: Row) -> Estimate | None:
-        return ratio_between(other, row, metric) if lower else ratio_between(row, other, metric)
+        above, below = (other, row) if lower else (row, other)
+        if metric == TOTAL:
+            return _paired(values_of(above), values_of(below))
+        return ratio_between(above, below, metric)
 
     rows = [row for row in field.candidates if size in (None, row.world_size)]
     selection = select(rows, values_of, advantage, lower_is_better=lower)
-    quality = headline_quality(field.rows)
+    quality = next(iter(headline_qualities(field.rows)), None)
     weaker = [row for row in field.weaker if size in (None, row.world_size)]
     return Recommendation(
-        goal=goal,
+        goal="memory" if lower else "speed",
         field=field,
         world_size=size,
         metric=metric,
         quality=quality,
         selection=selection,
         reason=None if selection else _why_none(field, metric),
-        weaker=tuple(
-            _weaker(
-                row, values_of(row), selection, advantage, quality=quality, comparisons=len(weaker)
-            )
-            for row in weaker
-        ),
+        weaker=_beside(weaker, values_of, selection, advantage, quality),
     )
 
 
-def _weaker(
-    row: Row,
-    values: Mapping[int, float],
+def _beside(
+    rows: Sequence[Row],
+    values_of: _Values,
     selection: Selection | None,
     advantage: _Advantage,
-    *,
     quality: str | None,
-    comparisons: int,
-) -> Weaker:
-    ratio = None if selection is None or not values else advantage(row, selection.best)
-    return Weaker(
-        row=row,
-        value=fmean(values.values()) if values else None,
-        advantage=ratio,
-        shown_better=is_shown(ratio, comparisons),
-        quality=None if quality is None else row.metrics.get(quality),
-    )
+) -> tuple[Weaker, ...]:
+    found = []
+    for row in rows:
+        values = values_of(row)
+        ratio = None if selection is None or not values else advantage(row, selection.best)
+        found.append(
+            Weaker(
+                row=row,
+                value=fmean(values.values()) if values else None,
+                advantage=ratio,
+                shown_better=is_shown(ratio, len(rows)),
+                quality=None if quality is None else row.metrics.get(quality),
+            )
+        )
+    return tuple(found)
 
 
 def _why_none(field: Field, metric: str) -> str:
@@ -140,21 +161,25 @@ def _why_none(field: Field, metric: str) -> str:
     )
 
 
-def _quality(field: Field) -> Recommendation:
+def _quality(field: Field, fastest: Row | None) -> Recommendation:
     """Training time to the best quality that every candidate reaches."""
-    quality = headline_quality(field.rows)
+    quality = next(iter(headline_qualities(field.rows)), None)
     target = None if quality is None else common_target(field.candidates, quality)
     times: dict[int, TimeTo] = {}
+    below: tuple[Row, ...] = ()
+    chance: bool | None = False
     if quality is not None and target is not None:
         rows = (*field.candidates, *field.weaker)
         times = {id(row): time_to_quality(row, quality, target) for row in rows}
+        chance = is_chance(field.candidates[0], quality, target)
+        below = tuple(row for row in field.candidates if ends_below(row, quality, target))
 
     def values_of(row: Row) -> Mapping[int, float]:
         found = times.get(id(row))
         return {} if found is None or found.estimate is None else found.seconds_by_repeat
 
     def advantage(row: Row, other: Row) -> Estimate | None:
-        return _seconds_ratio(times[id(other)], times[id(row)])
+        return _paired(values_of(other), values_of(row))
 
     selection = select(field.candidates, values_of, advantage, lower_is_better=True)
     return Recommendation(
@@ -163,37 +188,25 @@ def _quality(field: Field) -> Recommendation:
         world_size=None,
         metric="seconds_to_target",
         target=target,
+        target_is_chance=chance,
+        ended_below=below,
         quality=quality,
+        in_time=None if quality is None else quality_in_time(field, quality, fastest),
         selection=selection,
         reason=None if selection else _why_no_quality(field, quality, times),
-        weaker=tuple(
-            _weaker(
-                row,
-                values_of(row),
-                selection,
-                advantage,
-                quality=quality,
-                comparisons=len(field.weaker),
-            )
-            for row in field.weaker
-        ),
+        weaker=_beside(field.weaker, values_of, selection, advantage, quality),
     )
 
 
-def _seconds_ratio(above: TimeTo, below: TimeTo) -> Estimate | None:
-    """Of two rows' times to one target, paired by the repeats that both have."""
-    if above.estimate is None or below.estimate is None:
+def _paired(above: Mapping[int, float], below: Mapping[int, float]) -> Estimate | None:
+    """Ratio of two rows' values, over the repeats that both have."""
+    common = sorted(above.keys() & below.keys())
+    if not above or not below or any(value <= 0 for value in below.values()):
         return None
-    one, other = above.seconds_by_repeat, below.seconds_by_repeat
-    common = sorted(one.keys() & other.keys())
-    if len(common) >= 2 and all(other[repeat] > 0 for repeat in common):
-        return estimate_ratio(
-            [one[repeat] for repeat in common], [other[repeat] for repeat in common]
-        )
-    if below.estimate.value <= 0:
-        return None
-    value = above.estimate.value / below.estimate.value
-    return Estimate(value=value, low=None, high=None, n=min(len(one), len(other)))
+    if len(common) >= 2:
+        return estimate_ratio([above[one] for one in common], [below[one] for one in common])
+    value = fmean(above.values()) / fmean(below.values())
+    return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
 
 
 def _why_no_quality(field: Field, quality: str | None, times: dict[int, TimeTo]) -> str:

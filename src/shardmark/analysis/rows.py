@@ -88,7 +88,9 @@ class Row:
     @property
     def place(self) -> str:
         """The row in words, for a note."""
-        varied = "".join(f", {key}={plain(value)}" for key, value in self.varied.items())
+        bare = ("workload.model", "workload.dataset")  # such a name tells by itself what it is
+        keys = {key: "" if key in bare else f"{key}=" for key in self.varied}
+        varied = "".join(f", {keys[key]}{plain(value)}" for key, value in self.varied.items())
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{self.label} on {ranks}{varied}"
 
@@ -243,7 +245,4 @@ def _failed(trials: Sequence[TrialResult]) -> tuple[Failed, ...]:
             if failure is not None and failure.remedy is not None:
                 reason += f"; {failure.remedy}"
             counts[result.outcome, reason] += 1
-    return tuple(
-        Failed(outcome=outcome, reason=reason, count=count)
-        for (outcome, reason), count in counts.items()
-    )
+    return tuple(Failed(outcome=how, reason=why, count=n) for (how, why), n in counts.items())

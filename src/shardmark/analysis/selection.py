@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Literal
 
+from shardmark.analysis.effects import Effect, between_all, holm
 from shardmark.analysis.rows import Row
 from shardmark.analysis.statistics import (
     CONFIDENCE,
-    ROBUST_FROM,
     Estimate,
     degrees_of,
     estimate_mean,
     t_quantile,
 )
+from shardmark.analysis.verdicts import METRIC, is_different, verdict_between
 
 State = Literal["shown", "tie", "not shown", "alone"]
+PairState = Literal["best", "worse", "tie", "no interval"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +32,22 @@ class Selection:
     margin: Estimate | None
     """How many times better than the second, with the 95 % interval of this one ratio."""
     state: State
-    """`shown`: it is the best.  `tie`: `ties` may be as good.  `not shown`: repeats are too few for
-    an interval.  `alone`: nobody competed."""
+    """`shown`: it is better than every row that can be judged.  `tie`: `ties` may be as good.
+    `not shown`: repeats are too few for any interval.  `alone`: nobody competed."""
     ties: tuple[Row, ...]
     """Rows whose difference from the best is not shown, the better ones first."""
+    without_interval: tuple[Row, ...]
+    """Rows that cannot be judged, since fewer than two repeats are common to them and the best."""
     values: tuple[tuple[Row, float], ...]
     """Every competitor's mean, the best first."""
+
+    def state_of(self, row: Row) -> PairState:
+        """How a competitor stands to the best."""
+        if row is self.best:
+            return "best"
+        if any(row is other for other in self.without_interval):
+            return "no interval"
+        return "tie" if any(row is other for other in self.ties) else "worse"
 
 
 def select(
@@ -49,13 +60,13 @@ def select(
     """The row with the best mean, and those that may be as good; None where none has a value.
 
     `values_of` gives a row's positive values by repeat, `advantage(a, b)` how many times better `a`
-    is than `b`.  A row is out only where the 95 % interval of a better one's advantage over it lies
-    above 1, and still does with the error of 5 % shared among the k - 1 comparisons of k rows: by
-    `Blocks`, or by wider intervals of the single ratios where those are robust.
+    is than `b`, for the margin.  A row is out where a better one is shown to be better than it, by
+    the test of the verdicts: as if the row were the baseline of all others.  What is a verdict
+    already is not judged again.
 
     The rows that are not out then hold the truly best one with 95 % confidence, although the best
     was chosen by looking: of all comparisons, only the k - 1 with the truly best can leave it out.
-    Source: Gupta, Technometrics 7 (1965), 225-245, here with Bonferroni's inequality.
+    Source: Gupta, Technometrics 7 (1965), 225-245, here with Holm's procedure.
     """
     known = [(row, list(values_of(row).values())) for row in rows if values_of(row)]
     if not known:
@@ -64,18 +75,20 @@ def select(
     means = [(row, estimate_mean(values).value) for row, values in known]
     means.sort(key=lambda one: sign * one[1])
     ordered = [row for row, _ in means]
-    contest = _Contest(ordered, advantage, Blocks.of([values_of(row) for row in ordered]))
-    ties = tuple(row for place, row in enumerate(ordered) if place and not contest.is_out(place))
-    margins = [advantage(ordered[0], row) for row in ties]
-    unknown = any(margin is None or margin.low is None for margin in margins)
+    contest = _Contest.of(ordered, [values_of(row) for row in ordered], sign=sign)
+    left = [place for place in range(1, len(ordered)) if not contest.is_out(place)]
+    ties = tuple(ordered[place] for place in left if (0, place) in contest.effects)
+    unknown = tuple(ordered[place] for place in left if (0, place) not in contest.effects)
     second = ordered[1] if len(ordered) > 1 else None
-    ended: State = "shown" if not ties else "not shown" if unknown else "tie"
+    judged = any((0, place) in contest.effects for place in range(1, len(ordered)))
+    ended: State = "tie" if ties else "shown" if judged else "not shown"
     return Selection(
         best=ordered[0],
         second=second,
         margin=None if second is None else advantage(ordered[0], second),
         state="alone" if second is None else ended,
         ties=ties,
+        without_interval=unknown,
         values=tuple(means),
     )
 
@@ -85,66 +98,35 @@ class _Contest:
     """Rows in the order of their means, the best first."""
 
     rows: Sequence[Row]
-    advantage: Callable[[Row, Row], Estimate | None]
-    blocks: Blocks | None
+    values: Sequence[Mapping[int, float]]
+    effects: Mapping[tuple[int, int], Effect]
+    """Of the better over the worse, by places; without the pairs that have no interval."""
+    sign: int
+    """1 where less is better, else -1."""
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[Row], values: Sequence[Mapping[int, float]], *, sign: int
+    ) -> _Contest:
+        return cls(rows, values, between_all(values), sign)
 
     def is_out(self, place: int) -> bool:
         """Whether some row before it is shown to be better."""
-        return any(self._beats(better, place) for better in range(place))
-
-    def _beats(self, one: int, other: int) -> bool:
-        margin = self.advantage(self.rows[one], self.rows[other])
-        if not is_shown(margin):
-            return False
-        if self.blocks is None or self.blocks.repeats >= ROBUST_FROM:
-            return is_shown(margin, len(self.rows) - 1)
-        return self.blocks.differ(one, other)
-
-
-@dataclass(frozen=True, slots=True)
-class Blocks:
-    """Rows measured in the same repeats: each repeat is a block, whose mood all rows share.
-
-    The logarithm of a value is the row's, plus the repeat's, plus noise of one spread for all rows;
-    with k rows and n repeats the noise has (k - 1)(n - 1) degrees of freedom.
-    Source: Montgomery, Design and Analysis of Experiments, 8th ed. (2012), section 4.1.
-    """
-
-    logarithms: tuple[tuple[float, ...], ...]
-    """One tuple a row, in the order of the repeats."""
-
-    @classmethod
-    def of(cls, values: Sequence[Mapping[int, float]]) -> Blocks | None:
-        """From values by repeat; None where fewer than two repeats are common to all rows."""
-        repeats = sorted(set.intersection(*(set(by_repeat) for by_repeat in values)))
-        if len(repeats) < 2 or any(one[repeat] <= 0 for one in values for repeat in repeats):
-            return None
-        return cls(tuple(tuple(math.log(one[repeat]) for repeat in repeats) for one in values))
-
-    @property
-    def repeats(self) -> int:
-        return len(self.logarithms[0])
-
-    def differ(self, first: int, second: int) -> bool:
-        """Whether the two rows differ, with the error of 5 % shared among k - 1 comparisons."""
-        rows, repeats = len(self.logarithms), self.repeats
-        one, other = (fmean(self.logarithms[place]) for place in (first, second))
-        quantile = _quantile((rows - 1) * (repeats - 1), rows - 1)
-        return abs(one - other) > quantile * self._noise * math.sqrt(2 / repeats)
-
-    @property
-    def _noise(self) -> float:
-        """Standard deviation of what neither the row nor the repeat explains."""
-        table = self.logarithms
-        rows = [fmean(row) for row in table]
-        columns = [fmean(column) for column in zip(*table, strict=True)]
-        middle = fmean(rows)
-        squares = math.fsum(
-            (value - mean - column + middle) ** 2
-            for row, mean in zip(table, rows, strict=True)
-            for value, column in zip(row, columns, strict=True)
+        pairs = [pair for pair in self.effects if place in pair]
+        corrected = holm([self.effects[pair] for pair in pairs])
+        return any(
+            self.sign * math.log(effect.ratio.value) < 0
+            and is_different(self._by_verdict(pair) or effect)
+            for pair, effect in zip(pairs, corrected, strict=True)
+            if pair[1] == place
         )
-        return math.sqrt(squares / (len(rows) - 1) / (len(columns) - 1))
+
+    def _by_verdict(self, pair: tuple[int, int]) -> Effect | None:
+        """The effect on which a verdict rests, where one of the two is the other's baseline."""
+        rows = [self.rows[place] for place in pair]
+        if any(self.values[place] != self.rows[place].values.get(METRIC) for place in pair):
+            return None
+        return verdict_between(rows[0], rows[1]) or verdict_between(rows[1], rows[0])
 
 
 def is_shown(ratio: Estimate | None, comparisons: int = 1) -> bool:

@@ -153,15 +153,14 @@ def _winsorised_spread(share: float) -> float:
 def _deviation(values: Sequence[float]) -> float:
     """Standard deviation; zero where only rounding tells the values apart."""
     mean = fmean(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    found = math.sqrt(squares / (len(values) - 1))
+    found = math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
     return found if found > 1e-12 * abs(mean) else 0.0
 
 
 def ratio_of(middle: Middle, count: int) -> Estimate:
     """From the middle of log ratios."""
     low, high = middle.value - middle.half_width, middle.value + middle.half_width
-    return Estimate(value=math.exp(middle.value), low=math.exp(low), high=_exp(high), n=count)
+    return Estimate(value=_exp(middle.value), low=_exp(low), high=_exp(high), n=count)
 
 
 def log_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:

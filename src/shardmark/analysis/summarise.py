@@ -68,7 +68,6 @@ def summarise(
     workers = [rank for rank in ranks if rank.role == "worker"]
     taken = read_steps(steps)
     no_window = _why_no_window(workers, taken.steps_taken, warmup_steps)
-    windows = windows_of(slowest(workers))
     peak = peak_of_all(workers, len(device_uuids(samples)), precision, tf32)
     results = {
         "total_seconds": trial_value(total_seconds),
@@ -77,14 +76,23 @@ def summarise(
             workers, taken, steps_per_epoch, no_window, samples_per_step
         ),
         **rate_metrics(workers, ON_CPU if device_type == "cpu" else peak, no_window),
-        **memory_metrics(ranks, device_type),
-        **communication_metrics(workers),
-        **exchange_metrics(ranks),
-        **_sampled(samples, ranks, windows, device_type),
-        **_quality(workers),
+        **_of_ranks(ranks, workers, device_type),
+        **_sampled(samples, ranks, windows_of(slowest(workers)), device_type),
         **_errors(ranks, restarts),
     }
     return split({name: results.get(name, no_window) for name in TRIAL_METRICS})
+
+
+def _of_ranks(
+    ranks: Sequence[RankRecord], workers: Sequence[RankRecord], device_type: str
+) -> dict[str, Result]:
+    """What the ranks' records hold ready."""
+    return {
+        **memory_metrics(ranks, device_type),
+        **communication_metrics(workers),
+        **exchange_metrics(ranks),
+        **_quality(workers),
+    }
 
 
 def _sampled(

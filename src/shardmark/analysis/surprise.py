@@ -11,6 +11,7 @@ from shardmark.analysis.statistics import Estimate
 
 Kind = Literal[
     "more ranks are slower",
+    "slower than single",
     "strategy is slower",
     "sharding saves little",
     "quality differs",

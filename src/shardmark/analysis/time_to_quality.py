@@ -138,6 +138,39 @@ def sure_value(row: Row, metric: str) -> float | None:
     return min(known) if METRICS[metric].better == "higher" else max(known)
 
 
+def training_seconds(row: Row) -> float | None:
+    """Of all epochs, in the repeat that took longest; None where some repeat was not timed."""
+    each = [epochs_of(replace(row, trials=(trial,))).epochs for trial in row.ok_trials]
+    seconds = [_number(epochs[-1], "elapsed_seconds") if epochs else None for epochs in each]
+    known = [value for value in seconds if value is not None]
+    return max(known) if known and len(known) == len(seconds) else None
+
+
+def quality_after(row: Row, metric: str, seconds: float) -> float | None:
+    """The best value at the end of an epoch within so much training, a mean over the repeats.
+
+    None where some repeat had no value by then.
+    """
+    values = []
+    for trial in row.ok_trials:
+        epochs = epochs_of(replace(row, trials=(trial,))).epochs
+        passed = [(epoch, _number(epoch, "elapsed_seconds")) for epoch in epochs]
+        within = [epoch for epoch, end in passed if end is not None and end <= seconds]
+        values.append(_best(within, metric))
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None
+
+
+def ends_below(row: Row, metric: str, target: float) -> bool:
+    """Whether some repeat's last value does not reach the target (any more)."""
+    for trial in row.ok_trials:
+        epochs = epochs_of(replace(row, trials=(trial,))).epochs
+        last = _number(epochs[-1], metric) if epochs else None
+        if last is None or not good_enough(metric, last, target):
+            return True
+    return False
+
+
 def good_enough(metric: str, value: float, target: float) -> bool:
     """Whether the value reaches the target, in the metric's own direction."""
     return value >= target if METRICS[metric].better == "higher" else value <= target

@@ -1,11 +1,11 @@
-"""Which rows differ from their baseline: one family of paired tests over the whole comparison."""
+"""Which rows differ from their baseline: one family of moderated tests over the comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardmark.analysis.effects import Effect, holm, paired_effect
+from shardmark.analysis.effects import Effect, holm, paired_effect, with_one_row
 from shardmark.analysis.rows import Row
 
 BASELINE = "baseline"
@@ -16,6 +16,8 @@ NO_DIFFERENCE = "no difference shown"
 FAMILY_ERROR_RATE = 0.05
 """Highest probability of one or more false `faster` or `slower` in the whole comparison."""
 METRIC = "samples_per_second"
+METHOD = "moderated t tests of the log ratios, which share what they see of the noise"
+"""For a note: how a difference is tested."""
 
 
 def judged(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
@@ -27,12 +29,27 @@ def judged(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, .
         None if _same(row, base) else effect_between(row, base)
         for row, base in zip(rows, baselines, strict=True)
     ]
-    corrected = iter(holm([effect for effect in effects if effect is not None]))
-    found = [None if effect is None else next(corrected) for effect in effects]
+    found = _corrected(effects, baselines)
     return tuple(
         replace(row, effect=effect, verdict=BASELINE if _same(row, base) else _verdict(effect))
         for row, base, effect in zip(rows, baselines, found, strict=True)
     )
+
+
+def _corrected(
+    effects: Sequence[Effect | None], baselines: Sequence[Row | None]
+) -> list[Effect | None]:
+    """All of them are one family; the noise is shared by those with the same baseline."""
+    by_baseline: dict[int, dict[int, Effect]] = {}
+    for index, (effect, base) in enumerate(zip(effects, baselines, strict=True)):
+        if effect is not None:
+            by_baseline.setdefault(id(base), {})[index] = effect
+    places = [index for group in by_baseline.values() for index in group]
+    moderated = [
+        effect for group in by_baseline.values() for effect in with_one_row(list(group.values()))
+    ]
+    corrected = dict(zip(places, holm(moderated), strict=True))
+    return [corrected.get(index) for index in range(len(effects))]
 
 
 def effect_between(row: Row, base: Row | None) -> Effect | None:
@@ -62,9 +79,20 @@ def _same(row: Row, base: Row | None) -> bool:
     )
 
 
+def verdict_between(row: Row, other: Row) -> Effect | None:
+    """The effect on which the row's verdict rests, where the other is its baseline."""
+    is_baseline = other.verdict == BASELINE and row.baseline == other.place
+    return row.effect if is_baseline and row is not other else None
+
+
+def is_different(effect: Effect) -> bool:
+    """Whether the difference is shown: the one rule for verdicts, selections and fronts."""
+    return effect.p_corrected <= FAMILY_ERROR_RATE
+
+
 def _verdict(effect: Effect | None) -> str | None:
     if effect is None:
         return None
-    if effect.p_corrected > FAMILY_ERROR_RATE:
+    if not is_different(effect):
         return NO_DIFFERENCE
     return FASTER if effect.ratio.value > 1 else SLOWER

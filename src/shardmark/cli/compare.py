@@ -32,58 +32,66 @@ class Format(StrEnum):
     LATEX = "latex"
 
 
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STRATEGY",
+        help="Strategy that speed-up and memory ratio refer to; `single` by default.",
+    ),
+]
+Form = Annotated[
+    Format,
+    typer.Option(
+        "--format",
+        help="csv and json hold every metric, in base units; latex needs the package booktabs.",
+    ),
+]
+Paper = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="PAPER",
+        help="Show a published study's figures beside the measured ones; `shardmark list"
+        " papers` has the names.",
+    ),
+]
+Epochs = Annotated[
+    bool, typer.Option("--epochs", help="Show loss, time and quality epoch by epoch instead.")
+]
+Scaling = Annotated[
+    bool,
+    typer.Option(
+        "--scaling", help="Show speed-up and efficiency over the numbers of ranks instead."
+    ),
+]
+Pareto = Annotated[
+    bool,
+    typer.Option(
+        "--pareto", help="Show what nothing beats in throughput, memory and quality instead."
+    ),
+]
+TimeTo = Annotated[
+    str | None,
+    typer.Option(
+        "--time-to",
+        metavar="METRIC[=VALUE]",
+        help="Show the training time to a loss or quality instead, as in accuracy_top1=0.8;"
+        " without VALUE, to the best one that every row reached.",
+    ),
+]
+
+
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")
-    ],
+    runs: Runs,
     *,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STRATEGY",
-            help="Strategy that speed-up and memory ratio refer to; `single` by default.",
-        ),
-    ] = None,
-    form: Annotated[
-        Format,
-        typer.Option(
-            "--format",
-            help="csv and json hold every metric, in base units; latex needs the package booktabs.",
-        ),
-    ] = Format.TEXT,
-    paper: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="PAPER",
-            help="Show a published study's figures beside the measured ones; `shardmark list"
-            " papers` has the names.",
-        ),
-    ] = None,
-    epochs: Annotated[
-        bool, typer.Option("--epochs", help="Show loss, time and quality epoch by epoch instead.")
-    ] = False,
-    scaling: Annotated[
-        bool,
-        typer.Option(
-            "--scaling", help="Show speed-up and efficiency over the numbers of ranks instead."
-        ),
-    ] = False,
-    pareto: Annotated[
-        bool,
-        typer.Option(
-            "--pareto", help="Show what nothing beats in throughput, memory and quality instead."
-        ),
-    ] = False,
-    time_to: Annotated[
-        str | None,
-        typer.Option(
-            "--time-to",
-            metavar="METRIC[=VALUE]",
-            help="Show the training time to a loss or quality instead, as in accuracy_top1=0.8;"
-            " without VALUE, to the best one that every row reached.",
-        ),
-    ] = None,
+    baseline: Baseline = None,
+    form: Form = Format.TEXT,
+    paper: Paper = None,
+    epochs: Epochs = False,
+    scaling: Scaling = False,
+    pareto: Pareto = False,
+    time_to: TimeTo = None,
 ) -> None:
     """Compare the trials of one or more runs: intervals, speed-up, efficiency, memory."""
     asked = {"--scaling": scaling, "--pareto": pareto, "--time-to": time_to is not None}
@@ -187,7 +195,7 @@ def _viewed(comparison: Comparison, views: Sequence[View], form: Format) -> str:
 
 def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool) -> str:
     """The comparison and the study; with `epochs` only the tables by epoch."""
-    from shardmark.report.against import against_sections, epoch_sections
+    from shardmark.report.against import against_sections, epoch_sections, no_epochs
     from shardmark.report.against_data import against_csv, against_epochs_csv, against_json
     from shardmark.report.data import render_json
     from shardmark.report.epochs import epochs_json
@@ -195,6 +203,8 @@ def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool
     from shardmark.report.sections import Markup, render_sections
 
     if form is Format.CSV:
+        for note in no_epochs(against) if epochs else ():
+            typer.echo(note, err=True)
         return (against_epochs_csv if epochs else against_csv)(comparison, against)
     if form is Format.JSON:
         beside = (

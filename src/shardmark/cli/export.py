@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,10 @@ from typing import Annotated
 import typer
 
 from shardmark.errors import InputError
+
+URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
+DATABRICKS = "databricks"
+"""MLflow takes the bare word, too, for a tracking URI."""
 
 
 class To(StrEnum):
@@ -21,45 +26,59 @@ class To(StrEnum):
     CSV = "csv"
 
 
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")]
+Target = Annotated[
+    To,
+    typer.Option("--to", help="A tracker, or table files; for pandas there is `Run.to_pandas()`."),
+]
+# Text: a path would make one slash of the two in a URI, which then looks like a folder.
+Out = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR_OR_FILE",
+        help="Folder, or for parquet and csv a file for the trials alone;"
+        " exports/TARGET by default.",
+    ),
+]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(metavar="URI", help="MLflow's server or database, instead of a folder by --out."),
+]
+
+
 def export(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")
-    ],
-    to: Annotated[
-        To,
-        typer.Option(
-            "--to", help="A tracker, or table files; for pandas there is `Run.to_pandas()`."
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR_OR_FILE",
-            help="Folder, or for parquet and csv a file for the trials alone;"
-            " exports/TARGET by default.",
-        ),
-    ] = None,
-    tracking_uri: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI", help="MLflow's server or database, instead of a folder by --out."
-        ),
-    ] = None,
+    runs: Runs,
+    to: Target,
+    out: Out = None,
+    tracking_uri: TrackingUri = None,
 ) -> None:
     """Hand finished runs to TensorBoard, MLflow or Weights & Biases, or write them as tables."""
     from shardmark.report.export import export_runs
     from shardmark.results.store import load_run
 
-    if tracking_uri is not None and (to is not To.MLFLOW or out is not None):
-        found = "is for mlflow" if to is not To.MLFLOW else "stands beside --out"
-        raise InputError("--tracking-uri", found, "name the place once: --out, or this for mlflow")
+    place = _place(to, out, tracking_uri)
     folders = {path.expanduser().resolve(): path.expanduser() for path in runs}
     loaded = [load_run(path) for path in folders.values()]
     for damaged in (one for run in loaded for one in run.damaged):
         typer.echo(f"damaged, left out: {damaged}", err=True)
-    place = tracking_uri if out is None else str(out)
     done = export_runs(loaded, to.value, place)
     kept = f"; {done.kept} there already, left as they are" if done.kept else ""
     trials = "1 trial" if done.trials == 1 else f"{done.trials} trials"
     typer.echo(f"{to.value}: {trials} to {done.where}{kept}")
     typer.echo(f"look: {done.look}")
+
+
+def _place(to: To, out: str | None, tracking_uri: str | None) -> str | None:
+    """Folder, file or tracking URI; None for the usual place."""
+    if tracking_uri is not None and (to is not To.MLFLOW or out is not None):
+        found = "is for mlflow" if to is not To.MLFLOW else "stands beside --out"
+        raise InputError("--tracking-uri", found, "name the place once: --out, or this for mlflow")
+    for option, value in (("--out", out), ("--tracking-uri", tracking_uri)):
+        if value is not None and not value.strip():
+            raise InputError(option, "is empty", "name a place, or leave the option out")
+    if out is None:
+        return tracking_uri
+    if URI.match(out) or (to is To.MLFLOW and out == DATABRICKS):
+        remedy = f"--tracking-uri {out}" if to is To.MLFLOW else "a folder"
+        raise InputError(f"--out {out}", "is a URI, no folder", f"name {remedy}")
+    return str(Path(out))

@@ -40,8 +40,10 @@ class Pace:
         while len(self._moves) > 2 and now - self._moves[1][0] >= RATE_SECONDS:
             self._moves.popleft()
 
-    def trial_ended(self) -> None:
-        self._ended_after.append(self.trial_seconds)
+    def trial_ended(self, *, ran_through: bool) -> None:
+        """`ran_through` unless it broke off: then its time tells nothing of the trials to come."""
+        if ran_through:
+            self._ended_after.append(self.trial_seconds)
 
     @property
     def trial_seconds(self) -> float:
@@ -77,16 +79,16 @@ class Pace:
         return self._remaining * spent / steps
 
     def run_left_seconds(self, *, between_trials: bool = False) -> float | None:
-        """The trial's own steps, and for each trial to come the mean of those that have ended.
+        """The trial's own steps, and for each trial to come the mean of those that ran through.
 
-        Before one has ended, the trial under way stands for all.
+        Before one has, the trial under way stands for all, and between trials nothing is known.
         """
         own = 0.0 if between_trials else self.trial_left_seconds
         if self._ended_after:
             each = sum(self._ended_after) / len(self._ended_after)
             if own is None:
                 own = max(0.0, each - self.trial_seconds)
-        elif own is None:
+        elif own is None or between_trials:
             return None
         else:
             each = self.trial_seconds + own

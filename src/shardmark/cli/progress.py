@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,22 +20,30 @@ from shardmark.launch.listener import Reading, Silent
 from shardmark.results.schema import Outcome, TrialResult
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from shardmark.cli.screen import Screen
     from shardmark.experiment.matrix import LeftOut
     from shardmark.launch.listener import ProgressListener
 
 LINE_EVERY_SECONDS = 30.0
+BARE_TEXT = re.compile(r"[A-Za-z][\w.-]*")
+YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null")
+"""Text only in quotes."""
 
 
 class Lines:
     """A line when a trial has ended, and before that one each half minute."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         self._pace = Pace()
         self._title = ""
         self._lined_at = 0.0
 
     def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
+        if self._folder is not None:
+            self._print(f"writing to {self._folder}")
         for cell in left_out:
             self._print(f"left out: {cell}")
         done = f", {finished} have their result already" if finished else ""
@@ -56,8 +66,10 @@ class Lines:
         self._show(reading)
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
-        self._pace.trial_ended()
+        self._pace.trial_ended(ran_through=result.outcome in (Outcome.OK, Outcome.TIMED_OUT))
         left = self._pace.run_left_seconds(between_trials=True)
+        if result.outcome is Outcome.INTERRUPTED:
+            left = None  # nothing follows
         tail = f", about {duration(left)} left" if left else ""
         self._print(f"{self._title}: {ending(result)}{tail}")
 
@@ -73,8 +85,8 @@ class Lines:
 class Display(Lines):
     """What is under way is drawn at the foot of the terminal; what has ended stays above it."""
 
-    def __init__(self, screen: Screen) -> None:
-        super().__init__()
+    def __init__(self, screen: Screen, folder: Path | None = None) -> None:
+        super().__init__(folder)
         self._screen = screen
 
     def doing(self, text: str) -> None:
@@ -114,8 +126,20 @@ def title(trial: Trial) -> str:
 
 
 def shown(value: object) -> str:
-    """A varied value as the experiment file has it."""
-    return plain(value if isinstance(value, str) else show(value))
+    """A varied value as the experiment file has it: YAML on one line."""
+    return plain(value if isinstance(value, str) else _flow(value))
+
+
+def _flow(value: object) -> str:
+    if isinstance(value, Mapping):
+        # A plan's keys are text; YAML has those of ranks as numbers, and both mean the same.
+        return f"{{{', '.join(f'{key}: {_flow(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_flow, value))}]"
+    if isinstance(value, str):
+        bare = BARE_TEXT.fullmatch(value) and value.lower() not in YAML_WORDS
+        return value if bare else json.dumps(value, ensure_ascii=False)
+    return show(value)
 
 
 def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
@@ -143,6 +167,8 @@ def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
 def ending(result: TrialResult) -> str:
     """How a trial ended, in words."""
     seconds = f"{result.total_seconds:.1f} s"
+    if result.outcome is Outcome.INTERRUPTED:
+        return f"interrupted after {seconds} (trials/{result.id})"  # by whom, the reader knows
     if result.outcome is not Outcome.OK:
         reason = f": {result.failure.reason}" if result.failure else ""
         remedy = f"; {result.failure.remedy}" if result.failure and result.failure.remedy else ""
@@ -173,8 +199,8 @@ def plain(text: str) -> str:
 
 
 @contextmanager
-def listener(*, quiet: bool = False) -> Iterator[ProgressListener]:
-    """The listener that fits standard output."""
+def listener(folder: Path | None = None, *, quiet: bool = False) -> Iterator[ProgressListener]:
+    """The listener that fits standard output; it tells the run's folder once that is there."""
     if quiet:
         yield Quiet()
         return
@@ -183,6 +209,6 @@ def listener(*, quiet: bool = False) -> Iterator[ProgressListener]:
         from shardmark.cli.screen import screen
 
         with screen() as found:
-            yield Lines() if found is None else Display(found)
+            yield Lines(folder) if found is None else Display(found, folder)
     else:
-        yield Lines()
+        yield Lines(folder)

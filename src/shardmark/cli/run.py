@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,32 +17,38 @@ if TYPE_CHECKING:
 SOME_FAILED = 1
 
 
+Name = Annotated[
+    str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the run.  Given again, what is missing in it is finished.  "
+        "By default a new folder in runs/.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the trials and what is left out; start none.")
+]
+Retry = Annotated[bool, typer.Option("--retry", help="Repeat failed and timed-out trials, too.")]
+QuietFlag = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print the final table and errors alone.")
+]
+
+
 def run(
-    experiment: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
-    ],
+    experiment: Name,
     *,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Folder of the run.  Given again, what is missing in it is finished.  "
-            "By default a new folder in runs/.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials and what is left out; start none.")
-    ] = False,
-    retry: Annotated[
-        bool, typer.Option("--retry", help="Repeat failed and timed-out trials, too.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print the final table and errors alone.")
-    ] = False,
+    overrides: Overrides = None,
+    out: Out = None,
+    dry_run: DryRun = False,
+    retry: Retry = False,
+    quiet: QuietFlag = False,
 ) -> None:
     """Run every trial of an experiment and compare them."""
     from shardmark.experiment.load import load_experiment
@@ -51,15 +57,35 @@ def run(
     if dry_run:
         _print_plan(resolved)
         return
-    from shardmark.analysis.comparison import compare
-    from shardmark.cli.compare import render
     from shardmark.cli.progress import listener
     from shardmark.launch.controller import fresh_folder, run_experiment
-    from shardmark.results.store import load_run
 
     folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
-    with _terminable(), listener(quiet=quiet) as progress:
-        run_experiment(resolved, folder, progress=progress, retry=retry)
+    try:
+        with _terminable(), listener(folder, quiet=quiet) as progress:
+            run_experiment(resolved, folder, progress=progress, retry=retry)
+    except KeyboardInterrupt:
+        again = _command(experiment, overrides or (), folder, retry=retry)
+        typer.echo(f"interrupted; go on with: {again}", err=True)
+        raise
+    if _print_results(folder, quiet=quiet):
+        raise typer.Exit(SOME_FAILED)
+
+
+def _command(experiment: str, overrides: Sequence[str], folder: Path, *, retry: bool) -> str:
+    """What to paste in order to finish the run in that folder."""
+    changes = [word for change in overrides for word in ("--set", change)]
+    retrying = ["--retry"] if retry else []
+    words = ["shardmark", "run", experiment, *changes, *retrying, "--out", str(folder)]
+    return shlex.join(words)
+
+
+def _print_results(folder: Path, *, quiet: bool) -> bool:
+    """The table, and where it comes from; whether some trial failed or timed out."""
+    from shardmark.analysis.comparison import compare
+    from shardmark.cli.compare import render
+    from shardmark.results.store import load_run
+
     stored = load_run(folder)
     table = render(compare([stored], None))
     typer.echo(table if quiet else f"\n{table}", nl=False)
@@ -67,8 +93,7 @@ def run(
         shown = shlex.quote(str(folder))
         typer.echo(f"\nfiles: {folder}   again: shardmark compare {shown}")
         typer.echo(f"report: shardmark report {shown}")
-    if any(result.outcome in ("failed", "timed_out") for result in stored.trials):
-        raise typer.Exit(SOME_FAILED)
+    return any(result.outcome in ("failed", "timed_out") for result in stored.trials)
 
 
 def _print_plan(experiment: Experiment) -> None:

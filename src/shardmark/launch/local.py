@@ -87,7 +87,7 @@ class LocalEngine:
     ) -> Ending:
         kills_before = kernel_oom_kills()
         started = time.monotonic()
-        agent = int(self._ask({"do": "run", "directory": str(directory), "task": task})["started"])
+        agent = self._start_agent(directory, task)
         how = "exited"
         exit_code = None
         try:
@@ -126,6 +126,16 @@ class LocalEngine:
                 self._nursery.stdout.close()
             self._nursery = None
         self._log.close()
+
+    def _start_agent(self, directory: Path, task: Task) -> int:
+        """Its process id, which is that of its group, too."""
+        try:
+            return int(
+                self._ask({"do": "run", "directory": str(directory), "task": task})["started"]
+            )
+        except KeyboardInterrupt:
+            self.close()  # which ends what may have been started without our knowing
+            raise
 
     def _start(self) -> None:
         if self._nursery is not None:

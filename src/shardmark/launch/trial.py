@@ -47,9 +47,23 @@ class TrialRunner:
 
         An interrupted one is stored too; the caller sees it from the outcome.
         """
+        launched = time.time()
+        try:
+            return self._run(trial, order, launched)
+        except KeyboardInterrupt:  # while it was being started, or summed up
+            if self.folder.read_result(trial.id) is not None:
+                raise
+            how = Ending(how="interrupted", agent_exit_code=None, failures=(), oom_kills=0)
+            outcome, failure = decide(
+                how, (), processes=0, trial_seconds=trial.limits.trial_seconds, progress=()
+            )
+            result = self._store(trial, order, launched, outcome=outcome, failure=failure, ranks=())
+            clear(self.folder.trial_folder(trial.id))
+            return result
+
+    def _run(self, trial: Trial, order: int, launched: float) -> TrialResult:
         directory = self.folder.create_trial(trial.id)
         empty(directory)
-        launched = time.time()
         strategy = build_strategy(trial.strategy.name, trial.strategy.options)
         try:
             strategy.check(trial.world_size, self.machine, trial.recipe)

@@ -53,6 +53,13 @@ class Figures(Published):
         return self.headline.get(metric)
 
     @property
+    def stated(self) -> frozenset[str]:
+        """Metrics that are printed as they are, and not computed from the epochs here."""
+        means = MEAN_OVER_EPOCHS - self.metrics.keys()
+        total = {"total_seconds"} if self.training_seconds is not None else set()
+        return frozenset({*self.headline, *total} - means)
+
+    @property
     def title(self) -> str:
         return self.strategy or self.label or "strategy not stated"
 
@@ -145,9 +152,13 @@ class Paper(Published):
     def _nameless(self) -> str:
         return f"authors not stated{f', {self.affiliation}' if self.affiliation else ''}"
 
+    def digit(self, figures: Figures, metric: str) -> float | None:
+        """Unit of the figure's last printed digit, in the metric's; None where it is not known."""
+        return {**self.rounding, **figures.rounding}.get(metric)
+
     def half_unit(self, figures: Figures, metric: str) -> float:
         """By how much rounding may have moved the printed figure, either way."""
-        return {**self.rounding, **figures.rounding}.get(metric, 0.0) / 2
+        return (self.digit(figures, metric) or 0.0) / 2
 
     def machine(self, figures: Figures | None) -> Hardware:
         """What the figures were measured on."""

@@ -38,6 +38,13 @@ class Named(Published):
         """All that it may be."""
         return self.any_of if self.strategy is None else (self.strategy,)
 
+    @property
+    def words(self) -> str:
+        """With its ranks, where they are stated."""
+        if self.world_size is None:
+            return self.title
+        return f"{self.title} on {self.world_size} rank{'' if self.world_size == 1 else 's'}"
+
 
 class Reference(Named):
     """What a ratio is relative to."""
@@ -56,18 +63,26 @@ class Statement(Named):
     high: float | None = None
     approximate: bool = False
     text: str | None = None
-    """For what is no number, e.g. `highest`."""
+    """For what is no number: the study's finding in few words, close to its own."""
     order: Literal["lowest", "second lowest", "highest"] | None = None
-    """The place that the words claim among the study's trainings."""
+    """As which place among the study's trainings the words are read."""
+    linear: bool = False
+    """Whether the words are read as: the time falls as the number of devices grows."""
     conditions: Mapping[str, Any] = Field(default_factory=dict)
     hardware: str | None = None
     place: str
+
+    @model_validator(mode="after")
+    def _reads_words(self) -> Statement:
+        if (self.order is not None or self.linear) and self.text is None:
+            raise ValueError("order and linear say how a text is read; there is no text")
+        return self
 
 
 class Remark(Published):
     """Something to know about a figure, e.g. that it contradicts another one of the study."""
 
-    kind: Literal["plausibility", "contradiction", "definition", "advice"]
+    kind: Literal["contradiction", "definition", "advice"]
     text: str
     place: str
     source: str | None = None

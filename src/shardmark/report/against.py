@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 
 from shardmark.analysis.against import Against, Pair
 from shardmark.analysis.rows import plain
 from shardmark.analysis.statistics import Estimate
-from shardmark.report.against_claims import claims_sections
+from shardmark.report.against_claims import claims_sections, words_sections
+from shardmark.report.against_labels import printed, published_cell, shown_as
 from shardmark.report.against_notes import difference_notes, headline_notes
 from shardmark.report.against_plausibility import plausibility_section
 from shardmark.report.epochs import epoch_notes, left_out, variant_cells
@@ -16,36 +18,40 @@ from shardmark.report.quantities import Quantity, quantity
 from shardmark.report.sections import Section
 from shardmark.report.tables import Column, Table
 
-Shown = float | Estimate | None
 _OWN_COLUMNS = ("train_loss", "epoch_seconds", "map", "accuracy_top1", "perplexity")
 """By epoch, against a study that has no such table; those that nothing recorded are left out."""
 
 
 def against_sections(against: Against) -> tuple[Section, ...]:
-    """The headline, the study's claims, what arithmetic says of its figures, and its own form of
-    table where it has one."""
+    """The headline, the study's claims and words, what arithmetic says of its figures, and its own
+    form of table where it has one."""
     by_epoch = (_epoch_section(against),) if against.epoch_metrics else ()
     return (
         headline_section(against),
         *claims_sections(against),
+        *words_sections(against),
         plausibility_section(against),
         *by_epoch,
     )
 
 
 def headline_section(against: Against) -> Section:
-    """Published and measured side by side, one line a training; blank where a side lacks it."""
-    pairs = against.pairs
-    columns = _labels(pairs)
+    """Published and measured side by side, one line a training; blank where a side lacks it.
+
+    Columns of what the study has no figure of are not there, nor are lines without a number.
+    """
+    pairs, paper = against.pairs, against.paper
+    columns: list[Column] = []
     for name in against.metrics:
         columns += _both(
-            quantity(name),
-            [pair.published.get(name) for pair in pairs],
-            [pair.measured.get(name) for pair in pairs],
+            shown_as(name).title,
+            [published_cell(paper, one.figures, name, one.published.get(name)) for one in pairs],
+            [shown_as(name).show(pair.measured.get(name)) for pair in pairs],
         )
     columns += _ratios(against)
+    shown = _filled(_labels(pairs), columns)
     title = f"Against {against.paper.name}: published (publ.) and measured (meas.)"
-    return Section(title=title, table=Table(columns=tuple(columns), notes=headline_notes(against)))
+    return Section(title=title, table=Table(columns=shown, notes=headline_notes(against)))
 
 
 def epoch_sections(against: Against) -> tuple[Section, ...]:
@@ -53,7 +59,7 @@ def epoch_sections(against: Against) -> tuple[Section, ...]:
     section = _epoch_section(against)
     notes = (
         *difference_notes(against),
-        *_no_epochs(against),
+        *no_epochs(against),
         *left_out(against.rows),
         *section.table.notes,
     )
@@ -67,19 +73,33 @@ def _epoch_section(against: Against) -> Section:
     columns = _labels([pair for pair, _ in lines])
     columns.append(Column(title="epoch", cells=tuple(str(number) for _, number in lines)))
     for name in names:
-        both = _both(
-            quantity(name),
-            [published_epoch(pair, number).get(name) for pair, number in lines],
-            [measured_epoch(pair, number).get(name) for pair, number in lines],
-        )
-        columns += both if against.epoch_metrics else both[1:]
+        form = quantity(name)
+        measured = [form.show(measured_epoch(pair, number).get(name)) for pair, number in lines]
+        if against.epoch_metrics:
+            columns += _both(form.title, _published_epochs(against, lines, name), measured)
+        elif any(measured):
+            columns.append(Column(title=f"{form.title}\nmeas.", cells=tuple(measured)))
     found = [pair.epochs for pair in against.pairs if pair.epochs is not None]
     table = Table(columns=tuple(columns), notes=tuple(epoch_notes(found, against.epoch_metrics)))
     return Section(title=f"Against {against.paper.name}, epoch by epoch", table=table)
 
 
-def _no_epochs(against: Against) -> list[str]:
-    """Why a whole side is blank."""
+def _published_epochs(
+    against: Against, lines: Sequence[tuple[Pair, int]], metric: str
+) -> list[str]:
+    """Every epoch as the study prints it."""
+    form = quantity(metric)
+    cells = []
+    for pair, number in lines:
+        value = published_epoch(pair, number).get(metric)
+        digit = None if pair.figures is None else against.paper.digit(pair.figures, metric)
+        text = None if value is None else printed(value, digit, form.scale)
+        cells.append(form.show(value) if text is None else text)
+    return cells
+
+
+def no_epochs(against: Against) -> list[str]:
+    """Why a whole side is blank; nothing for a study that has a table by epoch."""
     if against.epoch_metrics:
         return []
     what = "figures of whole trainings" if against.paper.figures else "claims"
@@ -134,25 +154,39 @@ def _ratios(against: Against) -> list[Column]:
     pairs = against.pairs
     columns: list[Column] = []
     if against.scales:
-        columns = _both(
+        columns = _ratio(
             Quantity("speedup", decimals=2),
             [pair.ratios.speedup for pair in pairs],
             [pair.ratios.measured_speedup for pair in pairs],
         )
-    return columns + _both(
+    return columns + _ratio(
         Quantity(f"time / {against.paper.reference}", decimals=2),
         [pair.ratios.relative_time for pair in pairs],
         [pair.ratios.measured_relative_time for pair in pairs],
     )
 
 
-def _both(
-    shown_as: Quantity, published: Sequence[Shown], measured: Sequence[Shown]
+def _ratio(
+    form: Quantity, published: Sequence[float | None], measured: Sequence[Estimate | None]
 ) -> list[Column]:
-    """Two columns of one title; both are there even if one is all blank."""
-    if not any(value is not None for value in (*published, *measured)):
+    return _both(form.title, list(map(form.show, published)), list(map(form.show, measured)))
+
+
+def _both(title: str, published: Sequence[str], measured: Sequence[str]) -> list[Column]:
+    """Two columns of one title, the second also if it is blank; none without a published cell."""
+    if not any(published):
         return []
     return [
-        Column(title=f"{shown_as.title}\n{side}", cells=tuple(map(shown_as.show, values)))
-        for side, values in (("publ.", published), ("meas.", measured))
+        Column(title=f"{title}\n{side}", cells=tuple(cells))
+        for side, cells in (("publ.", published), ("meas.", measured))
     ]
+
+
+def _filled(labels: Sequence[Column], columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Without the lines that have nothing but their names."""
+    kept = [any(cells) for cells in zip(*(column.cells for column in columns), strict=True)]
+    return tuple(
+        replace(column, cells=tuple(compress(column.cells, kept)))
+        for column in (*labels, *columns)
+        if any(kept)
+    )

@@ -1,24 +1,17 @@
-"""A study's claims beside what was measured of them, as a table."""
+"""A study's claims beside what was measured of them, as a table, and its findings in words."""
 
 from __future__ import annotations
 
 from shardmark.analysis.against import Against
 from shardmark.analysis.claims import Claim, claims_of
+from shardmark.analysis.rows import plain
 from shardmark.analysis.statistics import Estimate
 from shardmark.papers.statements import Statement
+from shardmark.report.against_labels import label
 from shardmark.report.epochs import variant_cells
 from shardmark.report.sections import Section
 from shardmark.report.tables import Column, Table, number
 
-_QUANTITIES = {
-    "epoch_seconds": "time",
-    "memory_ratio": "peak memory",
-    "speedup": "samples/s",
-    "samples_per_second": "samples/s",
-    "network_bytes_per_second": "network bandwidth",
-    "exposed_communication_seconds": "exposed communication",
-}
-"""What a ratio is of, where that is not the metric's name."""
 PERCENT = 100
 NOT_STATED = "what it is relative to is not stated"
 
@@ -40,15 +33,32 @@ def claims_sections(against: Against) -> tuple[Section, ...]:
     ]
     shown = tuple(column for column in columns if any(column.cells))
     title = f"Claims of {against.paper.name}: published (publ.) and measured (meas.)"
-    return (Section(title=title, table=Table(columns=shown, notes=_notes(against, claims))),)
+    return (Section(title=title, table=Table(columns=shown, notes=_notes(claims))),)
+
+
+def words_sections(against: Against) -> tuple[Section, ...]:
+    """What the study says without a number, a note each; none where it says nothing so."""
+    notes = tuple(
+        f"{one.words}{_conditions(one)}, {label(one.about)}: {one.text} ({one.place})."
+        for one in against.paper.statements
+        if one.text is not None
+    )
+    if not notes:
+        return ()
+    title = f"Findings of {against.paper.name} in words"
+    return (Section(title=title, table=Table(columns=(), notes=notes)),)
+
+
+def _conditions(statement: Statement) -> str:
+    return "".join(f", {plain(value)}" for value in statement.conditions.values())
 
 
 def _about(statement: Statement) -> str:
-    name = _QUANTITIES.get(statement.about, statement.about)
+    name = label(statement.about)
     relative = statement.relative_to
     if relative is None:
         return f"{name}, {statement.title} / ?"
-    sign = "-" if statement.relation == "difference" else "/"
+    sign = "minus" if statement.relation == "difference" else "/"
     points = " (points)" if statement.relation == "difference" else ""
     return f"{name}, {statement.title} {sign} {relative.title}{points}"
 
@@ -77,14 +87,21 @@ def _ranks(claim: Claim) -> str:
 
 def _range(statement: Statement) -> str:
     low, high = (
-        None if end is None else _number(statement, end) for end in (statement.low, statement.high)
+        None if end is None else _stated(statement, end) for end in (statement.low, statement.high)
     )
     if statement.value is not None:
         sign = "~" if statement.approximate else ""
-        return f"{sign}{_number(statement, statement.value)}"
+        return f"{sign}{_stated(statement, statement.value)}"
     if low is None:
         return f"up to {high}"
-    return f"from {low}" if high is None else f"{low} to {high}"
+    return f"down to {low}" if high is None else f"{low} to {high}"
+
+
+def _stated(statement: Statement, value: float) -> str:
+    """Without decimals that the study does not state."""
+    if statement.relation == "difference":
+        return f"{round(value * PERCENT, 1):g}"
+    return f"{round(value, 2):g}"
 
 
 def _number(statement: Statement, value: float) -> str:
@@ -103,7 +120,7 @@ def _shown(statement: Statement, found: Estimate | None) -> str:
     return f"{text} ±{found.half_width * (PERCENT if difference else 1):.{1 if difference else 2}f}"
 
 
-def _notes(against: Against, claims: tuple[Claim, ...]) -> tuple[str, ...]:
+def _notes(claims: tuple[Claim, ...]) -> tuple[str, ...]:
     statements = list(dict.fromkeys(_about(claim.statement) for claim in claims))
     places: dict[str, list[str]] = {about: [] for about in statements}
     for claim in claims:
@@ -111,16 +128,10 @@ def _notes(against: Against, claims: tuple[Claim, ...]) -> tuple[str, ...]:
         if place not in places[_about(claim.statement)]:
             places[_about(claim.statement)].append(place)
     told = [f"{about}: {'; '.join(found)}" for about, found in places.items()]
-    words = [
-        f"{one.title}: {_QUANTITIES.get(one.about, one.about)} {one.text} ({one.place})"
-        for one in against.paper.statements
-        if one.text is not None
-    ]
     names = dict.fromkeys(text for claim in claims for text in _open(claim.statement))
     unsaid = [about for about in statements if about.endswith(" ?")]
     return (
         f"Where the study claims it: {'. '.join(told)}.",
-        *([f"In words: {'; '.join(words)}."] if words else []),
         *([f"Blank: {', '.join(unsaid)}: {NOT_STATED}."] if unsaid else []),
         *([f"Which it was, the study does not say: {'; '.join(names)}."] if names else []),
         "Claims as the study words them, over all of its models and machines: a measured ratio"

@@ -15,7 +15,8 @@ from shardmark.analysis.differences import (
     software,
 )
 from shardmark.papers.schema import Paper
-from shardmark.papers.statements import Statement
+from shardmark.papers.statements import Remark, Statement
+from shardmark.report.against_labels import label
 from shardmark.report.epochs import left_out, where
 
 MOST_PLACES = 6
@@ -32,9 +33,14 @@ def headline_notes(against: Against) -> tuple[str, ...]:
         *_definitions(against),
         *_stated(paper),
         *([f"The study does not say: {'; '.join(paper.unknown)}."] if paper.unknown else []),
-        *(f"{remark.text} ({remark.place})." for remark in paper.remarks),
+        *map(_remark, paper.remarks),
         f"The study: {paper.citation}.",
     )
+
+
+def _remark(remark: Remark) -> str:
+    text = f"{remark.text} ({remark.place})."
+    return f"{text} There the study contradicts itself." if remark.kind == "contradiction" else text
 
 
 def difference_notes(against: Against) -> tuple[str, ...]:
@@ -151,7 +157,7 @@ def _gaps(against: Against) -> list[str]:
         for name in against.metrics if row.ok_trials else ():
             if row.metrics.get(name) is None:
                 reason = row.missing.get(name, "not recorded")
-                places.setdefault(f"{name}: {reason}", []).append(row.place)
+                places.setdefault(f"{label(name)}: {reason}", []).append(row.place)
     number = len([row for row in against.rows if row.ok_trials])
     return [f"Not measured{where(found, number)}: {text}." for text, found in places.items()]
 
@@ -168,6 +174,10 @@ def _definitions(against: Against) -> list[str]:
         notes.append("Loss and quality are those of the last epoch.")
     if against.scales:
         notes.append("Speedup is over the same strategy on the fewest ranks of the study.")
+    if "peak_memory_bytes" in against.metrics:
+        notes.append("Peaks are in GB of 10^9 bytes on both sides.")
+    if not against.paper.figures:
+        return notes
     return [
         *notes,
         f"Ratios, speedup and time / {against.paper.reference} (time for the same samples):"
@@ -188,9 +198,8 @@ def _stated(paper: Paper) -> list[str]:
 def _ratio(statement: Statement) -> str:
     base = statement.relative_to
     assert base is not None, "the caller looked"
-    about = f"{statement.about} of {statement.title}"
-    ranks = "" if statement.world_size is None else f" on {statement.world_size} ranks"
+    about = f"{label(statement.about)} of {statement.words}"
     over = "" if base.title == statement.title else f" {base.title}"
     over += "" if base.world_size is None else f" {base.world_size}"
     sign = "~" if statement.approximate else ""
-    return f"{about}{ranks} over{over} {sign}{statement.value:g} ({statement.place})"
+    return f"{about} over{over}: {sign}{statement.value:g} ({statement.place})"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shardmark.analysis.against import Against
 from shardmark.analysis.plausibility import Examined, Finding, plausibility_of
 from shardmark.measure.metrics import METRICS
+from shardmark.report.against_labels import printed
 from shardmark.report.sections import Section
 from shardmark.report.tables import Column, Table, number
 
@@ -20,6 +21,7 @@ _DECIMALS = {
     "epoch_seconds": 1,
     "total_seconds": 1,
 }
+_PERCENTAGES = ("accuracy_top1", "accuracy_top5", "scaling_efficiency")
 
 
 def plausibility_section(against: Against) -> Section:
@@ -29,7 +31,7 @@ def plausibility_section(against: Against) -> Section:
     columns = (
         _words("check", [one.check.name for one in findings]),
         _words("published figure", [one.subject for one in findings]),
-        Column(title="publ.", cells=tuple(shown(one.published, one.metric) for one in findings)),
+        Column(title="publ.", cells=tuple(map(_published, findings))),
         Column(title="expected", cells=tuple(_limit(one) for one in findings)),
     )
     shown_columns = columns if findings else ()
@@ -51,15 +53,16 @@ def plausibility_json(against: Against) -> list[dict[str, object]]:
     ]
 
 
-def shown(value: float, metric: str) -> str:
-    """The number with its unit."""
+def shown(value: float, metric: str, digit: float | None = None) -> str:
+    """The number with its unit, to the study's last digit where it is given."""
     unit = METRICS[metric].unit
     if unit == "bytes":
         name, size = next((one for one in _BYTES if abs(value) >= one[1]), _BYTES[-1])
-        return f"{number(value / size, decimals=2 if name == 'GB' else 1)} {name}"
-    if metric.startswith("accuracy"):
-        return f"{number(value * 100, decimals=1)} %"
-    text = number(value, decimals=_DECIMALS.get(metric))
+        text = printed(value, digit, 1 / size)
+        return f"{text or number(value / size, decimals=2 if name == 'GB' else 1)} {name}"
+    if metric in _PERCENTAGES:
+        return f"{printed(value, digit, 100) or number(value * 100, decimals=1)} %"
+    text = printed(value, digit) or number(value, decimals=_DECIMALS.get(metric))
     return f"{text} s" if unit == "seconds" else text
 
 
@@ -67,8 +70,12 @@ def _words(title: str, cells: Sequence[str]) -> Column:
     return Column(title=title, cells=tuple(cells), numeric=False)
 
 
+def _published(finding: Finding) -> str:
+    return shown(finding.published, finding.metric, finding.digit)
+
+
 def _limit(finding: Finding) -> str:
-    return f"{finding.side} {shown(finding.limit, finding.metric)}"
+    return f"{finding.side} {shown(finding.limit, finding.metric, finding.limit_digit)}"
 
 
 def _notes(checks: Sequence[Examined]) -> tuple[str, ...]:
@@ -88,18 +95,28 @@ def _notes(checks: Sequence[Examined]) -> tuple[str, ...]:
 def _of_check(examined: Examined) -> list[str]:
     """How the check computes, then each finding with its numbers."""
     check, findings = examined.check, examined.findings
-    count = f"{len(findings)} of {examined.figure_count} figures"
+    what = "claim" if check.name.endswith("words claim") else "figure"
+    count = f"{_count(len(findings), 'finding')}, {_count(examined.figure_count, what)} examined"
     return [
         f"{check.name.capitalize()} ({count}): {check.formula}. Assumed: {check.assumption}."
-        f" Margin {check.margin:.0%}, beside rounding.",
+        f" {_margin(check.margin)}",
         *(_of_finding(one) for one in findings),
     ]
 
 
+def _count(number_of: int, what: str) -> str:
+    return f"{number_of} {what}{'' if number_of == 1 else 's'}"
+
+
+def _margin(margin: float) -> str:
+    return f"Margin {margin:.0%}, beside rounding." if margin else "No margin beside rounding."
+
+
 def _of_finding(one: Finding) -> str:
     parts = "; ".join(f"{name} {shown(value, one.metric)}" for name, value in one.parts)
+    words = f" (stated, in short: {one.words})" if one.words else ""
     return (
-        f"{one.subject}: {shown(one.published, one.metric)} ({one.place}); expected is"
+        f"{one.subject}{words}: {_published(one)} ({one.place}); expected is"
         f" {_limit(one)} ({one.basis}{f'; {parts}' if parts else ''}): {one.meaning}."
     )
 
@@ -107,6 +124,7 @@ def _of_finding(one: Finding) -> str:
 def _finding_json(one: Finding) -> dict[str, object]:
     return {
         "subject": one.subject,
+        "words": one.words,
         "place": one.place,
         "metric": one.metric,
         "unit": METRICS[one.metric].unit,

@@ -16,6 +16,7 @@ from shardmark.report.data import (
 )
 from shardmark.report.quantities import quantity
 from shardmark.report.sections import Section, View
+from shardmark.report.seeds import seeds_note
 from shardmark.report.tables import Column, Table
 
 _COLUMNS = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds")
@@ -49,7 +50,9 @@ def epochs_section(comparison: Comparison) -> Section:
             cells = (quantity(name).show(epoch.metrics.get(name)) for _, epoch in lines)
             title = quantity(name).title.replace(" (", "\n(")
             columns.append(Column(title=title, cells=tuple(cells)))
-    notes = (*epoch_notes(found, (*_COLUMNS, *_QUALITIES)), *left_out(comparison.rows))
+    shown = (*_COLUMNS, *_QUALITIES)
+    measured = [one.row for one in found if one.epochs]
+    notes = (*epoch_notes(found, shown), *seeds_note(measured), *left_out(comparison.rows))
     return Section(title="Epoch by epoch", table=Table(columns=tuple(columns), notes=notes))
 
 

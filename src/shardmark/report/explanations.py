@@ -1,10 +1,11 @@
-"""Explanations in sentences: the surprise, its reasons with their amounts, and the rest."""
+"""Explanations in sentences: the surprise, its main causes with their amounts, and the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from shardmark.analysis.explanations_memory import ACTIVATIONS
+from shardmark.analysis.explanations_memory import NAMES
+from shardmark.analysis.plausibility_sizes import SHARDED
 from shardmark.analysis.rows import Row
 from shardmark.analysis.surprise import Explanation, Kind
 from shardmark.report.slower import slower_text
@@ -16,30 +17,55 @@ from shardmark.report.wording import (
     milliseconds,
     name,
     percent,
-    ranks,
     row_json,
     size,
     title,
 )
 
-MOST_NAMED = 4
-"""Further rows with the same kind of surprise."""
+MOST_LINES = 3
+"""Explanations in the text; the JSON has all."""
+
+LEAST_SHARE = 0.01
+"""A part of the memory that changed by less of the peak is counted with the rest."""
 
 
 def explanation_lines(
     found: Sequence[Explanation], group_of: Callable[[Row], str]
 ) -> tuple[str, ...]:
-    """One line a kind of surprise: the most striking in full, the others by name.
+    """The most striking of each kind, three at most and no row's time twice; then how many more.
 
     `group_of` names the row's group of comparable rows; empty where there is one group.
     """
     by_kind = [[one for one in found if one.kind == kind] for kind in _TEXTS]
-    return tuple(_line(alike, group_of) for alike in by_kind if alike)
+    striking = [_most_striking(alike) for alike in by_kind if alike]
+    striking.sort(key=lambda one: not one.shown)
+    chosen: list[Explanation] = []
+    for one in striking:
+        if all(one.row is not other.row or one.unit != other.unit for other in chosen):
+            chosen.append(one)
+    lines = [_line(one, group_of(one.row)) for one in chosen[:MOST_LINES]]
+    more = len(found) - len(lines)
+    if more:
+        explanations = "explanation" if more == 1 else "explanations"
+        lines.append(f"{more} more {explanations} and every part: compare --format json.")
+    return tuple(lines)
+
+
+def _most_striking(alike: Sequence[Explanation]) -> Explanation:
+    """Strategies that keep the whole promise come first: they are what is recommended."""
+    return min(
+        alike, key=lambda one: (not one.shown, one.row.promise is not None, -abs(one.size.value))
+    )
+
+
+def _line(one: Explanation, group: str) -> str:
+    return f"{group}: {explanation_text(one)}" if group else explanation_text(one)
 
 
 def explanation_text(one: Explanation) -> str:
     """The whole explanation."""
-    doubt = "" if one.shown else " (one repeat: not shown to be real)"
+    why = "one seed" if "seeds" in one.facts else "one repeat"
+    doubt = "" if one.shown else f" ({why}: not shown to be real)"
     return f"{_TEXTS[one.kind](one, doubt)}."
 
 
@@ -62,68 +88,49 @@ def explanation_json(one: Explanation) -> dict[str, object]:
     }
 
 
-def _line(found: Sequence[Explanation], group_of: Callable[[Row], str]) -> str:
-    """Strategies that keep the whole promise come first: they are what is recommended."""
-    ordered = sorted(found, key=lambda one: (one.row.promise is not None, -abs(one.size.value)))
-    group = group_of(ordered[0].row)
-    text = f"{group}: {explanation_text(ordered[0])}" if group else explanation_text(ordered[0])
-    others = ordered[1:]
-    if not others:
-        return text
-    names = [_brief(one, group_of(one.row)) for one in others[:MOST_NAMED]]
-    more = len(others) - len(names)
-    return f"{text} Likewise {listed([*names, *([f'{more} more'] if more else [])])}."
-
-
-def _brief(one: Explanation, group: str) -> str:
-    if one.unit == "bytes":
-        amounts = f"{size(abs(one.difference))} {'less' if one.difference >= 0 else 'more'}"
-    elif one.other is None:
-        amounts = milliseconds(one.difference)
-    elif one.unit == "seconds":
-        amounts = percent(1 - 1 / one.size.value)
-    else:
-        value = one.row.metrics[one.metric]
-        assert value is not None, "a difference has two values"
-        amounts = amount(one.metric, value.value)
-    return f"{name(one.row)} ({', '.join([*([group] if group else []), amounts])})"
-
-
 def _memory(one: Explanation, doubt: str) -> str:
     assert one.other is not None, "saves against something"
     facts = one.facts
-    other = name(one.other, with_ranks=False)
     peak = facts["other_peak_bytes"]
     share = percent(abs(one.difference) / peak)
-    change = f"saves only {size(one.difference)} ({share}) against {other}"
+    other = name(one.other, with_ranks=False)
+    change = f"saves {size(one.difference)} ({share}) of {other}'s {size(peak)}"
     if one.difference < 0:
-        change = f"needs {size(-one.difference)} ({share}) more than {other}"
-    activations, state = facts["activation_bytes"], facts["state_bytes"]
-    rest = next(part.amount for part in one.parts if part.name == ACTIVATIONS)
+        change = f"needs {size(-one.difference)} ({share}) more than {other}'s {size(peak)}"
+    divided = SHARDED[one.row.strategy]
+    kinds = "all model state" if len(divided) == len(NAMES) else listed(_kinds(divided))
+    named = [part for part in one.parts if abs(part.amount) >= LEAST_SHARE * peak]
+    named.sort(key=lambda part: -abs(part.amount))
+    texts = [f"{part.name} {_signed(-part.amount)}" for part in named]
+    rest = one.difference - sum(part.amount for part in named)
+    if abs(rest) >= LEAST_SHARE * peak:
+        texts.append(f"the rest {_signed(-rest)}")
     return (
-        f"Sharding saves little: {name(one.row)} {change}{doubt}. Of the {size(peak)},"
-        f" {size(activations)} are activations and buffers,"
-        f" {number(activations / state, decimals=1)} times the {size(state)} of parameters,"
-        f" gradients and optimizer state, of which {ranks(one.row.world_size)} can save"
-        f" {size(facts['possible_bytes'])} at most. Saved there were"
-        f" {size(facts['saved_state_bytes'])}, and activations and buffers"
-        f" {'fell' if rest >= 0 else 'rose'} by {size(abs(rest))}"
+        f"Sharding saves little: {name(one.row)} {change}{doubt}. It shards {kinds}, which saves"
+        f" {size(facts['possible_bytes'])} at most. Changed: {', '.join(texts) or 'nothing'}"
     )
 
 
+def _kinds(divided: frozenset[str]) -> list[str]:
+    return [text for kind, text in NAMES.items() if kind in divided]
+
+
+def _signed(change: float) -> str:
+    return f"{'+' if change >= 0 else '-'}{size(abs(change))}"
+
+
 def _quality(one: Explanation, doubt: str) -> str:
-    text = f"Equivalent strategies end with different quality: {_ends(one)}{doubt}"
+    proven = one.other is not None and one.row.equivalent is one.other.equivalent is True
+    who = "Equivalent strategies end" if proven else "Strategies end"
+    text = f"{who} with different quality: {_ends(one)}{doubt}"
     facts = one.facts
-    if "samples" in facts:
-        text += (
-            f". BatchNorm averages over each rank's share of the batch,"
-            f" {number(facts['samples'], decimals=0)} samples against"
-            f" {number(facts['other_samples'], decimals=0)}, which makes them different models; how"
-            " much of the difference that is was not recorded"
-        )
-    else:
-        text += ". Nothing recorded explains it"
-    return text + _one_seed(one)
+    if "samples" not in facts:
+        return f"{text}. Nothing recorded explains it"
+    own, base = (number(facts[key], decimals=0) for key in ("samples", "other_samples"))
+    return (
+        f"{text}. BatchNorm averages over each rank's {own} samples against {base}; how much of the"
+        " difference that makes was not recorded"
+    )
 
 
 def _ends(one: Explanation) -> str:
@@ -136,17 +143,11 @@ def _ends(one: Explanation) -> str:
     return f"{title(one.metric)} of {values[0]}, of {values[1]}"
 
 
-def _one_seed(one: Explanation) -> str:
-    if one.facts.get("seeds") != 1:
-        return ""
-    return "; all repeats share one seed, so that another seed may order them otherwise"
-
-
 def _stale(one: Explanation, doubt: str) -> str:
     return (
-        f"Stale gradients: {_ends(one)}{doubt}; its gradients were"
-        f" {number(one.facts['staleness_mean'])} updates old on average and"
-        f" {number(one.facts['staleness_max'], decimals=0)} at most{_one_seed(one)}"
+        f"Stale gradients: {_ends(one)}{doubt}. Its gradients were"
+        f" {number(one.facts['staleness_mean'], decimals=2)} updates old on average,"
+        f" {number(one.facts['staleness_max'], decimals=0)} at most"
     )
 
 
@@ -154,9 +155,9 @@ def _waits(one: Explanation, doubt: str) -> str:
     rank = f"{one.facts['rank']:.0f}"
     share = percent(one.difference / one.facts["step_seconds"])
     return (
-        f"With {name(one.row)} the others wait for rank {rank}: they spend"
-        f" {milliseconds(one.difference)} a step more in exposed communication than it does,"
-        f" {share} of the step{doubt}"
+        f"With {name(one.row)} the others wait for rank {rank}{doubt}: in the profiled step, which"
+        f" is not timed, they communicate {milliseconds(one.difference)} longer than rank {rank},"
+        f" {share} of a timed step"
     )
 
 
@@ -164,7 +165,8 @@ _TEXTS: dict[Kind, Callable[[Explanation, str], str]] = {
     "more ranks are slower": slower_text,
     "strategy is slower": slower_text,
     "sharding saves little": _memory,
-    "quality differs": _quality,
-    "gradients are stale": _stale,
     "a rank is waited for": _waits,
+    "slower than single": slower_text,
+    "gradients are stale": _stale,
+    "quality differs": _quality,
 }

@@ -2,33 +2,77 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.rows import Row
 from shardmark.analysis.stability import Instability, warnings_of
 from shardmark.analysis.statistics import ROBUST_FROM
-from shardmark.analysis.verdicts import FAMILY_ERROR_RATE, FASTER, NO_DIFFERENCE, SLOWER
+from shardmark.analysis.verdicts import (
+    FAMILY_ERROR_RATE,
+    FASTER,
+    METHOD,
+    NO_DIFFERENCE,
+    SLOWER,
+)
 from shardmark.measure.metrics import METRICS, NO_SERVERS, NO_SUCH_METRIC
+from shardmark.report.seeds import seeds_note
 
 
-def notes_of(comparison: Comparison) -> tuple[str, ...]:
-    """The notes below the table, most important first."""
+class NoteKind(StrEnum):
+    """What a note is about, in the order of the notes."""
+
+    EMPTY = "empty"
+    FAILURE = "failure"
+    LOST = "lost"
+    NOT_EQUIVALENT = "not equivalent"
+    EQUIVALENCE = "equivalence"
+    REPEATS = "repeats"
+    SEEDS = "seeds"
+    VERDICTS = "verdicts"
+    UNSTABLE = "unstable"
+    LABEL = "label"
+    RELATION = "relation"
+    GAP = "gap"
+    DAMAGED = "damaged"
+    UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One sentence or two below the table."""
+
+    kind: NoteKind
+    text: str
+
+
+def notes_of(
+    comparison: Comparison, warnings: Sequence[Instability] | None = None
+) -> tuple[Note, ...]:
+    """The notes below the table, most important first; `warnings` where they are known already."""
     rows = comparison.rows
-    if not rows:
-        return ("No trial has a result.", *_stored(comparison))
-    return (
-        *_failures(rows),
-        *_lost(rows),
-        *_equivalence(rows),
-        *_repeats(rows),
-        *_verdicts(rows),
-        *_unstable(comparison),
-        *_labels(rows),
-        *(_sentence(note) for note in comparison.notes),
-        *_gaps(rows),
-        *_stored(comparison),
-    )
+    found = warnings_of(comparison) if warnings is None else warnings
+    parts: list[tuple[NoteKind, list[str]]] = [(NoteKind.EMPTY, ["No trial has a result."])]
+    if rows:
+        parts = [
+            (NoteKind.FAILURE, _failures(rows)),
+            (NoteKind.LOST, _lost(rows)),
+            (NoteKind.NOT_EQUIVALENT, _not_equivalent(rows)),
+            (NoteKind.EQUIVALENCE, _equivalence(rows)),
+            (NoteKind.REPEATS, _repeats(rows)),
+            (NoteKind.SEEDS, seeds_note(rows)),
+            (NoteKind.VERDICTS, _verdicts(rows)),
+            (NoteKind.UNSTABLE, _unstable(found)),
+            (NoteKind.LABEL, _labels(rows)),
+            (NoteKind.RELATION, [_sentence(note) for note in comparison.notes]),
+            (NoteKind.GAP, _gaps(rows)),
+        ]
+    parts.append((NoteKind.DAMAGED, _damaged(comparison)))
+    parts.append((NoteKind.UNFINISHED, _unfinished(comparison)))
+    return tuple(Note(kind, text) for kind, texts in parts for text in texts)
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
@@ -60,15 +104,19 @@ def _lost(rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _equivalence(rows: Sequence[Row]) -> list[str]:
+def _not_equivalent(rows: Sequence[Row]) -> list[str]:
     """Which rows train something else, and why: they must not be ranked with the others."""
-    notes = [
+    return [
         f"NOT EQUIVALENT: {row.place}: {row.deviation}; do not rank it with the others."
         for row in rows
         if row.equivalent is False
     ]
+
+
+def _equivalence(rows: Sequence[Row]) -> list[str]:
+    """What was shown of the other rows."""
     less = [row for row in rows if row.equivalent is None and row.promise is not None]
-    notes += [
+    notes = [
         f"Promises less than equivalence, and keeps it: {places}: {promise}."
         for places, promise in _together((row.place, str(row.promise)) for row in less)
     ]
@@ -77,7 +125,7 @@ def _equivalence(rows: Sequence[Row]) -> list[str]:
     if proven and len(proven) == len(measured):
         others = " other" if less else ""
         return [*notes, f"Verified: every{others} strategy trains what the reference trains."]
-    if proven or notes:
+    if proven or notes or any(row.equivalent is False for row in rows):
         unproven = [row.place for row in measured if row.equivalent is None]
         return [*notes, *([f"Not verified: {'; '.join(unproven)}."] if unproven else [])]
     return ["Not verified: whether the strategies train the same thing is not known here."]
@@ -98,46 +146,31 @@ def _repeats(rows: Sequence[Row]) -> list[str]:
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
-    """Which differences are shown, and how often that may be wrong."""
-    compared = [row for row in rows if row.effect is not None]
+    """How many differences are shown, by what, and how often that may be wrong."""
+    compared = Counter(row.verdict for row in rows if row.effect is not None)
     if not compared:
         return []
-    notes = []
-    for verdict, text in (
-        (FASTER, "Faster than the baseline"),
-        (SLOWER, "Slower than the baseline"),
-        (NO_DIFFERENCE, "No difference shown from the baseline"),
-    ):
-        those = [_with_effect(row) for row in compared if row.verdict == verdict]
-        if those:
-            notes.append(f"{text}: {'; '.join(those)}.")
-    count = len(compared)
+    named = (FASTER, SLOWER, NO_DIFFERENCE)
+    counts = ", ".join(f"{compared[name]} {name}" for name in named if compared[name])
+    number = compared.total()
     family = (
-        "one comparison; it is wrongly called faster or slower with a chance of"
-        if count == 1
-        else f"a family of {count} comparisons, corrected by Holm's procedure; any of them is"
-        " wrongly called faster or slower with a chance of"
+        "one comparison, which is"
+        if number == 1
+        else f"{number} comparisons, one family, corrected by Holm's procedure: any of them is"
     )
     return [
-        *notes,
-        f"Verdicts: samples/s of the same repeats, t test of the log ratios, {family} at most"
-        f" {100 * FAMILY_ERROR_RATE:.0f} %. Intervals are single ones, not corrected.",
+        f"Verdicts on samples/s beside the baseline: {counts}. By pairs of the same repeat and"
+        f" {METHOD}; {family} wrongly called faster or slower with a chance of at most"
+        f" {100 * FAMILY_ERROR_RATE:.0f} %. Speed-up: geometric mean of the pairs' ratios, not the"
+        " ratio of the means shown; in brackets its 95 % interval, a single one and not corrected."
+        " Effect sizes: --format json."
     ]
 
 
-def _with_effect(row: Row) -> str:
-    """With the effect in percent, and in standard deviations of the pairs' log ratios (d)."""
-    assert row.effect is not None, "the caller looked"
-    found = f"{row.effect.percent:+.1f} %"
-    if row.effect.standardised is not None:
-        found += f", d = {row.effect.standardised:.1f}"
-    return f"{row.place} ({found})"
-
-
-def _unstable(comparison: Comparison) -> list[str]:
+def _unstable(warnings: Sequence[Instability]) -> list[str]:
     """One line a kind: the worst, how many more, and the remedy."""
     by_kind: dict[str, list[Instability]] = {}
-    for warning in warnings_of(comparison):
+    for warning in warnings:
         by_kind.setdefault(warning.kind, []).append(warning)
     notes = []
     for kind, found in by_kind.items():
@@ -178,11 +211,13 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _stored(comparison: Comparison) -> list[str]:
-    notes = [f"Damaged, left out: {damaged}" for damaged in comparison.damaged]
-    if comparison.missing:
-        notes.append(f"Begun without a result: {', '.join(comparison.missing)}.")
-    return notes
+def _damaged(comparison: Comparison) -> list[str]:
+    return [f"Damaged, left out: {damaged}" for damaged in comparison.damaged]
+
+
+def _unfinished(comparison: Comparison) -> list[str]:
+    missing = ", ".join(comparison.missing)
+    return [f"Begun without a result: {missing}."] if missing else []
 
 
 def _sentence(text: str) -> str:

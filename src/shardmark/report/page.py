@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from urllib.parse import quote
 
 from shardmark import __version__
 from shardmark.analysis.comparison import Comparison
+from shardmark.analysis.stability import warnings_of
 from shardmark.errors import InputError
 from shardmark.report.data import render_csv, render_json
 from shardmark.report.figures import figures_of
 from shardmark.report.figures.figure import Figure
 from shardmark.report.figures.plotly_drawing import plotly_figure
+from shardmark.report.notes import NoteKind, notes_of
 from shardmark.report.page_assets import fill, json_block
+from shardmark.report.page_calm import by_kind, doubt
 from shardmark.report.page_equivalence import status_of, verified
 from shardmark.report.page_facts import facts_of, progress_notes
 from shardmark.report.page_method import definitions, method
@@ -23,7 +27,7 @@ from shardmark.report.page_outcomes import not_ok
 from shardmark.report.page_tables import page_table
 from shardmark.report.page_trials import ranks_table, trials_table
 from shardmark.report.recommendation import recommendation_lines
-from shardmark.report.tables import comparison_table
+from shardmark.report.tables import comparison_columns
 from shardmark.results.files import write_whole
 from shardmark.results.store import StoredRun
 
@@ -32,11 +36,15 @@ if TYPE_CHECKING:
 
 PAGE_NAME = "report.html"
 SUFFIXES = (".html", ".htm")
-WARNINGS = ("UNSTABLE", "LOST", "NOT EQUIVALENT", "Damaged")
-"""How those notes begin that cast doubt on a number."""
+LONGEST_HEAD = 80
+_BRACKETS = re.compile(r"\([^()]*\)")
+_HEAD = re.compile(r"([^:,]+(?::(?= )|(?=, [^:]*: )))")
 
-TOLD_ABOVE = ("Verified: ", "Not verified", "Promises less than equivalence")
-"""How those notes begin that the verdict says already."""
+WARNINGS = (NoteKind.LOST, NoteKind.NOT_EQUIVALENT, NoteKind.UNSTABLE, NoteKind.DAMAGED)
+"""Notes that cast doubt on a number."""
+
+TOLD_ELSEWHERE = (NoteKind.EQUIVALENCE, NoteKind.FAILURE)
+"""Notes that the verdict says already, or the section on what did not end ok."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,45 +101,55 @@ def render_page(
     images: str | None,
 ) -> str:
     """The whole page; `images` is the folder of the figures' files, as seen from the page."""
-    rows = comparison.rows
-    table = comparison_table(comparison)
-    failures = not_ok(rows)
-    told_below = tuple(
-        f": {failed.count} x {failed.outcome}: {failed.reason}"
-        for row in rows
-        for failed in row.failed
-    )
-    notes = [
-        note
-        for note in table.notes
-        if not (note.startswith(TOLD_ABOVE) or note.endswith(told_below))
-    ]
     return fill(
         {
             "version": __version__,
             "title": ", ".join(dict.fromkeys(run.name for run in runs)),
-            "workloads": list(dict.fromkeys(row.workload for row in rows)),
-            "trial_count": sum(len(run.trials) for run in runs),
             "facts": [facts_of(run) for run in runs],
             "progress": progress_notes(runs),
-            "status": status_of(rows),
-            "recommendation": recommendation_lines(comparison),
-            "table": page_table("comparison", "Every measured cell.", table.columns),
-            "warnings": [note for note in notes if note.startswith(WARNINGS)],
-            "notes": [note for note in notes if not note.startswith(WARNINGS)],
             "images": images,
             "figures": _page_figures(figures, images),
             "verified": verified(runs),
-            "not_ok": failures,
-            "damaged": [f"{one.path.parent.name}: {one.reason}" for one in comparison.damaged],
             "method": method(runs),
-            "definitions": definitions(rows),
-            "trials": trials_table(rows),
-            "ranks": ranks_table(rows),
+            "trial_count": sum(len(run.trials) for run in runs),
             "csv": json_block(render_csv(comparison)),
             "json": json_block(render_json(comparison)),
+            **_of_comparison(comparison),
         }
     )
+
+
+def _of_comparison(comparison: Comparison) -> dict[str, object]:
+    """The template's values that come from the comparison alone."""
+    rows = comparison.rows
+    unstable = warnings_of(comparison)
+    notes = [note for note in notes_of(comparison, unstable) if note.kind not in TOLD_ELSEWHERE]
+    return {
+        "workloads": list(dict.fromkeys(row.workload for row in rows)),
+        "status": status_of(rows),
+        "doubt": doubt(rows, unstable),
+        "recommendation": [headed(line) for line in recommendation_lines(comparison)],
+        "table": page_table("comparison", "Every measured cell.", comparison_columns(rows)),
+        "warnings": [note.text for note in notes if note.kind in WARNINGS],
+        "unstable": by_kind(unstable),
+        "notes": [note.text for note in notes if note.kind not in WARNINGS],
+        "not_ok": not_ok(rows),
+        "damaged": [f"{one.path.parent.name}: {one.reason}" for one in comparison.damaged],
+        "definitions": definitions(rows),
+        "trials": trials_table(rows),
+        "ranks": ranks_table(rows),
+    }
+
+
+def headed(line: str) -> tuple[str, str]:
+    """What the line is about, such as `Fastest:`, and the rest; nothing where that is too long.
+
+    What stands in brackets divides nothing.
+    """
+    covered = _BRACKETS.sub(lambda found: "x" * len(found[0]), line)
+    parts = _HEAD.match(covered)
+    end = 0 if parts is None else parts.end(1)
+    return (line[:end], line[end:]) if end <= LONGEST_HEAD else ("", line)
 
 
 def default_out(folders: Sequence[Path]) -> Path:

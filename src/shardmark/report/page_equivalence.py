@@ -60,13 +60,14 @@ def status_of(rows: Sequence[Row]) -> Status:
         )
     if not measured:
         return Status(mood="bad", text="No trial ended ok: there is nothing to compare.")
-    less = [row.place for row in measured if row.equivalent is None and row.promise]
+    weaker = [row for row in measured if row.equivalent is None and row.promise]
+    less = list(dict.fromkeys(row.label for row in weaker))
     unknown = [row.place for row in measured if row.equivalent is None and not row.promise]
     kept = f" Promised less, and kept: {'; '.join(less)}." if less else ""
     if not unknown:
         others = " other" if less else ""
         proven = f"Verified: every{others} strategy trains what the reference trains."
-        all_less = len(less) == len(measured)
+        all_less = len(weaker) == len(measured)
         return Status(mood="good", text=(kept.strip() if all_less else f"{proven}{kept}"))
     if len(unknown) == len(measured):
         return Status(

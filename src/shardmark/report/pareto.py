@@ -100,8 +100,8 @@ def _notes(front: Front, comparison: Comparison) -> tuple[str, ...]:
     notes += [f"Not eligible: {row.place}: {reason}." for row, reason in front.left_out]
     notes.append(
         "Dominated: another row is shown to be better in some goal, at a level corrected for all"
-        " differences of the front, and no interval allows it to be worse in another goal by as"
-        " large a factor. Inside the noise nothing dominates."
+        " differences of the front, and in every other goal its interval allows a loss of less than"
+        " 5 %, and less than the gain is sure to be. Inside the noise nothing dominates."
     )
     if rows and max(len(row.ok_trials) for row in rows) < 2:
         notes.append("One repeat: no difference can be shown, so that every row is on the front.")

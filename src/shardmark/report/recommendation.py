@@ -7,27 +7,21 @@ from collections.abc import Sequence
 from shardmark.analysis.candidates import Field, fields_of
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.explanations import explain
-from shardmark.analysis.recommendation import Recommendation, Weaker, recommend
+from shardmark.analysis.quality_in_time import QualityInTime
+from shardmark.analysis.recommendation import PEAK, RATE, TOTAL, Recommendation, Weaker, recommend
 from shardmark.analysis.rows import Row, plain
-from shardmark.analysis.selection import Selection
+from shardmark.analysis.sampling import chance_of
+from shardmark.report.answers import answer, named
+from shardmark.report.answers_json import answer_json
 from shardmark.report.explanations import explanation_json, explanation_lines
 from shardmark.report.left_out import basis_lines, fits_lines, left_out_lines
-from shardmark.report.wording import (
-    amount,
-    interval_json,
-    listed,
-    name,
-    percent,
-    ranks,
-    row_json,
-    title,
-)
+from shardmark.report.wording import amount, listed, name, ranks, row_json, title
 
-_TITLES = {"speed": "Fastest", "memory": "Least memory", "quality": "Quality in a given time"}
-MOST_NAMED = 5
-"""Rows that share a place; the rest of a longer list is counted."""
+MOST_LED = 3
+"""Rows named that share the lead on a number of ranks."""
 
-_COMPARED = {"speed": "faster", "memory": "less", "quality": "sooner"}
+MOST_WEAKER = 2
+"""Rows named that promise less."""
 
 
 def recommendation_lines(comparison: Comparison) -> tuple[str, ...]:
@@ -50,24 +44,25 @@ def recommendation_lines(comparison: Comparison) -> tuple[str, ...]:
 
     found = recommend(comparison)
     verdicts = [
-        _verdict(one, group_of(one.field.rows[0])) for one in found if one.world_size is None
+        line
+        for field in fields
+        for line in _verdicts(
+            [one for one in found if one.field.rows[0] is field.rows[0]], group_of(field.rows[0])
+        )
     ]
-    by_ranks = _by_ranks(found) if len(fields) == 1 else []
-    explained = explanation_lines(explain(comparison), group_of)
     return (
         *verdicts,
-        *by_ranks,
         *fits_lines(fields, group_of),
-        *explained,
+        *explanation_lines(explain(comparison), group_of),
         *left_out_lines(fields, group_of),
         *basis_lines(fields),
     )
 
 
 def recommendation_json(comparison: Comparison) -> object:
-    """The same for programs: base units, nothing that JSON does not know."""
+    """The same for programs, whole: base units, nothing that JSON does not know."""
     return {
-        "recommendations": [_json(one) for one in recommend(comparison)],
+        "recommendations": [answer_json(one) for one in recommend(comparison)],
         "explanations": [explanation_json(one) for one in explain(comparison)],
         "left_out": [
             {"row": row_json(one.row), "cause": one.cause, "reason": one.reason}
@@ -94,129 +89,110 @@ def _labels(fields: Sequence[Field]) -> list[str]:
     return labels
 
 
-def _verdict(one: Recommendation, label: str) -> str:
-    head = f"{_TITLES[one.goal]}{f' ({label})' if label else ''}: "
-    if one.selection is None:
-        return f"{head}no answer: {one.reason}."
-    text = head + _selected(one, one.selection)
-    better = [f"{_weaker(one, weaker)}." for weaker in one.weaker if _worth_naming(weaker)]
-    return " ".join([f"{text}.", *better])
-
-
-def _selected(one: Recommendation, found: Selection) -> str:
-    best, value = found.values[0]
-    shown = amount(one.metric, value)
-    goal = "" if one.target is None or one.quality is None else _goal(one.quality, one.target)
-    if found.state == "tie":
-        rows = [(best, value), *((row, v) for row, v in found.values if row in found.ties)]
-        each = [f"{name(row)} ({amount(one.metric, v)})" for row, v in rows]
-        if len(each) > MOST_NAMED:
-            hidden = f"{len(each) - MOST_NAMED + 1} more, the last with"
-            each[MOST_NAMED - 1 :] = [f"{hidden} {amount(one.metric, rows[-1][1])}"]
-        return f"{goal}no measurable difference between {listed(each)}"
-    text = f"{goal}{name(best)}, {shown}{' in its fullest rank' if one.goal == 'memory' else ''}"
-    if found.second is None or found.margin is None:
-        return f"{text}; nothing else competes"
-    text += f", {_margin(one, found)} than {name(found.second)}"
-    if found.state == "not shown":
-        only = " with one repeat" if found.margin.n < 2 else ""
-        return f"{text}; {only.strip() or 'without intervals'} the order is not shown to be real"
-    return text
-
-
-def _goal(quality: str, target: float) -> str:
-    return f"{title(quality)} {amount(quality, target)}, which every candidate reaches: "
-
-
-def _margin(one: Recommendation, found: Selection) -> str:
-    """`11 % faster (95 % interval 5 to 17 %)`."""
-    margin = found.margin
-    assert margin is not None, "the caller looked"
-    shares = [
-        None if ratio is None else (ratio - 1 if one.goal == "speed" else 1 - 1 / ratio)
-        for ratio in (margin.value, margin.low, margin.high)
+def _verdicts(found: Sequence[Recommendation], label: str) -> list[str]:
+    """Of one group: speed, memory, soonest to a quality, and the quality in a given time."""
+    group = f" ({label})" if label else ""
+    speed = next(one for one in found if one.metric == RATE)
+    soonest = next(one for one in found if one.goal == "quality")
+    lines = [
+        f"Fastest{group}: {answer(speed)}.{_by_ranks(found)}{_not_ranked(speed)}",
+        _memory([one for one in found if one.goal == "memory"], group),
+        _soonest(soonest, group),
     ]
-    assert shares[0] is not None, "a margin has a value"
-    text = f"{percent(shares[0])} {_COMPARED[one.goal]}"
-    if shares[1] is None or shares[2] is None:
-        return text
-    low, high = percent(shares[1]), percent(shares[2])
-    if low == high:
-        return f"{text} (95 % interval: the same)"
-    return f"{text} (95 % interval {low.removesuffix(' %')} to {high})"
+    if soonest.in_time is not None:
+        lines.append(_in_time(soonest.in_time, group))
+    return lines
 
 
-def _worth_naming(weaker: Weaker) -> bool:
-    """Better than the recommended row, or seemingly so where no interval can tell."""
-    ratio = weaker.advantage
-    if ratio is None or ratio.value <= 1:
-        return False
-    return weaker.shown_better or ratio.low is None
-
-
-def _weaker(one: Recommendation, weaker: Weaker) -> str:
-    """What is gained, what is given up for it, and what was learned."""
-    assert weaker.value is not None, "it has an advantage"
-    doubt = "" if weaker.shown_better else ", not shown to be real"
-    text = (
-        f"{name(weaker.row)} reaches {amount(one.metric, weaker.value)}{doubt}, but"
-        f" promises less: {weaker.row.promise}"
-    )
-    if one.quality is None or weaker.quality is None or one.selection is None:
-        return f"{text}; what it learns was not evaluated"
-    own = amount(one.quality, weaker.quality.value)
-    best = one.selection.best.metrics.get(one.quality)
-    beside = "" if best is None else f" against {amount(one.quality, best.value)}"
-    return f"{text}; {title(one.quality)} {own}{beside} at the end"
-
-
-def _by_ranks(found: Sequence[Recommendation]) -> list[str]:
+def _by_ranks(found: Sequence[Recommendation]) -> str:
+    """Who leads on each number of ranks, where several compete there."""
     parts = []
     for one in found:
-        if one.world_size is None or one.selection is None:
+        chosen = one.selection
+        if one.metric != RATE or one.world_size is None or chosen is None or chosen.second is None:
             continue
-        best = one.selection.best
-        rows = [best, *one.selection.ties] if one.selection.state == "tie" else [best]
-        doubt = {"tie": " (no measurable difference)", "not shown": " (not shown to be real)"}
-        texts = listed(
-            [name(row, with_ranks=False) for row in rows],
-            "or",
-        )
-        parts.append(f"on {ranks(one.world_size)} {texts}{doubt.get(one.selection.state, '')}")
-    return [f"Fastest by number of ranks: {'; '.join(parts)}."] if len(parts) > 1 else []
+        rows = [chosen.best, *chosen.ties] if chosen.state == "tie" else [chosen.best]
+        names = [name(row, with_ranks=False) for row in rows[:MOST_LED]]
+        if len(rows) > MOST_LED:
+            names.append(f"{len(rows) - MOST_LED} more")
+        doubt = " (not shown)" if chosen.state == "not shown" else ""
+        parts.append(f"on {ranks(one.world_size)} {listed(names, 'or')}{doubt}")
+    return f" By ranks: {'; '.join(parts)}." if parts else ""
 
 
-def _json(one: Recommendation) -> dict[str, object]:
-    found = one.selection
-    return {
-        "goal": one.goal,
-        "experiment": one.field.experiment,
-        "workload": one.field.workload,
-        "precision": one.field.precision,
-        "varied": dict(one.field.varied),
-        "world_size": one.world_size,
-        "metric": one.metric,
-        "quality": one.quality,
-        "target": one.target,
-        "unverified": one.field.unverified,
-        "state": None if found is None else found.state,
-        "reason": one.reason,
-        "best": None if found is None else row_json(found.best),
-        "second": None if found is None or found.second is None else row_json(found.second),
-        "margin": None if found is None else interval_json(found.margin),
-        "no_measurable_difference": [] if found is None else [row_json(r) for r in found.ties],
-        "values": []
-        if found is None
-        else [{"row": row_json(row), "value": value} for row, value in found.values],
-        "promises_less": [
-            {
-                "row": row_json(weaker.row),
-                "promise": weaker.row.promise,
-                "value": weaker.value,
-                "advantage": interval_json(weaker.advantage),
-                "shown_better": weaker.shown_better,
-                "quality": interval_json(weaker.quality),
-            }
-            for weaker in one.weaker
-        ],
-    }
+def _not_ranked(one: Recommendation) -> str:
+    """Rows that promise less and do better, the best first, with what they learned."""
+    better = [weaker for weaker in one.weaker if _is_ahead(one, weaker)]
+    if not better:
+        return ""
+    better.sort(key=lambda weaker: weaker.value or 0.0, reverse=one.metric == RATE)
+    it_promises = "it promises" if len(better) == 1 else "they promise"
+    texts = [_priced(one, weaker) for weaker in better[:MOST_WEAKER]]
+    if len(better) > MOST_WEAKER:
+        texts.append(f"{len(better) - MOST_WEAKER} more")
+    return f" Not ranked, because {it_promises} less: {'; '.join(texts)}."
+
+
+def _is_ahead(one: Recommendation, weaker: Weaker) -> bool:
+    """By the means that the table shows, whatever can be shown of them."""
+    if weaker.value is None or one.selection is None:
+        return False
+    _, best = one.selection.values[0]
+    return weaker.value > best if one.metric == RATE else weaker.value < best
+
+
+def _priced(one: Recommendation, weaker: Weaker) -> str:
+    assert weaker.value is not None, "it is ahead"
+    text = f"{named(weaker.row)}, {amount(one.metric, weaker.value)}"
+    if not weaker.shown_better:
+        text += " (not shown to be better)"
+    if one.quality is None or weaker.quality is None:
+        return text
+    return f"{text}, {title(one.quality)} {amount(one.quality, weaker.quality.value)} at the end"
+
+
+def _memory(found: Sequence[Recommendation], group: str) -> str:
+    """The fullest rank by number of ranks: more ranks share more; then all ranks together."""
+    each = [one for one in found if one.metric == PEAK and one.world_size is not None]
+    if each:
+        parts = [f"on {ranks(one.world_size or 0)} {answer(one, with_ranks=False)}" for one in each]
+    else:
+        parts = [answer(one) for one in found if one.metric == PEAK]
+    total = [f" All ranks together: {answer(one)}." for one in found if one.metric == TOTAL]
+    return f"Least memory in the fullest rank{group}: {'; '.join(parts)}.{''.join(total)}"
+
+
+def _soonest(one: Recommendation, group: str) -> str:
+    if one.quality is None or one.target is None:
+        return f"Soonest to a quality{group}: {answer(one)}."
+    goal = f"{title(one.quality)} {amount(one.quality, one.target)}"
+    remarks = _about_chance(one.target_is_chance, one.field.candidates[0])
+    if one.ended_below:
+        count, everyone = len(one.ended_below), len(one.field.candidates)
+        remarks.append(f"{count} of {everyone} rows ended below it again")
+    remark = f" ({'; '.join(remarks)})" if remarks else ""
+    head = f"Soonest to {goal}{group}, which every candidate reaches{remark}"
+    return f"{head}: {answer(one)}.{_not_ranked(one)}"
+
+
+def _in_time(found: QualityInTime, group: str) -> str:
+    time = f"{amount('seconds_to_target', found.seconds)} that {name(found.fastest)} trains"
+    texts = [f"{named(row)} {amount(found.metric, value)}" for row, value in found.values[:2]]
+    remarks = _about_chance(found.is_chance is True, found.fastest)
+    if found.within_sampling:
+        count = len(found.within_sampling)
+        others = "1 other lies" if count == 1 else f"{count} others lie"
+        remarks.append(f"{others} within the sampling error of the first")
+    if found.too_early:
+        remarks.append(f"{len(found.too_early)} had no epoch done")
+    if len(found.values) > 1:
+        remarks.append("one seed: no order is shown")
+    text = f"Best {title(found.metric)}{group} in the {time}: {', then '.join(texts)}"
+    return f"{text} ({'; '.join(remarks)})." if remarks else f"{text}."
+
+
+def _about_chance(is_chance: bool | None, row: Row) -> list[str]:
+    if is_chance is None:
+        lacking = "classes" if chance_of(row) is None else "validation samples"
+        return [f"may be chance: the number of {lacking} is not recorded"]
+    return ["guessing reaches it, too"] if is_chance else []

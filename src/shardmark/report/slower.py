@@ -1,127 +1,69 @@
-"""Why something is slower, in a sentence: what the cores did, and what the ranks did."""
+"""Why something is slower: its main cause in one sentence, where the time went in another."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from shardmark.analysis.explanations_time import EXPOSED
 from shardmark.analysis.surprise import Explanation, Part
 from shardmark.report.tables import number
 from shardmark.report.wording import listed, milliseconds, name, percent, ranks
 
-LEAST_SHARE = 0.02
-"""A smaller part of a difference is not named."""
+LEAST_SHARE = 0.1
+"""A smaller part of a difference is left to the JSON."""
 
-MUCH_IDLE = 0.25
-"""From this part of the difference on, cores that did not work for the ranks are named."""
+CAUSE_SHARE = 0.25
+"""From this part of the difference on, what the cores tell is named as a cause."""
+
+MOST_PARTS = 2
 
 
 def slower_text(one: Explanation, doubt: str) -> str:
-    """The surprise, the cores' view where it was sampled, and the spans' with the rest."""
-    assert one.other is not None, "slower than something"
-    less = percent(1 - 1 / one.size.value)
-    if one.kind == "more ranks are slower":
-        own = name(one.row)
-        text = f"More ranks are slower: {own} is {less} slower than {_other(one)}{doubt}"
-    else:
-        where = ranks(one.row.world_size)
-        row, other = (name(r, with_ranks=False) for r in (one.row, one.other))
-        text = f"On {where} {row} is {less} slower than {other}{doubt}"
+    """The surprise with its largest cause among the cores' amounts, then the largest spans."""
+    text = f"{_head(one)}{doubt}"
     if not one.parts:
         return f"{text}; its parts were not recorded, so that nothing explains it"
+    samples = number(one.facts["samples"], decimals=0)
+    text += f": {milliseconds(one.difference)} more for {samples} samples"
+    return f"{text}{_cause(one)}. {_spans(one)}"
+
+
+def _head(one: Explanation) -> str:
+    assert one.other is not None, "slower than something"
+    less = percent(1 - 1 / one.size.value)
+    if one.kind == "strategy is slower":
+        row, other = (name(r, with_ranks=False) for r in (one.row, one.other))
+        return f"On {ranks(one.row.world_size)} {row} is {less} slower than {other}"
+    if one.kind == "slower than single":
+        return f"{name(one.row)} is {less} slower than {name(one.other)}"
+    fewer = ranks(one.other.world_size)
+    return f"More ranks are slower: {name(one.row)} is {less} slower than on {fewer}"
+
+
+def _cause(one: Explanation) -> str:
+    """The larger of what the lack of cores and what more work on the same cores can explain."""
     facts = one.facts
-    text += (
-        f": {milliseconds(one.difference)} more for {number(facts['samples'], decimals=0)} samples"
-        f" ({milliseconds(facts['seconds'])} against {milliseconds(facts['other_seconds'])})"
-    )
-    cores = _cores(one) if one.kind == "more ranks are slower" else _cpu_work(one)
-    seen = ". Seen from the ranks, the same time is " if cores else ", made up of "
-    return f"{text}{cores}{seen}{_parts(one)}"
-
-
-def _cores(one: Explanation) -> str:
-    """The lack of cores, where it explains anything."""
-    facts = one.facts
-    if facts.get("sharing_share", 0.0) < LEAST_SHARE:
-        return _no_more_cores(one) + _cpu_work(one)
-    return (
-        f". {facts['processes']:.0f} processes with {facts['threads']:.0f} threads share"
-        f" {_number_of_cores(facts)}: their {milliseconds(facts['busy_seconds'])} of CPU time take"
-        f" at least {milliseconds(facts['floor_seconds'])} there"
-        f" ({milliseconds(facts['other_floor_seconds'])} with {_other_ranks(one)}), and the lack"
-        f" of cores explains up to {milliseconds(facts['sharing_seconds'])}"
-        f" ({percent(facts['sharing_share'])}): the cores worked for them in"
-        f" {percent(facts['floor_seconds'] / facts['seconds'])} of the time"
-    )
-
-
-def _no_more_cores(one: Explanation) -> str:
-    """Where fewer ranks already had a thread for every core."""
-    facts = one.facts
-    if "cores" not in facts or facts["other_threads"] < min(facts["threads"], facts["cores"]):
+    sharing = facts.get("sharing_share", 0.0) if one.kind != "strategy is slower" else 0.0
+    work = facts.get("work_share", 0.0)
+    if max(sharing, work) < CAUSE_SHARE:
         return ""
-    threads = f"{facts['other_threads']:.0f} thread{'' if facts['other_threads'] == 1 else 's'}"
-    return (
-        f". The further ranks bring no further cores: {_other_ranks(one)} had {threads} on"
-        f" {_number_of_cores(facts)} already"
-    )
+    count = number(facts["cores"], decimals=None if facts["cores"] % 1 else 0)
+    cores = f"{count} core" if facts["cores"] == 1 else f"{count} cores"
+    if sharing >= work:
+        threads = f"{facts['threads']:.0f} threads"
+        most = milliseconds(facts["sharing_seconds"])
+        return f", of which up to {most} is the lack of cores ({threads} on {cores})"
+    return f", of which {milliseconds(facts['work_seconds'])} is more CPU work on {cores}"
 
 
-def _cpu_work(one: Explanation) -> str:
-    """More CPU time on the same cores."""
-    facts = one.facts
-    if facts.get("work_share", 0.0) < LEAST_SHARE:
-        return ""
-    return (
-        f". It takes {milliseconds(facts['busy_seconds'])} of CPU time against"
-        f" {milliseconds(facts['other_busy_seconds'])}, which on {_number_of_cores(facts)} is"
-        f" {milliseconds(facts['work_seconds'])} ({percent(facts['work_share'])}) of it"
-        f"{_idle(one)}"
-    )
-
-
-def _idle(one: Explanation) -> str:
-    """Time in which the ranks did not use the cores."""
-    idle = one.difference - one.facts["work_seconds"]
-    share = idle / one.difference
-    if share < MUCH_IDLE:
-        return ""
-    return (
-        f". For {milliseconds(idle)} ({percent(share)}) of it the cores waited, or worked for other"
-        " processes"
-    )
-
-
-def _number_of_cores(facts: Mapping[str, float]) -> str:
-    cores = facts["cores"]
-    text = number(cores, decimals=None if cores % 1 else 0)
-    return f"{text} core" if cores == 1 else f"{text} cores"
-
-
-def _other_ranks(one: Explanation) -> str:
-    assert one.other is not None, "held against something"
-    if one.other.label == one.row.label:
-        return ranks(one.other.world_size)
-    return name(one.other)
-
-
-def _other(one: Explanation) -> str:
-    other = _other_ranks(one)
-    return f"on {other}" if other[0].isdigit() else other
-
-
-def _parts(one: Explanation) -> str:
-    named = [part for part in one.parts if abs(part.share) >= LEAST_SHARE]
-    texts = [_part(part) for part in named]
-    rest = one.difference - sum(part.amount for part in named)
-    share = rest / one.difference if one.difference else 0.0
-    text = listed(texts) if texts else "nothing that a span recorded"
-    if abs(share) < LEAST_SHARE:
-        return text
-    if share < 0:
-        return f"{text}, medians that together are {milliseconds(-rest)} more than it"
-    return f"{text}; {milliseconds(rest)} ({percent(share)}) remain unexplained"
+def _spans(one: Explanation) -> str:
+    named = [part for part in one.parts if part.share >= LEAST_SHARE][:MOST_PARTS]
+    rest = one.unexplained or 0.0
+    unexplained = f"{milliseconds(rest)} unexplained"
+    if not named:
+        return f"The same by span: none holds it; {unexplained}"
+    text = f"The same by span: {listed([_part(part) for part in named])}"
+    return f"{text}; {unexplained}" if rest >= LEAST_SHARE * one.difference else text
 
 
 def _part(part: Part) -> str:
-    sign = "+" if part.amount >= 0 else "-"
-    return f"{part.name} {sign}{milliseconds(abs(part.amount))} ({percent(part.share)})"
+    source = " (in a profiled, untimed step)" if part.name == EXPOSED else ""
+    return f"{part.name} +{milliseconds(part.amount)}{source}"

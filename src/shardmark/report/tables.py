@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.rows import Row, plain
 from shardmark.analysis.statistics import Estimate
+from shardmark.analysis.verdicts import BASELINE
 from shardmark.report.notes import notes_of
 
 STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
@@ -39,13 +40,19 @@ class Table:
 
 
 def comparison_table(comparison: Comparison) -> Table:
+    """What `comparison_columns` finds, with all notes."""
+    notes = tuple(note.text for note in notes_of(comparison))
+    return Table(columns=comparison_columns(comparison.rows), notes=notes)
+
+
+def comparison_columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     """Human units, one unit a column; columns without any content are left out."""
-    rows = comparison.rows
     columns = (
         *row_names(rows),
         _numbers(rows, "samples/s", "samples_per_second", interval=True),
         _numbers(rows, "step\nms", "step_seconds", scale=1000),
-        _numbers(rows, "speedup", "speedup", decimals=2),
+        Column(title="speedup", cells=tuple(_speedup(row) for row in rows)),
+        Column(title="verdict", cells=tuple(row.verdict or "" for row in rows), numeric=False),
         _numbers(rows, "eff.\n%", "scaling_efficiency", scale=100, decimals=0),
         _bytes(rows, "peak", lambda row: _value(row, "peak_memory_bytes")),
         _numbers(rows, "peak\nratio", "memory_ratio", decimals=2),
@@ -57,13 +64,12 @@ def comparison_table(comparison: Comparison) -> Table:
         _loss(rows),
         Column(title="outcome", cells=tuple(_outcome(row) for row in rows), numeric=False),
     )
-    shown = tuple(
+    return tuple(
         column
         for column in columns
         if column.title in ("strategy", "ranks", "samples/s", "outcome")
         or any(cell not in ("", NOTHING) for cell in column.cells)
     )
-    return Table(columns=shown, notes=notes_of(comparison))
 
 
 def row_names(rows: Sequence[Row]) -> tuple[Column, ...]:
@@ -153,6 +159,17 @@ def _cell(estimate: Estimate | None, *, scale: float, decimals: int | None, inte
         return text
     places = len(text.partition(".")[2])
     return f"{text} ±{estimate.half_width * scale:.{places}f}"
+
+
+def _speedup(row: Row) -> str:
+    """With its interval, `1.62 (1.35 to 1.94)`; the baseline's is 1 by definition."""
+    found = row.metrics["speedup"]
+    if found is None:
+        return NOTHING
+    text = number(found.value, decimals=2)
+    if found.low is None or found.high is None or row.verdict == BASELINE:
+        return text
+    return f"{text} ({number(found.low, decimals=2)} to {number(found.high, decimals=2)})"
 
 
 def _bytes(rows: Sequence[Row], title: str, value_of: Callable[[Row], float | None]) -> Column:

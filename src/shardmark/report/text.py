@@ -16,6 +16,8 @@ LEAST_WIDTH = 40
 def render_text(table: Table, width: int | None = None) -> str:
     """Aligned columns, a rule below the titles, then the notes; ends with a line break.
 
+    The titles take a second line only where one of them has a unit.
+
     `width` is the reader's in characters: a wider table continues in a further block, which repeats
     the columns that name the rows.  None for a file, which has no width.
     """
@@ -75,7 +77,8 @@ def _filled(columns: Sequence[Column], width: int) -> list[list[Column]]:
 
 
 def _lines(columns: Sequence[Column]) -> list[str]:
-    padded = [_block(column) for column in columns]
+    units = any("\n" in column.title for column in columns)
+    padded = [_block(column, units=units) for column in columns]
     return [GUTTER.join(cells).rstrip() for cells in zip(*padded, strict=True)]
 
 
@@ -83,11 +86,11 @@ def _width(column: Column) -> int:
     return max(len(line) for line in (*column.title.split("\n"), *column.cells))
 
 
-def _block(column: Column) -> list[str]:
-    """The column's lines, all of one width: two of title, a rule, the cells."""
+def _block(column: Column, *, units: bool) -> list[str]:
+    """The column's lines, all of one width: the title, its unit, a rule, the cells."""
     name, _, unit = column.title.partition("\n")
     width = _width(column)
-    lines = (name, unit, "-" * width, *column.cells)
+    lines = (name, *([unit] if units else []), "-" * width, *column.cells)
     return [line.rjust(width) if column.numeric else line.ljust(width) for line in lines]
 
 

@@ -53,7 +53,14 @@ def parse_target(comparison: Comparison, text: str) -> tuple[str, float, str | N
     if worst is None:
         raise InputError(OPTION, f"no trial has {metric} by epoch", _recorded(comparison.rows))
     row, target = worst
-    return metric, target, f"Target: the best value that every row reached; {row.place} bounds it."
+    note = f"Target: the best value that every row reached; {row.place} bounds it."
+    weaker = any(one.equivalent is None and one.promise is not None for one in comparison.rows)
+    if weaker:
+        note += (
+            " Rows that promise less than equivalence count here, and not in the recommendation,"
+            " whose target can be another one."
+        )
+    return metric, target, note
 
 
 def _value(metric: str, given: str) -> float:

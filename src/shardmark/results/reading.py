@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shardmark.measure.rank_files import RESULT_FILE
+from shardmark.results.bounds import out_of_bounds
 from shardmark.results.files import difference
 from shardmark.results.migrations import is_current, migrate
 from shardmark.results.schema import Outcome, TrialResult
@@ -59,10 +60,13 @@ def _incoherent(result: TrialResult) -> str | None:
     for key in ("workload", "recipe", "measure"):
         if not isinstance(result.trial.get(key, {}), dict):
             return f"trial.{key} is no mapping"
+    given = result.trial.get("world_size", result.world_size)
+    if given != result.world_size:
+        return f"trial.world_size is {given!r}, but world_size is {result.world_size}"
     trained = any(rank.role == "worker" and rank.lost is None for rank in result.ranks)
     if result.outcome is Outcome.OK and not trained:
         return "its outcome is ok, but no rank that trains is in it"
-    return None
+    return out_of_bounds(result)
 
 
 def _parse(content: bytes) -> TrialResult:

@@ -23,7 +23,7 @@ from shardmark.analysis.trends import thinned, trend_of
 from shardmark.analysis.verdicts import METRIC
 from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.report.data import render_json
-from shardmark.report.notes import notes_of
+from shardmark.report.notes import NoteKind, notes_of
 from shardmark.results.store import RunFolder, StoredRun, load_run
 
 WINDOWS = ((7.5, 10.25), (10.75, 14.25))
@@ -297,7 +297,7 @@ def test_notes_have_a_line_a_kind_and_json_all(tmp_path: Path) -> None:
     comparison = measured(tmp_path / "run", steps, cpu(1.5), repeats=3)
     worst, *others = [one for one in warnings_of(comparison) if one.kind is Kind.SLOW_STEPS]
     assert len(others) == 2
-    unstable = [note for note in notes_of(comparison) if note.startswith("UNSTABLE")]
+    unstable = [note.text for note in notes_of(comparison) if note.kind is NoteKind.UNSTABLE]
     assert len(unstable) == 2
     assert unstable[0].startswith(f"UNSTABLE, slow steps: {worst.place}: {worst.text} (2 more")
     assert unstable[0].endswith(f"{worst.remedy}.")

@@ -83,27 +83,27 @@ def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> 
     # No trial has ended: each of the two to come takes as long as this one will have.
     assert watch.run_left_seconds() == 30.0 + 2 * (20.0 + 30.0)
     time.now += 40
-    watch.trial_ended()
+    watch.trial_ended(ran_through=True)
     assert watch.run_left_seconds(between_trials=True) == 2 * 60.0
     watch.trial_started(samples_per_step=8)
     time.now += 15
     assert watch.run_left_seconds() == 45.0 + 60.0, "its steps are not known, the mean is"
     time.now += 5
-    watch.trial_ended()
+    watch.trial_ended(ran_through=True)
     watch.trial_started(samples_per_step=8)
     watch.stepped(0, 40)
     time.now += 2
     watch.stepped(20, 40)
     assert watch.run_left_seconds() == 2.0
     time.now += 98
-    watch.trial_ended()
+    watch.trial_ended(ran_through=True)
     assert watch.run_left_seconds(between_trials=True) == 0.0
 
 
 def test_a_longer_start_than_the_mean_is_not_negative(time: Time) -> None:
     watch = started(trials=2)
     time.now += 5
-    watch.trial_ended()
+    watch.trial_ended(ran_through=True)
     watch.trial_started(samples_per_step=8)
     time.now += 50
     assert watch.run_left_seconds() == 0.0
@@ -113,5 +113,19 @@ def test_a_trial_beyond_the_plan_is_harmless(time: Time) -> None:
     watch = Pace()
     watch.trial_started(samples_per_step=8)
     time.now += 5
-    watch.trial_ended()
+    watch.trial_ended(ran_through=True)
     assert watch.run_left_seconds(between_trials=True) == 0.0
+
+
+def test_what_broke_off_says_nothing_of_the_time_to_come(time: Time) -> None:
+    watch = started(trials=4)
+    watch.trial_ended(ran_through=False)  # unavailable, after no time at all
+    assert watch.run_left_seconds(between_trials=True) is None, "nothing is known yet"
+    watch.trial_started(samples_per_step=8)
+    assert watch.run_left_seconds() is None
+    time.now += 60
+    watch.trial_ended(ran_through=True)
+    watch.trial_started(samples_per_step=8)
+    time.now += 2
+    watch.trial_ended(ran_through=False)
+    assert watch.run_left_seconds(between_trials=True) == 60.0

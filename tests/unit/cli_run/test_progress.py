@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,10 +19,12 @@ from shardmark.cli.progress import (
     listener,
     memory,
     plain,
+    shown,
     title,
 )
 from shardmark.experiment.matrix import LeftOut, expand
 from shardmark.experiment.schema import StrategySpec, Trial
+from shardmark.experiment.strict_yaml import parse_yaml
 from shardmark.launch.listener import Reading
 from shardmark.results.schema import Failure, Outcome
 from tests.golden.invented import invented_trial
@@ -64,8 +67,11 @@ def test_plan_tells_what_is_left_out_and_done(printed: Printed, time: Time) -> N
         "left out: single on 2 ranks: single is one device",
         "3 trials; loading libraries",
     ]
-    Lines().planned(3, 2, ())
-    assert printed() == ["3 trials, 2 have their result already; loading libraries"]
+    Lines(Path("runs/a\x07b")).planned(3, 2, ())
+    assert printed() == [
+        r"writing to runs/a\x07b",
+        "3 trials, 2 have their result already; loading libraries",
+    ]
     Lines().note("something is damaged")
     Lines().doing("verifying [1/1] ddp")
     assert printed() == ["something is damaged", "verifying [1/1] ddp"]
@@ -109,6 +115,59 @@ def test_other_ends_have_their_reason_and_place(
     lines.trial_ended(1, 1, result)
     assert printed() == [f"[1/1] {TITLE}: out_of_memory after 21.5 s{end} (trials/{result.id})"]
     assert time.now == 100.0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "tail"),
+    [
+        (Outcome.OK, "2 min"),
+        (Outcome.TIMED_OUT, "2 min"),
+        (Outcome.FAILED, "60 s"),
+        (Outcome.OUT_OF_MEMORY, "60 s"),
+        (Outcome.UNAVAILABLE, "60 s"),
+        (Outcome.INTERRUPTED, None),
+    ],
+)
+def test_time_left_counts_trials_that_ran_through(
+    printed: Printed, time: Time, outcome: Outcome, tail: str | None
+) -> None:
+    lines = Lines()
+    lines.planned(3, 0, ())
+    for number, (seconds, ended) in enumerate([(60, Outcome.OK), (180, outcome)], start=1):
+        lines.trial_started(number, 3, TRIAL)
+        time.now += seconds
+        failure = None if ended is Outcome.OK else Failure(reason="why", remedy="do this")
+        lines.trial_ended(number, 3, invented_trial(outcome=ended, failure=failure))
+    last = printed()[-1]
+    assert last.endswith(f", about {tail} left" if tail else "(trials/ddp-2-0)")
+
+
+def test_an_interruption_is_told_without_advice(printed: Printed, time: Time) -> None:
+    """What to do stands below, with the folder."""
+    lines = Lines()
+    lines.planned(2, 0, ())
+    lines.trial_started(1, 2, TRIAL)
+    time.now += 5
+    failure = Failure(reason="interrupted by the user", remedy="run again with the same --out")
+    lines.trial_ended(1, 2, invented_trial(outcome=Outcome.INTERRUPTED, failure=failure))
+    assert printed()[-1] == f"[1/2] {TITLE}: interrupted after 21.5 s (trials/ddp-2-0)"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"1": 2.0}, "{1: 2.0}"),
+        ({}, "{}"),
+        ([0.1, "adam w", "true", "sgd", None, True], '[0.1, "adam w", "true", sgd, null, true]'),
+        ({"name": "step", "at": [1, 2]}, "{name: step, at: [1, 2]}"),
+        ("bf16", "bf16"),
+        (None, "null"),
+        (1e-05, "1e-05"),
+    ],
+)
+def test_values_are_those_of_the_experiment_file(value: object, text: str) -> None:
+    assert shown(value) == text
+    assert parse_yaml(text, "test") == value
 
 
 def test_title_tells_trials_apart() -> None:

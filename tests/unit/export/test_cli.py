@@ -86,6 +86,64 @@ def test_the_tracking_uri_is_for_mlflow_alone(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("place", ["afile/x", "/proc/x"])
+def test_a_place_that_cannot_be_written_is_a_message(
+    target: str,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if target in LIBRARIES:
+        pytest.importorskip(LIBRARIES[target], reason=f"{LIBRARIES[target]} is not installed")
+    run = write_exportable(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "afile").touch()
+    assert main(["export", str(run), "--to", target, "--out", place]) == BAD_INPUT
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {place}: cannot be written: ")
+    assert ("afile is a file" in error) == (place == "afile/x")
+    assert (tmp_path / "afile").read_bytes() == b""
+
+
+def test_so_is_one_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow", reason="mlflow is not installed")
+    run = write_exportable(tmp_path / "run")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "/proc/x")
+    assert main(["export", str(run), "--to", "mlflow"]) == BAD_INPUT
+    assert capsys.readouterr().err.startswith("error: /proc/x: cannot be written: ")
+
+
+@pytest.mark.parametrize("uri", ["http://localhost:59999", "sqlite:///x.db", "file:x"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_out_is_no_uri(
+    target: str,
+    uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = write_exportable(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run), "--to", target, "--out", uri]) == BAD_INPUT
+    remedy = f"name --tracking-uri {uri}" if target == "mlflow" else "name a folder"
+    assert capsys.readouterr().err == f"error: --out {uri}: is a URI, no folder; {remedy}\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("option", ["--out", "--tracking-uri"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_place_is_refused(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_exportable(tmp_path / "run")
+    assert main(["export", str(run), "--to", "mlflow", option, value]) == BAD_INPUT
+    assert capsys.readouterr().err.startswith(f"error: {option}: is empty; ")
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(tmp_path / "none"), "--to", "csv"]) == BAD_INPUT
     assert "does not exist" in capsys.readouterr().err

@@ -134,6 +134,26 @@ def test_the_place_must_fit(run: StoredRun, tmp_path: Path) -> None:
         export_runs([run], "csv", str(tmp_path / "file"))
     with pytest.raises(InputError, match="is a folder; name a new file"):
         export_runs([run], "csv", str(tmp_path / "folder.csv"))
-    with pytest.raises(InputError, match="cannot be written: Not a directory; name another --out"):
-        export_runs([run], "csv", str(tmp_path / "file" / "below"))
+    for below in ("below", "below.csv", "below/deeper"):
+        with pytest.raises(InputError, match=r"cannot be written: .*/file is a file; name another"):
+            export_runs([run], "csv", str(tmp_path / "file" / below))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("parquet", "t.csv"), ("csv", "t.parquet"), ("csv", "t.PARQUET"), ("parquet", "t.pq")],
+)
+def test_a_name_of_another_kind_of_file_is_refused(
+    run: StoredRun, tmp_path: Path, target: str, name: str
+) -> None:
+    suffix = Path(name).suffix
+    expected = (
+        rf"ends in \{suffix}, and the tables are \.{target};"
+        rf" name a folder, or a file that ends in \.{target}$"
+    )
+    with pytest.raises(InputError, match=expected):
+        export_runs([run], target, str(tmp_path / name))
+    assert not (tmp_path / name).exists()
+    export_runs([run], target, str(tmp_path / "v1.2"))
+    assert (tmp_path / "v1.2" / f"trials.{target}").is_file()

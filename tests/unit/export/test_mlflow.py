@@ -165,6 +165,48 @@ def test_what_an_interrupted_export_left_is_written_anew(tmp_path: Path) -> None
     assert set(found) == {"first", OK}
     assert found[OK].data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert client.get_run(half.info.run_id).info.lifecycle_stage == "deleted"
+    assert found["first"].info.status == "FINISHED"
+
+
+@pytest.mark.parametrize("dies_in", ["log_artifact", "set_terminated", "log_batch"])
+def test_an_export_that_died_is_taken_up_below_the_same_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_in: str
+) -> None:
+    """Before the parent is finished, and while the first trial is written."""
+    from mlflow import MlflowClient
+
+    run, out = exportable(tmp_path / "first"), tmp_path / "out"
+
+    def dies(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, dies_in, dies)
+        with pytest.raises(KeyboardInterrupt):
+            export_runs([run], "mlflow", str(out))
+    (before,) = (one for name, one in runs_in(out).items() if name == "first")
+    assert export_runs([run], "mlflow", str(out)).trials == 2
+    found = runs_in(out)  # which has one of each name alone
+    assert set(found) == {"first", OK, BROKEN}
+    assert found["first"].info.run_id == before.info.run_id
+    assert found["first"].info.status == "FINISHED"
+    assert found["first"].info.end_time == 1000 * (STARTED_AT_SECONDS + 21.5)
+    artifacts = client_of(out).list_artifacts(before.info.run_id)
+    assert [one.path for one in artifacts] == ["environment.json", "experiment.yaml"]
+    for name in (OK, BROKEN):
+        assert found[name].data.tags["mlflow.parentRunId"] == before.info.run_id
+
+
+def test_a_deleted_parent_is_made_anew(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_runs([exportable(tmp_path / "first", ok_trial(id="one"))], "mlflow", str(out))
+    gone = runs_in(out)["first"].info.run_id
+    client_of(out).delete_run(gone)
+    grown = exportable(tmp_path / "first", ok_trial(id="one"), ok_trial(id="two"))
+    assert export_runs([grown], "mlflow", str(out)).trials == 1
+    found = runs_in(out)
+    assert found["first"].info.run_id != gone
+    assert found["two"].data.tags["mlflow.parentRunId"] == found["first"].info.run_id
 
 
 def test_the_users_store_is_the_usual_one(

@@ -12,10 +12,11 @@ import pytest
 
 from shardmark.errors import InputError
 from shardmark.report.export import export_runs
-from shardmark.results.store import StoredRun
+from shardmark.results.store import StoredRun, load_run
 from tests.golden.invented import STARTED_AT_SECONDS
 from tests.unit.export.runs import (
     QUALITIES,
+    broken_trial,
     exportable,
     loss_of,
     ok_trial,
@@ -147,10 +148,43 @@ def test_exporting_again_leaves_one_record(run: StoredRun, tmp_path: Path) -> No
 def test_another_measurement_of_a_trial_is_not_mixed_in(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     export_runs([exportable(tmp_path / "a" / "run")], "tensorboard", out)
-    later = exportable(tmp_path / "b" / "run", ok_trial(started_at_seconds=1_800_000_000.0))
+    again = ok_trial(started_at_seconds=1_800_000_000.0)
+    later = exportable(tmp_path / "b" / "run", again, broken_trial())
     with pytest.raises(InputError, match="holds another measurement of this trial"):
         export_runs([later], "tensorboard", out)
     assert len([*(tmp_path / "out").rglob("*tfevents*")]) == 3
+
+
+def test_another_run_of_the_same_name_is_not_mixed_in(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_runs([exportable(tmp_path / "a" / "run", ok_trial(id="one"))], "tensorboard", str(out))
+    before = {path: path.read_bytes() for path in out.rglob("*tfevents*")}
+    other = exportable(tmp_path / "b" / "run", ok_trial(id="two"))
+    with pytest.raises(InputError, match="out/run: holds trials of another run, one for one; name"):
+        export_runs([other], "tensorboard", str(out))
+    assert {path: path.read_bytes() for path in out.rglob("*tfevents*")} == before
+    export_runs([other], "tensorboard", str(tmp_path / "elsewhere"))
+
+
+def test_a_run_that_grows_or_lost_a_result_is_still_the_same(tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    export_runs([exportable(tmp_path / "run", ok_trial(id="one"))], "tensorboard", out)
+    grown = exportable(tmp_path / "run", ok_trial(id="one"), ok_trial(id="two"))
+    assert export_runs([grown], "tensorboard", out).trials == 2
+    (tmp_path / "run" / "trials" / "one" / "result.json").unlink()
+    assert export_runs([load_run(tmp_path / "run")], "tensorboard", out).trials == 1
+
+
+def test_a_run_may_lie_inside_anothers_folder(tmp_path: Path) -> None:
+    """Two of one name together are labelled `a/run`, which may be below the label of a third."""
+    out = str(tmp_path / "out")
+    same = [
+        exportable(tmp_path / "a" / "run", ok_trial(id="one")),
+        exportable(tmp_path / "b" / "run", ok_trial(id="two")),
+    ]
+    export_runs(same, "tensorboard", out)
+    export_runs([exportable(tmp_path / "x" / "a", ok_trial(id="three"))], "tensorboard", out)
+    assert (tmp_path / "out" / "a" / "three").is_dir()
 
 
 def test_the_place_must_be_a_folder(run: StoredRun, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_versions_and_stated_ratios_are_told(tmp_path: Path) -> None:
         " 0.19.8."
     ) in notes
     (stated,) = (note for note in notes if note.startswith("The study states: "))
-    assert "speedup of ddp on 4 ranks over 2 ~1.6 (section 3.1" in stated
+    assert "speed-up of ddp on 4 ranks over 2: ~1.6 (section 3.1" in stated
     assert any(note.startswith("The study does not say: whether the batch") for note in notes)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.cli import main
 from shardmark.results.schema import Failure, Outcome
 from tests.unit.papers.runs import answer, detection_trial, scaled, write_detection
 
@@ -32,6 +33,18 @@ def test_by_epoch_a_study_without_epochs_says_so(
     assert "Another task: workload published classification, measured detection" in words
     assert f"nothing by epoch: what is here was measured. Its {elsewhere} are shown" in words
     assert "Left out, not ok: fsdp on 2 ranks (1 x failed)." in words
+
+
+def test_csv_by_epoch_says_on_stderr_that_a_study_has_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    run = str(write_detection(tmp_path / "run", scaled()))
+    options = ["--epochs", "--format", "csv", "--against"]
+    for paper, said in (("ovi-2025", True), ("lamsal-2025", False)):
+        assert main(["compare", run, *options, paper]) == 0
+        output, errors = capsys.readouterr()
+        assert output.startswith("experiment,")
+        assert ("The study states nothing by epoch" in errors) is said
 
 
 def test_by_epoch_a_run_without_epochs_says_so(

@@ -276,7 +276,7 @@ statements:
   - {about: speedup, strategy: ps-async, relative_to: {strategy: ps-sync}, value: 1.28,
      place: findings}
 remarks:
-  - {kind: plausibility, text: Something to doubt, place: abstract}
+  - {kind: contradiction, text: Something to doubt, place: abstract}
 """,
         "other",
     )

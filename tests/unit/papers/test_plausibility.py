@@ -26,10 +26,27 @@ from tests.unit.papers.studies import peaks
         (0.1517, "map", "0.1517"),
         (0.788, "accuracy_top1", "78.8 %"),
         (2.5, "speedup", "2.500"),
+        (0.8125, "scaling_efficiency", "81.2 %"),
     ],
 )
 def test_figures_have_their_unit(value: float, metric: str, text: str) -> None:
     assert shown(value, metric) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "digit", "text"),
+    [
+        (0.47e9, "peak_memory_bytes", 0.01e9, "470 MB"),
+        (1.5e9, "peak_memory_bytes", 0.1e9, "1.5 GB"),
+        (1005.49, "total_seconds", 0.01, "1005.49 s"),
+        (0.52, "accuracy_top1", 0.01, "52 %"),
+        (0.7106, "accuracy_top1", 0.0001, "71.06 %"),
+    ],
+)
+def test_figures_have_the_digits_of_the_study(
+    value: float, metric: str, digit: float, text: str
+) -> None:
+    assert shown(value, metric, digit) == text
 
 
 def test_the_section_says_what_was_computed() -> None:

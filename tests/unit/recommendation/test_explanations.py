@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,10 +53,9 @@ def test_activations_dominate(tmp_path: Path) -> None:
     assert one.facts["possible_bytes"] == pytest.approx(20 * MIB)
     assert one.unexplained == pytest.approx(0)
     assert explanation_text(one) == (
-        "Sharding saves little: fsdp on 2 ranks saves only 19.0 MiB (7.9 %) against ddp. Of the"
-        " 240 MiB, 200 MiB are activations and buffers, 5.0 times the 40.0 MiB of parameters,"
-        " gradients and optimizer state, of which 2 ranks can save 20.0 MiB at most. Saved there"
-        " were 20.0 MiB, and activations and buffers rose by 1.00 MiB."
+        "Sharding saves little: fsdp on 2 ranks saves 19.0 MiB (7.9 %) of ddp's 240 MiB. It shards"
+        " all model state, which saves 20.0 MiB at most. Changed: optimizer state -10.0 MiB,"
+        " parameters -5.00 MiB, gradients -5.00 MiB."
     )
 
 
@@ -65,8 +65,47 @@ def test_sharding_that_needs_more(tmp_path: Path) -> None:
         _memory("zero-2", state=30, activations=130),
     ]
     text = explanation_text(_only(compared(tmp_path, cells), "sharding saves little"))
-    assert "zero-2 on 2 ranks needs 20.0 MiB (14 %) more than ddp" in text
-    assert "Saved there were 10.0 MiB, and activations and buffers rose by 30.0 MiB" in text
+    assert "zero-2 on 2 ranks needs 20.0 MiB (14 %) more than ddp's 140 MiB" in text
+    assert "It shards gradients and optimizer state, which saves 15.0 MiB at most" in text
+    assert "Changed: activations and buffers +30.0 MiB, optimizer state -5.00 MiB" in text
+
+
+def test_zero_1_is_held_to_the_optimizer_state_alone(tmp_path: Path) -> None:
+    cells = [
+        _memory("ddp", state=40, activations=100),
+        _memory("zero-1", state=30, activations=100),
+    ]
+    one = _only(compared(tmp_path, cells), "sharding saves little")
+    assert one.facts["possible_bytes"] == pytest.approx(10 * MIB)
+    assert "It shards optimizer state, which saves 10.0 MiB at most" in explanation_text(one)
+
+
+def test_what_no_part_holds_is_the_rest(tmp_path: Path) -> None:
+    """The peaks of the kinds need not fall together: 4 MiB are in none of them."""
+    fsdp = _memory("fsdp", state=20, activations=200)
+    cells = [
+        _memory("ddp", state=40, activations=200),
+        replace(fsdp, peaks=(224 * MIB,)),
+    ]
+    one = _only(compared(tmp_path, cells), "sharding saves little")
+    assert one.unexplained == pytest.approx(-4 * MIB)
+    assert "parameters -5.00 MiB, gradients -5.00 MiB, the rest +4.00 MiB" in explanation_text(one)
+
+
+@pytest.mark.parametrize("fullest", ["ps-sync", "zero-3"])
+def test_only_ddp_is_the_yardstick_and_only_sharding_is_judged(
+    tmp_path: Path, fullest: str
+) -> None:
+    """A server that holds more says nothing of `ddp`, nor of a strategy that shards."""
+    cells = [_memory("ddp", state=40, activations=100), _memory(fullest, state=90, activations=100)]
+    found = explain(compared(tmp_path, cells))
+    rows = [one.row.strategy for one in found if one.kind == "sharding saves little"]
+    assert rows == (["zero-3"] if fullest == "zero-3" else [])
+    alone = [
+        _memory("zero-3", state=40, activations=99),
+        _memory("ps-sync", state=90, activations=9),
+    ]
+    assert _none(compared(tmp_path / "alone", alone), "sharding saves little")
 
 
 def test_sharding_that_saves_is_no_surprise(tmp_path: Path) -> None:
@@ -124,8 +163,20 @@ def test_batch_norm_over_shares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (one.facts["samples"], one.facts["other_samples"]) == (32, 64)
     text = explanation_text(one)
     assert "top-1 of ddp on 2 ranks 70.0 %, of single on 1 rank 80.0 %" in text
-    assert "BatchNorm averages over each rank's share of the batch, 32 samples against 64" in text
-    assert "all repeats share one seed" in text
+    assert "BatchNorm averages over each rank's 32 samples against 64" in text
+    assert text.startswith("Equivalent strategies end with different quality: ")
+
+
+def test_one_seed_shows_no_quality(tmp_path: Path) -> None:
+    one = _only(compared(tmp_path, _learning()), "quality differs")
+    assert not one.shown
+    assert "(one seed: not shown to be real)" in explanation_text(one)
+
+
+def test_unverified_strategies_are_not_called_equivalent(tmp_path: Path) -> None:
+    cells = [replace(cell, equivalent=None) for cell in _learning()]
+    text = explanation_text(_only(compared(tmp_path, cells), "quality differs"))
+    assert text.startswith("Strategies end with different quality: ")
 
 
 @pytest.mark.parametrize("where", ["rank 1, position_ids", ""])
@@ -141,16 +192,19 @@ def test_quality_inside_the_noise_is_no_surprise(tmp_path: Path) -> None:
     assert _none(comparison, "quality differs")
 
 
-def test_few_validation_samples_show_little(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "workload",
+    [{"dataset": "digits", "validation_samples": 50}, {"dataset": "imagefolder"}],
+    ids=["few samples", "an unknown number"],
+)
+def test_few_validation_samples_show_little(tmp_path: Path, workload: dict[str, Any]) -> None:
     """Ten points on 50 samples each are within what other samples would give."""
     comparison = compared(tmp_path, _learning())
     few = tuple(
         replace(
             row,
             trials=tuple(
-                trial.model_copy(
-                    update={"trial": trial.trial | {"workload": {"validation_samples": 50}}}
-                )
+                trial.model_copy(update={"trial": trial.trial | {"workload": workload}})
                 for trial in row.trials
             ),
         )
@@ -179,7 +233,7 @@ def test_stale_gradients_that_cost(tmp_path: Path) -> None:
     one = _only(compared(tmp_path, _asynchronous(0.50, 0.51, 0.49)), "gradients are stale")
     text = explanation_text(one)
     assert "top-1 of ps-async on 2 ranks 50.0 %, of ddp on 2 ranks 80.0 %" in text
-    assert "its gradients were 0.9 updates old on average and 3 at most" in text
+    assert "Its gradients were 0.90 updates old on average, 3 at most" in text
 
 
 def test_staleness_that_costs_nothing_is_not_blamed(tmp_path: Path) -> None:
@@ -204,8 +258,8 @@ def test_others_wait_for_a_slow_rank(tmp_path: Path) -> None:
     assert one.facts["rank"] == 1
     assert one.difference == pytest.approx(0.041)
     assert explanation_text(one) == (
-        "With ddp on 3 ranks the others wait for rank 1: they spend 41.0 ms a step more in exposed"
-        " communication than it does, 41 % of the step."
+        "With ddp on 3 ranks the others wait for rank 1: in the profiled step, which is not timed,"
+        " they communicate 41.0 ms longer than rank 1, 41 % of a timed step."
     )
 
 
@@ -219,22 +273,26 @@ def test_even_ranks_wait_for_nobody(tmp_path: Path) -> None:
     assert _none(compared(tmp_path, [_waiting(0.050, 0.048)]), "a rank is waited for")
 
 
-def test_one_line_a_kind(tmp_path: Path) -> None:
-    """The most striking one in full, the others by name."""
+def test_three_lines_at_most(tmp_path: Path) -> None:
+    """The most striking of each kind; the rest is counted."""
     cells = [
         _memory("ddp", state=40, activations=100),
         *(
-            _memory(f"zero-{extra}", state=30, activations=100 + 10 * extra)
-            for extra in range(1, 8)
+            _memory(strategy, state=30, activations=100 + 10 * extra)
+            for extra, strategy in enumerate(("zero-1", "zero-2", "zero-3", "fsdp"), start=1)
         ),
     ]
     found = explain(compared(tmp_path, cells))
-    assert len(found) == 7
-    (line,) = explanation_lines(found, lambda _: "")
-    assert line.startswith("Sharding saves little: zero-7 on 2 ranks needs 60.0 MiB")
-    assert line.endswith(
-        "Likewise zero-6 on 2 ranks (50.0 MiB more), zero-5 on 2 ranks (40.0 MiB more), zero-4 on"
-        " 2 ranks (30.0 MiB more), zero-3 on 2 ranks (20.0 MiB more) and 2 more."
+    assert len(found) == 4
+    first, more = explanation_lines(found, lambda _: "")
+    assert first.startswith("Sharding saves little: fsdp on 2 ranks needs 30.0 MiB")
+    assert more == "3 more explanations and every part: compare --format json."
+    assert explanation_lines(found, lambda _: "bf16")[0].startswith("bf16: Sharding saves little")
+    stale = _only(
+        compared(tmp_path / "stale", _asynchronous(0.50, 0.51, 0.49)), "gradients are stale"
     )
-    (line,) = explanation_lines(found, lambda _: "bf16")
-    assert line.startswith("bf16: Sharding saves little")
+    waits = _only(compared(tmp_path / "waits", [_waiting(0.050, 0.010)]), "a rank is waited for")
+    differs = _only(compared(tmp_path / "differs", _learning()), "quality differs")
+    lines = explanation_lines([*found, stale, waits, differs], lambda _: "")
+    assert len(lines) == 4
+    assert [line.split()[0] for line in lines] == ["Sharding", "With", "Stale", "4"]

@@ -12,6 +12,7 @@ import pytest
 from shardmark.analysis.rows import Row
 from shardmark.analysis.selection import Selection, is_positive, is_shown, select
 from shardmark.analysis.statistics import Estimate, estimate_ratio
+from shardmark.analysis.verdicts import METRIC, judged
 
 DRAWS = 800
 
@@ -105,9 +106,81 @@ def test_a_noisy_best_does_not_shelter_what_another_beats() -> None:
     assert found.ties == (rows[1],)
 
 
+def test_a_noisy_row_does_not_shelter_others() -> None:
+    """Its noise is no reason to doubt a difference that the two rows' own repeats show."""
+    draw = random.Random(0)
+    calm = [
+        [rate * draw.lognormvariate(0, 0.02) for _ in range(3)]
+        for rate in (160.0, 100.0, 99.0, 101.0, 98.0, 102.0)
+    ]
+    noisy = (30.0, 90.0, 10.0)
+    for values in (calm, [*calm, noisy]):
+        rows = _rows(values)
+        found = _select(rows)
+        assert found.state_of(rows[1]) == "worse"
+        assert found.best is rows[0]
+        assert all(row is rows[-1] for row in found.ties)
+
+
+def test_a_row_without_interval_is_named_and_dims_no_other() -> None:
+    rows = _rows([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (110.0,)])
+    found = _select(rows)
+    assert (found.best, found.state) == (rows[0], "shown")
+    assert found.without_interval == (rows[2],)
+    assert found.ties == ()
+    assert [found.state_of(row) for row in rows] == ["best", "worse", "no interval"]
+    rows = _rows([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (130.0,)])
+    lucky = _select(rows)
+    assert (lucky.best, lucky.state) == (rows[2], "not shown")
+    assert lucky.without_interval == (rows[0],)
+    assert lucky.state_of(rows[1]) == "worse", "than the first one, whatever the lucky one is"
+
+
+def _judged(values: Sequence[Sequence[float]]) -> list[Row]:
+    """The rows with verdicts, the first one their baseline."""
+    rows = [
+        replace(row, values={METRIC: row.values["rate"]}, baseline="s0 on 1 rank")
+        for row in _rows(values)
+    ]
+    return list(judged(rows, [rows[0]] * len(rows)))
+
+
+def _fastest(rows: Sequence[Row]) -> Selection:
+    found = select(rows, lambda row: row.values[METRIC], lambda *_: None, lower_is_better=False)
+    assert found is not None
+    return found
+
+
+def test_never_contradicts_the_verdicts() -> None:
+    """Whatever is drawn: who is shown to differ from the baseline is no tie with it, or is one."""
+    draw = random.Random(0)
+    seen = set()
+    for _ in range(300):
+        levels = [100 * math.exp(draw.gauss(0, 0.06)) for _ in range(6)]
+        rows = _judged([[one * draw.lognormvariate(0, 0.02) for _ in range(3)] for one in levels])
+        found = _fastest(rows)
+        seen.add(found.state)
+        base = rows[0]
+        if found.best is base:
+            assert all(
+                (row.verdict == "no difference shown") or found.state_of(row) == "worse"
+                for row in rows[1:]
+            )
+        elif found.state_of(base) == "tie":
+            assert found.best.verdict == "no difference shown"
+        elif found.best.verdict == "no difference shown":
+            beaten = [row for row in rows if row.verdict == "faster"]
+            assert beaten, "something else is faster than the baseline"
+        for row in rows:
+            if row.verdict == "slower" and found.best.verdict == "faster":
+                assert found.state_of(row) == "worse"
+    assert seen == {"shown", "tie"}
+
+
 def test_one_repeat_shows_nothing() -> None:
     found = _select(_rows([(100.0,), (50.0,)]))
     assert found.state == "not shown"
+    assert len(found.without_interval) == 1
     assert found.margin is not None
     assert found.margin.value == pytest.approx(2)
 

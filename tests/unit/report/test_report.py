@@ -16,7 +16,9 @@ from tests.golden.invented import invented_trial
 from shardmark.analysis.comparison import Comparison, compare
 from shardmark.measure.metrics import METRICS
 from shardmark.report.data import render_csv, render_json
+from shardmark.report.epochs import epochs_section
 from shardmark.report.markdown import render_markdown
+from shardmark.report.notes import NoteKind, notes_of
 from shardmark.report.tables import Table, comparison_table, number
 from shardmark.report.text import render_text
 from shardmark.results.reading import Damaged
@@ -69,6 +71,7 @@ def test_columns_have_human_units() -> None:
         "samples/s",
         "step ms",
         "speedup",
+        "verdict",
         "eff. %",
         "peak MiB",
         "peak ratio",
@@ -79,7 +82,8 @@ def test_columns_have_human_units() -> None:
     ]
     assert cells(table, "samples/s") == ("402.0 ±25.4", "734.5 ±92.4")
     assert cells(table, "step ms") == ("159.2", "87.14")
-    assert cells(table, "speedup") == ("1.00", "1.83")
+    assert cells(table, "speedup") == ("1.00", "1.83 (1.72 to 1.95)")
+    assert cells(table, "verdict") == ("baseline", "faster")
     assert cells(table, "eff. %") == ("100", "91")
     assert cells(table, "peak MiB") == ("410.1", "290.9")
     assert cells(table, "state MiB") == ("170.5", "170.5")
@@ -151,15 +155,18 @@ def test_text_fits_a_hundred_columns() -> None:
             failure=Failure(reason="rank 3 raised ValueError: " + "long " * 30, remedy="mend it"),
         ),
     ]
-    text = render_text(comparison_table(compared(*trials)))
+    text = render_text(comparison_table(compared(*trials)), 100)
     assert max(map(len, text.splitlines())) <= 100
     assert text.endswith("\n")
-    title, unit, rule, *rows = text.split("\n\n")[0].splitlines()
+    parts = text.split("\n\n")[:2]
+    title, unit, rule, *rows = parts[0].splitlines()
     assert title.split()[:3] == ["strategy", "ranks", "samples/s"]
-    assert unit.split() == ["ms", "%", "MiB", "ratio", "MiB", "%", "loss"]
+    assert unit.split() + parts[1].splitlines()[1].split() == [
+        *("ms", "%", "MiB", "ratio", "MiB", "%", "loss")
+    ]
     assert set(rule) == {"-", " "}
     assert [row.split()[0] for row in rows] == ["single", "ddp", "fsdp-grad-op", "zero-3"]
-    assert rows[3].endswith("1 failed")
+    assert parts[1].endswith("1 failed")
 
 
 def test_markdown_is_a_table_and_a_list() -> None:
@@ -171,7 +178,7 @@ def test_markdown_is_a_table_and_a_list() -> None:
     lines = table.splitlines()
     assert lines[0].startswith("| strategy | ranks | samples/s | step ms | speedup |")
     assert lines[1].startswith("| :--- | ---: | ---: |")
-    assert lines[3].startswith("| ddp | 2 | 734.5 ±92.4 | 87.14 | 1.83 |")
+    assert lines[3].startswith("| ddp | 2 | 734.5 ±92.4 | 87.14 | 1.83 (1.72 to 1.95) | faster |")
     assert len({line.count("|") for line in lines}) == 1
     assert listed.startswith("- fsdp on 2 ranks: 1 x failed: a \\| b &lt;c>\n")
 
@@ -280,15 +287,92 @@ def test_notes_tell_failures_first_and_no_repeats_without_success() -> None:
     assert not any("repeat" in note or "Not measured" in note for note in others)
 
 
-def test_notes_tell_what_the_noise_hides() -> None:
-    rates = {"single": (100.0, 120.0), "ddp": (110.0, 105.0)}
-    trials = [
-        invented_trial(strategy, 1, repeat, metrics={"samples_per_second": rates[strategy][repeat]})
-        for strategy in rates
-        for repeat in (0, 1)
+def rated(rates: dict[str, tuple[float, ...]], **fields: Any) -> list[TrialResult]:
+    return [
+        invented_trial(strategy, 1, repeat, metrics={"samples_per_second": rate}, **fields)
+        for strategy, series in rates.items()
+        for repeat, rate in enumerate(series)
     ]
-    expected = "No difference shown from the baseline: ddp on 1 rank (-1.9 %)."
-    assert expected in notes(*trials)
+
+
+def test_each_row_has_its_verdict_and_one_note_their_number() -> None:
+    trials = rated(
+        {
+            "single": (100.0, 101.0, 100.5),
+            "ddp": (150.0, 151.0, 151.5),
+            "fsdp": (50.0, 50.1, 50.3),
+            "zero-1": (90.0, 120.0, 95.0),
+        }
+    )
+    table = comparison_table(compared(*trials))
+    assert cells(table, "verdict") == ("baseline", "faster", "slower", "no difference shown")
+    (note,) = [one for one in table.notes if one.startswith("Verdicts")]
+    assert note.startswith(
+        "Verdicts on samples/s beside the baseline: 1 faster, 1 slower, 1 no difference shown."
+    )
+    assert "3 comparisons, one family, corrected by Holm" in note
+    assert "not the ratio of the means shown" in note
+    assert len(note) < 600
+
+
+def test_one_repeat_has_neither_verdict_nor_interval() -> None:
+    table = comparison_table(compared(*single_and_ddp([0])))
+    assert cells(table, "speedup") == ("1.00", "1.82")
+    assert cells(table, "verdict") == ("baseline", "")
+    assert not any(note.startswith("Verdicts") for note in table.notes)
+
+
+def test_a_model_stands_in_notes_by_its_name() -> None:
+    failure = Failure(reason="no CUDA device")
+    trial = invented_trial(
+        "dp",
+        outcome=Outcome.UNAVAILABLE,
+        failure=failure,
+        varied={"workload.model": "resnet18", "recipe.global_batch": 64},
+    )
+    expected = "dp on 2 ranks, resnet18, recipe.global_batch=64: 1 x unavailable: no CUDA device"
+    assert notes(trial)[0] == expected
+
+
+def with_seed(trial: TrialResult, seed: int) -> TrialResult:
+    recipe = {"recipe": {**trial.trial["recipe"], "seed": seed}}
+    return trial.model_copy(update={"trial": trial.trial | recipe})
+
+
+def test_notes_tell_that_repeats_share_their_seed() -> None:
+    trials = single_and_ddp([0, 1])
+    (note,) = [one for one in notes(*trials) if one.startswith("Repeats share a seed")]
+    assert note.endswith("say nothing of another one.")
+    shared = [with_seed(trial, 5) for trial in trials]
+    assert note in notes(*shared)
+    assert note not in notes(*(with_seed(trial, trial.repeat) for trial in trials))
+    assert note not in notes(*single_and_ddp([0])), "one repeat shows no interval"
+    assert note not in notes(*single_and_ddp(synthetic=True)), "its quality means nothing"
+
+
+def test_epochs_tell_that_repeats_share_their_seed() -> None:
+    caveat = "Repeats share a seed: losses and qualities, and their intervals, say nothing of"
+    trials = single_and_ddp([0, 1])
+    shown = epochs_section(compared(*trials)).table.notes
+    assert any(note.startswith(caveat) for note in shown)
+    own = [with_seed(trial, trial.repeat) for trial in trials]
+    assert not any(note.startswith(caveat) for note in epochs_section(compared(*own)).table.notes)
+
+
+def test_notes_have_kinds() -> None:
+    failure = Failure(reason="out of luck")
+    failed = invented_trial("fsdp", outcome=Outcome.FAILED, failure=failure)
+    damaged = (Damaged(Path("x"), "is not whole JSON"),)
+    comparison = compared(*single_and_ddp(), failed, damaged=damaged, missing=("y",))
+    found = notes_of(comparison)
+    order = list(NoteKind)
+    assert [note.kind for note in found] == sorted((n.kind for n in found), key=order.index)
+    by_kind = {note.kind: note.text for note in found}
+    assert by_kind[NoteKind.FAILURE].endswith("out of luck")
+    assert by_kind[NoteKind.EQUIVALENCE].startswith("Not verified")
+    assert by_kind[NoteKind.DAMAGED].startswith("Damaged")
+    assert by_kind[NoteKind.UNFINISHED].startswith("Begun")
+    assert tuple(note.text for note in found) == comparison_table(comparison).notes
 
 
 def test_notes_summarise_what_is_missing() -> None:

@@ -120,6 +120,26 @@ def test_noise_that_could_hide_a_larger_loss_leaves_it_open() -> None:
     assert "ddp on 2 ranks (by fsdp on 2 ranks: peak memory -5.0 %)" in text
 
 
+def test_a_possible_loss_is_held_against_what_is_sure_of_the_gain() -> None:
+    """Half the memory for sure; that the throughput may fall by a tenth is too much anyhow."""
+    rates = (100.0, 101.0, 99.0)
+    loose = front(row("ddp", rates), row("fsdp", (104.0, 97.0, 100.0), peaks=(50.0, 50.5, 49.5)))
+    assert dominated(loose) == {}
+    assert unsure(loose) == ["ddp"]
+    close = front(row("ddp", rates), row("fsdp", (101.0, 101.9, 100.2), peaks=(50.0, 50.5, 49.5)))
+    assert dominated(close) == {"ddp": ["fsdp"]}
+    little = front(row("ddp", rates), row("fsdp", (101.0, 101.0, 99.0), peaks=(98.5, 99.9, 97.8)))
+    assert dominated(little) == {}, "one percent is saved, and two may be lost"
+
+
+def test_a_quality_of_one_seed_is_never_a_gain() -> None:
+    """Nor is it where the repeats agree to the last digit."""
+    for better in ((0.95, 0.951, 0.949), (0.95,) * 3):
+        found = front(row("ddp", accuracies=better), row("fsdp", accuracies=(0.9,) * 3))
+        assert dominated(found) == {}
+        assert unsure(found) == []
+
+
 def test_memory_that_is_the_same_to_the_byte_is_a_tie() -> None:
     found = front(row("ddp", (200.0, 202.0, 198.0), (64.0,) * 3), row("fsdp", SAME, (64.0,) * 3))
     assert dominated(found) == {"fsdp": ["ddp"]}

@@ -29,10 +29,14 @@ def test_a_table_that_fits_is_whole() -> None:
     assert render_text(shown).splitlines()[0] == "strategy  ranks  samples/s  peak"
 
 
+def test_without_units_the_rule_follows_the_titles() -> None:
+    lines = render_text(table("loss", "mAP")).splitlines()
+    assert lines[:2] == ["strategy  ranks  loss   mAP", "--------  -----  ----  ----"]
+
+
 def test_a_wider_one_repeats_the_names() -> None:
     assert render_text(table("samples/s", "peak\nMiB", "loss"), 27).splitlines() == [
         "strategy  ranks  samples/s",
-        "",
         "--------  -----  ---------",
         "ddp           2        1.5",
         "fsdp          4       22.5",

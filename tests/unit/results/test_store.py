@@ -132,6 +132,7 @@ def test_wrong_content_is_damaged(run: Path, edit: Callable[[Path], None], reaso
         ({"ranks": []}, "its outcome is ok, but no rank that trains is in it"),
         ({"trial": {"workload": "classification"}}, "trial.workload is no mapping"),
         ({"trial": {"recipe": 3}}, "trial.recipe is no mapping"),
+        ({"trial": {"world_size": 4}}, "trial.world_size is 4, but world_size is 2"),
     ],
 )
 def test_values_that_do_not_fit_together_are_damage(

@@ -43,6 +43,10 @@ class Source:
         """Where the trial's raw files lie."""
         return RunFolder(self.run.path).trial_folder(trial.id)
 
+    def has_folder(self, trial_id: str) -> bool:
+        """Whether the run has or had such a trial, even one without a result."""
+        return RunFolder(self.run.path).trial_folder(trial_id).is_dir()
+
     def equivalent(self, trial: TrialResult) -> bool | None:
         """Whether the trial trains what the reference trains; None where that was not shown."""
         known = self.run.verification

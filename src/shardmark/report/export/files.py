@@ -7,8 +7,12 @@ from pathlib import Path
 
 from shardmark.errors import InputError
 from shardmark.report.export._protocol import Exported, Source
+from shardmark.report.export.places import unwritable
 from shardmark.report.export.tables import TABLES, Table, table_of
 from shardmark.results.files import write_whole
+
+FILE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
+"""Whoever ends a name so means a file of that kind."""
 
 
 def write_tables(
@@ -22,12 +26,7 @@ def write_tables(
 
     Files of the same names are replaced whole: they then hold these runs and nothing else.
     """
-    single = out.suffix.lower() == suffix
-    if single and out.is_dir():
-        raise InputError(str(out), "is a folder", f"name a new file, or one that ends in {suffix}")
-    if not single and out.exists() and not out.is_dir():
-        allowed = f"name a folder, or a file that ends in {suffix}"
-        raise InputError(str(out), "is a file", allowed)
+    single = _is_single(out, suffix)
     folder = out.parent if single else out
     encoded = {
         out if single else out / f"{name}{suffix}": encode(table_of(sources, by))
@@ -39,10 +38,25 @@ def write_tables(
         for path, content in encoded.items():
             write_whole(path, content)
     except OSError as error:
-        found = f"cannot be written: {error.strerror}"
-        raise InputError(str(out), found, "name another --out") from None
+        raise unwritable(str(out), error) from None
     return Exported(
         where=str(out),
         trials=sum(len(source.trials) for source in sources),
         look=look.format(next(iter(encoded))),
     )
+
+
+def _is_single(out: Path, suffix: str) -> bool:
+    """Whether it names one file.  Raises `InputError` where it cannot be what it is named."""
+    ends = out.suffix.lower()
+    if ends == suffix:
+        if out.is_dir():
+            remedy = f"name a new file, or one that ends in {suffix}"
+            raise InputError(str(out), "is a folder", remedy)
+        return True
+    allowed = f"name a folder, or a file that ends in {suffix}"
+    if ends in FILE_SUFFIXES:
+        raise InputError(str(out), f"ends in {out.suffix}, and the tables are {suffix}", allowed)
+    if out.exists() and not out.is_dir():
+        raise InputError(str(out), "is a file", allowed)
+    return False

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardmark.report.export._protocol import Source
-from shardmark.report.export.marks import Record, epoch_rows, finite, step_rows
+from shardmark.report.export.marks import (
+    Record,
+    epoch_rows,
+    finite,
+    last_end_seconds,
+    step_rows,
+)
 from shardmark.results.schema import TrialResult
 
 SPAN_COLUMNS = (
@@ -44,7 +50,8 @@ def _by_step(source: Source, trial: TrialResult) -> Iterator[Point]:
     for row in step_rows(source, trial):
         steps.setdefault(row["step"], []).append(row)
     for step, rows in sorted(steps.items()):
-        at_seconds = _ended_at_seconds(rows) or trial.started_at_seconds
+        spans = ((row.get("started_at_seconds"), row.get("step_seconds")) for row in rows)
+        at_seconds = last_end_seconds(spans) or trial.started_at_seconds
         values = {"train_loss": _mean(rows, "loss"), "learning_rate": _mean(rows, "learning_rate")}
         if all(row.get("measured") for row in rows):
             values |= {name: _largest(rows, name) for name in SPAN_COLUMNS}
@@ -67,15 +74,6 @@ def _by_epoch(trial: TrialResult) -> Iterator[Point]:
                     at_seconds=at_seconds,
                     value=value,
                 )
-
-
-def _ended_at_seconds(rows: Sequence[Record]) -> float | None:
-    ends = [
-        start + (finite(row.get("step_seconds")) or 0.0)
-        for row in rows
-        if (start := finite(row.get("started_at_seconds"))) is not None
-    ]
-    return max(ends, default=None)
 
 
 def _mean(rows: Sequence[Record], name: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def epoch_rows(trial: TrialResult) -> list[Record]:
             {
                 "epoch": record.epoch + 1,
                 "end_step": record.end_step,
-                "ended_at_seconds": _ended_at_seconds(workers, record.end_step),
+                "ended_at_seconds": _window_ends(workers, record.end_step),
                 **{name: finite(value) for name, value in numbers.items()},
             }
         )
@@ -85,6 +85,16 @@ def finite(value: object) -> float | None:
     return float(value)
 
 
+def last_end_seconds(spans: Iterable[tuple[object, object]]) -> float | None:
+    """Unix time at which the last of (start, length) is over; None where no start is known."""
+    ends = [
+        start + (finite(length) or 0.0)
+        for started, length in spans
+        if (start := finite(started)) is not None
+    ]
+    return max(ends, default=None)
+
+
 def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[str, Any]]:
     """Of a trial that ended ok and recorded the file."""
     if trial.outcome is not Outcome.OK:
@@ -121,11 +131,10 @@ def _workers(trial: TrialResult) -> list[RankRecord]:
     return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
 
 
-def _ended_at_seconds(workers: list[RankRecord], end_step: int) -> float | None:
-    ends = [
-        window.started_at_seconds + window.window_seconds
+def _window_ends(workers: Sequence[RankRecord], end_step: int) -> float | None:
+    return last_end_seconds(
+        (window.started_at_seconds, window.window_seconds)
         for rank in workers
         for window in rank.windows
         if window.end_step == end_step
-    ]
-    return max(ends, default=None)
+    )

@@ -21,6 +21,7 @@ from shardmark.report.export._protocol import (
     values_of,
 )
 from shardmark.report.export.history import history
+from shardmark.report.export.places import unwritable
 from shardmark.report.export.surroundings import variables
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import ENVIRONMENT_FILE, EXPERIMENT_FILE
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 USUAL_PLACE = "exports/mlflow"
 PREFIX = "shardmark."
 MEASUREMENT = f"{PREFIX}measurement"
+MEASUREMENTS = f"{PREFIX}measurements"
+PARENT_MEASUREMENTS = 300
+"""As many as fit into a tag; enough to know a run by."""
 PARENT = "mlflow.parentRunId"
 FINISHED = ("FINISHED", "FAILED", "KILLED")
 METRICS_PER_BATCH = 1000
@@ -43,7 +47,14 @@ SETTINGS = {
     # The library refuses folders unless told that they are wanted: its own databases are newer.
     "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    # Seven otherwise, which take minutes to tell that nobody answers.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
 }
+
+ALLOWED = (
+    "name a folder, or the URI of a server by --tracking-uri; a database needs the whole of MLflow,"
+    " `pip install mlflow`"
+)
 
 
 def export_mlflow(sources: Sequence[Source], out: str | None) -> Exported:
@@ -54,23 +65,27 @@ def export_mlflow(sources: Sequence[Source], out: str | None) -> Exported:
     """
     require("mlflow", "mlflow-skinny", "mlflow", "mlflow")
     place = out or os.environ.get("MLFLOW_TRACKING_URI") or USUAL_PLACE
-    uri = place if _is_uri(place) else _folder_uri(place)
     with variables(SETTINGS):
-        from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
         try:
-            client = MlflowClient(tracking_uri=uri)
-            written = sum(_export_run(client, source, uri) for source in sources)
+            written = _export(sources, place)
         except MlflowException as error:
-            raise InputError(
-                place,
-                f"MLflow says: {str(error).strip().splitlines()[0]}",
-                "name a folder or the URI of a server; a database needs the whole of MLflow,"
-                " `pip install mlflow`",
-            ) from None
+            found = f"MLflow says: {str(error).strip().splitlines()[0]}"
+            raise InputError(place, found, ALLOWED) from None
+        except OSError as error:
+            raise unwritable(place, error, ALLOWED) from None
     trials = sum(len(source.trials) for source in sources)
     return Exported(where=place, trials=written, kept=trials - written, look=_look(place))
+
+
+def _export(sources: Sequence[Source], place: str) -> int:
+    """How many trials were written."""
+    from mlflow import MlflowClient
+
+    uri = place if _is_uri(place) else _folder_uri(place)
+    client = MlflowClient(tracking_uri=uri)
+    return sum(_export_run(client, source, uri) for source in sources)
 
 
 def _look(place: str) -> str:
@@ -99,10 +114,14 @@ def _export_run(client: MlflowClient, source: Source, uri: str) -> int:
         experiment = client.create_experiment(name, _artifacts_uri(uri))
     else:
         experiment = found.experiment_id
-    known = _known(client, experiment)
+    runs = _runs(client, experiment)
     wanted = {measurement_id(trial): trial for trial in source.trials}
-    there = {name: run for name, run in known.items() if name in wanted}
-    parents = [run.data.tags.get(PARENT) for run in there.values()]
+    there = {
+        name: run for run in runs.values() if (name := run.data.tags.get(MEASUREMENT)) in wanted
+    }
+    known_parents = [run.data.tags.get(PARENT) for run in there.values()]
+    known_parents += [id_ for id_, run in runs.items() if _measured_in(run) & wanted.keys()]
+    parent = next((id_ for id_ in known_parents if id_ in runs), None)
     for name, run in list(there.items()):
         if run.info.status not in FINISHED:
             client.delete_run(run.info.run_id)
@@ -110,7 +129,9 @@ def _export_run(client: MlflowClient, source: Source, uri: str) -> int:
     missing = {name: trial for name, trial in wanted.items() if name not in there}
     if not missing:
         return 0
-    parent = next((one for one in parents if one), None) or _parent(client, experiment, source)
+    if parent is None:
+        parent = _new_parent(client, experiment, source)
+    _finish_parent(client, parent, source)
     for name, trial in missing.items():
         tags = {MEASUREMENT: name, PARENT: parent}
         _write_trial(client, experiment, tags, source, trial)
@@ -125,29 +146,41 @@ def _artifacts_uri(uri: str) -> str | None:
     return path.with_name(f"{path.name}-artifacts").resolve().as_uri()
 
 
-def _known(client: MlflowClient, experiment: str) -> dict[str, Any]:
-    """Measurement -> MLflow run, of every trial that was exported before."""
-    known: dict[str, Any] = {}
+def _runs(client: MlflowClient, experiment: str) -> dict[str, Any]:
+    """Id -> MLflow run, of every run of the experiment that is not deleted."""
+    runs: dict[str, Any] = {}
     token: str | None = None
     while True:
         page = client.search_runs([experiment], max_results=1000, page_token=token)
-        known |= {run.data.tags[MEASUREMENT]: run for run in page if MEASUREMENT in run.data.tags}
+        runs |= {run.info.run_id: run for run in page}
         token = page.token
         if not token:
-            return known
+            return runs
 
 
-def _parent(client: MlflowClient, experiment: str, source: Source) -> str:
-    """The run's own MLflow run, with the resolved experiment and the machine as artifacts."""
+def _measured_in(run: Any) -> set[str]:
+    """The measurements that a parent was made for; by them it is found before it has children."""
+    return {*run.data.tags.get(MEASUREMENTS, "").split()}
+
+
+def _new_parent(client: MlflowClient, experiment: str, source: Source) -> str:
     start = min(trial.started_at_seconds for trial in source.trials)
-    end = max(trial.started_at_seconds + trial.total_seconds for trial in source.trials)
-    tags = {f"{PREFIX}run": source.label, f"{PREFIX}version": __version__}
+    tags = {
+        f"{PREFIX}run": source.label,
+        f"{PREFIX}version": __version__,
+        MEASUREMENTS: " ".join(map(measurement_id, source.trials[:PARENT_MEASUREMENTS])),
+    }
     run = client.create_run(experiment, _milliseconds(start), tags, run_name=source.label)
+    return str(run.info.run_id)
+
+
+def _finish_parent(client: MlflowClient, parent: str, source: Source) -> None:
+    """The resolved experiment and the machine as artifacts, as they are now, and the end."""
+    end = max(trial.started_at_seconds + trial.total_seconds for trial in source.trials)
     for name in (EXPERIMENT_FILE, ENVIRONMENT_FILE):
         if (source.run.path / name).is_file():
-            client.log_artifact(run.info.run_id, str(source.run.path / name))
-    client.set_terminated(run.info.run_id, "FINISHED", _milliseconds(end))
-    return str(run.info.run_id)
+            client.log_artifact(parent, str(source.run.path / name))
+    client.set_terminated(parent, "FINISHED", _milliseconds(end))
 
 
 def _write_trial(

@@ -20,6 +20,7 @@ from shardmark.report.export._protocol import (
     values_of,
 )
 from shardmark.report.export.history import history
+from shardmark.report.export.places import unwritable
 from shardmark.results.files import write_whole
 from shardmark.results.schema import Outcome, TrialResult
 
@@ -38,19 +39,19 @@ def export_tensorboard(sources: Sequence[Source], out: str | None) -> Exported:
     encoded: dict[Path, bytes] = {}
     for source in sources:
         folder = root / source.label
+        _refuse_another_run(folder, source)
         start = min(trial.started_at_seconds for trial in source.trials)
         encoded[folder / COLUMNS_FILE] = _records(start, [_columns_event(source.trials, start)])
         for trial in source.trials:
             path = folder / trial.id / _file_name(trial)
-            _refuse_another(path)
+            _refuse_another_measurement(path)
             encoded[path] = _records(trial.started_at_seconds, _trial_events(source, trial))
     try:
         for path, content in encoded.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
     except OSError as error:
-        found = f"cannot be written: {error.strerror}"
-        raise InputError(str(root), found, "name another folder with --out") from None
+        raise unwritable(str(root), error) from None
     trials = sum(len(source.trials) for source in sources)
     return Exported(where=str(root), trials=trials, look=f"tensorboard --logdir {quote(str(root))}")
 
@@ -59,7 +60,19 @@ def _file_name(trial: TrialResult) -> str:
     return f"{FILE_PREFIX}.{trial.started_at_seconds:.0f}.shardmark.{measurement_id(trial)}"
 
 
-def _refuse_another(path: Path) -> None:
+def _refuse_another_run(folder: Path, source: Source) -> None:
+    """A trial that the run's folder does not know is of another run, of the same label."""
+    for path in sorted(folder.glob(f"*/{FILE_PREFIX}.*")):
+        trial = path.parent.name
+        if path.name != COLUMNS_FILE and not source.has_folder(trial):
+            raise InputError(
+                str(folder),
+                f"holds trials of another run, {trial} for one",
+                "name another folder with --out, or delete that one",
+            )
+
+
+def _refuse_another_measurement(path: Path) -> None:
     others = [found for found in path.parent.glob(f"{FILE_PREFIX}.*") if found.name != path.name]
     if others:
         raise InputError(

@@ -20,6 +20,7 @@ from shardmark.report.export._protocol import (
     values_of,
 )
 from shardmark.report.export.history import history
+from shardmark.report.export.places import unwritable
 from shardmark.report.export.surroundings import variables
 from shardmark.results.schema import Outcome, TrialResult
 
@@ -75,8 +76,7 @@ def _write(root: Path, pending: Sequence[tuple[Source, TrialResult]], mode: str)
             finally:
                 wandb.teardown()  # ends its service process and threads
     except OSError as error:
-        found = f"cannot be written: {error.strerror or error}"
-        raise InputError(str(root), found, "name another folder with --out") from None
+        raise unwritable(str(root), error) from None
 
 
 def _run_id(trial: TrialResult) -> str:

@@ -21,9 +21,9 @@ def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
         entries = entries_in(part.groups)
         unit, size = byte_unit(max(_peak_of(entry) for entry in entries))
         caption = joined(
-            "Each row's throughput against the peak memory of its fullest rank; numbers are ranks."
-            " Better is up and to the left: nothing lies above the dashed border's corners at as"
-            " little memory.",
+            "Each row's throughput against the peak memory of its fullest rank; numbers are ranks,"
+            " where there is room. Better is up and to the left: nothing lies above the dashed"
+            " border's corners at as little memory.",
             intervals(entries),
             not_equivalent(entries),
         )

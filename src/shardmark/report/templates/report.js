@@ -120,6 +120,52 @@
     }
   };
 
+  // Texts beside points: each where it covers least and is within the plot; one that would still
+  // cover another is left to the hover.
+
+  const TEXT = { letter: 7.5, height: 13, gap: 8 };
+  const PLACES = ["top right", "top left", "bottom right", "bottom left", "top center",
+    "bottom center", "middle right", "middle left"];
+
+  const boxOf = (place, [x, y], text) => {
+    const [down, across] = place.split(" ");
+    const width = text.length * TEXT.letter;
+    const shift = { left: -width - TEXT.gap, right: TEXT.gap, center: -width / 2 }[across];
+    const drop = { top: -TEXT.height - TEXT.gap, bottom: TEXT.gap, middle: -TEXT.height / 2 }[down];
+    return { left: x + shift, right: x + shift + width, top: y + drop, bottom: y + drop + TEXT.height };
+  };
+  const touch = (one, other) =>
+    one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom;
+  const around = ([x, y]) => ({ left: x - 4, right: x + 4, top: y - 4, bottom: y + 4 });
+
+  const placeTexts = (plot) => {
+    const { xaxis, yaxis } = plot._fullLayout;
+    const traces = plot.data.map((trace, number) => ({ trace, number }))
+      .filter(({ trace }) => trace.mode?.includes("text") && trace.visible !== false);
+    if (!traces.length) return;
+    const placeOf = (trace, index) => [xaxis.d2p(trace.x[index]), yaxis.d2p(trace.y[index])];
+    const points = traces.flatMap(({ trace }) => trace.x.map((_, index) => around(placeOf(trace, index))));
+    const inside = (box) => box.left >= 0 && box.right <= xaxis._length && box.top >= 0;
+    const taken = [];
+    const update = { textposition: [], texttemplate: [] };
+    for (const { trace } of traces) {
+      const places = [], shownTexts = [];
+      trace.text.forEach((text, index) => {
+        const at = placeOf(trace, index);
+        const free = PLACES.map((place) => ({ place, box: boxOf(place, at, plainName(text)) }))
+          .filter(({ box }) => inside(box) && !taken.some((other) => touch(box, other)))
+          .map((one) => ({ ...one, covers: points.filter((point) => touch(one.box, point)).length }))
+          .sort((one, other) => one.covers - other.covers);
+        if (free.length) taken.push(free[0].box);
+        places.push(free[0]?.place ?? PLACES[0]);
+        shownTexts.push(free.length ? "%{text}" : " ");
+      });
+      update.textposition.push(places);
+      update.texttemplate.push(shownTexts);
+    }
+    Plotly.restyle(plot, update, traces.map(({ number }) => number));
+  };
+
   const draw = (state) => {
     state.drawn = true;
     state.plots.forEach((plot, index) => {
@@ -130,6 +176,7 @@
       Plotly.react(plot, data, layout, { displayModeBar: false, responsive: true });
     });
     if ("shared" in state.figure.dataset) share(state);
+    state.plots.forEach(placeTexts);
     state.figure.dataset.drawn = "";
     if (!performance.getEntriesByName("first-figure").length) performance.mark("first-figure");
   };
@@ -197,6 +244,12 @@
     show(waiting.shift());
     if (waiting.length) setTimeout(showNext); // one at a time: the page stays responsive
   };
+  let resizing;
+  window.addEventListener("resize", () => {
+    clearTimeout(resizing);
+    resizing = setTimeout(() => states.filter((one) => one.drawn).forEach((one) => one.plots.forEach(placeTexts)), 300);
+  });
+
   const observer = new IntersectionObserver(
     (entries) => {
       for (const entry of entries.filter((one) => one.isIntersecting)) {

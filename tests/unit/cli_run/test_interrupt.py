@@ -1,0 +1,196 @@
+"""`shardmark run`, interrupted in each of its phases: what is told and what is stored."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark import cli
+from shardmark.experiment.matrix import expand
+from shardmark.launch import controller
+from shardmark.launch.listener import Silent
+from shardmark.launch.local import LocalEngine
+from shardmark.launch.outcome import Ending
+from shardmark.launch.trial import TrialRunner
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import RunFolder, load_run
+from tests.unit.launch.fakes import CPU, FakeEngine, experiment
+
+SETTINGS = (
+    "matrix.strategy=[single]",
+    "matrix.world_size=[1]",
+    "measure.repeats=2",
+    "recipe.steps=20",
+    "recipe.epochs=null",
+    "limits.trial_seconds=30",
+    "device=cpu",
+)
+"""Two trials."""
+CHANGES = [word for setting in SETTINGS for word in ("--set", setting)]
+INTERRUPTED = Ending(how="interrupted", agent_exit_code=-9, failures=(), oom_kills=0)
+Captured = pytest.CaptureFixture[str]
+
+
+def interrupt(*_: Any, **__: Any) -> Any:
+    signal.raise_signal(signal.SIGINT)
+
+
+def terminate(*_: Any, **__: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """What the controller starts trials on; nothing is verified."""
+    engine = FakeEngine()
+    monkeypatch.setattr(controller, "LocalEngine", lambda: engine)
+    monkeypatch.setattr(controller, "_verify", lambda *_: None)
+    return engine
+
+
+def at_machine(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
+    patch.setattr(engine, "machine", stop)
+
+
+def at_loading(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
+    patch.setattr(engine, "load", stop)
+
+
+def at_verifying(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
+    del engine
+    patch.setattr(controller, "_verify", stop)
+
+
+def at_preparing(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
+    del engine
+    patch.setattr("shardmark.launch.trial.empty", stop)
+
+
+def at_starting(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
+    patch.setattr(engine, "run", stop)
+
+
+def at_training(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
+    """As the real engine, which ends the ranks itself and returns."""
+    del patch, stop
+    engine.ends["single"] = INTERRUPTED
+
+
+def at_summing_up(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
+    del engine
+    patch.setattr("shardmark.launch.trial.summarise", stop)
+
+
+BEFORE_A_TRIAL = (at_machine, at_loading, at_verifying)
+IN_A_TRIAL = (at_preparing, at_starting, at_training, at_summing_up)
+
+
+@pytest.mark.parametrize(("stop", "quiet"), [(interrupt, False), (terminate, True)])
+@pytest.mark.parametrize("phase", [*BEFORE_A_TRIAL, *IN_A_TRIAL])
+def test_the_way_on_is_told_whatever_the_phase(
+    *,
+    phase: Callable[..., None],
+    stop: Callable[..., Any],
+    quiet: bool,
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "quickstart", *CHANGES, *(["--quiet"] if quiet else [])]
+    with monkeypatch.context() as patched:
+        phase(engine, patched, stop)
+        assert cli.main(command) == cli.INTERRUPTED
+    printed = capsys.readouterr()
+    before, _, again = printed.err.rstrip("\n").rpartition("interrupted; go on with: shardmark ")
+    assert before == "", "and nothing else on standard error"
+    words = shlex.split(again)
+    folder = Path(words[-1])
+    assert words == ["run", "quickstart", *CHANGES, "--out", str(folder)]
+    assert folder.parent == Path("runs"), "the folder that was made, though none was named"
+    assert (printed.out == "") == (quiet or phase is at_machine)
+    if not quiet and phase is not at_machine:
+        assert printed.out.startswith(f"writing to {folder}\n")
+    engine.ends.clear()
+    assert cli.main(words) == 0
+    outcomes = [trial.outcome for trial in load_run(folder).trials]
+    assert outcomes == [Outcome.OK, Outcome.OK]
+    assert list(Path("runs").iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("phase", IN_A_TRIAL)
+def test_the_trial_under_way_is_stored_as_interrupted(
+    phase: Callable[..., None],
+    engine: FakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    out = tmp_path / "a run"
+    with monkeypatch.context() as patched:
+        phase(engine, patched, interrupt)
+        command = ["run", "quickstart", *CHANGES, "--retry", "--out", str(out)]
+        assert cli.main(command) == cli.INTERRUPTED
+    printed = capsys.readouterr()
+    assert printed.err.endswith(f" --retry --out '{out}'\n")
+    run = load_run(out, verify=True)
+    (trial,) = run.trials
+    assert (trial.outcome, run.damaged, run.missing) == (Outcome.INTERRUPTED, (), ())
+    assert printed.out.splitlines()[-1].startswith("[1/2] single on 1 rank, repeat ")
+    assert ": interrupted after " in printed.out.splitlines()[-1]
+    assert "--out" not in printed.out
+    left = {path.name for path in (out / "trials" / trial.id).iterdir()}
+    assert left <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
+
+
+def test_a_result_that_is_there_already_stays(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted between the result and the end of the trial."""
+    assert engine.calls == []
+    written = RunFolder.write_result
+
+    def write_and_stop(folder: RunFolder, result: TrialResult) -> TrialResult:
+        written(folder, result)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "write_result", write_and_stop)
+    out = str(tmp_path / "run")
+    assert cli.main(["run", "quickstart", *CHANGES, "--out", out]) == cli.INTERRUPTED
+    assert [trial.outcome for trial in load_run(Path(out)).trials] == [Outcome.OK]
+
+
+def test_the_runner_alone_gives_the_interrupted_result(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run")
+    engine = FakeEngine({"single": KeyboardInterrupt()})
+    runner = TrialRunner(engine=engine, machine=CPU, folder=folder, listener=Silent())
+    (trial,) = expand(experiment("matrix.strategy=[single]"), "cpu").trials
+    result = runner.run(trial, order=3)
+    assert (result.outcome, result.order) == (Outcome.INTERRUPTED, 3)
+    assert folder.read_result(trial.id) == result
+
+
+def test_ranks_started_before_their_number_is_known_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's process answers too late; it ends its trial when its standard input ends."""
+    engine = LocalEngine()
+    program = "import sys; sys.stdin.readline(); sys.stdin.read()"
+    nursery = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    monkeypatch.setattr(engine, "_nursery", nursery)
+    monkeypatch.setattr(engine, "_read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(tmp_path, trial_seconds=30, on_tick=lambda: None)
+    assert nursery.returncode == 0, "it has seen the end of its input"
+    engine.close()  # as the controller does in the end

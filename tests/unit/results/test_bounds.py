@@ -1,0 +1,93 @@
+"""A number that no run measures makes its trial damaged, and never crashes what reads it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.golden.invented import invented_trial, write_run
+
+from shardmark.analysis.comparison import compare
+from shardmark.measure.metrics import METRICS, TRIAL_METRICS
+from shardmark.report.data import render_json
+from shardmark.results.bounds import Bounds, bounds_of
+from shardmark.results.store import load_run
+
+
+def put(document: Any, place: str, value: object) -> None:
+    *parents, last = place.split(".")
+    for key in parents:
+        document = document[int(key) if isinstance(document, list) else key]
+    document[last] = value
+
+
+def reasons(folder: Path, place: str, value: object) -> list[str]:
+    """Why the one trial is damaged whose number at the place is changed; none if it is believed."""
+    run = write_run(folder / "run", [invented_trial("single", 1)])
+    (file,) = run.glob("trials/*/result.json")
+    document = json.loads(file.read_text())
+    put(document, place, value)
+    file.write_text(json.dumps(document))
+    stored = load_run(run)
+    assert len(stored.trials) + len(stored.damaged) == 1
+    render_json(compare([stored]))
+    return [one.reason for one in stored.damaged]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "reason"),
+    [
+        ("metrics.samples_per_second.value", 1e308, "is 1e+308; possible is 1e-15 to 1e+18"),
+        ("metrics.samples_per_second.value", 1e-308, "is 1e-308; possible is 1e-15 to 1e+18"),
+        ("metrics.samples_per_second.value", -5.0, "is -5; possible is 1e-15 to 1e+18"),
+        ("metrics.samples_per_second.value", 0.0, "is 0; possible is 1e-15 to 1e+18"),
+        ("metrics.step_seconds.maximum", math.inf, "is inf; possible is 0 to 1e+18"),
+        ("metrics.step_seconds.imbalance", math.nan, "is nan; possible is -1e+18 to 1e+18"),
+        ("metrics.data_seconds.value", -1e-9, "is -1e-09; possible is 0 to 1e+18"),
+        ("metrics.peak_memory_bytes.value", -1.0, "is -1; possible is 0 to 1e+18"),
+        ("metrics.accuracy_top1.value", 1.01, "is 1.01; possible is 0 to 1"),
+        ("metrics.validation_loss.value", 1e308, "is 1e+308; possible is -1e+100 to 1e+100"),
+        ("ranks.0.epochs.0.quality.accuracy_top1", 95.0, "is 95; possible is 0 to 1"),
+        ("ranks.0.epochs.0.train_loss", 1e200, "is 1e+200; possible is -1e+100 to 1e+100"),
+        ("ranks.0.windows.0.window_seconds", 0.0, "is 0; possible is 1e-15 to 1e+18"),
+        ("ranks.0.probe.parameter_bytes", -4, "is -4; possible is 0 to 1e+18"),
+        ("ranks.0.samples", 10**400, f"is 1{'0' * 39}; possible is 0 to 1e+18"),
+        ("world_size", 0, "is 0; possible is 1 to 1e+09"),
+        ("total_seconds", math.inf, "is inf; possible is 0 to 1e+18"),
+    ],
+)
+def test_absurd_numbers_are_damage(tmp_path: Path, place: str, value: object, reason: str) -> None:
+    assert reasons(tmp_path, place, value) == [f"{place} {reason}"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("metrics.data_seconds.value", 0.0),
+        ("metrics.startup_seconds.value", -0.5),
+        ("metrics.validation_loss.value", 1e30),
+        ("metrics.accuracy_top1.value", 0.0),
+        ("metrics.accuracy_top1.value", 1),
+        ("metrics.model_flops_per_second.value", 5e19),
+        ("ranks.0.epochs.0.quality.perplexity", 1e47),
+        ("ranks.0.epochs.0.quality.accuracy_top1", None),
+    ],
+)
+def test_rare_numbers_are_believed(tmp_path: Path, place: str, value: object) -> None:
+    assert reasons(tmp_path, place, value) == []
+
+
+def test_every_metric_has_finite_bounds() -> None:
+    for name in TRIAL_METRICS:
+        bounds = bounds_of(name)
+        assert math.isfinite(bounds.low), name
+        assert math.isfinite(bounds.high), name
+        assert not bounds.allow(math.nan), name
+        assert not bounds.allow(math.inf), name
+    assert {name for name in METRICS if bounds_of(name) == Bounds(0.0, 1.0)} == {
+        *("accuracy_top1", "accuracy_top5", "map", "map_50", "map_75"),
+        *("mask_map", "mask_map_50", "mask_map_75"),
+    }
