@@ -1,0 +1,110 @@
+"""A bench of network namespaces, by root, from the repository's root.
+
+    python -m benchmarks.cluster run --nodes 2 --speed 1gbit -- COMMAND...
+    python -m benchmarks.cluster collectives --nodes 2 --speed 200mbit --megabytes 20
+
+`run` starts the command on every node at once and ends with the first code that is not zero.  In
+its words, {node} is the node's number, {nodes} how many there are, {host} and {address} its own
+name and address, {master} the address of node 0.  BENCH_NODE, BENCH_NODES and BENCH_MASTER say the same.
+`collectives` counts what single collectives send and how long they take.  Everything is taken down
+again, whatever happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+
+from benchmarks.cluster.bench import Node, bench
+from benchmarks.cluster.collectives import MB, measure, table
+from benchmarks.cluster.speed import UNLIMITED, bits_per_second
+
+from shardmark.errors import InputError, ShardmarkError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+TERMINATED = 143
+OUT_OF_TIME = 124
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(TERMINATED))
+    try:
+        return _collectives(options) if options.what == "collectives" else _run(options)
+    except ShardmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(options: argparse.Namespace) -> int:
+    words = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not words:
+        raise InputError("command", "none is given", "write it after --")
+    with bench(nodes=options.nodes, bits_per_second=bits_per_second(options.speed)) as built:
+        first = built.nodes[0]
+
+        def words_of(node: Node) -> list[str]:
+            return [filled(word, node, first, options.nodes) for word in words]
+
+        codes = built.run_everywhere(words_of, seconds=options.seconds)
+    if None in codes:
+        print(f"out of time after {options.seconds:g} s", file=sys.stderr)
+        return OUT_OF_TIME
+    return next((abs(code) for code in codes if code), 0)
+
+
+def filled(word: str, node: Node, first: Node, nodes: int) -> str:
+    """The word with what is in braces put in; other braces stay."""
+    values = {
+        "node": str(node.number),
+        "nodes": str(nodes),
+        "host": node.host,
+        "address": node.address,
+        "master": first.address,
+    }
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _collectives(options: argparse.Namespace) -> int:
+    lines = measure(
+        nodes=options.nodes,
+        payload_bytes=int(options.megabytes * MB),
+        bits_per_second=bits_per_second(options.speed),
+    )
+    print(
+        f"{options.nodes} nodes with one rank each, {options.speed} links, "
+        f"payload {options.megabytes:g} MB; one call, mean over ranks\n"
+    )
+    print(table(lines))
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cluster",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="what", required=True)
+    run = verbs.add_parser("run", help="a command on every node")
+    collectives = verbs.add_parser("collectives", help="bytes and seconds of single collectives")
+    for verb in (run, collectives):
+        verb.add_argument("--nodes", type=int, default=2)
+        verb.add_argument("--speed", default=UNLIMITED, help="of each link, such as 200mbit")
+    run.add_argument("--seconds", type=float, default=3600.0, help="time limit")
+    run.add_argument("command", nargs=argparse.REMAINDER)
+    collectives.add_argument("--megabytes", type=float, default=4.0, help="payload of a call")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
