@@ -5,7 +5,7 @@
 
 `run` starts the command on every node at once and ends with the first code that is not zero.  In
 its words, {node} is the node's number, {nodes} how many there are, {host} and {address} its own
-name and address, {master} the address of node 0.  BENCH_NODE, BENCH_NODES and BENCH_MASTER say the same.
+name and address, {master} the address of node 0; so do BENCH_NODE, BENCH_NODES and BENCH_MASTER.
 `collectives` counts what single collectives send and how long they take.  Everything is taken down
 again, whatever happens.
 """

@@ -33,7 +33,10 @@ broadcast it depends on the rank."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One operation; bytes and seconds are means over the ranks, of one call."""
+    """One call of an operation; bytes and seconds are means over the ranks.
+
+    Seconds are those of the fastest of a few calls: what disturbs a call only adds to them.
+    """
 
     operation: str
     payload_bytes: int
