@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from shardmark.cli.engine import EngineOption, with_engine
 
 if TYPE_CHECKING:
     from shardmark.experiment.schema import Experiment
@@ -38,13 +41,19 @@ def run(
     retry: Annotated[
         bool, typer.Option("--retry", help="Repeat failed and timed-out trials, too.")
     ] = False,
+    *,
+    engine: EngineOption = None,
 ) -> None:
     """Run every trial of an experiment and compare them."""
     from shardmark.experiment.load import load_experiment
 
-    resolved = load_experiment(experiment, overrides or ())
+    resolved = load_experiment(experiment, with_engine(engine, overrides))
     if dry_run:
         _print_plan(resolved)
+        return
+    from shardmark.launch.engines import elsewhere
+
+    if elsewhere(resolved, typer.echo):
         return
     from shardmark.analysis.comparison import compare
     from shardmark.cli.compare import render
@@ -66,6 +75,7 @@ def run(
 def _print_plan(experiment: Experiment) -> None:
     """The trials in their order and the cells left out; asks no device and reads no data."""
     from shardmark.experiment.matrix import expand
+    from shardmark.launch.engines import submission
     from shardmark.measure.environment import machine
 
     plan = expand(experiment, "cuda" if machine(experiment.device).device_type == "cuda" else "cpu")
@@ -73,6 +83,9 @@ def _print_plan(experiment: Experiment) -> None:
         typer.echo(f"{number:4d}  {trial.id}")
     for cell in plan.left_out:
         typer.echo(f"left out: {cell}")
+    without = [word for word in sys.argv[1:] if word != "--dry-run"]
+    for line in submission(experiment, ["shardmark", *without]):
+        typer.echo(f"{experiment.engine['name']}: {line}")
     typer.echo(f"{len(plan.trials)} trials, {len(plan.left_out)} cells left out")
 
 
