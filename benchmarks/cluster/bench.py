@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ GUARD_SECONDS = 30.0
 POLL_SECONDS = 0.05
 SUBNET = "10.99.0"
 """Seen by the nodes alone, so that it may exist elsewhere, too."""
+WITH_BUILDER = ("setpriv", "--pdeathsig", "KILL")
+"""Killed with the builder, even before it has reached a node, where the guard would find it."""
 ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
 """Inside the node: a host name of its own, and the names of all nodes."""
 
@@ -43,6 +46,7 @@ class Bench:
         self.nodes = tuple(nodes)
         self._prefix = prefix
         self._hosts_file = hosts_file
+        self._started: list[subprocess.Popen[bytes]] = []
 
     def start(
         self,
@@ -57,8 +61,8 @@ class Bench:
         inside = ("unshare", "--uts", "sh", "-c", ENTER, "sh", place.host, str(self._hosts_file))
         output = None if log is None else log.open("ab")
         try:
-            return subprocess.Popen(
-                ["ip", "netns", "exec", place.namespace, *inside, *words],
+            started = subprocess.Popen(
+                [*WITH_BUILDER, "ip", "netns", "exec", place.namespace, *inside, *words],
                 env={**os.environ, **self.environment(node), **(environment or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -68,6 +72,18 @@ class Bench:
         finally:
             if output is not None:
                 output.close()
+        self._started.append(started)
+        return started
+
+    def end(self) -> None:
+        """Kill what was started, which may not have reached its node yet, and all on the nodes."""
+        for process in self._started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        namespaces.kill(node.namespace for node in self.nodes)
+        for process in self._started:
+            process.wait()
+        self._started.clear()
 
     def environment(self, node: int) -> dict[str, str]:
         """What commands on the node find in their environment."""
@@ -75,6 +91,7 @@ class Bench:
             "BENCH_NODE": str(node),
             "BENCH_NODES": str(len(self.nodes)),
             "BENCH_MASTER": self.nodes[0].address,
+            "SHARDMARK_NODE_RANK": str(node),
             "GLOO_SOCKET_IFNAME": namespaces.INTERFACE,
             "NCCL_SOCKET_IFNAME": namespaces.INTERFACE,
         }
@@ -89,7 +106,7 @@ class Bench:
     ) -> list[int | None]:
         """Run a command on every node at once; exit codes by node, None for those out of time.
 
-        `logs` is a folder for `node0.log` and so on.  Processes that are left are ended.
+        `logs` is a folder for `node0.log` and so on.  Whatever then still runs on a node is ended.
         """
         started = [
             self.start(
@@ -106,9 +123,7 @@ class Bench:
                 time.sleep(POLL_SECONDS)
             return [one.poll() for one in started]
         finally:
-            namespaces.kill(node.namespace for node in self.nodes)
-            for one in started:
-                one.wait()
+            self.end()
 
     def limit(self, bits_per_second: float | None, *, nodes: Sequence[int] | None = None) -> None:
         """Set the speed of these nodes' links (all by default), one way; None is unlimited."""
@@ -116,11 +131,12 @@ class Bench:
             namespaces.limit(self._prefix, node, bits_per_second)
 
     def cut(self, node: int) -> None:
-        """The node's link goes dead: packets are lost without a reset, as with a pulled cable."""
-        self._port(node, "down")
+        """The node's link goes dead: its packets vanish, and neither end is told anything."""
+        self._port(node, "nomaster")
 
     def mend(self, node: int) -> None:
-        self._port(node, "up")
+        """What was cut carries packets again."""
+        self._port(node, "master", namespaces.BRIDGE)
 
     def kill(self, node: int) -> None:
         """Every process of the node vanishes."""
@@ -130,9 +146,9 @@ class Bench:
         """Bytes since the node was built: interface -> `sent_bytes` and `received_bytes`."""
         return namespaces.counters(self._prefix, node)
 
-    def _port(self, node: int, state: str) -> None:
-        switch = namespaces.switch_name(self._prefix)
-        namespaces.command("ip", "-n", switch, "link", "set", namespaces.port_name(node), state)
+    def _port(self, node: int, *change: str) -> None:
+        switch, port = namespaces.switch_name(self._prefix), namespaces.port_name(node)
+        namespaces.command("ip", "-n", switch, "link", "set", port, *change)
 
 
 @contextmanager
@@ -169,11 +185,15 @@ def bench(*, nodes: int = 2, bits_per_second: float | None = None) -> Iterator[B
                 "127.0.0.1 localhost\n::1 localhost\n"
                 + "".join(f"{node.address} {node.host}\n" for node in made)
             )
+            built = Bench(prefix, made, hosts)
             namespaces.build_switch(prefix)
             for node in made:
                 namespaces.build_node(prefix, node.number, f"{node.address}/24")
                 namespaces.limit(prefix, node.number, bits_per_second)
-            yield Bench(prefix, made, hosts)
+            try:
+                yield built
+            finally:
+                built.end()
     finally:
         assert guard.stdin is not None
         guard.stdin.close()

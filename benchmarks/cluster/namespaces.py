@@ -35,7 +35,7 @@ def check_root() -> None:
     """Raise `ShardmarkError` where no namespace could be made."""
     if os.geteuid() != 0:
         raise ShardmarkError("a bench of network namespaces can be built by root only")
-    missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "unshare", "setpriv") if shutil.which(tool) is None]
     if missing:
         raise ShardmarkError(
             f"no {missing[0]}: install iproute2 and util-linux (apt-get install iproute2)"

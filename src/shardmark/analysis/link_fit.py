@@ -25,6 +25,8 @@ from shardmark.results.network import (
 LEAST_SIZES = 3
 ITERATIONS = 200
 CONVERGED = 1e-10
+NEGLIGIBLE = 1e-10
+"""Sum of squared shares of the timings: 1 where one timing is all latency, or all bandwidth."""
 LARGEST_LOG_ERROR = 20.0
 """An interval wider than a factor of e to this bounds nothing."""
 
@@ -143,20 +145,21 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
 def _with_intervals(
     timings: Sequence[Timing], latency: float, slowness: float, squares: float
 ) -> LinkFit:
+    """A value that has no part in any timing has no bounds, and does not widen the other's."""
     degrees = len(timings) - 2
     (aa, ab, bb), _ = _equations(timings, latency, slowness)
-    determinant = aa * bb - ab * ab
     variance = squares / degrees
     quantile = t_quantile(degrees)
 
-    def half(diagonal: float) -> float:
-        if determinant <= 0 or diagonal < 0:
+    def half(own: float, other: float) -> float:
+        if own < NEGLIGIBLE:
             return math.inf
-        return quantile * math.sqrt(variance * diagonal / determinant)
+        information = own - ab * ab / other if other >= NEGLIGIBLE else own
+        return quantile * math.sqrt(variance / information) if information > 0 else math.inf
 
     return LinkFit(
-        latency_seconds=_bounds(latency, half(bb)),
-        bytes_per_second=_bounds(-slowness, half(aa)),
+        latency_seconds=_bounds(latency, half(aa, bb)),
+        bytes_per_second=_bounds(-slowness, half(bb, aa)),
         residual=math.sqrt(variance),
     )
 
