@@ -33,15 +33,19 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket, *, patience_seconds: float) -> None:
-        connection.settimeout(patience_seconds)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
-        self._patience_seconds = patience_seconds
         self._sending = threading.Lock()
+        self.set_patience(patience_seconds)
 
     @property
     def own_address(self) -> str:
         return str(self._connection.getsockname()[0])
+
+    def set_patience(self, seconds: float) -> None:
+        """For what is sent and received from now on."""
+        self._patience_seconds = seconds
+        self._connection.settimeout(seconds)
 
     def send(self, message: Message, piece: bytes = b"") -> None:
         """Raises `ChannelEndedError`."""

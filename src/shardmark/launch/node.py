@@ -257,7 +257,7 @@ def join(
         channel.close()
         raise ShardmarkError(f"{address[0]}:{address[1]} refuses this node: {answer['refused']}")
     patience = float(answer["patience_seconds"])
-    connection.settimeout(patience)
+    channel.set_patience(patience)
     number = int(answer["welcome"])
     return Node(channel, number=number, here=here, interface=interface, patience=patience)
 

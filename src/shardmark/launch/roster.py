@@ -151,7 +151,7 @@ class Roster:
             except (ChannelEndedError, KeyError, TypeError):
                 channel.close()
                 continue
-            connection.settimeout(self._patience)
+            channel.set_patience(self._patience)
             self._members[member.number] = member
             self._start(lambda member=member: self._hear(member), f"roster-{member.number}")  # type: ignore[misc]
 
