@@ -233,3 +233,39 @@ def test_words_in_braces() -> None:
     second = Node(number=1, namespace="n1", host="node1", address="10.99.0.2")
     word = "{node}/{nodes} {host} {address} {master} {other}"
     assert filled(word, second, first, 2) == "1/2 node1 10.99.0.2 10.99.0.1 {other}"
+
+
+def test_an_experiment_runs_once_for_each_speed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Trials that failed do not keep the next speed from being tried; bad input does."""
+    ran: list[tuple[list[str], str]] = []
+    codes = iter([1, 0, 2])
+
+    def everywhere(words: list[str], _: object, speed: str) -> int:
+        ran.append((words, speed))
+        return next(codes)
+
+    monkeypatch.setattr("benchmarks.cluster.__main__._everywhere", everywhere)
+    given = ["experiment", "quickstart", "--out", str(tmp_path), "--set", "recipe.steps=3"]
+    speeds = ["--speed", "unlimited", "--speed", "200mbit/s"]
+    assert main([*given, *speeds]) == 1
+    assert [speed for _, speed in ran] == ["unlimited", "200mbit/s"]
+    words = ran[1][0]
+    assert words[words.index("--out") + 1] == str(tmp_path / "200mbit-s")
+    changes = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    assert changes == [
+        *("engine.name=torchrun", "engine.rendezvous={master}:29400"),
+        *("placement.nodes=2", "recipe.steps=3"),
+    ]
+    assert main([*given, *speeds]) == 2
+    assert len(ran) == 3
+
+
+def test_a_wrong_speed_is_found_before_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.cluster.__main__._everywhere", lambda *_: pytest.fail("ran"))
+    wrong = ["experiment", "quickstart", "--out", str(tmp_path), "--speed", "1gbit"]
+    assert main([*wrong, "--speed", "fast"]) == 2
+    assert "found 'fast'" in capsys.readouterr().err
