@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from benchmarks.cluster.namespaces import INTERFACE
 from torch import Tensor
 
-REPEATS = 5
+REPEATS = 7
 STATISTICS = Path("/sys/class/net") / INTERFACE / "statistics"
 
 Call = Callable[..., Any]
@@ -52,7 +53,7 @@ def calls(payload_bytes: int, ranks: int) -> dict[str, Call]:
 
 
 def counted(call: Call) -> dict[str, float]:
-    """Bytes that the interface sent and received for one call, and the seconds of the fastest."""
+    """Bytes that the interface sent and received for one call, and the median seconds."""
     call()
     dist.barrier()
     before = read()
@@ -64,7 +65,7 @@ def counted(call: Call) -> dict[str, float]:
         seconds.append(time.perf_counter() - started)
     dist.barrier()  # the last acknowledgements and others' last bytes are in
     return {
-        "seconds": min(seconds),
+        "seconds": median(seconds),
         **{key: (value - before[key]) / REPEATS for key, value in read().items()},
     }
 

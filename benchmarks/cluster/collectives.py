@@ -35,7 +35,7 @@ broadcast it depends on the rank."""
 class Line:
     """One call of an operation; bytes and seconds are means over the ranks.
 
-    Seconds are those of the fastest of a few calls: what disturbs a call only adds to them.
+    Seconds are the median of a few calls.
     """
 
     operation: str

@@ -51,7 +51,7 @@ def doctor(
     ranks: Annotated[
         int | None, typer.Option(help="With --network: processes to start; 2 by default.")
     ] = None,
-    experiment: Annotated[
+    largest_of: Annotated[
         str | None,
         typer.Option(
             "--for", metavar="EXPERIMENT", help="With --network: as many as its largest trial has."
@@ -78,7 +78,7 @@ def doctor(
         measure_network(
             NetworkOptions(
                 ranks=ranks,
-                experiment=experiment,
+                experiment=largest_of,
                 device=device,
                 seconds=seconds,
                 run=run,
