@@ -89,8 +89,8 @@ class Roster:
     def lost(self, numbers: Iterable[int]) -> LostNode | None:
         """One of those nodes that is lost, if any is."""
         for number in numbers:
-            member = self._members[number]
-            if member.lost is not None:
+            member = self._members.get(number)
+            if member is not None and member.lost is not None:
                 return LostNode(node=number, host=member.host, reason=member.lost)
         return None
 

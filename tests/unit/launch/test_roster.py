@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -88,10 +89,8 @@ def test_something_that_is_no_node_is_sent_away(roster: Roster) -> None:
     with socket.create_connection(("127.0.0.1", roster.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         stranger.settimeout(5)
-        try:
+        with suppress(ConnectionResetError):  # the same, told less politely
             assert stranger.recv(100) == b""
-        except ConnectionResetError:
-            pass  # the same, told less politely
     assert roster.members() == []
 
 
@@ -121,11 +120,12 @@ def test_closed_connection_loses_the_node_at_once(
 def test_silence_loses_the_node_after_the_stated_time(
     roster: Roster, come: Callable[..., FakeNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silent, started = come(0), time.monotonic()
+    started = time.monotonic()
+    silent = come(0)
     monkeypatch.setattr(silent, "beat", nothing)
     come(1)
     until(lambda: roster.lost([0]))
-    assert PATIENCE <= time.monotonic() - started < PATIENCE + 1
+    assert PATIENCE <= time.monotonic() - started < PATIENCE + 3
     lost = roster.lost([0, 1])
     assert lost is not None
     assert (lost.node, lost.reason) == (0, "nothing was heard for 1 s")
@@ -159,7 +159,7 @@ def test_files_arrive_whole_in_the_folder(
     folder.mkdir()
     node = come(1)
     node.channel.send_file(tmp_path / "empty", "dropped")
-    until(lambda: roster.members())
+    until(roster.members)
     roster.ask([1], {"do": "machine"})
     roster.keep_files_in(folder)
     for name in ("large", "empty"):
