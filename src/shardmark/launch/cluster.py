@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import queue
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +17,7 @@ from shardmark.launch.channel import Message
 from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
 from shardmark.launch.roster import Member, Roster
 from shardmark.launch.seats import Place, seats_of
+from shardmark.launch.watch import Watch
 from shardmark.strategies._protocol import Machine
 
 TICK_SECONDS = 0.2
@@ -40,33 +39,6 @@ class Starter(Protocol):
 
     def close(self) -> None:
         """The nodes have been told to end; see to it that they do."""
-
-
-@dataclass(slots=True)
-class Watch:
-    """What is known of a trial under way."""
-
-    numbers: Sequence[int]
-    answers: dict[int, Message] = field(default_factory=dict)
-    failed_at: float | None = None
-    """On the monotonic clock: when the first node's ranks had failed."""
-
-    @property
-    def running(self) -> list[int]:
-        return [number for number in self.numbers if number not in self.answers]
-
-    def collect(self, roster: Roster, seconds: float) -> None:
-        """Take the answers of nodes whose part has ended; waits so long if there is none."""
-        deadline = time.monotonic() + seconds
-        while self.running:
-            for number in self.running:
-                with suppress(queue.Empty):
-                    self.answers[number] = roster.member(number).answers.get_nowait()
-                    if self.answers[number].get("ended") != 0 and self.failed_at is None:
-                        self.failed_at = time.monotonic()
-            if time.monotonic() >= deadline:
-                return
-            time.sleep(TICK_SECONDS / 20)
 
 
 class ClusterEngine:

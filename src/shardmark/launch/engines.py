@@ -12,8 +12,8 @@ from shardmark.experiment.matrix import expand
 from shardmark.experiment.optimization import Model
 from shardmark.launch import torchrun
 from shardmark.launch._engine import Engine
+from shardmark.launch.joining import own_versions
 from shardmark.launch.local import LocalEngine, LocalOptions
-from shardmark.launch.node import own_versions
 
 if TYPE_CHECKING:
     from shardmark.experiment.schema import Experiment

@@ -6,13 +6,8 @@ run is over, or is gone.
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import queue
 import shutil
-import socket
-import sys
 import tempfile
 import threading
 import time
@@ -21,29 +16,27 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from shardmark import __version__
 from shardmark.errors import InputError, ShardmarkError
 from shardmark.experiment.schema import Trial
 from shardmark.launch._engine import Task
 from shardmark.launch.channel import Channel, ChannelEndedError, Message, files_below
+from shardmark.launch.interfaces import interface_variables
 from shardmark.launch.leftovers import NODE_SAMPLES, number_logs
 from shardmark.launch.nursery_process import AGENT_FILE, NurseryProcess, process_ends, show_stacks
 from shardmark.launch.outcome import kernel_oom_kills
 from shardmark.launch.roster import BEAT_SECONDS
 from shardmark.launch.sampling import RankSampler
 from shardmark.launch.seats import PLACE_FILE, Place, seats_of
-from shardmark.measure.environment import environment, package_version
+from shardmark.measure.environment import environment
 
 TICK_SECONDS = 0.2
 MIRROR_SECONDS = 1.0
-RETRY_SECONDS = 0.5
 TRIAL_FILE = "trial.json"
 MIRRORED = ("rank-*.json", "rank-*.progress")
 """Small files that the controller looks at while a trial runs."""
 
 NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE)
 AGENT_LOG = "agent.node-{}.log"
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Node:
@@ -215,100 +208,3 @@ class Mirror:
                 if self._sent.get(path.name) != content:
                     self._channel.send({"file": path.name, "last": True}, content)
                     self._sent[path.name] = content
-
-
-def interface_variables(interface: str | None, address: str) -> dict[str, str]:
-    """What tells gloo and NCCL the network interface; nothing that the user has set himself."""
-    name = interface or interface_of(address)
-    wanted = () if name is None else INTERFACE_VARIABLES
-    return {variable: str(name) for variable in wanted if variable not in os.environ}
-
-
-def interface_of(address: str) -> str | None:
-    """The interface of this machine that has the address."""
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(one.address.partition("%")[0] == address for one in addresses):
-            return str(name)
-    return None
-
-
-def join(
-    address: tuple[str, int],
-    *,
-    number: int | None,
-    here: bool,
-    interface: str | None,
-    key: Mapping[str, str],
-    join_seconds: float,
-) -> Node:
-    """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused."""
-    connection = _connected(address, join_seconds)
-    channel = Channel(connection, patience_seconds=join_seconds)
-    hello = {"number": number, "host": platform.node(), "key": dict(key)}
-    try:
-        channel.send(hello | {"address": channel.own_address})
-        answer, _ = channel.receive()
-    except ChannelEndedError as ended:
-        channel.close()
-        raise ShardmarkError(f"{address[0]}:{address[1]} takes no nodes: {ended}") from None
-    if "refused" in answer:
-        channel.close()
-        raise ShardmarkError(f"{address[0]}:{address[1]} refuses this node: {answer['refused']}")
-    patience = float(answer["patience_seconds"])
-    channel.set_patience(patience)
-    number = int(answer["welcome"])
-    return Node(channel, number=number, here=here, interface=interface, patience=patience)
-
-
-def _connected(address: tuple[str, int], join_seconds: float) -> socket.socket:
-    deadline = time.monotonic() + join_seconds
-    while True:
-        try:
-            return socket.create_connection(address, timeout=join_seconds)
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise ShardmarkError(
-                    f"no controller at {address[0]}:{address[1]} within {join_seconds:g} s: "
-                    f"{error.strerror or error}"
-                ) from None
-            time.sleep(RETRY_SECONDS)
-
-
-def own_versions() -> dict[str, str]:
-    """What must be the same on every node."""
-    return {"shardmark": __version__, "torch": str(package_version("torch"))}
-
-
-def main() -> int:
-    """`python -m shardmark.launch.node`: what engines start on a node."""
-    parser = argparse.ArgumentParser(prog="shardmark.launch.node")
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--number", type=int)
-    parser.add_argument("--here", action="store_true")
-    parser.add_argument("--interface")
-    parser.add_argument("--key", action="append", default=[], metavar="NAME=VALUE")
-    # Versions are this process's own, whatever its starter has.
-    parser.add_argument("--join-seconds", type=float, default=300.0)
-    given = parser.parse_args()
-    try:
-        node = join(
-            (given.host, given.port),
-            number=given.number,
-            here=given.here,
-            interface=given.interface,
-            key=dict(pair.split("=", 1) for pair in given.key) | own_versions(),
-            join_seconds=given.join_seconds,
-        )
-        reason = node.serve()
-    except ShardmarkError as error:
-        reason = str(error)
-    if reason is not None:
-        print(f"the controller is gone: {reason}", file=sys.stderr)
-    return int(reason is not None)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

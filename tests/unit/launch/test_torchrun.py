@@ -10,11 +10,13 @@ import pytest
 from pydantic import ValidationError
 
 from shardmark.errors import InputError, ShardmarkError
-from shardmark.launch import node, torchrun
+from shardmark.launch import torchrun
 from shardmark.launch.engines import ENGINES, most_nodes, run_key, submission
-from shardmark.launch.node import interface_of, interface_variables, join
+from shardmark.launch.host_commands import Commands
+from shardmark.launch.interfaces import INTERFACE_VARIABLES, interface_of, interface_variables
+from shardmark.launch.joining import join
 from shardmark.launch.roster import Roster
-from shardmark.launch.torchrun import Commands, TorchrunOptions, own_rank
+from shardmark.launch.torchrun import TorchrunOptions, own_rank
 from tests.unit.launch.fakes import experiment
 from tests.unit.launch.nodes import KEY
 
@@ -117,7 +119,7 @@ def test_remote_command_as_one_word_or_as_words(
     assert words[:2] == ["sh", "-c"]
     assert shlex.split(words[2]) == [
         *("cd", str(folder), "&&", "PYTHONPATH=/some path", "exec", sys.executable),
-        *("-m", "shardmark.launch.node", "--host", "a", "--port", "7", "--number", "1"),
+        *("-m", "shardmark.launch.joining", "--host", "a", "--port", "7", "--number", "1"),
         *("--join-seconds", "300", "--key", "experiment=e"),
     ]
 
@@ -168,11 +170,11 @@ def test_key_is_the_experiments_whatever_the_engine() -> None:
 
 
 def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in node.INTERFACE_VARIABLES:
+    for name in INTERFACE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("192.0.2.1") is None
     assert interface_variables(None, "192.0.2.1") == {}
-    assert interface_variables("ib0", "127.0.0.1") == dict.fromkeys(node.INTERFACE_VARIABLES, "ib0")
+    assert interface_variables("ib0", "127.0.0.1") == dict.fromkeys(INTERFACE_VARIABLES, "ib0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     assert interface_variables(None, "127.0.0.1") == {"NCCL_SOCKET_IFNAME": "lo"}
