@@ -60,8 +60,9 @@ def _measured(options: NetworkOptions) -> NetworkRecord | None:
     if all(name in os.environ for name in STARTED_BY_LAUNCHER):
         if options.ranks is not None or options.experiment is not None:
             raise InputError("--ranks, --for", "found under torchrun", "it says how many there are")
+        from shardmark.measure.network_group import joined
         from shardmark.measure.network_probe import DEVICE_VARIABLE
-        from shardmark.measure.network_ranks import joined, measure_links
+        from shardmark.measure.network_ranks import measure_links
 
         os.environ[DEVICE_VARIABLE] = device
         with joined(None) as where:
