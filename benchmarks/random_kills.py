@@ -1,6 +1,6 @@
 """Kills workers, servers and whole trials of parameter servers at random moments.
 
-    python benchmarks/random_kills.py [--trials 51] [--seed 0]
+    python benchmarks/random_kills.py [--trials 60] [--seed 0]
         [--victims worker] [--strategies ps-async]
 
 Every trial must end with the right outcome, within seconds, and leave no process and no result
@@ -27,8 +27,10 @@ from typing import Any
 
 import psutil
 
+from recording import Table, options_of, store, surroundings
 from sides import add_sources_to_path
 
+NAME = "random_kills"
 STRATEGIES = ("ps-sync", "ps-async", "ps-bounded")
 VICTIMS = ("worker", "server", "everything")
 LATEST_SECONDS = 10.0
@@ -64,6 +66,7 @@ class Killer:
     def planned(self, *_: object) -> None: ...
     def trial_stepped(self, *_: object) -> None: ...
     def note(self, *_: object) -> None: ...
+    def doing(self, *_: object) -> None: ...
 
     def trial_started(self, number: int, total: int, trial: Any) -> None:  # noqa: ARG002
         victim = self._random.choice(self._victims)
@@ -92,14 +95,29 @@ class Killer:
             self.killed[trial] = victim
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=51)
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
-    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    add_sources_to_path()
+def judged(trials: Sequence[Any], killer: Killer) -> tuple[Counter[tuple[str, str]], list[str]]:
+    """How often what was killed led to what, and every outcome that is wrong."""
+    seen: Counter[tuple[str, str]] = Counter()
+    wrong = []
+    for result in trials:
+        victim = killer.killed.get(result.id, "nobody")
+        can_be_missed = victim == "worker" and result.strategy != "ps-sync"
+        early = can_be_missed and result.id not in killer.connected
+        fine = result.outcome == "ok" and (can_be_missed or victim == "nobody")
+        # A death before all ranks were connected cannot be missed.
+        named = result.outcome == "failed" and victim != "nobody" and (not can_be_missed or early)
+        late = named and killer.seconds_to_end[result.id] > LONGEST_SECONDS
+        if not (fine or named) or late:
+            wrong.append(f"{result.id}, {victim} killed: {result.outcome}: {result.failure}")
+        when = " while starting" if early else ""
+        without = " without it" if any(rank.lost for rank in result.ranks) else ""
+        key = (result.strategy, f"{victim}{when}")
+        seen[f"{key[0]}: {key[1]}", f"{result.outcome}{without}"] += 1
+    return seen, wrong
+
+
+def measured(options: argparse.Namespace) -> tuple[Any, Killer, list[str]]:
+    """The run, its killer, and what was left behind."""
     import shardmark
     from shardmark.experiment.load import from_mapping
     from shardmark.launch.controller import run_experiment
@@ -108,41 +126,56 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         killer = Killer(out, options.seed, options.victims)
-        run_experiment(from_mapping(experiment(options.strategies, repeats)), out, progress=killer)
+        mapping = experiment(options.strategies, repeats)
+        run_experiment(from_mapping(mapping), out, progress=killer)
         loaded = shardmark.load(out)
-        halves = [str(path) for path in out.rglob("*.part*")]
-        left = [p.cmdline() for p in psutil.Process().children(recursive=True)]
-    report(loaded.trials, killer)
-    print(
-        f"processes left: {left or 'none'}; half-written files: {halves or 'none'}; "
-        f"damaged results: {list(loaded.damaged) or 'none'}"
+        left = [f"half-written {path.name}" for path in out.rglob("*.part*")]
+        left += [f"process {p.name()}" for p in psutil.Process().children(recursive=True)]
+        left += [f"damaged {damaged}" for damaged in loaded.damaged]
+    return loaded, killer, left
+
+
+def main() -> None:
+    parser = options_of(NAME, __doc__)
+    parser.add_argument("--trials", type=int, default=60)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.small:
+        options.trials = 6
+    add_sources_to_path()
+    around = surroundings()
+    loaded, killer, left = measured(options)
+    seen, wrong = judged(loaded.trials, killer)
+    waited = [
+        killer.seconds_to_end[trial.id]
+        for trial in loaded.trials
+        if trial.id in killer.seconds_to_end and trial.outcome == "failed"
+    ]
+    ends = f"median {median(waited):.1f} s, at most {max(waited):.1f} s" if waited else "none"
+    store(
+        NAME,
+        options=options,
+        around=around,
+        bar=f"Bar: every outcome right, within {LONGEST_SECONDS} s of the kill, nothing left",
+        holds=not wrong and not left,
+        table=Table(
+            columns=("strategy: killed", "outcome", "trials"),
+            rows=tuple((*what, str(count)) for what, count in sorted(seen.items())),
+            notes=(
+                f"Killed in {len(killer.killed)} of {len(loaded.trials)} trials, between 0.2 and "
+                f"{LATEST_SECONDS:g} s after the start. From the kill to the end of a trial it "
+                f"failed: {ends}.",
+                f"Wrong: {'; '.join(wrong) or 'none'}. Left behind: {', '.join(left) or 'none'}.",
+            ),
+        ),
+        numbers={
+            "outcomes": [[*what, count] for what, count in sorted(seen.items())],
+            "kills": len(killer.killed),
+            "seconds_to_end": waited,
+        },
     )
-
-
-def report(trials: Sequence[Any], killer: Killer) -> None:
-    seen: Counter[str] = Counter()
-    wrong, waited = [], []
-    for result in trials:
-        victim = killer.killed.get(result.id, "nobody")
-        can_be_missed = victim == "worker" and result.strategy != "ps-sync"
-        early = can_be_missed and result.id not in killer.connected
-        fine = result.outcome == "ok" and (can_be_missed or victim == "nobody")
-        # A death before all ranks were connected cannot be missed.
-        named = result.outcome == "failed" and victim != "nobody" and (not can_be_missed or early)
-        if named:
-            waited.append(killer.seconds_to_end[result.id])
-        if not (fine or named) or (named and waited[-1] > LONGEST_SECONDS):
-            wrong.append((result.id, victim, str(result.outcome), result.failure))
-        when = " while starting" if early else ""
-        without = " without it" if any(rank.lost for rank in result.ranks) else ""
-        seen[f"{result.strategy}, {victim} killed{when}: {result.outcome}{without}"] += 1
-    for line, count in sorted(seen.items()):
-        print(f"{count:3} x {line}")
-    print(f"killed in {len(killer.killed)} of {len(trials)} trials")
-    if waited:
-        ends = f"median {median(waited):.1f} s, at most {max(waited):.1f} s"
-        print(f"from the kill to the end of a trial that it failed: {ends}")
-    print(f"wrong outcomes: {wrong or 'none'}")
 
 
 if __name__ == "__main__":

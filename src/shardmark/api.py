@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmark.results.store import Damaged, StoredRun, load_run
+from shardmark.results.reading import Damaged
+from shardmark.results.store import StoredRun, load_run
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from shardmark.analysis.comparison import Comparison
     from shardmark.experiment.schema import Experiment
+    from shardmark.report.export._protocol import Source
+    from shardmark.report.export.tables import By
     from shardmark.results.schema import TrialResult
 
 
@@ -51,33 +54,35 @@ class Run:
 
         return compare([self.stored], baseline)
 
-    def to_pandas(self) -> pd.DataFrame:
-        """One row a trial: what it was, how it ended, and every metric's value or NaN."""
-        import pandas as pd
+    def to_pandas(self, by: By = "trial") -> pd.DataFrame:
+        """One row a trial: what it was, how it ended, and every metric's value or NaN.
 
-        from shardmark.analysis.rows import other_varied, plain
-        from shardmark.measure.metrics import TRIAL_METRICS
+        `by` is `trial`, or the long form of the trials that ended ok: `epoch` (counted from 1; none
+        where the recipe counts steps), `step` (one row a rank and step), or `sample` (one row a
+        sampling and rank, interface, GPU, or the machine).  Base units, named in
+        `frame.attrs["units"]`.
 
-        recorded = dict.fromkeys(name for result in self.trials for name in result.metrics)
-        names = list(dict.fromkeys((*TRIAL_METRICS, *recorded)))
-        varied = list(dict.fromkeys(key for result in self.trials for key in other_varied(result)))
-        columns: dict[str, list[Any]] = {
-            "id": [result.id for result in self.trials],
-            "strategy": [result.strategy for result in self.trials],
-            "strategy_options": [plain(result.strategy_options) for result in self.trials],
-            "world_size": [result.world_size for result in self.trials],
-            "precision": [result.precision for result in self.trials],
-            **{key: [result.varied.get(key) for result in self.trials] for key in varied},
-            "synthetic": [result.synthetic for result in self.trials],
-            "outcome": [str(result.outcome) for result in self.trials],
-            "repeat": [result.repeat for result in self.trials],
-        }
-        for name in names:
-            summaries = (result.metrics.get(name) for result in self.trials)
-            columns[name] = [
-                float("nan") if summary is None else summary.value for summary in summaries
-            ]
-        return pd.DataFrame(columns)
+        Raises `InputError` for another `by`, or a raw file that is damaged.
+        """
+        from shardmark.report.export.frame import frame_of
+        from shardmark.report.export.tables import table_of
+
+        return frame_of(table_of([self._source()], by))
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Write `trials`, `epochs`, `steps` and `samples.parquet` into the folder, typed.
+
+        A `path` that ends in `.parquet` gets the trials alone.  Raises `MissingExtra` without
+        pyarrow, and `InputError` where nothing can be written.
+        """
+        from shardmark.report.export.parquet import export_parquet
+
+        export_parquet([self._source()], str(path))
+
+    def _source(self) -> Source:
+        from shardmark.report.export._protocol import Source
+
+        return Source(self.stored, self.path.resolve().name)
 
 
 def load(path: str | Path) -> Run:

@@ -9,7 +9,7 @@ from statistics import fmean
 from shardmark.analysis.against import Against, find_row, given, measured_ratio
 from shardmark.analysis.rows import Row
 from shardmark.analysis.statistics import Estimate, estimate_mean
-from shardmark.papers.schema import Reference, Statement
+from shardmark.papers.statements import Reference, Statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +24,41 @@ class Claim:
 
 
 def claims_of(against: Against) -> tuple[Claim, ...]:
-    """Every range of the study, with each measured row of its strategy and conditions.
+    """Every range of the study, and every ratio of one strategy to another, with each measured row
+    of its strategy and conditions.
 
-    Without a row where the study does not say what the range is relative to.
+    Without a row where nothing was measured, or the study does not say what the claim is relative
+    to; with each strategy in turn where the study does not say which of several it was.
     """
     return tuple(
         claim
         for statement in against.paper.statements
-        if (statement.low, statement.high) != (None, None)
+        if _is_claim(statement)
         for claim in _claims(statement, against.rows)
+    )
+
+
+def _is_claim(statement: Statement) -> bool:
+    """A speed-up of a strategy over itself on fewer ranks stands in the headline."""
+    if (statement.low, statement.high) != (None, None):
+        return True
+    relative = statement.relative_to
+    return (
+        statement.value is not None and relative is not None and relative.title != statement.title
     )
 
 
 def _claims(statement: Statement, rows: Sequence[Row]) -> list[Claim]:
     found = [row for row in rows if row.ok_trials and _is_about(statement, row)]
-    if statement.relative_to is None or not found:
+    relative = statement.relative_to
+    if relative is None or not found:
         return [Claim(statement=statement, row=None, base=None, measured=None)]
-    return [_claim(statement, statement.relative_to, row, rows) for row in found]
+    return [claim for row in found for claim in _of_row(statement, relative, row, rows)]
 
 
 def _is_about(statement: Statement, row: Row) -> bool:
     return (
-        row.strategy == statement.strategy
+        row.strategy in statement.strategies
         and statement.world_size in (None, row.world_size)
         and all(
             given(row.trials[0].trial, key) == value for key, value in statement.conditions.items()
@@ -53,9 +66,17 @@ def _is_about(statement: Statement, row: Row) -> bool:
     )
 
 
-def _claim(statement: Statement, relative: Reference, row: Row, rows: Sequence[Row]) -> Claim:
-    base = find_row(row, rows, relative.world_size or row.world_size, relative.strategy)
-    return Claim(statement=statement, row=row, base=base, measured=_measured(statement, row, base))
+def _of_row(
+    statement: Statement, relative: Reference, row: Row, rows: Sequence[Row]
+) -> list[Claim]:
+    """One for each strategy that it may be relative to and that was measured, or one without."""
+    ranks = relative.world_size or row.world_size
+    bases = [find_row(row, rows, ranks, strategy) for strategy in relative.strategies]
+    measured: list[Row | None] = [base for base in bases if base is not None]
+    return [
+        Claim(statement=statement, row=row, base=base, measured=_measured(statement, row, base))
+        for base in measured or [None]
+    ]
 
 
 def _measured(statement: Statement, row: Row, base: Row | None) -> Estimate | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from statistics import fmean
 
 from shardmark.analysis.rows import Row, rows_of
-from shardmark.analysis.statistics import Estimate, estimate_ratio
+from shardmark.analysis.statistics import Estimate, estimate_mean, estimate_ratio
+from shardmark.analysis.verdicts import METRIC, common_repeats, judged
 from shardmark.errors import InputError
-from shardmark.results.store import Damaged, StoredRun
+from shardmark.results.reading import Damaged
+from shardmark.results.store import StoredRun
 
 DEFAULT_BASELINE = "single"
 
@@ -39,11 +42,13 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
     rows = rows_of(runs)
     if baseline is not None:
         _check_baseline(baseline, rows)
-    related = [_relate(row, rows, baseline or DEFAULT_BASELINE) for row in rows]
+    strategy = baseline or DEFAULT_BASELINE
+    bases = [_baseline_of(row, _comparable(row, rows), strategy) for row in rows]
+    related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
     return Comparison(
-        rows=tuple(row for row, _ in related),
-        baseline=baseline or DEFAULT_BASELINE,
-        notes=tuple(dict.fromkeys(note for _, note in related if note is not None)),
+        rows=judged([row for row, _ in related], bases),
+        baseline=strategy,
+        notes=tuple(dict.fromkeys(note for _, notes in related for note in notes)),
         damaged=tuple(damaged for run in runs for damaged in run.damaged),
         missing=tuple(trial_id for run in runs for trial_id in run.missing),
     )
@@ -58,25 +63,27 @@ def _check_baseline(baseline: str, rows: Sequence[Row]) -> None:
         raise InputError("--baseline", f"no trial used strategy {baseline!r}", allowed)
 
 
-def _relate(row: Row, rows: Sequence[Row], baseline: str) -> tuple[Row, str | None]:
-    """The row with the metrics that only a comparison has, and a note where one cannot be had."""
-    comparable = [other for other in rows if row.comparable(other)]
-    base = _baseline_of(row, comparable, baseline)
+def _comparable(row: Row, rows: Sequence[Row]) -> list[Row]:
+    return [other for other in rows if row.comparable(other)]
+
+
+def _relate(
+    row: Row, base: Row | None, rows: Sequence[Row], baseline: str
+) -> tuple[Row, list[str]]:
+    """The row with the metrics that only a comparison has, and notes where one is partial."""
     missing = dict(row.missing)
     metrics = dict(row.metrics)
-    note: str | None = None
+    notes: list[str] = []
     if base is None:
-        note = _no_baseline(row, baseline)
-        missing["speedup"] = missing["memory_ratio"] = note
+        notes = [_no_baseline(row, baseline)]
+        missing["speedup"] = missing["memory_ratio"] = notes[0]
     else:
-        if row.differing(base):
-            note = f"{row.place} is compared with {base.place}"
         for name, of in (("speedup", "samples_per_second"), ("memory_ratio", "peak_memory_bytes")):
             metrics[name] = _ratio(row, base, of)
             if metrics[name] is None:
                 missing[name] = _no_ratio(row, base, of)
-                if name == "speedup" and _value(row, of) is not None:
-                    note = f"no speed-up: {missing[name]}"
+        notes = _about_baseline(row, base, missing.get("speedup"))
+    comparable = _comparable(row, rows)
     reference = _smallest(row, comparable) or _baseline_of(row, comparable, DEFAULT_BASELINE)
     if reference is not None:
         metrics["scaling_efficiency"] = _ratio(row, reference, "samples_per_second", per_rank=True)
@@ -86,14 +93,24 @@ def _relate(row: Row, rows: Sequence[Row], baseline: str) -> tuple[Row, str | No
             if reference is None
             else _no_ratio(row, reference, "samples_per_second")
         )
-    related = replace(
-        row,
-        metrics=metrics,
-        missing=missing,
-        baseline=None if base is None else base.place,
-        verdict=_verdict(row, base, metrics),
-    )
-    return related, note
+    baseline_place = None if base is None else base.place
+    return replace(row, metrics=metrics, missing=missing, baseline=baseline_place), notes
+
+
+def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[str]:
+    """Other conditions than the baseline's, and repeats that only one of the two has."""
+    if no_speedup is not None:
+        return [] if _value(row, METRIC) is None else [f"no speed-up: {no_speedup}"]
+    notes = [f"{row.place} is compared with {base.place}"] if row.differing(base) else []
+    own, others = row.values[METRIC], base.values[METRIC]
+    common = len(common_repeats(row, base, METRIC))
+    if own.keys() != others.keys():
+        repeats = f"{common} common repeat{'' if common == 1 else 's'} (of {len(own)} and"
+        with_base = f"{row.place} with {base.place}: {repeats} {len(others)})"
+        notes.append(
+            f"paired {with_base}" if common >= 2 else f"no interval and no verdict: {with_base}"
+        )
+    return notes
 
 
 def _baseline_of(row: Row, comparable: Sequence[Row], baseline: str) -> Row | None:
@@ -129,21 +146,39 @@ def _smallest(row: Row, comparable: Sequence[Row]) -> Row | None:
     return min(smaller, key=lambda other: other.world_size, default=None)
 
 
+def ratio_between(row: Row, other: Row, metric: str) -> Estimate | None:
+    """The row's metric over the other's, with a 95 % interval from the repeats that both have.
+
+    With fewer than two common repeats the ratio of the means, without interval; None where one of
+    the two was not measured or the other is zero.
+    """
+    return _ratio(row, other, metric)
+
+
+def difference_between(row: Row, other: Row, metric: str) -> Estimate | None:
+    """The row's metric minus the other's, in its unit; intervals and None as `ratio_between`."""
+    above, below = row.values.get(metric), other.values.get(metric)
+    if not above or not below:
+        return None
+    common = common_repeats(row, other, metric)
+    if len(common) >= 2:
+        return estimate_mean([above[repeat] - below[repeat] for repeat in common])
+    value = fmean(above.values()) - fmean(below.values())
+    return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
+
+
 def _ratio(row: Row, base: Row, name: str, *, per_rank: bool = False) -> Estimate | None:
-    """Ratio of the means; with an interval only where both rows have the same repeats."""
-    above, below = row.values[name], base.values[name]
+    above, below = row.values.get(name), base.values.get(name)
     if not above or not below or sum(below.values()) <= 0:
         return None
     scale = base.world_size / row.world_size if per_rank else 1.0
-    if above.keys() == below.keys():
-        repeats = sorted(above)
+    common = common_repeats(row, base, name)
+    if len(common) >= 2 and all(below[repeat] > 0 for repeat in common):
         return estimate_ratio(
-            [above[repeat] * scale for repeat in repeats], [below[repeat] for repeat in repeats]
+            [above[repeat] * scale for repeat in common], [below[repeat] for repeat in common]
         )
-    mean_above = sum(above.values()) / len(above)
-    mean_below = sum(below.values()) / len(below)
-    count = min(len(above), len(below))
-    return Estimate(value=mean_above / mean_below * scale, low=None, high=None, n=count)
+    value = fmean(above.values()) / fmean(below.values()) * scale
+    return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
 
 
 def _value(row: Row, name: str) -> float | None:
@@ -162,16 +197,3 @@ def _no_baseline(row: Row, baseline: str) -> str:
 def _no_ratio(row: Row, base: Row, name: str) -> str:
     lacking = row if _value(row, name) is None else base
     return f"{lacking.place} has no {name}: {lacking.missing.get(name, 'it is zero')}"
-
-
-def _verdict(row: Row, base: Row | None, metrics: Mapping[str, Estimate | None]) -> str | None:
-    if base is None:
-        return None
-    if base is row:
-        return "baseline"
-    speedup = metrics["speedup"]
-    if speedup is None or speedup.low is None or speedup.high is None:
-        return None
-    if speedup.low > 1:
-        return "faster"
-    return "slower" if speedup.high < 1 else "within noise"

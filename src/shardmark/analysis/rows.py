@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shardmark.analysis.effects import Effect
 from shardmark.analysis.statistics import Estimate, estimate_mean
 from shardmark.experiment.trial_id import cell_id
 from shardmark.measure.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
@@ -79,7 +80,9 @@ class Row:
     promise: str | None = None
     """What was shown of a strategy that is not meant to be equivalent."""
     verdict: str | None = None
-    """`baseline`, `faster`, `slower` or `within noise`; None where no interval decides."""
+    """`baseline`, `faster`, `slower` or `no difference shown`; None without two common repeats."""
+    effect: Effect | None = None
+    """Throughput beside the baseline's, on which the verdict rests."""
 
     @property
     def label(self) -> str:
@@ -125,8 +128,8 @@ def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
 def _in_run(row: Row, run: StoredRun) -> Row:
     """The row with its run's folder, and the run's verdict on what it trains."""
     row = replace(row, folder=run.path)
-    known = run.verification
-    verdict = None if known is None else known.of(cell_id(row.trials[0].trial))
+    known, trial = run.verification, row.trials[0].trial
+    verdict = known.of(cell_id(trial)) if known is not None and "strategy" in trial else None
     if verdict is None:
         return row
     cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None

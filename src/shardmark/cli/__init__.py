@@ -12,7 +12,9 @@ import typer
 from shardmark import __version__
 from shardmark.cli.compare import compare
 from shardmark.cli.doctor import doctor
+from shardmark.cli.export import export
 from shardmark.cli.list import list_
+from shardmark.cli.report import report
 from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.verify import verify
@@ -55,6 +57,8 @@ def _shardmark(
 
 app.command("run")(run)
 app.command("compare")(compare)
+app.command("report")(report)
+app.command("export")(export)
 app.command("verify")(verify)
 app.command("list")(list_)
 app.command("doctor")(doctor)

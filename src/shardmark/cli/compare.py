@@ -1,16 +1,25 @@
-"""`shardmark compare`: stored runs as a table."""
+"""`shardmark compare`: stored runs as tables, and what they say."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmark.errors import InputError
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shardmark.analysis.against import Against
     from shardmark.analysis.comparison import Comparison
+    from shardmark.report.sections import View
+
+RECOMMENDATION = "Which one when"
 
 
 class Format(StrEnum):
@@ -20,12 +29,14 @@ class Format(StrEnum):
     MARKDOWN = "markdown"
     CSV = "csv"
     JSON = "json"
+    LATEX = "latex"
 
 
 def compare(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")
     ],
+    *,
     baseline: Annotated[
         str | None,
         typer.Option(
@@ -34,7 +45,11 @@ def compare(
         ),
     ] = None,
     form: Annotated[
-        Format, typer.Option("--format", help="csv and json hold every metric, in base units.")
+        Format,
+        typer.Option(
+            "--format",
+            help="csv and json hold every metric, in base units; latex needs the package booktabs.",
+        ),
     ] = Format.TEXT,
     paper: Annotated[
         str | None,
@@ -48,8 +63,32 @@ def compare(
     epochs: Annotated[
         bool, typer.Option("--epochs", help="Show loss, time and quality epoch by epoch instead.")
     ] = False,
+    scaling: Annotated[
+        bool,
+        typer.Option(
+            "--scaling", help="Show speed-up and efficiency over the numbers of ranks instead."
+        ),
+    ] = False,
+    pareto: Annotated[
+        bool,
+        typer.Option(
+            "--pareto", help="Show what nothing beats in throughput, memory and quality instead."
+        ),
+    ] = False,
+    time_to: Annotated[
+        str | None,
+        typer.Option(
+            "--time-to",
+            metavar="METRIC[=VALUE]",
+            help="Show the training time to a loss or quality instead, as in accuracy_top1=0.8;"
+            " without VALUE, to the best one that every row reached.",
+        ),
+    ] = None,
 ) -> None:
     """Compare the trials of one or more runs: intervals, speed-up, efficiency, memory."""
+    asked = {"--scaling": scaling, "--pareto": pareto, "--time-to": time_to is not None}
+    names = [name for name, wanted in asked.items() if wanted]
+    _check_options(["--epochs", *names] if epochs else names, form, paper)
     from shardmark.analysis.comparison import compare as compare_runs
     from shardmark.papers import load_paper
     from shardmark.results.store import load_run
@@ -60,40 +99,90 @@ def compare(
     if study is not None:
         from shardmark.analysis.against import set_against
 
-        typer.echo(_beside(comparison, set_against(comparison, study), form, epochs), nl=False)
-    elif epochs:
-        typer.echo(_by_epoch(comparison, form), nl=False)
+        output = _beside(comparison, set_against(comparison, study), form, epochs)
+    elif epochs or names:
+        views = _views(comparison, epochs=epochs, scaling=scaling, pareto=pareto, time_to=time_to)
+        output = _viewed(comparison, views, form)
     else:
-        typer.echo(render(comparison, form), nl=False)
+        output = render(comparison, form)
+    typer.echo(output, nl=False)
     if form in (Format.CSV, Format.JSON):
         for damaged in comparison.damaged:
             typer.echo(f"damaged, left out: {damaged}", err=True)
 
 
 def render(comparison: Comparison, form: Format = Format.TEXT) -> str:
-    """The comparison in that format; ends with a line break."""
+    """The table and what to choose in that format; ends with a line break.
+
+    On a terminal a table that is wider than it is divided; CSV is the table alone.
+    """
+    from shardmark.report.recommendation import recommendation_json, recommendation_lines
+
     if form in (Format.CSV, Format.JSON):
         from shardmark.report.data import render_csv, render_json
 
-        return render_json(comparison) if form is Format.JSON else render_csv(comparison)
-    from shardmark.report.markdown import render_markdown
+        if form is Format.CSV:
+            return render_csv(comparison)
+        return render_json(comparison, {"recommendation": recommendation_json(comparison)})
+    from shardmark.report.sections import Markup, render_points, render_table
     from shardmark.report.tables import comparison_table
-    from shardmark.report.text import render_text
 
-    table = comparison_table(comparison)
-    return render_markdown(table) if form is Format.MARKDOWN else render_text(table)
+    markup, width = Markup(form.value), terminal_width()
+    tasks = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in comparison.rows)
+    table = render_table(comparison_table(comparison), markup, width, "; ".join(tasks) or None)
+    lines = recommendation_lines(comparison)
+    if not lines:
+        return table
+    return f"{table}\n{render_points(RECOMMENDATION, lines, markup, width)}"
 
 
-def _by_epoch(comparison: Comparison, form: Format) -> str:
+def terminal_width() -> int | None:
+    """Characters in a line of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _check_options(views: Sequence[str], form: Format, paper: str | None) -> None:
+    """Refuse what would print one thing and silently leave out another."""
+    if paper is not None:
+        for name in views:
+            if name != "--epochs":
+                raise InputError(
+                    name, f"given together with --against {paper}", "allowed there is only --epochs"
+                )
+    if form is Format.CSV and len(views) > 1:
+        number = "two" if len(views) == 2 else str(len(views))
+        found = f"{', '.join(views[:-1])} and {views[-1]} are {number} tables"
+        raise InputError("--format csv", found, "allowed is one at a time")
+
+
+def _views(
+    comparison: Comparison, *, epochs: bool, scaling: bool, pareto: bool, time_to: str | None
+) -> list[View]:
+    """In this order, whatever the order of the options."""
+    from shardmark.report.epochs import epochs_view
+    from shardmark.report.pareto import pareto_view
+    from shardmark.report.scaling import scaling_view
+    from shardmark.report.time_to_quality import time_to_view
+
+    return [
+        *([scaling_view(comparison)] if scaling else []),
+        *([pareto_view(comparison)] if pareto else []),
+        *([] if time_to is None else [time_to_view(comparison, time_to)]),
+        *([epochs_view(comparison)] if epochs else []),
+    ]
+
+
+def _viewed(comparison: Comparison, views: Sequence[View], form: Format) -> str:
     from shardmark.report.data import render_json
-    from shardmark.report.epochs import epochs_csv, epochs_json, epochs_section
-    from shardmark.report.sections import render_sections
+    from shardmark.report.sections import Markup, render_sections
 
     if form is Format.CSV:
-        return epochs_csv(comparison)
+        (view,) = views
+        return view.csv()
     if form is Format.JSON:
-        return render_json(comparison, {"epochs": epochs_json(comparison)})
-    return render_sections([epochs_section(comparison)], markdown=form is Format.MARKDOWN)
+        return render_json(comparison, {view.key: view.data() for view in views})
+    sections = [section for view in views for section in view.sections()]
+    return render_sections(sections, Markup(form.value), terminal_width())
 
 
 def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool) -> str:
@@ -102,15 +191,20 @@ def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool
     from shardmark.report.against_data import against_csv, against_epochs_csv, against_json
     from shardmark.report.data import render_json
     from shardmark.report.epochs import epochs_json
-    from shardmark.report.sections import render_sections
+    from shardmark.report.recommendation import recommendation_json
+    from shardmark.report.sections import Markup, render_sections
 
     if form is Format.CSV:
         return (against_epochs_csv if epochs else against_csv)(comparison, against)
     if form is Format.JSON:
-        by_epoch = {"epochs": epochs_json(comparison)} if epochs else {}
-        return render_json(comparison, {**by_epoch, "against": against_json(against)})
-    markdown = form is Format.MARKDOWN
+        beside = (
+            {"epochs": epochs_json(comparison)}
+            if epochs
+            else {"recommendation": recommendation_json(comparison)}
+        )
+        return render_json(comparison, {**beside, "against": against_json(against)})
+    markup, width = Markup(form.value), terminal_width()
     if epochs:
-        return render_sections(epoch_sections(against), markdown=markdown)
-    sections = render_sections(against_sections(against), markdown=markdown)
+        return render_sections(epoch_sections(against), markup, width)
+    sections = render_sections(against_sections(against), markup, width)
     return f"{render(comparison, form)}\n{sections}"

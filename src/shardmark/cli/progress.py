@@ -1,7 +1,8 @@
-"""What a person sees while a run works: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a run works: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from shardmark.cli.pace import Pace
+from shardmark.experiment.cells import describe
+from shardmark.experiment.problems import show
 from shardmark.experiment.schema import Trial
+from shardmark.launch.listener import Reading, Silent
 from shardmark.results.schema import Outcome, TrialResult
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
+    from shardmark.cli.screen import Screen
     from shardmark.experiment.matrix import LeftOut
     from shardmark.launch.listener import ProgressListener
 
@@ -22,83 +26,163 @@ LINE_EVERY_SECONDS = 30.0
 
 
 class Lines:
-    """One line when a trial starts and one when it ends; in between one every half minute."""
+    """A line when a trial has ended, and before that one each half minute."""
 
-    def __init__(self, status: Status | None = None) -> None:
-        self._status = status
+    def __init__(self) -> None:
+        self._pace = Pace()
         self._title = ""
-        self._started_at = 0.0
         self._lined_at = 0.0
-        self._run_started_at = time.monotonic()
-        self._done_here = 0
-        self._to_do = 0
 
     def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
         for cell in left_out:
-            typer.echo(f"left out: {cell}")
+            self._print(f"left out: {cell}")
         done = f", {finished} have their result already" if finished else ""
-        typer.echo(f"{total} trials{done}; loading libraries")
-        self._to_do = total - finished
-        self._run_started_at = time.monotonic()
+        self._print(f"{total} trial{'s' if total != 1 else ''}{done}; loading libraries")
+        self._pace.planned(total - finished)
 
     def note(self, text: str) -> None:
-        typer.echo(text)
+        self._print(text)
+
+    def doing(self, text: str) -> None:
+        self._print(text)
 
     def trial_started(self, number: int, total: int, trial: Trial) -> None:
-        if not self._done_here:
-            self._run_started_at = time.monotonic()  # loading and verifying come only once
-        self._title = f"[{number}/{total}] {trial.id}"
-        self._started_at = self._lined_at = time.monotonic()
-        if self._status is not None:
-            self._show(f"{self._title}: starting")
+        self._title = f"[{number}/{total}] {title(trial)}"
+        self._lined_at = time.monotonic()
+        self._pace.trial_started(trial.batch_per_step)
 
-    def trial_stepped(self, steps: int, total_steps: int) -> None:
-        now = time.monotonic()
-        text = f"{self._title}: step {steps} of {total_steps}, {now - self._started_at:.0f} s"
-        if self._status is not None:
-            self._show(text)
-        elif now - self._lined_at >= LINE_EVERY_SECONDS:
-            self._lined_at = now
-            typer.echo(text)
+    def trial_stepped(self, reading: Reading) -> None:
+        self._pace.stepped(reading.steps, reading.total_steps)
+        self._show(reading)
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
-        self._done_here += 1
-        typer.echo(f"{self._title}: {_ending(result)}{self._left()}")
+        self._pace.trial_ended()
+        left = self._pace.run_left_seconds(between_trials=True)
+        tail = f", about {duration(left)} left" if left else ""
+        self._print(f"{self._title}: {ending(result)}{tail}")
 
-    def _left(self) -> str:
-        """Time left, if the trials to come take as long as those so far did."""
-        trials = self._to_do - self._done_here
-        if trials <= 0:
-            return ""
-        each = (time.monotonic() - self._run_started_at) / self._done_here
-        return f"  (about {each * trials / 60:.1f} min left)"
+    def _show(self, reading: Reading) -> None:
+        if time.monotonic() - self._lined_at >= LINE_EVERY_SECONDS:
+            self._lined_at = time.monotonic()
+            self._print(f"{self._title}: {', '.join(figures(reading, self._pace))}")
 
-    def _show(self, text: str) -> None:
-        assert self._status is not None, "the caller looked"
-        from rich.text import Text
-
-        self._status.update(Text(text))
+    def _print(self, text: str) -> None:
+        typer.echo(plain(text))
 
 
-def _ending(result: TrialResult) -> str:
+class Display(Lines):
+    """What is under way is drawn at the foot of the terminal; what has ended stays above it."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def doing(self, text: str) -> None:
+        self._screen.draw(plain(text))
+
+    def trial_started(self, number: int, total: int, trial: Trial) -> None:
+        super().trial_started(number, total, trial)
+        self._screen.draw(plain(self._title), ("starting",), done=0.0)
+
+    def _show(self, reading: Reading) -> None:
+        if self._screen.is_due():
+            done = reading.steps / max(1, reading.total_steps)
+            self._screen.draw(plain(self._title), figures(reading, self._pace), done=done)
+
+    def _print(self, text: str) -> None:
+        self._screen.print(plain(text))
+
+
+class Quiet(Silent):
+    """Says only what went wrong, on standard error."""
+
+    def trial_started(self, number: int, total: int, trial: Trial) -> None:
+        self._title = f"[{number}/{total}] {title(trial)}"
+
+    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
+        if result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
+            typer.echo(f"error: {plain(f'{self._title}: {ending(result)}')}", err=True)
+
+
+def title(trial: Trial) -> str:
+    """What tells the trial apart: `ddp on 2 ranks, recipe.precision=bf16, repeat 2 of 3`."""
+    parts = [describe(trial.strategy, trial.world_size)]
+    parts += [f"{key}={shown(value)}" for key, value in trial.varied.items()]
+    if trial.measure.repeats > 1:
+        parts.append(f"repeat {trial.repeat + 1} of {trial.measure.repeats}")
+    return ", ".join(parts)
+
+
+def shown(value: object) -> str:
+    """A varied value as the experiment file has it."""
+    return plain(value if isinstance(value, str) else show(value))
+
+
+def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
+    """What is known of the trial under way, the most important first."""
+    parts = [f"step {reading.steps} of {reading.total_steps}"]
+    if reading.steps >= reading.total_steps:
+        parts.append("finishing")
+    elif pace.still_seconds:
+        parts.append(f"no step for {duration(pace.still_seconds)}")
+    elif (rate := pace.samples_per_second) is not None:
+        parts.append(f"{rate:.1f} samples/s")
+    if reading.loss is not None and reading.loss_steps is not None:
+        # A CPU's ranks are read while they step; only a loss of some time ago needs its place.
+        late = reading.steps - reading.loss_steps > 1
+        parts.append(f"loss {reading.loss:.4g}" + (f" at step {reading.loss_steps}" * late))
+    if reading.memory_bytes is not None:
+        parts.append(f"memory {memory(reading.memory_bytes)}")
+    parts.append(f"{duration(pace.trial_seconds)} gone")
+    left = pace.run_left_seconds()
+    if left is not None and left >= 1:
+        parts.append(f"about {duration(left)} left")
+    return tuple(parts)
+
+
+def ending(result: TrialResult) -> str:
+    """How a trial ended, in words."""
     seconds = f"{result.total_seconds:.1f} s"
     if result.outcome is not Outcome.OK:
         reason = f": {result.failure.reason}" if result.failure else ""
         remedy = f"; {result.failure.remedy}" if result.failure and result.failure.remedy else ""
-        return f"{result.outcome} after {seconds}{reason}{remedy}"
+        return f"{result.outcome} after {seconds}{reason}{remedy} (trials/{result.id})"
     rate = result.metrics.get("samples_per_second")
     speed = f", {rate.value:.1f} samples/s" if rate else ""
     return f"ok in {seconds}{speed}"
 
 
-@contextmanager
-def listener() -> Iterator[ProgressListener]:
-    """The listener that fits standard output."""
-    from rich.console import Console
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
-    console = Console()
-    if not console.is_terminal:
-        yield Lines()
+
+def memory(size_bytes: int) -> str:
+    """`812 MiB` or `1.25 GiB`."""
+    small = size_bytes < 2**30
+    return f"{size_bytes / 2**20:.0f} MiB" if small else f"{size_bytes / 2**30:.2f} GiB"
+
+
+def plain(text: str) -> str:
+    """One line without control characters: reasons may quote what a rank has printed."""
+    words = text.replace("\n", " ").replace("\t", " ")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+
+
+@contextmanager
+def listener(*, quiet: bool = False) -> Iterator[ProgressListener]:
+    """The listener that fits standard output."""
+    if quiet:
+        yield Quiet()
         return
-    with console.status("starting") as status:
-        yield Lines(status)
+    # Not rich's own question: FORCE_COLOR would make a pipe a terminal, and fill it with codes.
+    if sys.stdout.isatty():
+        from shardmark.cli.screen import screen
+
+        with screen() as found:
+            yield Lines() if found is None else Display(found)
+    else:
+        yield Lines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ def run(
     experiment: Annotated[
         str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
     ],
+    *,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
@@ -41,7 +43,9 @@ def run(
     retry: Annotated[
         bool, typer.Option("--retry", help="Repeat failed and timed-out trials, too.")
     ] = False,
-    *,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print the final table and errors alone.")
+    ] = False,
     engine: EngineOption = None,
 ) -> None:
     """Run every trial of an experiment and compare them."""
@@ -62,31 +66,31 @@ def run(
     from shardmark.results.store import load_run
 
     folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
-    with _terminable(), listener() as progress:
+    with _terminable(), listener(quiet=quiet) as progress:
         run_experiment(resolved, folder, progress=progress, retry=retry)
     stored = load_run(folder)
-    typer.echo("")
-    typer.echo(render(compare([stored], None)), nl=False)
-    typer.echo(f"\nfiles: {folder}   again: shardmark compare {folder}")
+    table = render(compare([stored], None))
+    typer.echo(table if quiet else f"\n{table}", nl=False)
+    if not quiet:
+        shown = shlex.quote(str(folder))
+        typer.echo(f"\nfiles: {folder}   again: shardmark compare {shown}")
+        typer.echo(f"report: shardmark report {shown}")
     if any(result.outcome in ("failed", "timed_out") for result in stored.trials):
         raise typer.Exit(SOME_FAILED)
 
 
 def _print_plan(experiment: Experiment) -> None:
     """The trials in their order and the cells left out; asks no device and reads no data."""
+    from shardmark.cli.plan import plan_lines
     from shardmark.experiment.matrix import expand
     from shardmark.launch.engines import submission
     from shardmark.measure.environment import machine
 
     plan = expand(experiment, "cuda" if machine(experiment.device).device_type == "cuda" else "cpu")
-    for number, trial in enumerate(plan.trials, start=1):
-        typer.echo(f"{number:4d}  {trial.id}")
-    for cell in plan.left_out:
-        typer.echo(f"left out: {cell}")
+    typer.echo("\n".join(plan_lines(plan)))
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
     for line in submission(experiment, ["shardmark", *without]):
         typer.echo(f"{experiment.engine['name']}: {line}")
-    typer.echo(f"{len(plan.trials)} trials, {len(plan.left_out)} cells left out")
 
 
 @contextmanager

@@ -111,3 +111,6 @@ class Notes:
 
     def note(self, text: str) -> None:
         typer.echo(text)
+
+    def doing(self, text: str) -> None:
+        typer.echo(text)

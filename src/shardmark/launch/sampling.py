@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from shardmark.launch.leftovers import rank_record
-from shardmark.measure.progress import steps_in_all, steps_taken
+from shardmark.measure.progress import reached
 from shardmark.measure.sampler import SystemSampler
 from shardmark.results.schema import RankRecord
 
@@ -31,6 +31,11 @@ class RankSampler:
     def __exit__(self, *_: object) -> None:
         self._sampler.stop()
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of the fullest rank or device, when last looked at."""
+        return self._sampler.memory_bytes
+
     def look(self) -> None:
         """See which ranks have come, and whether they have done their last step."""
         for rank in self._ranks:
@@ -47,8 +52,5 @@ class RankSampler:
 
     def _all_steps_taken(self) -> bool:
         """Of any rank: one may be slow, or dead while the others train on."""
-        for rank in self._ranks:
-            taken = steps_taken(self._directory, rank)
-            if taken is not None and taken == steps_in_all(self._directory, rank):
-                return True
-        return False
+        told = (reached(self._directory, rank) for rank in self._ranks)
+        return any(one is not None and one.steps == one.total_steps for one in told)

@@ -22,11 +22,11 @@ from shardmark.launch.leftovers import (
     rank_records,
     read_lines,
 )
-from shardmark.launch.listener import ProgressListener
+from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.sampling import RankSampler
 from shardmark.launch.seats import check_trial, seats_of
-from shardmark.measure.progress import steps_in_all, steps_taken
+from shardmark.measure.progress import reached
 from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.results.schema import Failure, Outcome, RankRecord, Summary, TrialResult
 from shardmark.results.store import RunFolder
@@ -66,13 +66,13 @@ class TrialRunner:
         (directory / TRIAL_FILE).write_text(trial.model_dump_json())
         ending = self._watch(trial, directory, processes)
         records = rank_records(directory, processes)
-        progress = [steps_taken(directory, rank) for rank, shard in enumerate(placement) if shard]
+        came = [reached(directory, rank) for rank, shard in enumerate(placement) if shard]
         outcome, failure = decide(
             ending,
             records,
             processes=processes,
             trial_seconds=trial.limits.trial_seconds,
-            progress=progress,
+            progress=[rank.steps if rank is not None else None for rank in came],
         )
         failure = _with_node(failure, trial, records)
         merge_logs(directory)
@@ -94,11 +94,9 @@ class TrialRunner:
             if not self.engine.samples:
                 sampler.look()
             # Not the first rank's alone: it may be slow, or dead while the others train on.
-            told = [steps_taken(directory, rank) for rank in range(processes)]
-            taken = max((steps for steps in told if steps is not None), default=None)
-            total = steps_in_all(directory, 0)
-            if taken is not None and total is not None:
-                self.listener.trial_stepped(taken, total)
+            told = [found for r in range(processes) if (found := reached(directory, r)) is not None]
+            if told:
+                self.listener.trial_stepped(Reading.of(told, sampler.memory_bytes))
 
         with nullcontext() if self.engine.samples else sampler:
             return self.engine.run(

@@ -51,7 +51,7 @@ def verify_cells(
         verdicts: dict[str, Verdict] = {}
         testified: list[tuple[Trial, Path]] = []
         for number, trial in enumerate(cells, start=1):
-            listener.note(f"verifying [{number}/{len(cells)}] {trial.strategy.name}")
+            listener.doing(f"verifying [{number}/{len(cells)}] {trial.strategy.name}")
             directory = scratch / trial.id
             directory.mkdir()
             problem = _testimony(trial, directory, engine, machine)
@@ -60,7 +60,7 @@ def verify_cells(
             else:
                 verdicts[trial.id] = _untried(trial, problem)
         if testified:
-            listener.note("judging against the reference")
+            listener.doing("judging against the reference")
             for verdict in _judged(testified, scratch, engine):
                 verdicts[verdict.id] = verdict
         named = [

@@ -14,6 +14,7 @@ FIELDS = (
     "energy_joules",
     "temperature_celsius",
     "memory_used_bytes",
+    "clock_limits",
 )
 
 _QUERIES: dict[str, Callable[[Any, Any], float | int]] = {
@@ -24,7 +25,17 @@ _QUERIES: dict[str, Callable[[Any, Any], float | int]] = {
         handle, nvml.NVML_TEMPERATURE_GPU
     ),
     "memory_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+    "clock_limits": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
 }
+
+CLOCK_LIMITS = {
+    0x08: "the hardware slowed it down",
+    0x20: "too hot, by the driver",
+    0x40: "too hot, by the hardware",
+    0x80: "the power supply's brake",
+}
+"""Bits of `clock_limits` (NVML's clocks event reasons) that no calm, cooled device shows.  The cap
+of its power, 0x04, is not among them: it is where a busy device ends."""
 
 
 def full_uuid(uuid: str) -> str:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-FORMAT = "<q"
-SIZE = struct.calcsize(FORMAT)
-"""Of each of two numbers: steps taken, steps in all."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WHOLE = struct.Struct("<qqdq")
+"""Steps taken, steps in all, latest loss, steps taken when that loss was told (0: never)."""
+STEPS = struct.Struct("<q")
+LOSS = struct.Struct("<dq")
+LOSS_OFFSET = 2 * STEPS.size
 
 
 def progress_file(directory: Path, rank: int) -> Path:
@@ -28,28 +34,74 @@ class Progress:
     @contextmanager
     def opened(cls, directory: Path, rank: int, total_steps: int) -> Iterator[Self]:
         path = progress_file(directory, rank)
-        path.write_bytes(bytes(SIZE) + struct.pack(FORMAT, total_steps))
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), 2 * SIZE) as mapped:
+        path.write_bytes(WHOLE.pack(0, total_steps, 0.0, 0))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), WHOLE.size) as mapped:
             yield cls(mapped)
 
     def update(self, steps: int) -> None:
         """Note how many steps have been taken."""
-        struct.pack_into(FORMAT, self._mapped, 0, steps)
+        STEPS.pack_into(self._mapped, 0, steps)
+
+    def tell_loss(self, loss: float, steps: int) -> None:
+        """Note the loss of the last of so many steps."""
+        LOSS.pack_into(self._mapped, LOSS_OFFSET, loss, steps)
 
 
-def steps_taken(directory: Path, rank: int) -> int | None:
-    """How many steps a rank has taken; None before it has begun."""
-    return _number(directory, rank, place=0)
+class Teller:
+    """Tells a rank's steps and losses to whoever watches, at no cost to what is measured.
+
+    A loss on a GPU is a promise: to read it is to copy it to the host and to wait for the device.
+    So it is read only when a window has closed, with the device idle and the clock stopped.  On a
+    CPU the loss is in memory already when the step returns, and reading it waits for nothing.
+    """
+
+    def __init__(self, progress: Progress, losses: Sequence[Tensor], *, on_host: bool) -> None:
+        """`losses` is the recorder's growing list; `on_host`, whether they lie in host memory."""
+        self._progress = progress
+        self._losses = losses
+        self._on_host = on_host
+        self._steps = 0
+
+    def stepped(self, steps: int) -> None:
+        """After each step, inside the window."""
+        self._steps = steps
+        self._progress.update(steps)
+        if self._on_host:
+            self._tell()
+
+    def window_started(self) -> None: ...
+
+    def window_stopped(self) -> None:
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._losses:
+            self._progress.tell_loss(self._losses[-1].item(), self._steps)
 
 
-def steps_in_all(directory: Path, rank: int) -> int | None:
-    """How many steps a rank is to take; None before it has begun."""
-    return _number(directory, rank, place=1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How far one rank has come."""
+
+    steps: int
+    total_steps: int
+    loss: float | None
+    """The latest that the rank could tell; it may be of an earlier step."""
+    loss_steps: int | None
+    """Steps that had been taken when it was."""
 
 
-def _number(directory: Path, rank: int, *, place: int) -> int | None:
+def reached(directory: Path, rank: int) -> Reached | None:
+    """How far a rank has come; None before it has begun."""
     try:
         content = progress_file(directory, rank).read_bytes()
-        return int(struct.unpack_from(FORMAT, content, place * SIZE)[0])
+        steps, total_steps, loss, loss_steps = WHOLE.unpack(content)
     except (OSError, struct.error):
         return None
+    told = loss_steps > 0
+    return Reached(
+        steps=steps,
+        total_steps=total_steps,
+        loss=loss if told else None,
+        loss_steps=loss_steps if told else None,
+    )

@@ -12,7 +12,8 @@ SAMPLES_FILE = "samples.jsonl"
 (user + system, children included), rss_bytes, threads, processes, open_files, context_switches
 (voluntary + not, cumulative), `network`: bytes_sent and bytes_received by interface (cumulative),
 `gpus`: one object a CUDA device in use with uuid, utilization_percent, power_watts,
-energy_joules (cumulative), temperature_celsius, memory_used_bytes."""
+energy_joules (cumulative), temperature_celsius, memory_used_bytes, clock_limits (NVML's bits of
+what holds the clocks down), `machine`: cpu_seconds that its cores were busy (cumulative), cores."""
 
 LOG_FILE = "log.txt"
 RESULT_FILE = "result.json"

@@ -64,7 +64,7 @@ class Recorder:
 
     def __init__(self, clock: Clock, observers: Sequence[WindowObserver] = ()) -> None:
         self._clock = clock
-        self._observers = observers
+        self._observers = [*observers]
         self._origin: tuple[object, float] | None = None
         self._spans: dict[str, Span] = {}
         self._opened: tuple[int, float, float] | None = None
@@ -73,6 +73,10 @@ class Recorder:
         self.losses: list[Tensor] = []
         self.sample_ids: list[tuple[int, ...]] = []
         self.windows: list[Window] = []
+
+    def observe(self, observer: WindowObserver) -> None:
+        """Tell one more of each window, after those that are told already."""
+        self._observers.append(observer)
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

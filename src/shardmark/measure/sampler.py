@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from shardmark.measure.gpus import GpuReader
+from shardmark.measure.machine_cpu import machine_cpu
 from shardmark.measure.process_tree import THREADS_PER_READING, ProcessTree
 
 FLUSH_SECONDS = 5.0
@@ -53,6 +54,8 @@ class SystemSampler:
     ) -> None:
         self.failure: str | None = None
         """Why the sampling ended early."""
+        self.memory_bytes: int | None = None
+        """Of the fullest device, or of the fullest rank where there is none, when last sampled."""
         self._path = path
         self._sample_seconds = sample_seconds
         self._clock = clock
@@ -171,11 +174,14 @@ class SystemSampler:
                 ranks.append({"rank": rank, **values})
                 threads += int(str(values["threads"]))
         self._threads_seen = threads
+        gpus = self._gpus.read() if self._gpus is not None else []
+        self.memory_bytes = _most(gpus, "memory_used_bytes") or _most(ranks, "rss_bytes")
         return {
             "at_seconds": at_seconds,
+            "machine": machine_cpu(self._proc),
             "ranks": ranks,
             "network": self._network(),
-            "gpus": self._gpus.read() if self._gpus is not None else [],
+            "gpus": gpus,
         }
 
     def _flush_if_due(self) -> None:
@@ -193,3 +199,8 @@ class SystemSampler:
     def _close_gpus(self) -> None:
         if self._gpus is not None:
             self._gpus.close()  # its reasons stay
+
+
+def _most(readings: Iterable[Mapping[str, object]], field: str) -> int | None:
+    values = [value for reading in readings if isinstance(value := reading.get(field), int)]
+    return max(values, default=None)

@@ -13,8 +13,10 @@ from shardmark.papers.schema import Paper
 
 
 def paper_names() -> tuple[str, ...]:
+    """In alphabetical order; a file whose name begins with `_` is no study."""
     names = (entry.name for entry in files("shardmark.papers").iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+    studies = (name for name in names if name.endswith(".yaml") and not name.startswith("_"))
+    return tuple(sorted(name.removesuffix(".yaml") for name in studies))
 
 
 def load_paper(name: str) -> Paper:

@@ -9,78 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
+
+from shardmark.papers.parts import Batch, Epochs, Hardware, Published
+from shardmark.papers.statements import Remark, Statement
 
 MEAN_OVER_EPOCHS = frozenset({"epoch_seconds"})
 """Metrics of which a training's figure is the mean over its epochs; of all others it is the last
 epoch's."""
-
-
-class Published(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Hardware(Published):
-    """One machine or cluster that figures were measured on."""
-
-    name: str
-    """By which figures refer to it."""
-    device: str | None
-    """As the study names it; None where it does not."""
-    device_count: PositiveInt | None
-    """On all nodes together."""
-    node_count: PositiveInt | None = None
-    host: str | None = None
-    interconnect: str | None = None
-    tokens: tuple[str, ...] = ()
-    """Parts of the names of devices of the same kind, as a driver reports them, e.g. `A6000`."""
-
-    @property
-    def text(self) -> str:
-        """In words, e.g. `4 x NVIDIA A6000 (Lambda Labs)`."""
-        count, times = ("", "") if self.device_count is None else (f"{self.device_count} ", "x ")
-        device = f"{times}{self.device}" if self.device else "GPUs of a kind not stated"
-        nodes = f" on {self.node_count} nodes" if (self.node_count or 1) > 1 else ""
-        return f"{count}{device}{nodes}{f' ({self.host})' if self.host else ''}"
-
-    def has(self, device: str) -> bool:
-        """Whether the device of that name is of the same kind."""
-        return any(token.lower() in device.lower() for token in self.tokens)
-
-
-class Batch(Published):
-    """The batch size, which few studies define."""
-
-    size: PositiveInt
-    of: Literal["per rank", "all ranks", "not stated"]
-
-
-class Epochs(Published):
-    """A table with one line per epoch."""
-
-    columns: tuple[str, ...]
-    """`epoch` first, then metrics of the catalogue."""
-    rows: tuple[tuple[float, ...], ...]
-
-    @model_validator(mode="after")
-    def _is_a_table(self) -> Epochs:
-        if self.columns[:1] != ("epoch",) or len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"columns are {self.columns}, not `epoch` first and each once")
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(f"{len(row)} numbers in {row} for {len(self.columns)} columns")
-        numbers = [row[0] for row in self.rows]
-        if numbers != sorted({float(int(number)) for number in numbers if number >= 1}):
-            raise ValueError(f"the epochs {numbers} do not count up in whole numbers from 1")
-        return self
-
-    @cached_property
-    def by_number(self) -> Mapping[int, Mapping[str, float]]:
-        """Epoch, counted from 1 -> metric -> value."""
-        names = self.columns[1:]
-        return {int(row[0]): dict(zip(names, row[1:], strict=True)) for row in self.rows}
 
 
 class Figures(Published):
@@ -100,8 +38,19 @@ class Figures(Published):
     metrics: Mapping[str, float] = Field(default_factory=dict)
     """Metric of the catalogue -> value, in base units."""
     epochs: Epochs | None = None
+    training_seconds: float | None = None
+    """Of the whole training, as the study counts it; `total_seconds` of the catalogue counts
+    more."""
     others: Mapping[str, float] = Field(default_factory=dict)
     """Figures that no metric of the catalogue matches, by the name and unit in the study."""
+    rounding: Mapping[str, float] = Field(default_factory=dict)
+    """Metric -> unit of its last printed digit, where it is not the study's."""
+
+    def value(self, metric: str) -> float | None:
+        """The training's figure; `total_seconds` as the study counts it."""
+        if metric == "total_seconds" and self.training_seconds is not None:
+            return self.training_seconds
+        return self.headline.get(metric)
 
     @property
     def title(self) -> str:
@@ -125,51 +74,16 @@ class Figures(Published):
         return {**found, **self.metrics}
 
 
-class Reference(Published):
-    """What a ratio is relative to."""
-
-    strategy: str
-    world_size: PositiveInt | None = None
-
-
-class Statement(Published):
-    """A finding that the study states beside its tables, as a number, a range or in words."""
-
-    about: str
-    """A metric of the catalogue."""
-    strategy: str
-    world_size: PositiveInt | None = None
-    relative_to: Reference | None = None
-    relation: Literal["ratio", "difference"] = "ratio"
-    """What the number is of both sides, where it is relative."""
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
-    approximate: bool = False
-    text: str | None = None
-    """For what is no number, e.g. `highest`."""
-    conditions: Mapping[str, Any] = Field(default_factory=dict)
-    hardware: str | None = None
-    place: str
-
-
-class Remark(Published):
-    """Something to know about a figure, e.g. that it contradicts another one of the study."""
-
-    kind: Literal["plausibility", "contradiction", "definition"]
-    text: str
-    place: str
-    source: str | None = None
-
-
 class Paper(Published):
     """One study."""
 
     name: str
     title: str
     authors: tuple[str, ...]
+    """Empty where the study names none."""
     affiliation: str | None = None
-    year: PositiveInt
+    year: PositiveInt | None
+    """None where the study bears no date and none is known."""
     kind: str
     """Report, poster, article ..."""
     compares: str
@@ -191,6 +105,8 @@ class Paper(Published):
     statements: tuple[Statement, ...] = ()
     unknown: tuple[str, ...] = ()
     """What the study does not say and a comparison would need, each a noun phrase."""
+    rounding: Mapping[str, float] = Field(default_factory=dict)
+    """Metric -> unit of its last printed digit."""
     remarks: tuple[Remark, ...] = ()
 
     @model_validator(mode="after")
@@ -210,10 +126,28 @@ class Paper(Published):
 
     @property
     def summary(self) -> str:
+        """Authors, year, what was compared, and on what."""
         names = [name.split()[-1] for name in self.authors]
-        authors = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        authors = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
         machines = "; ".join(machine.text for machine in self.hardware)
-        return f"{authors} ({self.year}): {self.compares}; {machines}"
+        return f"{authors or self._nameless} ({self.dated}): {self.compares}; {machines}"
+
+    @property
+    def citation(self) -> str:
+        authors = ", ".join(self.authors) or self._nameless
+        return f"{authors}: {self.title} ({self.dated})"
+
+    @property
+    def dated(self) -> str:
+        return "no date" if self.year is None else str(self.year)
+
+    @property
+    def _nameless(self) -> str:
+        return f"authors not stated{f', {self.affiliation}' if self.affiliation else ''}"
+
+    def half_unit(self, figures: Figures, metric: str) -> float:
+        """By how much rounding may have moved the printed figure, either way."""
+        return {**self.rounding, **figures.rounding}.get(metric, 0.0) / 2
 
     def machine(self, figures: Figures | None) -> Hardware:
         """What the figures were measured on."""

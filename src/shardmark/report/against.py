@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardmark.analysis.against import Against, Pair
 from shardmark.analysis.rows import plain
 from shardmark.analysis.statistics import Estimate
 from shardmark.report.against_claims import claims_sections
-from shardmark.report.against_notes import headline_notes
-from shardmark.report.epochs import epoch_notes, variant_cells
+from shardmark.report.against_notes import difference_notes, headline_notes
+from shardmark.report.against_plausibility import plausibility_section
+from shardmark.report.epochs import epoch_notes, left_out, variant_cells
 from shardmark.report.quantities import Quantity, quantity
 from shardmark.report.sections import Section
 from shardmark.report.tables import Column, Table
 
 Shown = float | Estimate | None
+_OWN_COLUMNS = ("train_loss", "epoch_seconds", "map", "accuracy_top1", "perplexity")
+"""By epoch, against a study that has no such table; those that nothing recorded are left out."""
 
 
 def against_sections(against: Against) -> tuple[Section, ...]:
-    """The headline, the study's claims, and its own form of table where it has one."""
-    return (headline_section(against), *claims_sections(against), *epoch_sections(against))
+    """The headline, the study's claims, what arithmetic says of its figures, and its own form of
+    table where it has one."""
+    by_epoch = (_epoch_section(against),) if against.epoch_metrics else ()
+    return (
+        headline_section(against),
+        *claims_sections(against),
+        plausibility_section(against),
+        *by_epoch,
+    )
 
 
 def headline_section(against: Against) -> Section:
@@ -38,22 +49,44 @@ def headline_section(against: Against) -> Section:
 
 
 def epoch_sections(against: Against) -> tuple[Section, ...]:
-    """Ranks, epoch, loss, time and quality in the study's form; none for a study without it."""
-    names = against.epoch_metrics
-    if not names:
-        return ()
+    """The table by epoch alone: it says itself in what both sides differ, and if one has none."""
+    section = _epoch_section(against)
+    notes = (
+        *difference_notes(against),
+        *_no_epochs(against),
+        *left_out(against.rows),
+        *section.table.notes,
+    )
+    return (replace(section, table=replace(section.table, notes=notes)),)
+
+
+def _epoch_section(against: Against) -> Section:
+    """Ranks, epoch, loss, time and quality in the study's form, or in our own if it has none."""
+    names = against.epoch_metrics or _OWN_COLUMNS
     lines = [(pair, number) for pair in against.pairs for number in epoch_numbers(pair)]
     columns = _labels([pair for pair, _ in lines])
     columns.append(Column(title="epoch", cells=tuple(str(number) for _, number in lines)))
     for name in names:
-        columns += _both(
+        both = _both(
             quantity(name),
             [published_epoch(pair, number).get(name) for pair, number in lines],
             [measured_epoch(pair, number).get(name) for pair, number in lines],
         )
+        columns += both if against.epoch_metrics else both[1:]
     found = [pair.epochs for pair in against.pairs if pair.epochs is not None]
-    table = Table(columns=tuple(columns), notes=tuple(epoch_notes(found, names)))
-    return (Section(title=f"Against {against.paper.name}, epoch by epoch", table=table),)
+    table = Table(columns=tuple(columns), notes=tuple(epoch_notes(found, against.epoch_metrics)))
+    return Section(title=f"Against {against.paper.name}, epoch by epoch", table=table)
+
+
+def _no_epochs(against: Against) -> list[str]:
+    """Why a whole side is blank."""
+    if against.epoch_metrics:
+        return []
+    what = "figures of whole trainings" if against.paper.figures else "claims"
+    return [
+        "The study states nothing by epoch: what is here was measured. Its"
+        f" {what} are shown without --epochs."
+    ]
 
 
 def published_epoch(pair: Pair, number: int) -> dict[str, float]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from shardmark.analysis.against import Against
 from shardmark.analysis.claims import Claim, claims_of
 from shardmark.analysis.statistics import Estimate
-from shardmark.papers.schema import Statement
+from shardmark.papers.statements import Statement
 from shardmark.report.epochs import variant_cells
 from shardmark.report.sections import Section
 from shardmark.report.tables import Column, Table, number
 
-_QUANTITIES = {"epoch_seconds": "time", "memory_ratio": "peak memory", "speedup": "samples/s"}
+_QUANTITIES = {
+    "epoch_seconds": "time",
+    "memory_ratio": "peak memory",
+    "speedup": "samples/s",
+    "samples_per_second": "samples/s",
+    "network_bytes_per_second": "network bandwidth",
+    "exposed_communication_seconds": "exposed communication",
+}
 """What a ratio is of, where that is not the metric's name."""
 PERCENT = 100
 NOT_STATED = "what it is relative to is not stated"
@@ -25,6 +32,7 @@ def claims_sections(against: Against) -> tuple[Section, ...]:
     texts = [None if claim.row is None else next(variants) for claim in claims]
     columns = [
         Column(title="claim", cells=tuple(_about(one.statement) for one in claims), numeric=False),
+        Column(title="meas. of", cells=tuple(map(_rows, claims)), numeric=False),
         Column(title="variant", cells=tuple(text or "" for text in texts), numeric=False),
         Column(title="ranks", cells=tuple(_ranks(one) for one in claims)),
         Column(title="publ.", cells=tuple(_range(one.statement) for one in claims)),
@@ -39,10 +47,26 @@ def _about(statement: Statement) -> str:
     name = _QUANTITIES.get(statement.about, statement.about)
     relative = statement.relative_to
     if relative is None:
-        return f"{name}, {statement.strategy} / ?"
+        return f"{name}, {statement.title} / ?"
     sign = "-" if statement.relation == "difference" else "/"
     points = " (points)" if statement.relation == "difference" else ""
-    return f"{name}, {statement.strategy} {sign} {relative.strategy}{points}"
+    return f"{name}, {statement.title} {sign} {relative.title}{points}"
+
+
+def _rows(claim: Claim) -> str:
+    """The strategies measured, where the study leaves open which they were."""
+    if claim.row is None or claim.base is None or not _open(claim.statement):
+        return ""
+    return f"{claim.row.label} / {claim.base.label}"
+
+
+def _open(statement: Statement) -> list[str]:
+    """What each name without a strategy may be."""
+    return [
+        f"{one.title} is {' or '.join(one.any_of)}"
+        for one in (statement, statement.relative_to)
+        if one is not None and one.any_of
+    ]
 
 
 def _ranks(claim: Claim) -> str:
@@ -55,6 +79,9 @@ def _range(statement: Statement) -> str:
     low, high = (
         None if end is None else _number(statement, end) for end in (statement.low, statement.high)
     )
+    if statement.value is not None:
+        sign = "~" if statement.approximate else ""
+        return f"{sign}{_number(statement, statement.value)}"
     if low is None:
         return f"up to {high}"
     return f"from {low}" if high is None else f"{low} to {high}"
@@ -85,15 +112,17 @@ def _notes(against: Against, claims: tuple[Claim, ...]) -> tuple[str, ...]:
             places[_about(claim.statement)].append(place)
     told = [f"{about}: {'; '.join(found)}" for about, found in places.items()]
     words = [
-        f"{one.strategy}: {_QUANTITIES.get(one.about, one.about)} {one.text} ({one.place})"
+        f"{one.title}: {_QUANTITIES.get(one.about, one.about)} {one.text} ({one.place})"
         for one in against.paper.statements
         if one.text is not None
     ]
+    names = dict.fromkeys(text for claim in claims for text in _open(claim.statement))
     unsaid = [about for about in statements if about.endswith(" ?")]
     return (
         f"Where the study claims it: {'. '.join(told)}.",
         *([f"In words: {'; '.join(words)}."] if words else []),
         *([f"Blank: {', '.join(unsaid)}: {NOT_STATED}."] if unsaid else []),
+        *([f"Which it was, the study does not say: {'; '.join(names)}."] if names else []),
         "Claims as the study words them, over all of its models and machines: a measured ratio"
         " outside the range refutes nothing where hardware or task differ.",
     )

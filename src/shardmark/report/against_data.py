@@ -9,6 +9,7 @@ from shardmark.analysis.differences import batches, differences, machines, softw
 from shardmark.analysis.statistics import Estimate
 from shardmark.report.against import epoch_numbers, measured_epoch, published_epoch
 from shardmark.report.against_notes import headline_notes
+from shardmark.report.against_plausibility import plausibility_json
 from shardmark.report.data import (
     csv_header,
     csv_lines,
@@ -50,6 +51,7 @@ def against_json(against: Against) -> dict[str, object]:
         "batch_read_as": list(batches(against)),
         "software": {name: list(versions) for name, versions in software(against).items()},
         "claims": [_claim(claim) for claim in claims_of(against)],
+        "plausibility": plausibility_json(against),
         "notes": list(headline_notes(against)),
         "trainings": [_training(pair, against) for pair in against.pairs],
     }
@@ -110,6 +112,7 @@ def _training(pair: Pair, against: Against) -> dict[str, object]:
         "conditions": {} if figures is None else dict(figures.conditions),
         "row": None if row is None else identity_of(row),
         "published": dict(pair.published),
+        "published_training_seconds": None if figures is None else figures.training_seconds,
         "published_others": {} if figures is None else dict(figures.others),
         "measured": None if row is None else metrics_of(measured),
         "missing": {}

@@ -14,7 +14,8 @@ from shardmark.analysis.differences import (
     machines,
     software,
 )
-from shardmark.papers.schema import Paper, Statement
+from shardmark.papers.schema import Paper
+from shardmark.papers.statements import Statement
 from shardmark.report.epochs import left_out, where
 
 MOST_PLACES = 6
@@ -22,14 +23,9 @@ MOST_PLACES = 6
 
 def headline_notes(against: Against) -> tuple[str, ...]:
     """Hardware and task first: they decide what compares at all."""
-    found = differences(against)
     paper = against.paper
     return (
-        hardware_note(machines(against)),
-        *_task(found),
-        *_other_differences(found, against),
-        *_batch(against),
-        *_software(against),
+        *difference_notes(against),
         *_one_sided(against),
         *left_out(against.rows),
         *_gaps(against),
@@ -37,7 +33,19 @@ def headline_notes(against: Against) -> tuple[str, ...]:
         *_stated(paper),
         *([f"The study does not say: {'; '.join(paper.unknown)}."] if paper.unknown else []),
         *(f"{remark.text} ({remark.place})." for remark in paper.remarks),
-        f"The study: {', '.join(paper.authors)}: {paper.title} ({paper.year}).",
+        f"The study: {paper.citation}.",
+    )
+
+
+def difference_notes(against: Against) -> tuple[str, ...]:
+    """In what the run and the study differ, and whether seconds and quality then compare."""
+    found = differences(against)
+    return (
+        hardware_note(machines(against)),
+        *_task(found),
+        *_other_differences(found, against),
+        *_batch(against),
+        *_software(against),
     )
 
 
@@ -180,9 +188,9 @@ def _stated(paper: Paper) -> list[str]:
 def _ratio(statement: Statement) -> str:
     base = statement.relative_to
     assert base is not None, "the caller looked"
-    about = f"{statement.about} of {statement.strategy}"
+    about = f"{statement.about} of {statement.title}"
     ranks = "" if statement.world_size is None else f" on {statement.world_size} ranks"
-    over = "" if base.strategy == statement.strategy else f" {base.strategy}"
+    over = "" if base.title == statement.title else f" {base.title}"
     over += "" if base.world_size is None else f" {base.world_size}"
     sign = "~" if statement.approximate else ""
     return f"{about}{ranks} over{over} {sign}{statement.value:g} ({statement.place})"

@@ -6,20 +6,25 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from shardmark.analysis.comparison import Comparison
+from shardmark.analysis.effects import Effect
 from shardmark.analysis.rows import Row, plain
+from shardmark.analysis.stability import warnings_of
 from shardmark.analysis.statistics import Estimate
+from shardmark.analysis.verdicts import METRIC
 from shardmark.measure.metrics import METRICS
 
 
 def render_json(comparison: Comparison, beside: Mapping[str, object] | None = None) -> str:
-    """`{"rows": [...]}`, strict: what is missing is null, and nothing is NaN or infinite.
+    """`{"rows": [...], "warnings": [...]}`, strict: what is missing is null, nothing is NaN.
 
     `beside` are further keys after `rows`.
     """
     rows = [identity_of(row) | {"metrics": metrics_of(row.metrics)} for row in comparison.rows]
-    document = {"rows": rows, **(beside or {})}
+    warnings = [asdict(warning) for warning in warnings_of(comparison)]
+    document = {"rows": rows, "warnings": warnings, **(beside or {})}
     return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
 
 
@@ -77,6 +82,7 @@ def identity_of(row: Row) -> dict[str, object]:
         "deviation": row.deviation,
         "baseline": row.baseline,
         "verdict": row.verdict,
+        "effect": None if row.effect is None else effect_of(row.effect),
         "outcomes": dict(row.outcomes),
     }
 
@@ -96,6 +102,21 @@ def estimate_of(estimate: Estimate, name: str) -> dict[str, object]:
         "high": estimate.high,
         "unit": METRICS[name].unit if name in METRICS else "",
         "n": estimate.n,
+    }
+
+
+def effect_of(effect: Effect) -> dict[str, object]:
+    """The effect on which the verdict rests; `p_corrected` decides."""
+    return {
+        "metric": METRIC,
+        "percent": effect.percent,
+        "ratio": effect.ratio.value,
+        "low": effect.ratio.low,
+        "high": effect.ratio.high,
+        "standardised": effect.standardised,
+        "p_value": effect.p_value,
+        "p_corrected": effect.p_corrected,
+        "n": effect.ratio.n,
     }
 
 

@@ -15,12 +15,21 @@ from shardmark.report.data import (
     metrics_of,
 )
 from shardmark.report.quantities import quantity
-from shardmark.report.sections import Section
+from shardmark.report.sections import Section, View
 from shardmark.report.tables import Column, Table
 
 _COLUMNS = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds")
 _QUALITIES = ("map", "map_50", "accuracy_top1", "perplexity")
 """Those of the table; JSON and CSV hold every one."""
+
+
+def epochs_view(comparison: Comparison) -> View:
+    return View(
+        key="epochs",
+        sections=lambda: (epochs_section(comparison),),
+        data=lambda: epochs_json(comparison),
+        csv=lambda: epochs_csv(comparison),
+    )
 
 
 def epochs_section(comparison: Comparison) -> Section:

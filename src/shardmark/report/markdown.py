@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from shardmark.report.tables import Table
 
@@ -14,13 +14,24 @@ def render_markdown(table: Table) -> str:
         titles = (column.title.replace("\n", " ") for column in table.columns)
         marks = ("---:" if column.numeric else ":---" for column in table.columns)
         lines = [_line(titles), _line(marks), *(_line(row) for row in table.rows), ""]
-    lines += [f"- {_escape(note)}" for note in table.notes]
+    lines += [f"- {escape_markdown(note)}" for note in table.notes]
     return "\n".join(lines) + "\n"
 
 
+def markdown_section(title: str, points: Sequence[str]) -> str:
+    """A heading with a list; ends with a line break."""
+    return (
+        "\n".join(
+            [f"### {escape_markdown(title)}", "", *(f"- {escape_markdown(one)}" for one in points)]
+        )
+        + "\n"
+    )
+
+
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(_escape(cell) for cell in cells)} |"
+    return f"| {' | '.join(escape_markdown(cell) for cell in cells)} |"
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """What would end a cell, a line or the text."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.rows import Row
+from shardmark.analysis.stability import Instability, warnings_of
+from shardmark.analysis.statistics import ROBUST_FROM
+from shardmark.analysis.verdicts import FAMILY_ERROR_RATE, FASTER, NO_DIFFERENCE, SLOWER
 from shardmark.measure.metrics import METRICS, NO_SERVERS, NO_SUCH_METRIC
 
 
@@ -20,6 +23,7 @@ def notes_of(comparison: Comparison) -> tuple[str, ...]:
         *_equivalence(rows),
         *_repeats(rows),
         *_verdicts(rows),
+        *_unstable(comparison),
         *_labels(rows),
         *(_sentence(note) for note in comparison.notes),
         *_gaps(rows),
@@ -28,11 +32,20 @@ def notes_of(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _failures(rows: Sequence[Row]) -> list[str]:
-    return [
-        f"{row.place}: {failed.count} x {failed.outcome}: {failed.reason}"
+    found = (
+        (row.place, f"{failed.count} x {failed.outcome}: {failed.reason}")
         for row in rows
         for failed in row.failed
-    ]
+    )
+    return [f"{places}: {what}" for places, what in _together(found)]
+
+
+def _together(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Places of which the same is said, joined, and what is said."""
+    places: dict[str, list[str]] = {}
+    for place, said in pairs:
+        places.setdefault(said, []).append(place)
+    return [("; ".join(there), said) for said, there in places.items()]
 
 
 def _lost(rows: Sequence[Row]) -> list[str]:
@@ -56,7 +69,8 @@ def _equivalence(rows: Sequence[Row]) -> list[str]:
     ]
     less = [row for row in rows if row.equivalent is None and row.promise is not None]
     notes += [
-        f"Promises less than equivalence, and keeps it: {row.place}: {row.promise}." for row in less
+        f"Promises less than equivalence, and keeps it: {places}: {promise}."
+        for places, promise in _together((row.place, str(row.promise)) for row in less)
     ]
     proven = [row for row in rows if row.equivalent]
     measured = [row for row in rows if row.outcomes.get("ok") and row not in less]
@@ -78,15 +92,60 @@ def _repeats(rows: Sequence[Row]) -> list[str]:
         return ["One repeat: no interval."]
     number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     text = f"Mean of {number} repeats, ± 95 % interval of the mean (Student's t)"
+    if counts[-1] >= ROBUST_FROM:
+        text += f"; from {ROBUST_FROM} repeats on without the outer tenth at either end"
     return [f"{text}; none for one repeat." if counts[0] == 1 else f"{text}."]
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
-    """Differences inside the noise are called so."""
-    unsure = [row.place for row in rows if row.verdict == "within noise"]
-    if not unsure:
+    """Which differences are shown, and how often that may be wrong."""
+    compared = [row for row in rows if row.effect is not None]
+    if not compared:
         return []
-    return [f"Within the noise, neither faster nor slower than the baseline: {'; '.join(unsure)}."]
+    notes = []
+    for verdict, text in (
+        (FASTER, "Faster than the baseline"),
+        (SLOWER, "Slower than the baseline"),
+        (NO_DIFFERENCE, "No difference shown from the baseline"),
+    ):
+        those = [_with_effect(row) for row in compared if row.verdict == verdict]
+        if those:
+            notes.append(f"{text}: {'; '.join(those)}.")
+    count = len(compared)
+    family = (
+        "one comparison; it is wrongly called faster or slower with a chance of"
+        if count == 1
+        else f"a family of {count} comparisons, corrected by Holm's procedure; any of them is"
+        " wrongly called faster or slower with a chance of"
+    )
+    return [
+        *notes,
+        f"Verdicts: samples/s of the same repeats, t test of the log ratios, {family} at most"
+        f" {100 * FAMILY_ERROR_RATE:.0f} %. Intervals are single ones, not corrected.",
+    ]
+
+
+def _with_effect(row: Row) -> str:
+    """With the effect in percent, and in standard deviations of the pairs' log ratios (d)."""
+    assert row.effect is not None, "the caller looked"
+    found = f"{row.effect.percent:+.1f} %"
+    if row.effect.standardised is not None:
+        found += f", d = {row.effect.standardised:.1f}"
+    return f"{row.place} ({found})"
+
+
+def _unstable(comparison: Comparison) -> list[str]:
+    """One line a kind: the worst, how many more, and the remedy."""
+    by_kind: dict[str, list[Instability]] = {}
+    for warning in warnings_of(comparison):
+        by_kind.setdefault(warning.kind, []).append(warning)
+    notes = []
+    for kind, found in by_kind.items():
+        worst = found[0]
+        others = len(found) - 1
+        more = "" if not others else f" ({others} more, less so)"
+        notes.append(f"UNSTABLE, {kind}: {worst.place}: {worst.text}{more}; {worst.remedy}.")
+    return notes
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:

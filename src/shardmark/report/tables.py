@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.rows import Row, plain
@@ -12,6 +12,7 @@ from shardmark.report.notes import notes_of
 
 STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
 NOTHING = "-"
+LABEL = "label"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Column:
     title: str
     cells: tuple[str, ...]
     numeric: bool = True
+    key: bool = False
+    """It names the rows: where a table is divided, each part has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +42,7 @@ def comparison_table(comparison: Comparison) -> Table:
     """Human units, one unit a column; columns without any content are left out."""
     rows = comparison.rows
     columns = (
-        *_labels(rows),
-        Column(title="ranks", cells=tuple(_ranks(row) for row in rows)),
-        *_varied(rows),
+        *row_names(rows),
         _numbers(rows, "samples/s", "samples_per_second", interval=True),
         _numbers(rows, "step\nms", "step_seconds", scale=1000),
         _numbers(rows, "speedup", "speedup", decimals=2),
@@ -65,6 +66,13 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(columns=shown, notes=notes_of(comparison))
 
 
+def row_names(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """The columns that tell the rows apart."""
+    ranks = Column(title="ranks", cells=tuple(ranks_of(row) for row in rows))
+    found = (*_labels(rows), ranks, *_varied(rows))
+    return tuple(replace(one, key=one.title != LABEL) for one in found)
+
+
 def number(value: float, *, decimals: int | None = None) -> str:
     """Fixed decimals, or about four significant digits; never an exponent for everyday sizes."""
     if decimals is not None:
@@ -80,7 +88,7 @@ def _labels(rows: Sequence[Row]) -> list[Column]:
     marks = tuple(_mark(row) for row in rows)
     columns = [Column(title="strategy", cells=tuple(row.label for row in rows), numeric=False)]
     if any(marks):
-        columns.append(Column(title="label", cells=marks, numeric=False))
+        columns.append(Column(title=LABEL, cells=marks, numeric=False))
     varies_by_axis = any(key.startswith("workload") for key in _keys(rows))
     if len({row.workload for row in rows}) > 1 and not varies_by_axis:
         cells = tuple(row.workload for row in rows)
@@ -161,16 +169,16 @@ def _bytes(rows: Sequence[Row], title: str, value_of: Callable[[Row], float | No
 
 def _of_servers(rows: Sequence[Row]) -> tuple[Column, ...]:
     """What only parameter servers have."""
-    if not any("+" in _ranks(row) for row in rows):
+    if not any("+" in ranks_of(row) for row in rows):
         return ()
     return (
         _bytes(rows, "worker", _worker_state_bytes),
         _numbers(rows, "stale", "staleness_mean", decimals=2),
-        _numbers(rows, "held back\nms", "held_back_seconds", scale=1000),
+        _numbers(rows, "held\nback ms", "held_back_seconds", scale=1000),
     )
 
 
-def _ranks(row: Row) -> str:
+def ranks_of(row: Row) -> str:
     """Workers, and servers beside them: `2+1`."""
     servers = max((sum(r.role == "server" for r in t.ranks) for t in row.trials), default=0)
     return f"{row.world_size}+{servers}" if servers else str(row.world_size)

@@ -10,12 +10,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from shardmark.errors import InputError
 from shardmark.measure.rank_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
-from shardmark.results.files import difference, file_record, flush_folder, write_whole
-from shardmark.results.migrations import is_current, migrate
+from shardmark.results.files import file_record, flush_folder, write_whole
+from shardmark.results.reading import Damaged, read_result_of
 from shardmark.results.schema import TrialResult
 from shardmark.results.verification import Verification, read_verification
 
@@ -23,17 +21,6 @@ EXPERIMENT_FILE = "experiment.yaml"
 ENVIRONMENT_FILE = "environment.json"
 TRIALS_FOLDER = "trials"
 RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
-
-
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """A stored trial that must not be believed."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +128,7 @@ class RunFolder:
 
     def read_result(self, trial_id: str, *, verify: bool = False) -> TrialResult | Damaged | None:
         """The trial's result; None where there is none.  `verify` compares the files' hashes."""
-        return _read_result(self.trial_folder(trial_id), verify=verify)
+        return read_result_of(self.trial_folder(trial_id), verify=verify)
 
     def read(self, *, verify: bool = False) -> StoredRun:
         """Every trial of the run; `verify` compares the files' hashes too, which takes longer."""
@@ -149,7 +136,7 @@ class RunFolder:
         damaged: list[Damaged] = []
         missing: list[str] = []
         for folder in self._trial_folders():
-            result = _read_result(folder, verify=verify)
+            result = read_result_of(folder, verify=verify)
             if result is None:
                 missing.append(folder.name)
             elif isinstance(result, Damaged):
@@ -201,62 +188,6 @@ def _runs_in(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir() if is_run(path))
     except OSError:
         return []
-
-
-def _read_result(folder: Path, *, verify: bool) -> TrialResult | Damaged | None:
-    path = folder / RESULT_FILE
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return Damaged(path, f"cannot be read: {error.strerror}")
-    try:
-        result = _parse(content)
-    except ValidationError as error:
-        return Damaged(path, _first_error(error))
-    except ValueError as error:
-        return Damaged(path, str(error))
-    reason = _contradiction(result, folder, verify=verify)
-    return result if reason is None else Damaged(path, reason)
-
-
-def _contradiction(result: TrialResult, folder: Path, *, verify: bool) -> str | None:
-    """How the folder contradicts the result, or None."""
-    if result.id != folder.name:
-        return f"belongs to another trial: its id is {result.id!r}"
-    for name, record in result.files.items():
-        reason = difference(folder / name, record, verify=verify)
-        if reason is not None:
-            return reason
-    return None
-
-
-def _parse(content: bytes) -> TrialResult:
-    """Today's version directly, which is fast; anything else by way of the migrations."""
-    try:
-        result = TrialResult.model_validate_json(content)
-    except ValidationError:
-        pass
-    else:
-        if is_current(result.schema_version):
-            return result
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not whole JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"holds no JSON object but a {type(document).__name__}")
-    return TrialResult.model_validate(migrate(document))
-
-
-def _first_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    key = ".".join(str(part) for part in first["loc"])
-    found = repr(first["input"])
-    shown = found if len(found) <= 60 else f"{found[:57]}..."
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{key}: found {shown}; {first['msg']}{more}"
 
 
 def _finite(result: TrialResult) -> TrialResult:

@@ -22,7 +22,7 @@ from shardmark.launch.seats import NODE_VARIABLE
 from shardmark.measure.clock import clock_for
 from shardmark.measure.cuda_memory import CudaPeak
 from shardmark.measure.probe import held_bytes, probe
-from shardmark.measure.progress import Progress
+from shardmark.measure.progress import Progress, Teller
 from shardmark.measure.rank_files import JOINED_FILE
 from shardmark.measure.recorder import Recorder, Spans
 from shardmark.results.schema import ProbeRecord, RankError
@@ -137,7 +137,9 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     report.worker = role
     report.start_weights(role.full_parameters())
     with Progress.opened(directory, process.rank, training.total_steps) as progress:
-        report.steps = _steps_of(trial, training, process.rank, progress.update)
+        teller = Teller(progress, recorder.losses, on_host=device.type == "cpu")
+        recorder.observe(teller)
+        report.steps = _steps_of(trial, training, process.rank, teller.stepped)
         batches = train_epochs(
             training,
             worker=role,

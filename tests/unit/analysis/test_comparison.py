@@ -117,10 +117,10 @@ def test_speedup_efficiency_and_memory_against_single() -> None:
     [
         ((190, 200, 210), "faster"),
         ((45, 50, 55), "slower"),
-        ((80, 101, 120), "within noise"),
+        ((80, 101, 120), "no difference shown"),
     ],
 )
-def test_verdict_follows_the_interval(rates: tuple[float, ...], verdict: str) -> None:
+def test_verdict_follows_the_pairs(rates: tuple[float, ...], verdict: str) -> None:
     trials = [invented_trial("single", 1, repeat, metrics=rate(100)) for repeat in range(3)]
     trials += [
         invented_trial(repeat=repeat, metrics=rate(found)) for repeat, found in enumerate(rates)

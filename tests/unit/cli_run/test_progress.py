@@ -2,128 +2,224 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from shardmark.cli import progress
-from shardmark.cli.progress import Lines, listener
+from shardmark.cli import pace, progress
+from shardmark.cli.progress import (
+    Display,
+    Lines,
+    Quiet,
+    duration,
+    figures,
+    listener,
+    memory,
+    plain,
+    title,
+)
 from shardmark.experiment.matrix import LeftOut, expand
-from shardmark.experiment.schema import StrategySpec
+from shardmark.experiment.schema import StrategySpec, Trial
+from shardmark.launch.listener import Reading
 from shardmark.results.schema import Failure, Outcome
 from tests.golden.invented import invented_trial
+from tests.unit.cli_run.test_pace import Time
 from tests.unit.launch.fakes import experiment
 
-TRIAL = expand(experiment("matrix.strategy=[ddp]"), "cpu").trials[0]
+Printed = Callable[[], list[str]]
 
 
-class Time:
-    """Stands for the module: `monotonic` is what the test says."""
+def trials(*overrides: str) -> tuple[Trial, ...]:
+    return expand(experiment("matrix.strategy=[ddp]", *overrides), "cpu").trials
 
-    def __init__(self) -> None:
-        self.now = 100.0
 
-    def monotonic(self) -> float:
-        return self.now
+TRIAL = trials()[0]
+TITLE = "ddp on 2 ranks"
 
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     fake = Time()
-    monkeypatch.setattr(progress, "time", fake)
+    for module in (progress, pace):
+        monkeypatch.setattr(module, "time", fake)
     return fake
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    return capsys.readouterr().out.splitlines()
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    def ask() -> list[str]:
+        return capsys.readouterr().out.splitlines()
+
+    return ask
 
 
-def test_plan_tells_what_is_left_out_and_done(
-    capsys: pytest.CaptureFixture[str], time: Time
-) -> None:
+def test_plan_tells_what_is_left_out_and_done(printed: Printed, time: Time) -> None:
     left_out = LeftOut(
         strategy=StrategySpec(name="single"), world_size=2, reason="single is one device"
     )
     Lines().planned(3, 0, (left_out,))
-    assert printed(capsys) == [
+    assert printed() == [
         "left out: single on 2 ranks: single is one device",
         "3 trials; loading libraries",
     ]
     Lines().planned(3, 2, ())
-    assert printed(capsys) == ["3 trials, 2 have their result already; loading libraries"]
+    assert printed() == ["3 trials, 2 have their result already; loading libraries"]
     Lines().note("something is damaged")
-    assert printed(capsys) == ["something is damaged"]
+    Lines().doing("verifying [1/1] ddp")
+    assert printed() == ["something is damaged", "verifying [1/1] ddp"]
     assert time.now == 100.0
 
 
-def test_a_line_every_half_minute_and_one_at_the_end(
-    capsys: pytest.CaptureFixture[str], time: Time
-) -> None:
+def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Time) -> None:
     lines = Lines()
     lines.planned(2, 0, ())
     lines.trial_started(1, 2, TRIAL)
-    printed(capsys)
+    printed()
     for second in range(1, 71):
         time.now = 100.0 + second
-        lines.trial_stepped(second, 200)
-    title = f"[1/2] {TRIAL.id}"
-    assert printed(capsys) == [
-        f"{title}: step 30 of 200, 30 s",
-        f"{title}: step 60 of 200, 60 s",
+        lines.trial_stepped(Reading(steps=2 * second, total_steps=200))
+    assert printed() == [
+        f"[1/2] {TITLE}: step 60 of 200, 16.0 samples/s, 30 s gone, about 3 min left",
+        f"[1/2] {TITLE}: step 120 of 200, 16.0 samples/s, 60 s gone, about 2 min left",
     ]
     time.now = 220.0
     lines.trial_ended(1, 2, invented_trial(metrics={"samples_per_second": 412.04}))
-    assert printed(capsys) == [f"{title}: ok in 21.5 s, 412.0 samples/s  (about 2.0 min left)"]
+    assert printed() == [f"[1/2] {TITLE}: ok in 21.5 s, 412.0 samples/s, about 2 min left"]
     lines.trial_started(2, 2, TRIAL)
     lines.trial_ended(2, 2, invented_trial(metrics={"samples_per_second": None}))
-    assert printed(capsys) == [f"[2/2] {TRIAL.id}: ok in 21.5 s"]
+    assert printed() == [f"[2/2] {TITLE}: ok in 21.5 s"]
 
 
 @pytest.mark.parametrize(
     ("failure", "end"),
     [
         (Failure(reason="rank 1: no memory", remedy="less"), ": rank 1: no memory; less"),
-        (Failure(reason="rank 1 died"), ": rank 1 died"),
+        (Failure(reason="rank 1 died\n\x1b[31m"), r": rank 1 died \x1b[31m"),
         (None, ""),
     ],
 )
-def test_other_ends_have_their_reason(
-    capsys: pytest.CaptureFixture[str], time: Time, failure: Failure | None, end: str
+def test_other_ends_have_their_reason_and_place(
+    printed: Printed, time: Time, failure: Failure | None, end: str
 ) -> None:
     lines = Lines()
     lines.trial_started(1, 1, TRIAL)
-    lines.trial_ended(1, 1, invented_trial(outcome=Outcome.OUT_OF_MEMORY, failure=failure))
-    assert printed(capsys) == [f"[1/1] {TRIAL.id}: out_of_memory after 21.5 s{end}"]
+    result = invented_trial(outcome=Outcome.OUT_OF_MEMORY, failure=failure)
+    lines.trial_ended(1, 1, result)
+    assert printed() == [f"[1/1] {TITLE}: out_of_memory after 21.5 s{end} (trials/{result.id})"]
     assert time.now == 100.0
 
 
-class Status:
+def test_title_tells_trials_apart() -> None:
+    made = trials("matrix.recipe.precision=[fp32,bf16]", "measure.repeats=2")
+    assert {title(trial) for trial in made} == {
+        f"{TITLE}, recipe.precision={precision}, repeat {repeat} of 2"
+        for precision in ("fp32", "bf16")
+        for repeat in (1, 2)
+    }
+    (hybrid,) = trials(
+        "matrix.strategy=[{name: fsdp-hybrid, shard_group: 2}]", "matrix.world_size=[4]"
+    )
+    assert title(hybrid) == "fsdp-hybrid (shard_group=2) on 4 ranks"
+
+
+def test_figures_are_those_that_are_known(time: Time) -> None:
+    watch = pace.Pace()
+    watch.planned(1)
+    watch.trial_started(samples_per_step=8)
+    assert figures(Reading(steps=0, total_steps=9), watch) == ("step 0 of 9", "0 s gone")
+    reading = Reading(steps=3, total_steps=9, loss=1.23456, loss_steps=2, memory_bytes=3 * 2**29)
+    assert figures(reading, watch)[1:3] == ("loss 1.235", "memory 1.50 GiB"), "as good as now"
+    late = Reading(steps=8, total_steps=9, loss=float("nan"), loss_steps=4)
+    assert figures(late, watch)[1] == "loss nan at step 4", "that of a GPU's last epoch"
+    assert figures(Reading(steps=9, total_steps=9), watch)[1] == "finishing"
+    watch.stepped(1, 9)
+    time.now += 1
+    watch.stepped(2, 9)
+    time.now += 60
+    assert figures(Reading(steps=2, total_steps=9), watch)[1] == "no step for 60 s"
+
+
+class Screen:
+    """Notes what is drawn and what is printed above it."""
+
     def __init__(self) -> None:
-        self.shown: list[str] = []
+        self.seen: list[tuple[Any, ...]] = []
+        self.due = True
 
-    def update(self, text: object) -> None:
-        self.shown.append(str(text))
+    def is_due(self) -> bool:
+        return self.due
+
+    def draw(self, heading: str, parts: tuple[str, ...] = (), done: float | None = None) -> None:
+        self.seen.append((heading, parts, done))
+
+    def print(self, text: str) -> None:
+        self.seen.append((text,))
 
 
-def test_on_a_terminal_one_line_is_kept_up_to_date(
-    capsys: pytest.CaptureFixture[str], time: Time
-) -> None:
-    status = Status()
-    lines = Lines(cast("Any", status))
+def test_on_a_terminal_the_screen_is_kept_up_to_date(printed: Printed, time: Time) -> None:
+    screen = Screen()
+    lines = Display(cast("Any", screen))
+    lines.planned(1, 0, ())
+    lines.doing("verifying [1/1] ddp")
     lines.trial_started(1, 1, TRIAL)
     time.now += 2
-    lines.trial_stepped(1, 9)
-    lines.trial_stepped(2, 9)
-    title = f"[1/1] {TRIAL.id}"
-    assert status.shown == [
-        f"{title}: starting",
-        f"{title}: step 1 of 9, 2 s",
-        f"{title}: step 2 of 9, 2 s",
+    lines.trial_stepped(Reading(steps=1, total_steps=4))
+    screen.due = False
+    lines.trial_stepped(Reading(steps=2, total_steps=4))
+    lines.trial_ended(1, 1, invented_trial(metrics={"samples_per_second": None}))
+    assert screen.seen == [
+        ("1 trial; loading libraries",),
+        ("verifying [1/1] ddp", (), None),
+        (f"[1/1] {TITLE}", ("starting",), 0.0),
+        (f"[1/1] {TITLE}", ("step 1 of 4", "2 s gone"), 0.25),
+        (f"[1/1] {TITLE}: ok in 21.5 s",),
     ]
-    assert printed(capsys) == []
+    assert printed() == []
 
 
-def test_listener_elsewhere_than_a_terminal_prints_lines() -> None:
+def test_quiet_says_what_went_wrong_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with listener(quiet=True) as quiet:
+        assert isinstance(quiet, Quiet)
+        quiet.planned(4, 0, ())
+        quiet.note("something is damaged")
+        quiet.doing("verifying [1/1] ddp")
+        for number, outcome in enumerate(Outcome, start=1):
+            quiet.trial_started(number, 6, TRIAL)
+            quiet.trial_stepped(Reading(steps=1, total_steps=9))
+            failure = None if outcome is Outcome.OK else Failure(reason="why\x07")
+            quiet.trial_ended(number, 6, invented_trial(outcome=outcome, failure=failure))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    bad = [line.split(": ")[2].split()[0] for line in captured.err.splitlines()]
+    assert sorted(bad) == ["failed", "timed_out"]
+    assert captured.err.count(r"why\x07") == 2
+
+
+def test_listener_elsewhere_than_a_terminal_prints_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
     with listener() as found:
-        assert isinstance(found, Lines)
-        assert found._status is None
+        assert type(found) is Lines
+
+
+def test_listener_on_a_terminal_that_cannot_draw_prints_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: 1)))
+    with listener() as found:
+        assert type(found) is Lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5940, "99 min"), (12000, "3 h 20 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sizes_and_plain_text() -> None:
+    assert (memory(812 * 2**20), memory(5 * 2**28)) == ("812 MiB", "1.25 GiB")
+    assert plain("é\tb\r\x9b\u202e") == r"é b\r\x9b\u202e"

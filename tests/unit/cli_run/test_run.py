@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,14 @@ from typing import Any
 import pytest
 
 from shardmark import cli
+from shardmark.analysis.comparison import compare
+from shardmark.cli.compare import render
+from shardmark.cli.progress import Quiet
 from shardmark.errors import ShardmarkError
 from shardmark.experiment.schema import Experiment
 from shardmark.launch import controller
 from shardmark.results.schema import Failure, Outcome
+from shardmark.results.store import load_run
 from tests.golden.invented import invented_trial, write_run
 
 Fake = Callable[..., Path]
@@ -68,11 +73,34 @@ def test_run_ends_with_the_table_and_its_place(
     code, printed, err = answer("quickstart", "--out", str(out))
     assert (code, err) == (0, "")
     assert "\nstrategy  ranks" in printed
-    assert printed.endswith(f"\nfiles: {out}   again: shardmark compare {out}\n")
+    assert printed.endswith(
+        f"\nfiles: {out}   again: shardmark compare {out}\nreport: shardmark report {out}\n"
+    )
     (call,) = calls
     assert call["out"] == out
     assert call["retry"] is False
     assert call["experiment"].name == "quickstart"
+
+
+def test_hints_can_be_pasted(answer: Answer, calls: list[dict[str, Any]], tmp_path: Path) -> None:
+    out = tmp_path / "a run"
+    assert f"\nreport: shardmark report '{out}'\n" in answer("quickstart", "--out", str(out))[1]
+    assert calls
+
+
+@pytest.mark.parametrize("option", ["--quiet", "-q"])
+def test_quiet_prints_the_table_alone(
+    answer: Answer, calls: list[dict[str, Any]], tmp_path: Path, option: str
+) -> None:
+    out = str(tmp_path / "run")
+    code, printed, err = answer("quickstart", "--out", out, option)
+    assert (code, err) == (0, "")
+    assert printed == answer_of_compare(out)
+    assert isinstance(calls[0]["progress"], Quiet)
+
+
+def answer_of_compare(folder: str) -> str:
+    return render(compare([load_run(Path(folder))], None))
 
 
 def test_options_reach_the_run(answer: Answer, calls: list[dict[str, Any]], tmp_path: Path) -> None:
@@ -210,10 +238,12 @@ def test_dry_run_prints_the_plan_and_reads_no_data(
     code, printed, err = answer(str(file), "--dry-run")
     assert (code, err) == (0, "")
     lines = printed.splitlines()
-    assert [line.split()[0] for line in lines[:2]] == ["1", "2"]
-    assert {line.split()[1].rpartition("-")[0] for line in lines[:2]} == {
-        "single-w1-fp32-r0",
-        "ddp-w2-fp32-r0",
+    rows = [line.split("  ") for line in lines[:2]]
+    columns = [[part.strip() for part in row if part.strip()] for row in rows]
+    assert [row[0] for row in columns] == ["1", "2"]
+    assert {(row[1].rpartition("-")[0], *row[2:]) for row in columns} == {
+        ("single-w1-fp32-r0", "single", "1 rank", "repeat 1 of 1"),
+        ("ddp-w2-fp32-r0", "ddp", "2 ranks", "repeat 1 of 1"),
     }
     assert lines[2:] == [
         "left out: single on 2 ranks: single is one device",
@@ -222,6 +252,34 @@ def test_dry_run_prints_the_plan_and_reads_no_data(
     ]
     assert calls == []
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml"}
+
+
+def test_dry_run_tells_cells_apart(answer: Answer) -> None:
+    """All that a cell varies in, in columns that two spaces or more part."""
+    changes = (
+        "matrix.strategy=[{name: fsdp-hybrid, shard_group: 2}]",
+        "matrix.world_size=[4]",
+        "matrix.recipe.precision=[fp32,bf16]",
+        "measure.repeats=2",
+    )
+    options = [word for change in changes for word in ("--set", change)]
+    code, printed, err = answer("quickstart", "--dry-run", *options)
+    assert (code, err) == (0, "")
+    *lines, last = printed.splitlines()
+    assert last == "4 trials, 0 cells left out"
+    rows = [re.split(" {2,}", line.strip()) for line in lines]
+    assert {tuple(row[2:]) for row in rows} == {
+        (
+            "fsdp-hybrid",
+            "4 ranks",
+            f"repeat {repeat} of 2",
+            "shard_group=2",
+            f"recipe.precision={p}",
+        )
+        for repeat in (1, 2)
+        for p in ("fp32", "bf16")
+    }
+    assert len({row[1] for row in rows}) == 4
 
 
 def test_dry_run_refuses_what_cannot_be_planned(answer: Answer) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +24,18 @@ from shardmark.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.strategies._protocol import Machine, Shard
 from shardmark.workloads.datasets import DATASETS
 from shardmark.workloads.models import MODELS
-
-ROOT = Path(__file__).parents[3]
-README = ROOT / "README.md"
-CONSTRAINTS = ROOT / "constraints.txt"
-FOLDERS = ("tutorial", "guides", "method", "decisions")
-PAGES = (
+from tests.unit.docs.pages import (
+    PAGES,
     README,
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "CHANGELOG.md",
-    *(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))),
+    ROOT,
+    blocks,
+    cases,
+    inline_commands,
+    own_commands,
+    parse,
 )
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+CONSTRAINTS = ROOT / "constraints.txt"
 LINK = re.compile(r"\[[^]]*\]\(([^)#]+)\)")
 MARKED = re.compile(
     r"<!-- test-command -->\n```bash\n(.*?)\n```\n<!-- /test-command -->", re.DOTALL
@@ -45,52 +43,7 @@ MARKED = re.compile(
 MACHINE = Machine(device_type="cpu", device_count=0, cores=2)
 
 
-def blocks(language: str, *pages: Path) -> Iterator[tuple[str, str]]:
-    """Where each code block of that language begins, and its text."""
-    for page in pages or PAGES:
-        text = page.read_text(encoding="utf-8")
-        for found in BLOCK.finditer(text):
-            if found[1] == language:
-                line = text.count("\n", 0, found.start()) + 1
-                yield f"{page.relative_to(ROOT)}:{line}", found[2]
-
-
-def commands() -> Iterator[tuple[str, list[str]]]:
-    """Each `shardmark` command in a block of shell code, and its arguments."""
-    for place, text in blocks("bash"):
-        for line in text.splitlines():
-            for part in line.split("&&"):
-                words = shlex.split(part, comments=True)
-                if words and words[0] == "shardmark":
-                    yield f"{place} {part.strip()}", words[1:]
-
-
-def inline_commands() -> Iterator[tuple[str, list[str]]]:
-    """Each command in running text, save a bare verb and those with a placeholder."""
-    for page in PAGES:
-        text = BLOCK.sub("", page.read_text(encoding="utf-8"))
-        for found in re.findall(r"`shardmark ([^`]+)`", text):
-            words = shlex.split(found)
-            if len(words) > 1 and not any(re.fullmatch(r"[A-Z]+[.=]*", word) for word in words):
-                yield f"{page.relative_to(ROOT)} {found}", words
-
-
-def cases(pairs: Iterator[tuple[str, Any]]) -> list[Any]:
-    return [pytest.param(value, id=place) for place, value in pairs]
-
-
-def parse(arguments: list[str]) -> dict[str, Any]:
-    """What the command line makes of the arguments; nothing is run."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
-    with group.make_context("shardmark", [*arguments]) as context:
-        verb = group.get_command(context, arguments[0])
-        assert verb is not None, f"no such command: {arguments[0]}"
-        with verb.make_context(arguments[0], arguments[1:], parent=context) as inner:
-            return dict(inner.params)
-
-
-@pytest.mark.parametrize("arguments", cases(commands()) + cases(inline_commands()))
+@pytest.mark.parametrize("arguments", cases(own_commands()) + cases(inline_commands()))
 def test_commands_parse(arguments: list[str]) -> None:
     given = parse(arguments)
     source = given.get("experiment")

@@ -10,6 +10,7 @@ from typing import Any
 from shardmark.experiment.load import from_mapping
 from shardmark.experiment.matrix import LeftOut
 from shardmark.experiment.schema import Experiment, Trial
+from shardmark.launch.listener import Reading
 from shardmark.launch.outcome import Ending
 from shardmark.measure.progress import Progress
 from shardmark.measure.rank_files import rank_file, rank_steps_file
@@ -127,11 +128,14 @@ class Remembers:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def doing(self, text: str) -> None:
+        self.notes.append(text)
+
     def trial_started(self, number: int, total: int, trial: Trial) -> None:
         self.started.append((number, total, trial.strategy.name))
 
-    def trial_stepped(self, steps: int, total_steps: int) -> None:
-        self.steps.append((steps, total_steps))
+    def trial_stepped(self, reading: Reading) -> None:
+        self.steps.append((reading.steps, reading.total_steps))
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:
         self.ended.append((number, total, str(result.outcome)))

@@ -1,28 +1,53 @@
-"""How far a rank has come, through a file that may be missing or cut."""
+"""How far a rank has come, through a file that may be missing or cut, and at what cost."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
-from shardmark.measure.progress import Progress, progress_file, steps_in_all, steps_taken
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardmark.measure.progress import Progress, Reached, Teller, progress_file, reached
+from shardmark.measure.recorder import Recorder
+from shardmark.strategies._protocol import Portion, Shard
+from shardmark.training.loop import Steps, train
+from tests.unit.training.test_loop import FakeWorker
+from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
+
+HOST_COPIES = ("_local_scalar_dense", "_to_copy", "copy_", "is_nonzero", "equal", "nonzero")
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    assert (steps_taken(tmp_path, 1), steps_in_all(tmp_path, 1)) == (None, None)
+    assert reached(tmp_path, 1) is None
     with Progress.opened(tmp_path, 1, total_steps=2**40) as progress:
-        assert (steps_taken(tmp_path, 1), steps_in_all(tmp_path, 1)) == (0, 2**40)
+        assert reached(tmp_path, 1) == Reached(
+            steps=0, total_steps=2**40, loss=None, loss_steps=None
+        )
         progress.update(7)
-        assert steps_taken(tmp_path, 1) == 7
+        progress.tell_loss(0.25, 6)
+        assert reached(tmp_path, 1) == Reached(steps=7, total_steps=2**40, loss=0.25, loss_steps=6)
         progress.update(8)
-    assert (steps_taken(tmp_path, 1), steps_in_all(tmp_path, 1)) == (8, 2**40)
-    assert steps_taken(tmp_path, 0) is None
+        progress.tell_loss(math.nan, 8)
+    ended = reached(tmp_path, 1)
+    assert ended is not None
+    assert (ended.steps, ended.loss_steps) == (8, 8)
+    assert ended.loss is not None
+    assert math.isnan(ended.loss), "a loss that is no number is news"
+    assert reached(tmp_path, 0) is None
 
 
 def test_an_earlier_attempt_is_overwritten(tmp_path: Path) -> None:
     with Progress.opened(tmp_path, 0, total_steps=5) as progress:
         progress.update(5)
+        progress.tell_loss(1.0, 5)
     with Progress.opened(tmp_path, 0, total_steps=9):
-        assert (steps_taken(tmp_path, 0), steps_in_all(tmp_path, 0)) == (0, 9)
+        assert reached(tmp_path, 0) == Reached(steps=0, total_steps=9, loss=None, loss_steps=None)
 
 
 def test_cut_file_tells_nothing(tmp_path: Path) -> None:
@@ -30,7 +55,135 @@ def test_cut_file_tells_nothing(tmp_path: Path) -> None:
         progress.update(3)
     file = progress_file(tmp_path, 0)
     whole = file.read_bytes()
-    file.write_bytes(whole[:12])
-    assert (steps_taken(tmp_path, 0), steps_in_all(tmp_path, 0)) == (3, None)
-    file.write_bytes(b"")
-    assert (steps_taken(tmp_path, 0), steps_in_all(tmp_path, 0)) == (None, None)
+    for kept in (12, 0):
+        file.write_bytes(whole[:kept])
+        assert reached(tmp_path, 0) is None
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """Notes every operator between the clock's notes; copies to the host and waits are some."""
+
+    def __init__(self, clock: CountingClock) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._clock = clock
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        self._clock.calls.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Losing(FakeWorker):
+    """Its loss lies on `device`: the meta device has no values, so that reading one raises."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def step(self, batch: Any, recorder: Any) -> Tensor:
+        return super().step(batch, recorder).to(self._device)
+
+
+class Told:
+    """A training of five steps, two of them warm-up, and what it tells."""
+
+    def __init__(self, directory: Path, *, on_host: bool, device: str = "cpu") -> None:
+        self.clock = CountingClock()
+        self.recorder = Recorder(self.clock)
+        self.directory = directory
+        self.worker = Losing(device)
+        self._on_host = on_host
+        self.losses: list[float | None] = []
+
+    def run(self, end_step: int = 5, *, watched: bool = True) -> None:
+        with Progress.opened(self.directory, 0, total_steps=5) as progress:
+            teller = Teller(progress, self.recorder.losses, on_host=self._on_host)
+            if watched:
+                self.recorder.observe(teller)
+
+            def on_step(step: int) -> None:
+                teller.stepped(step)
+                found = reached(self.directory, 0)
+                assert found is not None
+                assert found.steps == step
+                self.losses.append(found.loss)
+
+            steps = Steps(
+                warmup_steps=2,
+                learning_rate=lambda _: 0.1,
+                seed_of=lambda _: 1,
+                on_step=on_step,
+                pace=nullcontext,
+            )
+            train(
+                self.worker,
+                self._batches(),
+                self.recorder,
+                steps,
+                end_step=end_step,
+                portion_of=lambda index: Portion(step=index, shard=Shard(index=0, count=1)),
+                device=CPU,
+            )
+
+    @staticmethod
+    def _batches() -> Iterator[ToyBatch]:
+        while True:
+            yield ToyWorkload().batch(range(2))
+
+
+def test_losses_in_host_memory_are_told_at_each_step(tmp_path: Path) -> None:
+    told = Told(tmp_path, on_host=True)
+    told.run()
+    assert told.losses == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_losses_on_a_device_are_told_when_the_window_has_closed(tmp_path: Path) -> None:
+    told = Told(tmp_path, on_host=False)
+    told.run()
+    assert told.losses == [None] * 5
+    found = reached(tmp_path, 0)
+    assert found is not None
+    assert (found.loss, found.loss_steps) == (5.0, 5)
+
+
+def test_nothing_is_told_before_a_window(tmp_path: Path) -> None:
+    told = Told(tmp_path, on_host=False)
+    told.run(end_step=2)
+    found = reached(tmp_path, 0)
+    assert found is not None
+    assert (found.steps, found.loss) == (2, None)
+
+
+def test_the_loop_copies_nothing_to_the_host_for_those_who_watch(tmp_path: Path) -> None:
+    """With the loss on a device, its one reading comes after the wait that ends the window, and
+    after the clock was read; within the window every operator is the training's own."""
+    operators: dict[bool, list[str]] = {}
+    for watched in (False, True):
+        told = Told(tmp_path, on_host=False)
+        with Operators(told.clock):
+            told.run(watched=watched)
+        operators[watched] = told.clock.calls
+    alone, seen = operators[False], operators[True]
+    assert seen[: len(alone)] == alone
+    assert alone[-2:] == ["wait", "wall"], "the end of the window"
+    assert seen[len(alone) :] == ["_local_scalar_dense"]
+    assert not [name for name in alone if name in HOST_COPIES]
+
+
+def test_the_watch_would_be_caught_reading(tmp_path: Path) -> None:
+    """The test above can fail: a loss told at each step is a copy inside the window."""
+    told = Told(tmp_path, on_host=True)
+    with Operators(told.clock):
+        told.run()
+    assert told.clock.calls.count("_local_scalar_dense") == 5 + 1
+
+
+def test_a_loss_without_a_value_does_not_disturb_the_steps(tmp_path: Path) -> None:
+    """On the meta device nothing can be read; all steps are taken before anybody tries."""
+    told = Told(tmp_path, on_host=False, device="meta")
+    with pytest.raises(RuntimeError, match="meta"):
+        told.run()
+    assert told.recorder.step == 5
+    assert torch.stack(told.recorder.losses).is_meta
+    assert len(told.recorder.windows) == 1

@@ -80,3 +80,6 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: ARG002, N802
         return SimpleNamespace(used=1024, total=4096)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: ARG002, N802
+        return 0x4

@@ -32,6 +32,7 @@ def test_reads_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
             "energy_joules": 2.5,
             "temperature_celsius": 61,
             "memory_used_bytes": 1024,
+            "clock_limits": 4,
         }
     ]
     reader.close()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from shardmark.measure.gpus import GpuReader
+from shardmark.measure.process_tree import TICKS_PER_SECOND
 from shardmark.measure.sampler import SystemSampler, network_counters
 from tests.unit.measure_outside.fake_proc import end_process, write_process
 
@@ -90,6 +91,22 @@ def test_ranks_appear_and_vanish(tmp_path: Path, sampler: SystemSampler) -> None
     }
 
 
+def test_the_whole_machines_cpu(tmp_path: Path, sampler: SystemSampler) -> None:
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    # user nice system idle iowait irq softirq steal guest guest_nice
+    total = [tick * TICKS_PER_SECOND for tick in (100, 10, 20, 5000, 300, 1, 2, 4, 50, 5)]
+    core = "0 " * 10
+    text = f"cpu  {' '.join(map(str, total))}\ncpu0 {core}\ncpu1 {core}\nintr 5 0\nctxt 9\n"
+    (proc / "stat").write_text(text)
+    sampler.start()
+    (proc / "stat").unlink()
+    sampler.stop()
+    first, last = lines(tmp_path)
+    assert first["machine"] == {"cpu_seconds": 137.0, "cores": 2}
+    assert last["machine"] is None
+
+
 def test_many_threads_are_counted_less_often(tmp_path: Path, sampler: SystemSampler) -> None:
     write_process(tmp_path / "proc", 10, switches=[2] * 30)
     sampler.start()
@@ -139,6 +156,9 @@ def test_this_process(tmp_path: Path) -> None:
         while sampler._samplings < 4:  # the thread took one
             sum(range(10_000))
     assert sampler.failure is None
+    machine = [line["machine"] for line in lines(tmp_path)]
+    assert machine[0]["cores"] >= 1
+    assert 0 < machine[0]["cpu_seconds"] <= machine[-1]["cpu_seconds"]
     found = [line["ranks"][0] for line in lines(tmp_path)[1:]]
     assert len(found) >= 4
     assert found[0]["rss_bytes"] > 2**20

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shardmark.cli import main
 from shardmark.results.schema import EpochRecord, TrialResult, WindowRecord
 from shardmark.results.store import RunFolder
 from tests.golden.invented import invented_rank, invented_trial
+
+if TYPE_CHECKING:
+    import pytest
 
 STEPS = 10
 WARMUP = 4
@@ -115,3 +119,18 @@ def write_detection(path: Path, trials: Sequence[TrialResult], cores: int | None
     for trial in trials:
         folder.write_result(trial)
     return path
+
+
+def scaled() -> list[TrialResult]:
+    """DDP and ZeRO-1 on 2 and 4 ranks; ZeRO-1 takes 1.25 times as long."""
+    return [
+        detection_trial(strategy, ranks, repeat, rate=50.0 * ranks / factor + repeat)
+        for strategy, factor in (("ddp", 1.0), ("zero-1", 1.25))
+        for ranks in (2, 4)
+        for repeat in (0, 1)
+    ]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["compare", *arguments]) == 0
+    return capsys.readouterr().out

@@ -97,7 +97,7 @@ def test_what_was_not_measured_is_blank(tmp_path: Path) -> None:
 
 
 def test_the_table_and_its_notes(tmp_path: Path) -> None:
-    _, section = against_sections(against(tmp_path, *map(trial, MEASURED)))
+    _, section, _ = against_sections(against(tmp_path, *map(trial, MEASURED)))
     cells = {
         about: (published, measured)
         for about, published, measured in zip(
@@ -113,7 +113,7 @@ def test_the_table_and_its_notes(tmp_path: Path) -> None:
     assert cells["time, ps-async / ps-sync"] == ("from 0.72", "0.80")
     assert cells["accuracy_top1, ps-async - ps-sync (points)"] == ("-17.0 to -4.0", "-12.5")
     text = " ".join(section.table.notes)
-    assert "ps-bounded: samples_per_second gain cancelled" in text
+    assert "ps-bounded: samples/s gain cancelled" in text
     assert "ddp / ?: what it is relative to is not stated" in text
     assert "refutes nothing" in text
 
@@ -133,6 +133,30 @@ def test_a_study_with_tables_alone_has_no_claims(tmp_path: Path) -> None:
     found = against(tmp_path, trial("ddp"), paper="lamsal-2025")
     assert claims_of(found) == ()
     assert all(not one.title.startswith("Claims") for one in against_sections(found))
+
+
+def test_a_name_that_may_be_several_is_held_against_each(tmp_path: Path) -> None:
+    """The poster says DeepSpeed, and not which stage."""
+    names = {"fsdp": "ddp", "zero-2": "ps-sync", "zero-3": "fsdp"}
+    trials = [
+        trial(measured).model_copy(update={"strategy": name, "id": name})
+        for name, measured in names.items()
+    ]
+    found = against(tmp_path, *trials, paper="fsdp-vs-deepspeed-poster")
+    speed = [claim for claim in claims_of(found) if claim.statement.title == "FSDP"]
+    assert [
+        (claim.base.strategy, claim.measured.value)
+        for claim in speed
+        if claim.base is not None and claim.measured is not None
+    ] == [("zero-2", 1.25), ("zero-3", 2.0)]
+    (memory,) = (claim for claim in claims_of(found) if claim.statement.title == "DeepSpeed")
+    assert memory.row is None
+    _, section, *_ = against_sections(found)
+    cells = {column.title: column.cells for column in section.table.columns}
+    assert cells["meas. of"] == ("fsdp / zero-2", "fsdp / zero-3", "")
+    assert cells["publ."] == ("1.13", "1.13", "from 0.70")
+    text = " ".join(section.table.notes)
+    assert "the study does not say: FSDP is fsdp or fsdp-hybrid; DeepSpeed is zero-0 or" in text
 
 
 def test_json_has_the_claims(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_without_success_there_is_no_epoch() -> None:
 
 
 def test_table_has_the_form_of_the_studies() -> None:
-    text = render_sections([epochs_section(compared(detection_trial()))], markdown=False)
+    text = render_sections([epochs_section(compared(detection_trial()))])
     lines = [line.split() for line in text.splitlines()]
     titles = "strategy ranks epoch avg loss time since start eval. mAP mAP@50"
     assert titles.split() in lines

@@ -19,8 +19,9 @@ from shardmark.report.data import render_csv, render_json
 from shardmark.report.markdown import render_markdown
 from shardmark.report.tables import Table, comparison_table, number
 from shardmark.report.text import render_text
+from shardmark.results.reading import Damaged
 from shardmark.results.schema import Failure, Outcome, TrialResult
-from shardmark.results.store import Damaged, StoredRun
+from shardmark.results.store import StoredRun
 
 
 def compared(*trials: TrialResult, **stored: Any) -> Comparison:
@@ -183,7 +184,7 @@ def test_json_is_the_contracts() -> None:
     document = json.loads(
         render_json(comparison), parse_constant=lambda name: pytest.fail(f"{name} is not JSON")
     )
-    assert set(document) == {"rows"}
+    assert set(document) == {"rows", "warnings"}
     _, ddp, fsdp = document["rows"]
     assert (ddp["strategy"], ddp["world_size"], ddp["precision"]) == ("ddp", 2, "fp32")
     assert ddp["recipe.global_batch"] == 64
@@ -193,7 +194,7 @@ def test_json_is_the_contracts() -> None:
     assert set(ddp["metrics"]["step_seconds"]) == {"value", "low", "high", "unit", "n"}
     assert ddp["metrics"]["step_seconds"]["unit"] == "seconds"
     assert ddp["metrics"]["mfu"] is None
-    assert ddp["metrics"]["speedup"]["value"] == pytest.approx(2 / 1.1 * 1.01 / 1.005)
+    assert ddp["metrics"]["speedup"]["value"] == pytest.approx(2 / 1.1 * math.sqrt(1.02 / 1.01))
     assert set(fsdp["metrics"].values()) == {None}
     assert fsdp["outcomes"] == {"failed": 1}
 
@@ -286,7 +287,7 @@ def test_notes_tell_what_the_noise_hides() -> None:
         for strategy in rates
         for repeat in (0, 1)
     ]
-    expected = "Within the noise, neither faster nor slower than the baseline: ddp on 1 rank."
+    expected = "No difference shown from the baseline: ddp on 1 rank (-1.9 %)."
     assert expected in notes(*trials)
 
 
@@ -317,7 +318,7 @@ def test_empty_run_says_so_in_every_format() -> None:
     table = comparison_table(comparison)
     assert render_text(table) == "No trial has a result.\nBegun without a result: y.\n"
     assert render_markdown(table) == "- No trial has a result.\n- Begun without a result: y.\n"
-    assert json.loads(render_json(comparison)) == {"rows": []}
+    assert json.loads(render_json(comparison)) == {"rows": [], "warnings": []}
     assert len(render_csv(comparison).splitlines()) == 1
 
 

@@ -14,8 +14,9 @@ from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, wri
 
 from shardmark.errors import InputError
 from shardmark.results import files
+from shardmark.results.reading import Damaged
 from shardmark.results.schema import Failure, Outcome, RankError, TrialResult
-from shardmark.results.store import Damaged, RunFolder, load_run
+from shardmark.results.store import RunFolder, load_run
 
 
 @pytest.fixture
@@ -123,6 +124,22 @@ def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]
 def test_wrong_content_is_damaged(run: Path, edit: Callable[[Path], None], reason: str) -> None:
     edit(result_file(run))
     assert reason in only_damage(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ranks": []}, "its outcome is ok, but no rank that trains is in it"),
+        ({"trial": {"workload": "classification"}}, "trial.workload is no mapping"),
+        ({"trial": {"recipe": 3}}, "trial.recipe is no mapping"),
+    ],
+)
+def test_values_that_do_not_fit_together_are_damage(
+    run: Path, change: dict[str, Any], reason: str
+) -> None:
+    document = json.loads(result_file(run).read_text())
+    result_file(run).write_text(json.dumps(document | change))
+    assert only_damage(run) == reason
 
 
 def test_result_that_cannot_be_opened_is_damaged(run: Path) -> None:

@@ -96,7 +96,7 @@ NETWORK = (
         name="network_bytes_per_second",
         unit="bytes/s",
         better=None,
-        definition="Bytes sent and received in the windows over the windows' seconds.",
+        definition="Bytes sent in the windows over the windows' seconds.",
         source="/proc/net/dev, interpolated to the windows",
     ),
 )

@@ -117,7 +117,7 @@ RATE = (
     ),
     _rate_metric(
         name="scaling_efficiency",
-        definition="Throughput per started rank over that of the same strategy at its smallest"
+        definition="Throughput per rank that trains over that of the same strategy at its smallest"
         " world size, or of `single` where there is no smaller one. Exists in a comparison only.",
         source="comparison",
     ),

@@ -1,0 +1,31 @@
+"""A finished run handed to a tracker, or written as tables: one file a target, one plain table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from shardmark.report.export._protocol import Exported, MissingExtra, Source, Target, sources_of
+from shardmark.report.export.csv import export_csv
+from shardmark.report.export.mlflow import export_mlflow
+from shardmark.report.export.parquet import export_parquet
+from shardmark.report.export.tensorboard import export_tensorboard
+from shardmark.report.export.wandb import export_wandb
+from shardmark.results.store import StoredRun
+
+__all__ = ["TARGETS", "Exported", "MissingExtra", "Source", "Target", "export_runs"]
+
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "tensorboard": export_tensorboard,
+        "mlflow": export_mlflow,
+        "wandb": export_wandb,
+        "parquet": export_parquet,
+        "csv": export_csv,
+    }
+)
+
+
+def export_runs(runs: Sequence[StoredRun], to: str, out: str | None = None) -> Exported:
+    """Hand the runs to the target of that name; `out` as the target takes it."""
+    return TARGETS[to](sources_of(runs), out)

@@ -1,0 +1,172 @@
+"""The report page: one HTML file with everything in it, and the figures as files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from shardmark import __version__
+from shardmark.analysis.comparison import Comparison
+from shardmark.errors import InputError
+from shardmark.report.data import render_csv, render_json
+from shardmark.report.figures import figures_of
+from shardmark.report.figures.figure import Figure
+from shardmark.report.figures.plotly_drawing import plotly_figure
+from shardmark.report.page_assets import fill, json_block
+from shardmark.report.page_equivalence import status_of, verified
+from shardmark.report.page_facts import facts_of, progress_notes
+from shardmark.report.page_method import definitions, method
+from shardmark.report.page_outcomes import not_ok
+from shardmark.report.page_tables import page_table
+from shardmark.report.page_trials import ranks_table, trials_table
+from shardmark.report.recommendation import recommendation_lines
+from shardmark.report.tables import comparison_table
+from shardmark.results.files import write_whole
+from shardmark.results.store import StoredRun
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+PAGE_NAME = "report.html"
+SUFFIXES = (".html", ".htm")
+WARNINGS = ("UNSTABLE", "LOST", "NOT EQUIVALENT", "Damaged")
+"""How those notes begin that cast doubt on a number."""
+
+TOLD_ABOVE = ("Verified: ", "Not verified", "Promises less than equivalence")
+"""How those notes begin that the verdict says already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What was put on the disk."""
+
+    page: Path
+    images: Path | None
+    """Folder of the figures; None where none were asked for, or there is none to draw."""
+    figures: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageFigure:
+    """One figure as the template shows it."""
+
+    number: int
+    figure: Figure
+    panels: Markup
+    """A list of plotly's figures, one for each panel: a narrow page puts them below one another."""
+    image: str
+    """Address of the image files without their suffix, from the page; empty without images."""
+
+
+def write_report(
+    runs: Sequence[StoredRun], comparison: Comparison, out: Path, *, images: bool = True
+) -> Written:
+    """Write the page to `out` whole or not at all, and the figures into NAME-figures beside it.
+
+    Raises `InputError` where no trial has a result, or where `out` cannot be written.
+    """
+    _check(runs, comparison, out)
+    figures = figures_of(comparison)
+    folder = out.with_name(f"{out.stem}-figures") if images and figures else None
+    page = render_page(runs, comparison, figures, None if folder is None else folder.name)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if folder is not None:
+            from shardmark.report.figures.images import write_images  # loads matplotlib
+
+            write_images(figures, folder)
+        write_whole(out, page.encode("utf-8", errors="replace"))
+    except OSError as error:
+        where = str(error.filename or out)
+        found = f"cannot be written: {error.strerror or error}"
+        raise InputError(where, found, "name a file in a folder of yours with --out") from None
+    return Written(page=out, images=folder, figures=len(figures))
+
+
+def render_page(
+    runs: Sequence[StoredRun],
+    comparison: Comparison,
+    figures: Sequence[Figure],
+    images: str | None,
+) -> str:
+    """The whole page; `images` is the folder of the figures' files, as seen from the page."""
+    rows = comparison.rows
+    table = comparison_table(comparison)
+    failures = not_ok(rows)
+    told_below = tuple(
+        f": {failed.count} x {failed.outcome}: {failed.reason}"
+        for row in rows
+        for failed in row.failed
+    )
+    notes = [
+        note
+        for note in table.notes
+        if not (note.startswith(TOLD_ABOVE) or note.endswith(told_below))
+    ]
+    return fill(
+        {
+            "version": __version__,
+            "title": ", ".join(dict.fromkeys(run.name for run in runs)),
+            "workloads": list(dict.fromkeys(row.workload for row in rows)),
+            "trial_count": sum(len(run.trials) for run in runs),
+            "facts": [facts_of(run) for run in runs],
+            "progress": progress_notes(runs),
+            "status": status_of(rows),
+            "recommendation": recommendation_lines(comparison),
+            "table": page_table("comparison", "Every measured cell.", table.columns),
+            "warnings": [note for note in notes if note.startswith(WARNINGS)],
+            "notes": [note for note in notes if not note.startswith(WARNINGS)],
+            "images": images,
+            "figures": _page_figures(figures, images),
+            "verified": verified(runs),
+            "not_ok": failures,
+            "damaged": [f"{one.path.parent.name}: {one.reason}" for one in comparison.damaged],
+            "method": method(runs),
+            "definitions": definitions(rows),
+            "trials": trials_table(rows),
+            "ranks": ranks_table(rows),
+            "csv": json_block(render_csv(comparison)),
+            "json": json_block(render_json(comparison)),
+        }
+    )
+
+
+def default_out(folders: Sequence[Path]) -> Path:
+    """Inside the run's folder.  Raises `InputError` for several runs: none is the right one."""
+    if len(folders) != 1:
+        raise InputError(
+            "--out", f"{len(folders)} runs and no file", "name the page to write, such as both.html"
+        )
+    return folders[0] / PAGE_NAME
+
+
+def _check(runs: Sequence[StoredRun], comparison: Comparison, out: Path) -> None:
+    if out.suffix.lower() not in SUFFIXES:
+        raise InputError("--out", f"{str(out)!r} is no HTML file", "its name ends in .html")
+    if out.is_dir():
+        raise InputError("--out", f"{str(out)!r} is a folder", "name a file in it")
+    if comparison.rows:
+        return
+    where = ", ".join(str(run.path) for run in runs)
+    if comparison.damaged:
+        first = comparison.damaged[0]
+        found = f"no trial can be believed; {len(comparison.damaged)} damaged, the first is {first}"
+        raise InputError(where, found, "run it again: only what is missing is run")
+    raise InputError(where, "no trial has a result yet", "report it when the first trial has ended")
+
+
+def _page_figures(figures: Sequence[Figure], images: str | None) -> list[PageFigure]:
+    return [
+        PageFigure(
+            number=number,
+            figure=figure,
+            panels=json_block(
+                [plotly_figure(replace(figure, panels=(panel,))) for panel in figure.panels]
+            ),
+            image="" if images is None else quote(f"{images}/{figure.name}"),
+        )
+        for number, figure in enumerate(figures, start=1)
+    ]

@@ -1,0 +1,105 @@
+"""One Chromium for all browser tests, and the pages that they look at."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from shardmark.analysis.comparison import compare
+from shardmark.report.figures import figures_of
+from shardmark.report.page import render_page
+from shardmark.results.store import load_run
+from tests.browser.runs import hostile_run, large_run, small_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+Opened = Callable[..., Any]
+DRAW_ALL = """async () => {
+  for (const figure of document.querySelectorAll("figure")) {
+    figure.scrollIntoView({ behavior: "instant" });
+    while (!("drawn" in figure.dataset)) await new Promise(requestAnimationFrame);
+  }
+}"""
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Ends with the last test of this folder: nothing of it is alive in other tests."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if not Path(CHROMIUM).exists():
+        pytest.skip("needs Debian's chromium")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Watched:
+    """A page with all that it said and asked for."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        self.dialogs: list[str] = []
+        page.on("console", lambda message: self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("dialog", self._dialog)
+
+    def _dialog(self, dialog: Any) -> None:
+        self.dialogs.append(dialog.message)
+        dialog.dismiss()
+
+    def draw_all(self) -> None:
+        """Bring every figure into view, as a reader would."""
+        self.page.evaluate(DRAW_ALL)
+
+
+@pytest.fixture
+def opened(browser: Browser) -> Iterator[Opened]:
+    """`opened(path, ...)` opens the page; further values are those of a browser's context."""
+    contexts = []
+
+    def open_page(path: Path, anchor: str = "", **options: Any) -> Watched:
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        watched = Watched(context.new_page())
+        watched.page.goto(path.as_uri() + anchor)
+        return watched
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+def reported(folder: Path) -> Path:
+    """The report of the run in the folder; the figures' files, which take long, are left out."""
+    run = load_run(folder)
+    comparison = compare([run])
+    page = folder / "report.html"
+    text = render_page([run], comparison, figures_of(comparison), "report-figures")
+    page.write_bytes(text.encode())
+    return page
+
+
+@pytest.fixture(scope="package")
+def small_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reported(small_run(tmp_path_factory.mktemp("small")))
+
+
+@pytest.fixture(scope="package")
+def large_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 trials."""
+    return reported(large_run(tmp_path_factory.mktemp("large")))
+
+
+@pytest.fixture(scope="package")
+def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reported(hostile_run(tmp_path_factory.mktemp("hostile")))

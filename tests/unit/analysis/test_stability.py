@@ -1,0 +1,339 @@
+"""Disturbances are found and named with a remedy; calm runs are left alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
+
+from shardmark.analysis.comparison import Comparison, compare
+from shardmark.analysis.raw_files import raw_lines
+from shardmark.analysis.rows import Row, rows_of
+from shardmark.analysis.stability import FALSE_ALARM_RATE, Instability, Kind, warnings_of
+from shardmark.analysis.trends import thinned, trend_of
+from shardmark.analysis.verdicts import METRIC
+from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.report.data import render_json
+from shardmark.report.notes import notes_of
+from shardmark.results.store import RunFolder, StoredRun, load_run
+
+WINDOWS = ((7.5, 10.25), (10.75, 14.25))
+"""Seconds after the start in which `invented_rank` measured."""
+
+
+def write_steps(folder: Path, seconds: Iterable[float]) -> None:
+    """As ranks write them: five steps of warm-up, and a second rank that is always slow."""
+    lines = [
+        {"rank": rank, "step": step, "measured": step >= 5, "step_seconds": one * (1 + 9 * rank)}
+        for rank in (0, 1)
+        for step, one in enumerate([9.0] * 5 + list(seconds))
+    ]
+    (folder / STEPS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_samples(folder: Path, sample_at: Callable[[float], Mapping[str, Any]]) -> None:
+    """One a quarter of a second, as the sampler writes them."""
+    lines = [
+        json.dumps({"at_seconds": STARTED_AT_SECONDS + tick / 4, **sample_at(tick / 4)})
+        for tick in range(64)
+    ]
+    (folder / SAMPLES_FILE).write_text("\n".join(lines) + "\n")
+
+
+def measured(
+    path: Path,
+    steps: Callable[[], Iterable[float]] | None = None,
+    sample_at: Callable[[float], Mapping[str, Any]] | None = None,
+    *,
+    repeats: int = 1,
+    environment: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """A run of `ddp` on two ranks with these raw files in every trial."""
+    run = RunFolder.create(path)
+    run.write_environment(environment or {})
+    for repeat in range(repeats):
+        trial = invented_trial(repeat=repeat, metrics={METRIC: 100.0})
+        folder = run.create_trial(trial.id)
+        if steps is not None:
+            write_steps(folder, steps())
+        if sample_at is not None:
+            write_samples(folder, sample_at)
+        run.write_result(trial)
+    return compare([load_run(path)])
+
+
+def with_rates(rates: Mapping[str, Iterable[float]]) -> Comparison:
+    """Strategy -> throughput of each repeat; no raw files."""
+    comparison = compare([])
+    for strategy, each in rates.items():
+        values = dict(enumerate(each))
+        row = replace(shell(strategy, len(values)), values={METRIC: values})
+        comparison = replace(comparison, rows=(*comparison.rows, row))
+    return comparison
+
+
+@cache
+def shell(strategy: str, repeats: int) -> Row:
+    """A row to be filled, made once: its trials are costly to check."""
+    trials = [invented_trial(strategy, 2, repeat) for repeat in range(repeats)]
+    (row,) = rows_of([StoredRun(path=Path("run"), trials=tuple(trials))])
+    return replace(row, folder=None)
+
+
+def kinds(comparison: Comparison) -> list[Kind]:
+    return [warning.kind for warning in warnings_of(comparison)]
+
+
+def only(comparison: Comparison) -> Instability:
+    (warning,) = warnings_of(comparison)
+    assert warning.remedy
+    return warning
+
+
+def calm_steps(draw: random.Random, count: int = 100, spread: float = 0.05) -> list[float]:
+    """Skewed, each step a little like the one before it."""
+    noise = 0.0
+    found = []
+    for _ in range(count):
+        noise = 0.3 * noise + draw.gauss(0, spread)
+        found.append(0.2 * math.exp(noise))
+    return found
+
+
+@pytest.mark.parametrize("spread", [0.02, 0.1])
+def test_calm_steps_raise_no_alarm(tmp_path: Path, spread: float) -> None:
+    """One alarm in a hundred comparisons is promised; here are sixty trials in one."""
+    draw = random.Random(1)
+    comparison = measured(tmp_path / "run", lambda: calm_steps(draw, spread=spread), repeats=60)
+    assert kinds(comparison) == []
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+def test_calm_repeats_raise_few_alarms(repeats: int) -> None:
+    """Of each kind at most the promised rate and three standard errors of it."""
+    draw = random.Random(repeats)
+    runs = 300
+    alarms = 0
+    for _ in range(runs):
+        rates = {
+            f"strategy-{index}": [100 * draw.lognormvariate(0, 0.05) for _ in range(repeats)]
+            for index in range(10)
+        }
+        alarms += bool(kinds(with_rates(rates)))
+    promised = 2 * FALSE_ALARM_RATE
+    assert alarms / runs <= promised + 3 * math.sqrt(promised * (1 - promised) / runs)
+
+
+@pytest.mark.parametrize(("last", "direction"), [(1.3, "30% longer"), (0.8, "20% shorter")])
+def test_drift_within_a_trial(tmp_path: Path, last: float, direction: str) -> None:
+    draw = random.Random(2)
+
+    def drifting() -> list[float]:
+        steps = calm_steps(draw, spread=0.001)
+        return [one * last ** (index / 99) for index, one in enumerate(steps)]
+
+    warning = only(measured(tmp_path / "run", drifting))
+    assert warning.kind is Kind.TRIAL_DRIFT
+    assert warning.place == "ddp-2-0"
+    assert warning.text == f"steps became {direction} from the first to the last"
+    assert "measure.warmup_steps" in warning.remedy
+
+
+def test_small_drift_is_nobodys_concern(tmp_path: Path) -> None:
+    """However sure it is."""
+    steps = [0.2 * (1 + 0.03 * index / 99) for index in range(100)]
+    assert kinds(measured(tmp_path / "run", lambda: steps)) == []
+
+
+def test_one_level_after_another_is_no_trend_of_a_few_steps(tmp_path: Path) -> None:
+    """Eleven steps are too few to tell."""
+    assert kinds(measured(tmp_path / "run", lambda: [1.0 + step for step in range(11)])) == []
+
+
+def test_slow_steps(tmp_path: Path) -> None:
+    steps = [0.2] * 97 + [1.2] * 3
+    random.Random(3).shuffle(steps)
+    warning = only(measured(tmp_path / "run", lambda: steps))
+    assert warning.kind is Kind.SLOW_STEPS
+    assert warning.text == ("3 of 100 steps took over 2 times the median and cost 13% of the time")
+
+
+def test_one_slow_step_of_many_is_nobodys_concern(tmp_path: Path) -> None:
+    assert kinds(measured(tmp_path / "run", lambda: [0.2] * 50 + [0.5] + [0.2] * 49)) == []
+
+
+def test_drift_over_repeats() -> None:
+    draw = random.Random(4)
+    rates = {
+        f"strategy-{index}": [
+            100 * (index + 1) * slower * draw.lognormvariate(0, 0.01) for slower in (1, 0.95, 0.9)
+        ]
+        for index in range(8)
+    }
+    warning = only(with_rates(rates))
+    assert warning.kind is Kind.RUN_DRIFT
+    assert warning.place == "invented"
+    assert warning.text == "from the first repeat to the last, trials became 10% slower"
+
+
+def test_outlying_repeat() -> None:
+    draw = random.Random(5)
+    rates = {
+        f"strategy-{index}": [100 * draw.lognormvariate(0, 0.01) for _ in range(3)]
+        for index in range(8)
+    }
+    rates["strategy-2"][1] *= 0.7
+    warning = only(with_rates(rates))
+    assert warning.kind is Kind.OUTLYING_REPEAT
+    assert warning.place == "strategy-2-2-1"
+    assert warning.text.endswith("slower than the other repeats of strategy-2 on 2 ranks")
+    assert warning.text.startswith(("29%", "30%", "31%"))
+
+
+def test_three_repeats_alone_do_not_tell_which_is_the_odd_one() -> None:
+    assert kinds(with_rates({"ddp": [100.0, 115.0, 90.0]})) == []
+
+
+def cpu(others_cores: float, *, cores: int = 4) -> Callable[[float], dict[str, Any]]:
+    """Two ranks use a core each, others so many."""
+
+    def sample_at(at: float) -> dict[str, Any]:
+        return {
+            "machine": {"cpu_seconds": 1000 + (2 + others_cores) * at, "cores": cores},
+            "ranks": [{"rank": rank, "pid": 4000 + rank, "cpu_seconds": at} for rank in (0, 1)],
+            "gpus": [],
+        }
+
+    return sample_at
+
+
+def test_other_processes_during_a_trial(tmp_path: Path) -> None:
+    warning = only(measured(tmp_path / "run", None, cpu(1.5)))
+    assert warning.kind is Kind.OTHER_PROCESSES
+    assert warning.text == "38% of the 4 cores were used by others during this trial"
+    assert "stop them" in warning.remedy
+
+
+def test_others_outside_the_windows_do_no_harm(tmp_path: Path) -> None:
+    def sample_at(at: float) -> dict[str, Any]:
+        return cpu(0.1)(at) if at < 14.5 else cpu(400.0)(at)
+
+    assert kinds(measured(tmp_path / "run", None, sample_at)) == []
+
+
+@pytest.mark.parametrize(
+    "sample_at",
+    [
+        lambda _at: {},
+        lambda at: cpu(2.0)(at) | {"machine": None},
+        lambda at: cpu(2.0)(at) | {"ranks": []},
+        lambda at: cpu(2.0)(at) if at < 9 else {},
+        lambda _at: {"machine": {"cpu_seconds": "much"}, "ranks": 3, "gpus": None},
+    ],
+)
+def test_samples_that_do_not_tell(
+    tmp_path: Path, sample_at: Callable[[float], Mapping[str, Any]]
+) -> None:
+    assert kinds(measured(tmp_path / "run", None, sample_at)) == []
+
+
+def test_busy_processes_when_the_run_began(tmp_path: Path) -> None:
+    environment = {
+        "cpu": {"usable_cores": 4},
+        "load": {
+            "busy_processes": [
+                {"name": "chrome", "cpu_percent": 90.0},
+                {"name": "make", "cpu_percent": 50.0},
+            ]
+        },
+    }
+    warning = only(measured(tmp_path / "run", environment=environment))
+    assert warning.kind is Kind.OTHER_PROCESSES
+    assert warning.text == "when the run began, 35% of the cores were used by chrome, make"
+
+
+def test_device_that_is_too_hot(tmp_path: Path) -> None:
+    def sample_at(at: float) -> dict[str, Any]:
+        hot = {"uuid": "GPU-a", "clock_limits": 0x40 | 0x4 if at > 12 else 0x4}
+        busy = {"uuid": "GPU-b", "clock_limits": 0x4, "temperature_celsius": 60}
+        return {"gpus": [hot | {"temperature_celsius": 70 + at}, busy]}
+
+    warning = only(measured(tmp_path / "run", None, sample_at))
+    assert warning.kind is Kind.SLOWED_DEVICE
+    share = sum(12 < 7.5 + tick / 4 <= 14.25 for tick in range(28)) / 27
+    assert warning.text == (
+        f"GPU-a was slowed down in {share:.0%} of the samples"
+        " (too hot, by the hardware, at most 86 °C)"
+    )
+
+
+def test_raw_files_may_be_broken_or_missing(tmp_path: Path) -> None:
+    comparison = measured(tmp_path / "run", lambda: [0.2] * 20)
+    folder = RunFolder(tmp_path / "run").trial_folder("ddp-2-0")
+    (folder / STEPS_FILE).write_bytes(b'{"rank": 0, \xff\n{"rank": 0, "measured": true}\n[]\n')
+    (folder / SAMPLES_FILE).write_text("[1]\n3\n")
+    assert kinds(comparison) == []
+    (folder / STEPS_FILE).unlink()
+    assert kinds(comparison) == []
+
+
+def test_notes_have_a_line_a_kind_and_json_all(tmp_path: Path) -> None:
+    draw = random.Random(6)
+
+    def steps() -> list[float]:
+        found = [0.2] * 95 + [draw.uniform(1, 2) for _ in range(5)]
+        draw.shuffle(found)
+        return found
+
+    comparison = measured(tmp_path / "run", steps, cpu(1.5), repeats=3)
+    worst, *others = [one for one in warnings_of(comparison) if one.kind is Kind.SLOW_STEPS]
+    assert len(others) == 2
+    unstable = [note for note in notes_of(comparison) if note.startswith("UNSTABLE")]
+    assert len(unstable) == 2
+    assert unstable[0].startswith(f"UNSTABLE, slow steps: {worst.place}: {worst.text} (2 more")
+    assert unstable[0].endswith(f"{worst.remedy}.")
+    found = json.loads(render_json(comparison))["warnings"]
+    assert [one["kind"] for one in found] == ["slow steps"] * 3 + ["other processes"] * 3
+    assert set(found[0]) == {"kind", "place", "text", "remedy"}
+
+
+def test_long_files_are_read_in_even_parts(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(100_000)))
+    steps = [int(str(line["step"])) for line in raw_lines(path, most_bytes=32_000)]
+    assert len(steps) < 2500
+    assert steps == sorted(set(steps))
+    assert steps[0] == 0
+    assert steps[-1] == 99_999
+    gaps = [late - early for early, late in pairwise(steps) if late > early + 1]
+    assert len(gaps) == 15
+    assert max(gaps) < 8000
+
+
+def test_trend_is_senss_slope_and_kendalls_test() -> None:
+    rising = [(float(time), 3.0 * time) for time in range(10)]
+    trend = trend_of([[*rising[:4], (4.0, 1e6), *rising[5:]]])
+    assert trend is not None
+    assert trend.slope == pytest.approx(3.0)
+    shared = trend_of([[(0.0, level), (1.0, level + 1)] for level in (5.0, 90.0, 1.0, 20.0)])
+    assert shared is not None
+    assert shared.slope == pytest.approx(1.0)
+    assert shared.p_value == pytest.approx(2 * 0.0668, abs=1e-4)  # (4 - 1) / sqrt(4) = 1.5
+    assert trend_of([[(0.0, 1.0)], []]) is None
+
+
+def test_thinned_series_keep_their_course() -> None:
+    points = [(float(index), float(index)) for index in range(100)]
+    found = thinned(points)
+    assert len(found) == 20
+    assert found[0] == (2.0, 2.0)
+    assert thinned(points[:15]) == points[:15]

@@ -1,0 +1,228 @@
+"""Verdicts are tested as promises: how often they are wrong, and that they are ever given."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from scipy.stats import ttest_1samp
+from tests.golden.invented import invented_trial
+
+from shardmark.analysis.comparison import (
+    Comparison,
+    compare,
+    difference_between,
+    ratio_between,
+)
+from shardmark.analysis.effects import Effect, holm, paired_effect
+from shardmark.analysis.rows import Row
+from shardmark.analysis.statistics import Estimate
+from shardmark.analysis.verdicts import FAMILY_ERROR_RATE
+from shardmark.results.store import StoredRun
+
+FAMILIES = 1000
+MARGIN = 3 * math.sqrt(FAMILY_ERROR_RATE * (1 - FAMILY_ERROR_RATE) / FAMILIES)
+"""Three standard errors of a simulated rate that is exactly the promised one."""
+
+
+def rates(draw: random.Random, repeats: int, true_ratio: float = 1.0) -> list[float]:
+    """One repeat in twenty is 10 to 50 % slower."""
+    slower = [draw.uniform(1.1, 1.5) if draw.random() < 0.05 else 1.0 for _ in range(repeats)]
+    return [100 * true_ratio * draw.lognormvariate(0, 0.02) / by for by in slower]
+
+
+def effects(draw: random.Random, repeats: int, true_ratios: Sequence[float]) -> list[Effect]:
+    """Of strategies that are all held against the same baseline, on a machine that drifts."""
+    moods = [draw.uniform(1, 2) for _ in range(repeats)]
+
+    def measured(true_ratio: float) -> list[float]:
+        return [
+            rate * mood for rate, mood in zip(rates(draw, repeats, true_ratio), moods, strict=True)
+        ]
+
+    base = measured(1.0)
+    found = [paired_effect(measured(ratio), base) for ratio in true_ratios]
+    return list(holm([effect for effect in found if effect is not None]))
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5, 10])
+@pytest.mark.parametrize("comparisons", [1, 4, 12])
+def test_false_verdicts_stay_at_their_rate(comparisons: int, repeats: int) -> None:
+    """None of the strategies differs from the baseline."""
+    draw = random.Random(100 * repeats + comparisons)
+    wrong = sum(
+        any(e.p_corrected <= FAMILY_ERROR_RATE for e in effects(draw, repeats, [1] * comparisons))
+        for _ in range(FAMILIES)
+    )
+    assert wrong / FAMILIES <= FAMILY_ERROR_RATE + MARGIN
+
+
+def test_false_verdicts_stay_at_their_rate_beside_true_ones() -> None:
+    """Six strategies are as fast as the baseline, and six are not."""
+    draw = random.Random(6)
+    wrong = sum(
+        any(
+            e.p_corrected <= FAMILY_ERROR_RATE
+            for e in effects(draw, 5, [1.0] * 6 + [1.5, 0.6, 2.0, 1.3, 0.5, 3.0])[:6]
+        )
+        for _ in range(FAMILIES)
+    )
+    assert wrong / FAMILIES <= FAMILY_ERROR_RATE + MARGIN
+
+
+@pytest.mark.parametrize(
+    ("repeats", "true_ratio", "least"), [(3, 1.8, 0.7), (5, 1.2, 0.5), (10, 1.07, 0.7)]
+)
+def test_true_differences_are_shown(repeats: int, true_ratio: float, least: float) -> None:
+    """One of twelve strategies differs."""
+    draw = random.Random(repeats)
+    families = 300
+    shown = 0
+    for _ in range(families):
+        effect = effects(draw, repeats, [true_ratio] + [1.0] * 11)[0]
+        shown += effect.p_corrected <= FAMILY_ERROR_RATE and effect.ratio.value > 1
+    assert shown / families >= least
+
+
+def effect_with(p_value: float) -> Effect:
+    ratio = Estimate(value=1.0, low=0.9, high=1.1, n=3)
+    return Effect(ratio=ratio, standardised=None, p_value=p_value, p_corrected=p_value)
+
+
+def test_holms_own_steps() -> None:
+    found = holm([effect_with(p) for p in (0.04, 0.01, 0.03, 0.005)])
+    assert [effect.p_corrected for effect in found] == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert [effect.p_value for effect in found] == [0.04, 0.01, 0.03, 0.005]
+    assert [one.p_corrected for one in holm([effect_with(0.8), effect_with(0.9)])] == [1.0, 1.0]
+    assert holm([]) == ()
+
+
+def test_effect_is_the_paired_t_tests() -> None:
+    above, below = [210.0, 250.0, 330.0], [100.0, 110.0, 160.0]
+    logarithms = [math.log(y / x) for y, x in zip(above, below, strict=True)]
+    effect = paired_effect(above, below)
+    assert effect is not None
+    assert effect.p_value == pytest.approx(ttest_1samp(logarithms, 0).pvalue)
+    assert effect.percent == pytest.approx(100 * (math.exp(fmean(logarithms)) - 1))
+    hedges = math.gamma(1) / math.gamma(0.5)  # two degrees of freedom, and sqrt(2 / 2)
+    assert effect.standardised == pytest.approx(fmean(logarithms) / stdev(logarithms) * hedges)
+
+
+@pytest.mark.parametrize("repeats", [5, 12])
+def test_standardised_effect_is_unbiased(repeats: int) -> None:
+    """Also without the outer tenth, within some percent."""
+    draw = random.Random(repeats)
+    found = []
+    for _ in range(2000):
+        effect = paired_effect(
+            [math.exp(draw.gauss(0.02, 0.01)) for _ in range(repeats)], [1.0] * repeats
+        )
+        assert effect is not None
+        assert effect.standardised is not None
+        found.append(effect.standardised)
+    assert fmean(found) == pytest.approx(2.0, rel=0.06)
+
+
+def test_effect_needs_two_pairs_above_zero() -> None:
+    assert paired_effect([1.0], [2.0]) is None
+    assert paired_effect([1.0, 0.0], [2.0, 2.0]) is None
+    two = paired_effect([1.0, 1.1], [2.0, 2.0])
+    assert two is not None
+    assert two.standardised is None  # of two pairs the spread is hardly known
+
+
+def test_pairs_without_spread() -> None:
+    same, double = paired_effect([3.0] * 3, [3.0] * 3), paired_effect([6.0] * 3, [3.0] * 3)
+    assert same is not None
+    assert double is not None
+    assert (same.p_value, same.standardised) == (1.0, None)
+    assert (double.p_value, double.standardised) == (0.0, None)
+
+
+def compared(found: dict[str, dict[int, float]]) -> Comparison:
+    """Strategy -> repeat -> samples per second."""
+    trials = tuple(
+        invented_trial(
+            strategy,
+            1 if strategy == "single" else 2,
+            repeat,
+            metrics={"samples_per_second": rate, "accuracy_top1": rate / 1000},
+        )
+        for strategy, by_repeat in found.items()
+        for repeat, rate in by_repeat.items()
+    )
+    return compare([StoredRun(path=Path("run"), trials=trials)])
+
+
+def row(comparison: Comparison, strategy: str) -> Row:
+    return next(one for one in comparison.rows if one.strategy == strategy)
+
+
+BASE = {0: 100.0, 1: 102.0, 2: 98.0, 3: 101.0}
+BARELY = {0: 105.0, 1: 105.5, 2: 104.5, 3: 103.5}
+"""Alone it would be shown to be faster than the baseline."""
+
+
+def test_verdicts_are_one_family() -> None:
+    alone = row(compared({"single": BASE, "ddp": BARELY}), "ddp")
+    same = {f"zero-{stage}": {0: 99.0, 1: 104.0, 2: 97.0, 3: 103.0} for stage in range(4)}
+    among = row(compared({"single": BASE, "ddp": BARELY, **same}), "ddp")
+    assert alone.verdict == "faster"
+    assert among.verdict == "no difference shown"
+    assert alone.effect is not None
+    assert among.effect is not None
+    assert among.effect.p_value == alone.effect.p_value == alone.effect.p_corrected
+    assert among.effect.p_corrected == pytest.approx(5 * alone.effect.p_value)
+    assert among.metrics["speedup"] == alone.effect.ratio == among.effect.ratio
+    assert row(compared({"single": BASE, "ddp": BARELY}), "single").effect is None
+
+
+def test_common_repeats_are_paired_and_it_is_said() -> None:
+    ddp = {1: 204.0, 2: 196.5, 3: 203.0, 4: 999.0}
+    comparison = compared({"single": BASE, "ddp": ddp})
+    found = row(comparison, "ddp")
+    assert found.verdict == "faster"
+    assert found.effect is not None
+    assert found.effect.ratio.n == 3
+    assert found.effect.percent == pytest.approx(100, abs=1)
+    assert comparison.notes == (
+        "paired ddp on 2 ranks with single on 1 rank: 3 common repeats (of 4 and 4)",
+    )
+
+
+def test_without_common_repeats_there_is_no_verdict_and_it_is_said() -> None:
+    comparison = compared({"single": BASE, "ddp": {3: 200.0, 4: 210.0}})
+    found = row(comparison, "ddp")
+    assert found.verdict is None
+    assert found.effect is None
+    assert comparison.notes == (
+        "no interval and no verdict: ddp on 2 ranks with single on 1 rank: 1 common repeat"
+        " (of 2 and 4)",
+    )
+
+
+def test_ratio_between_any_two_rows() -> None:
+    comparison = compared({"ddp": BASE, "fsdp": {key: 2 * rate for key, rate in BASE.items()}})
+    ddp, fsdp = row(comparison, "ddp"), row(comparison, "fsdp")
+    ratio = ratio_between(fsdp, ddp, "samples_per_second")
+    assert ratio is not None
+    assert (ratio.low, ratio.value, ratio.high, ratio.n) == pytest.approx((2, 2, 2, 4))
+    assert ratio_between(fsdp, ddp, "map") is None
+    assert ratio_between(fsdp, ddp, "no such metric") is None
+
+
+def test_difference_between_any_two_rows() -> None:
+    comparison = compared({"ddp": BASE, "fsdp": {0: 150.0, 1: 152.0}, "zero-1": {9: 120.25}})
+    ddp, fsdp = row(comparison, "ddp"), row(comparison, "fsdp")
+    found = difference_between(fsdp, ddp, "accuracy_top1")
+    assert found is not None
+    assert (found.low, found.value, found.high, found.n) == pytest.approx((0.05, 0.05, 0.05, 2))
+    unpaired = difference_between(row(comparison, "zero-1"), ddp, "accuracy_top1")
+    assert unpaired is not None
+    assert unpaired.value == pytest.approx(0.02)
+    assert (unpaired.low, unpaired.high, unpaired.n) == (None, None, 1)
+    assert difference_between(fsdp, ddp, "map") is None

@@ -1,0 +1,58 @@
+"""A run without a run: tells the listener what a controller would, under a clock of its own.
+
+Started by the tests in front of a terminal; the arguments are `quiet`, or columns to resize to.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+from types import SimpleNamespace
+
+from shardmark.cli import pace, progress, screen
+from shardmark.cli.run import _terminable
+from shardmark.experiment.matrix import expand
+from shardmark.launch.listener import Reading
+from shardmark.results.schema import Failure, Outcome
+from tests.golden.invented import invented_trial
+from tests.unit.cli_run.terminal import resize
+from tests.unit.launch.fakes import experiment
+
+NOW = [100.0]
+MIB = 2**20
+
+
+def main(arguments: list[str]) -> None:
+    for module in (pace, progress, screen):
+        module.time = SimpleNamespace(monotonic=lambda: NOW[0])  # type: ignore[attr-defined]
+    plan = expand(experiment("matrix.strategy=[ddp]", "measure.repeats=2"), "cpu")
+    listener = progress.listener(quiet="quiet" in arguments)
+    with suppress(KeyboardInterrupt), _terminable(), listener as told:
+        told.planned(2, 0, ())
+        told.doing("verifying [1/1] ddp")
+        told.trial_started(1, 2, plan.trials[0])
+        for step in range(1, 41):
+            NOW[0] += 1.0
+            if step == 20 and arguments and arguments[0].isdigit():
+                resize(1, int(arguments[0]))
+            told.trial_stepped(
+                Reading(
+                    steps=10 * step,
+                    total_steps=400,
+                    loss=2.0 - step / 100,
+                    loss_steps=10 * step,
+                    memory_bytes=512 * MIB,
+                )
+            )
+            if step == 30 and "ctrl-c" in arguments:
+                signal.raise_signal(signal.SIGTERM)
+        told.trial_ended(1, 2, invented_trial(metrics={"samples_per_second": 80.0}))
+        told.trial_started(2, 2, plan.trials[1])
+        failure = Failure(reason="rank 1:\n\x1b[31mbroken\x1b[0m\x07", remedy="mend it")
+        told.trial_ended(2, 2, invented_trial(outcome=Outcome.FAILED, failure=failure))
+    print("the table")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

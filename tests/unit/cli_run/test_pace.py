@@ -1,0 +1,117 @@
+"""Rate and time left, under a clock of the test's."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardmark.cli import pace
+from shardmark.cli.pace import Pace
+
+
+class Time:
+    """Stands for the module: `monotonic` is what the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    fake = Time()
+    monkeypatch.setattr(pace, "time", fake)
+    return fake
+
+
+def started(trials: int = 1) -> Pace:
+    watch = Pace()
+    watch.planned(trials)
+    watch.trial_started(samples_per_step=8)
+    return watch
+
+
+def test_rate_is_samples_over_the_time_between_readings(time: Time) -> None:
+    watch = started()
+    assert watch.samples_per_second is None
+    time.now += 20  # a start takes its time, which is none of the steps'
+    watch.stepped(5, 100)
+    assert watch.samples_per_second is None
+    time.now += 2
+    watch.stepped(9, 100)
+    assert watch.samples_per_second == 4 * 8 / 2
+    time.now += 0.5
+    watch.stepped(9, 100)
+    assert watch.samples_per_second == 16.0, "a step under way has no rate of its own"
+
+
+def test_rate_is_of_the_last_seconds(time: Time) -> None:
+    watch = started()
+    for step in range(100):  # one step a second, then ten a second
+        time.now += 1.0
+        watch.stepped(step, 1000)
+    for step in range(100, 1000, 10):
+        time.now += 1.0
+        watch.stepped(step, 1000)
+    assert watch.samples_per_second == pytest.approx(80.0)
+
+
+def test_no_step_for_long_is_no_rate(time: Time) -> None:
+    watch = started()
+    for step in (1, 2):
+        time.now += 5
+        watch.stepped(step, 9)
+    time.now += 15
+    assert (watch.still_seconds, watch.samples_per_second) == (0.0, 8 / 5)
+    time.now += 1
+    assert (watch.still_seconds, watch.samples_per_second) == (16.0, None)
+    watch.stepped(3, 9)
+    assert watch.still_seconds == 0.0
+    assert watch.samples_per_second is not None
+
+
+def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> None:
+    watch = started(trials=3)
+    assert watch.run_left_seconds() is None, "nothing is known yet"
+    time.now += 10
+    watch.stepped(0, 40)
+    assert watch.trial_left_seconds is None
+    time.now += 10
+    watch.stepped(10, 40)
+    assert watch.trial_left_seconds == 30.0
+    # No trial has ended: each of the two to come takes as long as this one will have.
+    assert watch.run_left_seconds() == 30.0 + 2 * (20.0 + 30.0)
+    time.now += 40
+    watch.trial_ended()
+    assert watch.run_left_seconds(between_trials=True) == 2 * 60.0
+    watch.trial_started(samples_per_step=8)
+    time.now += 15
+    assert watch.run_left_seconds() == 45.0 + 60.0, "its steps are not known, the mean is"
+    time.now += 5
+    watch.trial_ended()
+    watch.trial_started(samples_per_step=8)
+    watch.stepped(0, 40)
+    time.now += 2
+    watch.stepped(20, 40)
+    assert watch.run_left_seconds() == 2.0
+    time.now += 98
+    watch.trial_ended()
+    assert watch.run_left_seconds(between_trials=True) == 0.0
+
+
+def test_a_longer_start_than_the_mean_is_not_negative(time: Time) -> None:
+    watch = started(trials=2)
+    time.now += 5
+    watch.trial_ended()
+    watch.trial_started(samples_per_step=8)
+    time.now += 50
+    assert watch.run_left_seconds() == 0.0
+
+
+def test_a_trial_beyond_the_plan_is_harmless(time: Time) -> None:
+    watch = Pace()
+    watch.trial_started(samples_per_step=8)
+    time.now += 5
+    watch.trial_ended()
+    assert watch.run_left_seconds(between_trials=True) == 0.0

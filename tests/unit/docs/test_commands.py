@@ -1,0 +1,142 @@
+"""Every command in the pages is run: on a stored run, as a plan, or elsewhere with its reason."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardmark.cli import main
+from shardmark.experiment.strict_yaml import parse_yaml
+from tests.unit.docs.pages import ROOT, blocks, cases, commands, inline_commands, parse
+
+STORED = ROOT / "tests" / "golden" / "v1"
+"""What every folder that a page names holds here: a run of `single`, `ddp` and `fsdp`.  A reader's
+own run is another, but the same command prints it."""
+
+PLANNED = {"run"}
+"""Trains: run with `--dry-run`.  The same verb trains in tests/distributed, and CI runs the first
+command of the README on a fresh machine."""
+
+NOT_HERE = {
+    "verify": "starts process groups: tests/distributed verifies every strategy; parsed here",
+}
+"""Verbs of ours that are only parsed and planned, by `test_docs.test_commands_parse`."""
+
+WANTING = {
+    "http://": "a server, which no test has; parsed here",
+    "sqlite:": "the whole of MLflow, where the extra brings its small package; parsed here",
+}
+"""Beginnings of arguments that ask for something that the tests do without."""
+
+OTHERS = {
+    "python3 -m venv": "makes a virtual environment: CI follows the README on a fresh machine",
+    ".": "activates it",
+    "pip": "installs: CI follows the README on a fresh machine, and a test reads the extras",
+    "ruff": "a check: CI",
+    "mypy": "a check: CI",
+    "pytest": "runs this",
+    "pre-commit": "changes the clone's hooks; a test compares them with the README's command",
+    "sphinx-build": "test_site builds the same",
+    "python docs/reference/generate.py": "test_site runs it into another folder",
+    "python benchmarks/report_screenshots.py": "needs a browser: tests/browser opens such pages",
+    "tensorboard": "a server that waits for a browser",
+    "wandb": "sends to a service",
+}
+"""Beginnings of commands that are not ours and not run here, each with the reason."""
+
+
+def ours() -> Iterator[tuple[str, list[str]]]:
+    """Each different command once, with the place of the first."""
+    seen: set[tuple[str, ...]] = set()
+    written = ((place, words[1:]) for place, words in commands() if words[0] == "shardmark")
+    for place, words in (*written, *inline_commands()):
+        here = words[0] not in NOT_HERE and not any(w.startswith(tuple(WANTING)) for w in words)
+        if here and tuple(words) not in seen:
+            seen.add(tuple(words))
+            yield place, words
+
+
+def others() -> Iterator[tuple[str, list[str]]]:
+    return ((place, words) for place, words in commands() if words[0] != "shardmark")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, as the pages' reader has it."""
+    for _, text in blocks("yaml"):
+        name = parse_yaml(text, "block").get("name")
+        if isinstance(name, str):
+            (tmp_path / f"{name}.yaml").write_text(text)
+    for _, code in blocks("python"):
+        name = code.partition("\n")[0].removeprefix("# ")
+        if name.endswith(".py"):
+            (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def store(folder: Path) -> None:
+    shutil.copytree(STORED, folder, dirs_exist_ok=True)
+
+
+@pytest.mark.parametrize("words", cases(ours()))
+def test_command_runs(words: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = parse(words) if not words[0].startswith("-") else {}
+    for run in given.get("runs", ()):
+        store(place / run)
+    if words[0] in PLANNED:
+        words = [*words, *([] if "--dry-run" in words else ["--dry-run"])]
+    if words[0] == "export":  # trackers leave threads behind
+        run_alone([sys.executable, "-m", "shardmark", *words], place)
+        return
+    code = main(words)
+    printed = capsys.readouterr()
+    assert (code, printed.err) == (0, "")
+    assert printed.out.strip()
+
+
+def run_alone(command: list[str], place: Path) -> str:
+    ended = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip()
+    return ended.stdout
+
+
+@pytest.mark.parametrize("words", cases(others()))
+def test_other_command_runs_or_has_its_reason(words: list[str], tmp_path: Path) -> None:
+    if words[:2] == ["python", "-c"]:
+        run_alone([sys.executable, *words[1:]], tmp_path)
+        return
+    assert reason_of(words) is not None, "run it here, or say why not"
+
+
+def reason_of(words: list[str]) -> str | None:
+    """The beginning under which the command's reason stands."""
+    known = (one for one in OTHERS if words[: len(one.split())] == one.split())
+    return next(known, None)
+
+
+def loading() -> Iterator[tuple[str, str]]:
+    """Code that only loads runs; `shardmark.run` trains, which tests/distributed does."""
+    for place, code in blocks("python"):
+        if "shardmark.load(" in code and "shardmark.run(" not in code:
+            yield place, code
+
+
+@pytest.mark.parametrize("code", cases(loading()))
+def test_python_that_loads_runs_works(code: str, place: Path) -> None:
+    for folder in re.findall(r'shardmark\.load\("([^"]+)"\)', code):
+        store(place / folder)
+    exec(compile(code, "block", "exec"), {"__name__": "block"})
+
+
+def test_no_reason_is_left_over() -> None:
+    assert {reason_of(words) for _, words in others()} - {None} == OTHERS.keys()

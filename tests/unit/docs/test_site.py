@@ -1,0 +1,119 @@
+"""The site builds without a warning and needs nobody else; its reference is the program's own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.unit.docs.pages import ROOT
+
+DOCS = ROOT / "docs"
+NEEDED = ("sphinx", "myst_parser", "furo")
+MISSING = [name for name in NEEDED if find_spec(name) is None]
+FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
+"""What a browser loads by itself, and where its address stands."""
+
+
+class Fetches(HTMLParser):
+    """Collects what a page loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        address = dict(attrs).get(FETCHED.get(tag, ""))
+        if address is not None:
+            self.addresses.append(address)
+
+
+def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-E", "-W", "--keep-going", "-q"]
+    return subprocess.run(
+        [*command, "-d", str(site.with_suffix(".trees")), str(source), str(site)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if MISSING:
+        pytest.skip(f"not installed: {', '.join(MISSING)}; pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("docs") / "site"
+    ended = build(DOCS, folder)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return folder
+
+
+def test_every_page_is_there_and_in_the_menu(site: Path) -> None:
+    start = (site / "index.html").read_text(encoding="utf-8")
+    for page in DOCS.rglob("*.md"):
+        made = page.relative_to(DOCS).with_suffix(".html")
+        assert (site / made).exists()
+        assert f'href="{made.as_posix()}"' in start or made.name == "index.html"
+
+
+def test_pages_load_nothing_from_the_network(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        fetches = Fetches()
+        fetches.feed(page.read_text(encoding="utf-8"))
+        assert fetches.addresses
+        assert [one for one in fetches.addresses if re.match(r"[a-z]+:|//", one)] == []
+
+
+def test_style_sheets_load_nothing_from_the_network(site: Path) -> None:
+    sheets = list(site.rglob("*.css"))
+    assert sheets
+    for sheet in sheets:
+        text = sheet.read_text(encoding="utf-8")
+        assert re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", text) == []
+
+
+def test_search_finds_a_metric(site: Path) -> None:
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    assert "samples_per_second" in index
+
+
+@pytest.mark.skipif(bool(MISSING), reason="Sphinx is not installed")
+@pytest.mark.parametrize(
+    ("broken", "warning"),
+    [
+        ("[a](nowhere.md)", "nowhere.md"),
+        ("[a](other.md#nowhere)", "nowhere"),
+        ("```{toctree}\nnowhere\n```", "nonexisting document"),
+    ],
+)
+def test_a_broken_page_fails_the_build(tmp_path: Path, broken: str, warning: str) -> None:
+    """Else the tests above would say nothing."""
+    source = tmp_path / "docs"
+    source.mkdir()
+    (source / "conf.py").write_bytes((DOCS / "conf.py").read_bytes())
+    (source / "index.md").write_text(f"# A\n\n```{{toctree}}\nother\n```\n\n{broken}\n")
+    (source / "other.md").write_text("# B\n")
+    ended = build(source, tmp_path / "site")
+    assert ended.returncode == 1
+    assert warning in ended.stderr
+
+
+def test_reference_is_up_to_date(tmp_path: Path) -> None:
+    script = DOCS / "reference" / "generate.py"
+    subprocess.run(
+        [sys.executable, "-B", str(script), str(tmp_path)], check=True, timeout=100, cwd=tmp_path
+    )
+    made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    stored = DOCS / "reference"
+    assert made.keys() == {path.name for path in stored.glob("*.md")}
+    for name, text in made.items():
+        found = (stored / name).read_text(encoding="utf-8")
+        assert found == text, f"{name} is old: run python docs/reference/generate.py"

@@ -1,0 +1,141 @@
+"""A stored run with whole raw files, whose every exported value can be told beforehand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.results.schema import (
+    EpochRecord,
+    Failure,
+    Outcome,
+    RankRecord,
+    TrialResult,
+    WindowRecord,
+)
+from shardmark.results.store import RunFolder, StoredRun, load_run
+from tests.golden.invented import EXPERIMENT, STARTED_AT_SECONDS, invented_rank, invented_trial
+
+STEPS = 4
+"""Two epochs of two steps; the first step is warm-up."""
+HOSTILE = '<script>alert(1)</script> | `x`, "quoted"\nsecond line'
+QUALITIES: tuple[dict[str, float | None], ...] = (
+    {"accuracy_top1": 0.5, "map": None},
+    {"accuracy_top1": 0.75, "map": 0.25},
+)
+
+
+def loss_of(rank: int, step: int) -> float | None:
+    """Rank 1's loss of step 2 was not a finite number."""
+    return None if (rank, step) == (1, 2) else 2.0 - 0.25 * step + 0.5 * rank
+
+
+def seconds_of(rank: int, step: int) -> float:
+    """Rank 1 is the slower one."""
+    return 0.125 * (rank + 1) + 0.5 * step
+
+
+def started_of(step: int) -> float:
+    return STARTED_AT_SECONDS + 10 + 5 * step
+
+
+def rank_record(rank: int) -> RankRecord:
+    epochs = tuple(
+        EpochRecord(
+            epoch=epoch,
+            first_step=2 * epoch,
+            end_step=2 * epoch + 2,
+            train_loss=1.5 - epoch + 0.25 * rank,
+            evaluation_seconds=0.25,
+            quality=dict(quality),
+        )
+        for epoch, quality in enumerate(QUALITIES)
+    )
+    windows = tuple(
+        WindowRecord(
+            first_step=first,
+            end_step=end,
+            started_at_seconds=started_of(first),
+            window_seconds=3.0 + rank,
+        )
+        for first, end in ((1, 2), (2, 4))
+    )
+    changed = {"epochs": epochs, "windows": windows, "first_step_at_seconds": started_of(0)}
+    return invented_rank(rank).model_copy(update=changed)
+
+
+def step_lines() -> list[dict[str, Any]]:
+    return [
+        {
+            "rank": rank,
+            "step": step,
+            "epoch": step // 2,
+            "measured": step > 0,
+            "samples": 32,
+            "loss": loss_of(rank, step),
+            "learning_rate": 0.01,
+            "started_at_seconds": started_of(step),
+            "step_seconds": seconds_of(rank, step),
+            "data_seconds": 0.0,
+            "forward_seconds": 0.0625,
+            "backward_seconds": None,
+            "optimizer_seconds": 0.03125,
+        }
+        for rank in (0, 1)
+        for step in range(STEPS)
+    ]
+
+
+def sample_lines() -> list[dict[str, Any]]:
+    process = {"pid": 4000, "cpu_seconds": 1.5, "rss_bytes": 2**33 + 1, "threads": 4}
+    gpu = {"uuid": "GPU-1", "power_watts": 300.5, "energy_joules": None, "clock_limits": 4}
+    return [
+        {
+            "at_seconds": started_of(0),
+            "ranks": [{"rank": 0, **process}],
+            "network": {"lo": {"bytes_sent": 2**53 + 1, "bytes_received": 7}},
+            "gpus": [gpu],
+            "machine": {"cpu_seconds": 20.25, "cores": 2},
+        }
+    ]
+
+
+def ok_trial(**fields: Any) -> TrialResult:
+    varied = {"recipe.optimizer.lr": 0.01, "strategy": "ddp"}
+    ranks = (rank_record(0), rank_record(1))
+    return invented_trial(
+        "ddp", 2, **{"varied": varied, "ranks": ranks, "id": "ddp-w2-fp32-r0-0a1b2c3d", **fields}
+    )
+
+
+def broken_trial() -> TrialResult:
+    """Out of memory at the end: it left raw files, its ranks' records and numbers."""
+    left = ok_trial()
+    trial = invented_trial(
+        "fsdp",
+        2,
+        outcome=Outcome.OUT_OF_MEMORY,
+        failure=Failure(reason=HOSTILE, remedy="a smaller batch", rank=1),
+        id="fsdp-w2-fp32-r0-4e5f6a7b",
+        ranks=left.ranks,
+    )
+    return trial.model_copy(update={"metrics": left.metrics})
+
+
+def write_exportable(path: Path, *trials: TrialResult) -> Path:
+    """A run of the trials; by default one that ended ok and one that did not."""
+    folder = RunFolder.create(path)
+    folder.write_experiment(EXPERIMENT)
+    folder.write_environment({"host": "invented"})
+    for trial in trials or (ok_trial(), broken_trial()):
+        files = folder.create_trial(trial.id)
+        for name, lines in ((STEPS_FILE, step_lines()), (SAMPLES_FILE, sample_lines())):
+            (files / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        folder.write_result(trial)
+    return path
+
+
+def exportable(path: Path, *trials: TrialResult) -> StoredRun:
+    return load_run(write_exportable(path, *trials))

@@ -1,0 +1,139 @@
+"""CSV and Parquet, read back by pandas and pyarrow."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import shardmark
+from shardmark.errors import InputError
+from shardmark.measure.metrics import METRICS
+from shardmark.report.export import export_runs
+from shardmark.report.export._protocol import sources_of
+from shardmark.report.export.tables import TABLES, table_of
+from shardmark.results.store import StoredRun
+from tests.unit.export.runs import HOSTILE, exportable, ok_trial
+
+pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+READ: dict[str, Callable[[str], object]] = {
+    "text": str,
+    "integer": int,
+    "number": float,
+    "boolean": {"true": True, "false": False}.get,
+}
+ARROW = {"text": "string", "integer": "int64", "number": "double", "boolean": "bool"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> StoredRun:
+    return exportable(tmp_path / "first")
+
+
+def test_parquet_holds_every_value_type_and_unit(run: StoredRun, tmp_path: Path) -> None:
+    out = tmp_path / "made" / "tables"
+    done = export_runs([run], "parquet", str(out))
+    assert (done.where, done.trials) == (str(out), 2)
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        f"{name}.parquet" for name in TABLES.values()
+    )
+    for by, name in TABLES.items():
+        expected = table_of(sources_of([run]), by)
+        found = pq.read_table(out / f"{name}.parquet")
+        assert found.column_names == [column.name for column in expected.columns]
+        assert found.num_rows > 0
+        for column, field in zip(expected.columns, found.schema, strict=True):
+            assert found[column.name].to_pylist() == list(column.values)
+            assert str(field.type) == ARROW[column.kind]
+            unit = (field.metadata or {}).get(b"unit", b"").decode()
+            assert unit == column.unit
+            if column.name in METRICS:
+                assert unit == METRICS[column.name].unit
+
+
+def test_what_is_missing_is_null_and_no_zero(run: StoredRun, tmp_path: Path) -> None:
+    export_runs([run], "parquet", str(tmp_path / "tables"))
+    trials = pq.read_table(tmp_path / "tables" / "trials.parquet").to_pylist()
+    assert trials[0]["mfu"] is None
+    assert trials[0]["nonfinite_steps"] == 0
+    assert trials[1]["outcome"] == "out_of_memory"
+    assert trials[1]["failure"] == HOSTILE
+    assert all(trials[1][name] is None for name in METRICS if name in trials[1])
+
+
+def test_the_python_way_writes_the_same(run: StoredRun, tmp_path: Path) -> None:
+    loaded = shardmark.load(run.path)
+    loaded.to_parquet(tmp_path / "mine")
+    export_runs([run], "parquet", str(tmp_path / "theirs"))
+    for name in TABLES.values():
+        mine, theirs = (tmp_path / who / f"{name}.parquet" for who in ("mine", "theirs"))
+        assert pq.read_table(mine).equals(pq.read_table(theirs))
+    frame = pd.read_parquet(tmp_path / "mine" / "trials.parquet")
+    expected = loaded.to_pandas()
+    assert frame["samples_per_second"].tolist() == pytest.approx(
+        expected["samples_per_second"].tolist(), nan_ok=True
+    )
+
+
+def test_csv_holds_every_value(run: StoredRun, tmp_path: Path) -> None:
+    out = tmp_path / "tables"
+    export_runs([run], "csv", str(out))
+    for by, name in TABLES.items():
+        expected = table_of(sources_of([run]), by)
+        with (out / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            found = list(csv.DictReader(file))
+        assert list(found[0]) == [column.name for column in expected.columns]
+        for column in expected.columns:
+            cells = [row[column.name] for row in found]
+            values = [READ[column.kind](cell) if cell else None for cell in cells]
+            assert values == list(column.values), (name, column.name)
+
+
+def test_pandas_reads_the_csv(run: StoredRun, tmp_path: Path) -> None:
+    export_runs([run], "csv", str(tmp_path / "tables"))
+    frame = pd.read_csv(tmp_path / "tables" / "trials.csv")
+    assert frame["synthetic"].tolist() == [False, False]
+    assert frame["samples_per_second"][0] == pytest.approx(800 / 1.1)
+    assert frame["failure"][1] == HOSTILE
+    assert frame.loc[1, [name for name in METRICS if name in frame]].isna().all()
+
+
+@pytest.mark.parametrize("target", ["csv", "parquet"])
+def test_a_file_is_the_table_of_trials(run: StoredRun, tmp_path: Path, target: str) -> None:
+    out = tmp_path / "new" / f"mine.{target}"
+    export_runs([run], target, str(out))
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+    read = pd.read_csv if target == "csv" else pd.read_parquet
+    assert read(out)["id"].tolist() == [trial.id for trial in run.trials]
+
+
+@pytest.mark.parametrize("target", ["csv", "parquet"])
+def test_exporting_again_replaces(tmp_path: Path, target: str) -> None:
+    out = tmp_path / "tables"
+    first = exportable(tmp_path / "a", ok_trial(id="one"), ok_trial(id="two"))
+    second = exportable(tmp_path / "b", ok_trial(id="three"))
+    read = pd.read_csv if target == "csv" else pd.read_parquet
+    for runs, ids in (
+        ([first], ["one", "two"]),
+        ([first], ["one", "two"]),
+        ([second], ["three"]),
+        ([first, second], ["one", "two", "three"]),
+    ):
+        export_runs(runs, target, str(out))
+        assert read(out / f"trials.{target}")["id"].tolist() == ids
+
+
+def test_the_place_must_fit(run: StoredRun, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(InputError, match=r"is a file; name a folder, or a file that ends in \.csv"):
+        export_runs([run], "csv", str(tmp_path / "file"))
+    with pytest.raises(InputError, match="is a folder; name a new file"):
+        export_runs([run], "csv", str(tmp_path / "folder.csv"))
+    with pytest.raises(InputError, match="cannot be written: Not a directory; name another --out"):
+        export_runs([run], "csv", str(tmp_path / "file" / "below"))
+    assert (tmp_path / "file").read_text() == "mine"

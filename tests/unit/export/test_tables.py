@@ -1,0 +1,215 @@
+"""The tables that pandas, CSV and Parquet are made from."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import cast
+
+import pandas as pd
+import pytest
+
+import shardmark
+from shardmark.errors import InputError
+from shardmark.measure.gpus import FIELDS
+from shardmark.measure.metrics import METRICS
+from shardmark.measure.rank_files import rank_steps_file
+from shardmark.measure.sampler import SystemSampler
+from shardmark.report.export._protocol import sources_of
+from shardmark.report.export.marks import sample_rows
+from shardmark.report.export.tables import SAMPLES, STEPS, By, table_of
+from shardmark.results.schema import Outcome
+from tests.golden.invented import STARTED_AT_SECONDS
+from tests.unit.export.runs import (
+    HOSTILE,
+    exportable,
+    loss_of,
+    ok_trial,
+    seconds_of,
+    started_of,
+    step_lines,
+    write_exportable,
+)
+from tests.unit.training.test_report import report_of
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> shardmark.Run:
+    return shardmark.load(write_exportable(tmp_path / "first"))
+
+
+def test_trials_have_identity_metrics_and_units(run: shardmark.Run) -> None:
+    frame = run.to_pandas()
+    ok, broken = frame.iloc[0], frame.iloc[1]
+    assert (ok["experiment"], ok["run"], ok["strategy"]) == ("invented", "first", "ddp")
+    assert ok["recipe.optimizer.lr"] == 0.01
+    assert ok["samples_per_second"] == pytest.approx(800 / 1.1)
+    assert ok["started_at_seconds"] == STARTED_AT_SECONDS
+    assert pd.isna(ok["failure"])
+    assert pd.isna(ok["mfu"])
+    assert (broken["outcome"], broken["failure"]) == ("out_of_memory", HOSTILE)
+    assert pd.isna(broken["recipe.optimizer.lr"])
+    units = frame.attrs["units"]
+    for name, metric in METRICS.items():
+        if name in frame:
+            assert units[name] == metric.unit
+
+
+def test_a_trial_that_did_not_end_ok_has_no_number(run: shardmark.Run) -> None:
+    """Although its result holds some, and raw files lie beside it."""
+    (broken,) = (trial for trial in run.trials if trial.outcome is not Outcome.OK)
+    assert any(broken.metrics.values())
+    frame = run.to_pandas()
+    metrics = [name for name in METRICS if name in frame]
+    assert frame.loc[1, metrics].isna().all()
+    by: By
+    for by in ("epoch", "step", "sample"):
+        assert set(run.to_pandas(by)["id"]) == {"ddp-w2-fp32-r0-0a1b2c3d"}
+
+
+def test_epochs_count_from_one(run: shardmark.Run) -> None:
+    frame = run.to_pandas("epoch")
+    assert frame["epoch"].tolist() == [1, 2]
+    assert frame["end_step"].tolist() == [2, 4]
+    assert frame["train_loss"].tolist() == [1.625, 0.625]
+    assert frame["accuracy_top1"].tolist() == [0.5, 0.75]
+    assert math.isnan(frame["map"][0])
+    assert frame["map"][1] == 0.25
+    # The slowest rank: 4 s windows; the first epoch begins 5 s before its window.
+    assert frame["epoch_seconds"].tolist() == [9.0, 4.0]
+    assert frame["elapsed_seconds"].tolist() == [9.0, 13.0]
+    assert frame["ended_at_seconds"].tolist() == [started_of(1) + 4, started_of(2) + 4]
+
+
+def test_steps_are_those_of_the_file(run: shardmark.Run) -> None:
+    frame = run.to_pandas("step")
+    assert len(frame) == 8
+    for row in frame.to_dict("records"):
+        rank, step = row["rank"], row["step"]
+        expected = loss_of(rank, step)
+        assert math.isnan(row["loss"]) if expected is None else row["loss"] == expected
+        assert row["step_seconds"] == seconds_of(rank, step)
+        assert row["epoch"] == step // 2 + 1
+        assert row["measured"] == (step > 0)
+        assert row["data_seconds"] == 0
+        assert math.isnan(row["backward_seconds"])
+    assert str(frame["measured"].dtype) == "bool"
+    assert frame.attrs["units"]["step_seconds"] == "seconds"
+
+
+def test_samples_have_a_row_a_subject(run: shardmark.Run) -> None:
+    frame = run.to_pandas("sample").set_index("subject")
+    assert list(frame.index) == ["rank", "interface", "gpu", "machine"]
+    assert frame.loc["rank", "rss_bytes"] == 2**33 + 1
+    assert frame.loc["interface", "bytes_sent"] == 2**53 + 1, "a whole number stays whole"
+    assert frame.loc["gpu", "power_watts"] == 300.5
+    assert frame.loc["gpu", "gpu_uuid"] == "GPU-1"
+    assert frame.loc["gpu", "clock_limits"] == 4
+    assert frame.loc["machine", "cpu_seconds"] == 20.25
+    assert frame.loc["machine", "cores"] == 2
+    missing = frame.isna()
+    assert missing.loc["gpu", "energy_joules"]
+    assert missing.loc["interface", "rss_bytes"]
+
+
+def test_a_recipe_of_steps_has_no_epochs(tmp_path: Path) -> None:
+    resolved = ok_trial().trial
+    resolved["recipe"] = {"global_batch": 64, "epochs": None, "steps": 4}
+    run = shardmark.load(write_exportable(tmp_path / "run", ok_trial(trial=resolved)))
+    assert len(run.to_pandas("epoch")) == 0
+    assert run.to_pandas("step")["epoch"].isna().all()
+
+
+def test_axes_keep_their_type(tmp_path: Path) -> None:
+    values = {
+        "recipe.tf32": (True, False),
+        "recipe.global_batch": (64, 128),
+        "recipe.optimizer.lr": (1, 0.5),
+        "workload.model": ("resnet18", None),
+        "workload.classes": (["cat"], 3),
+        "outcome": (1, 2),
+    }
+    trials = [
+        ok_trial(id=f"t{number}", varied={key: pair[number] for key, pair in values.items()})
+        for number in (0, 1)
+    ]
+    frame = shardmark.load(write_exportable(tmp_path / "run", *trials)).to_pandas()
+    assert frame["recipe.tf32"].tolist() == [True, False]
+    assert str(frame["recipe.global_batch"].dtype) == "int64"
+    assert frame["recipe.optimizer.lr"].tolist() == [1.0, 0.5]
+    assert pd.isna(frame["workload.model"][1])
+    assert frame["workload.classes"].tolist() == ['["cat"]', "3"]
+    assert frame["outcome"].tolist() == ["ok", "ok"]
+    assert frame["varied.outcome"].tolist() == [1, 2]
+
+
+def test_another_table_is_refused(run: shardmark.Run) -> None:
+    with pytest.raises(InputError, match="found 'rank'; allowed: trial, epoch, step, sample"):
+        run.to_pandas(cast("By", "rank"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"rank": 0}\n{"rank', "line 2 is no JSON"),
+        (b"7\n", "line 1 is no object"),
+        (b"\xff\n", "decode"),
+    ],
+)
+def test_a_damaged_raw_file_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+    run = exportable(tmp_path / "run")
+    (tmp_path / "run" / "trials" / run.trials[0].id / "steps.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        table_of(sources_of([run]), "step")
+    assert "steps.jsonl" in str(caught.value)
+
+
+def test_a_trial_without_raw_files_has_no_steps(tmp_path: Path) -> None:
+    run = exportable(tmp_path / "run")
+    (tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl").unlink()
+    assert table_of(sources_of([run]), "sample").rows == 0
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    runs = [exportable(tmp_path / name) for name in ("a/run", "b/run", "other")]
+    labels = [source.label for source in sources_of(runs)]
+    assert labels == ["a/run", "b/run", f"{tmp_path.name}/other"]
+    assert [source.label for source in sources_of(runs[1:])] == ["run", "other"]
+    table = table_of(sources_of(runs), "trial")
+    assert len({*table.columns[1].values}) == 3
+
+
+def test_a_run_without_results_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run" / "trials").mkdir(parents=True)
+    from shardmark.results.store import load_run
+
+    with pytest.raises(InputError, match="no trial has a result"):
+        sources_of([load_run(tmp_path / "run")])
+
+
+def test_a_ranks_own_lines_have_these_columns(tmp_path: Path) -> None:
+    report_of(tmp_path, [4.0, 2.0]).write()
+    lines = (tmp_path / rank_steps_file(3)).read_text().splitlines()
+    for line in (*step_lines(), *map(json.loads, lines)):
+        assert list(line) == [field.name for field in STEPS]
+
+
+def test_the_samplers_own_lines_have_these_columns(tmp_path: Path) -> None:
+    """With this process as a rank; GPUs' fields are the reader's."""
+    run = exportable(tmp_path / "run", ok_trial())
+    path = tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl"
+    path.unlink()
+    with SystemSampler(path, 60) as sampler:
+        sampler.set_ranks({0: os.getpid()})
+    (source,) = sources_of([run])
+    rows = sample_rows(source, run.trials[0])
+    columns = {field.name for field in SAMPLES}
+    assert {row["subject"] for row in rows} == {"rank", "interface", "machine"}
+    assert {key for row in rows for key in row} | set(FIELDS) | {"gpu_uuid"} == columns
+    table = table_of([source], "sample")
+    for column in table.columns:
+        for row, value in zip(rows, column.values, strict=True):
+            if column.name in row:
+                assert row[column.name] == value, column.name

@@ -1,0 +1,287 @@
+"""The figures hold the numbers that one computes by hand from the trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.golden.invented import invented_rank, invented_trial, write_run
+from tests.unit.figures.runs import (
+    comparison_of,
+    figures_by_name,
+    sample,
+    series_of,
+    server,
+    two_epochs,
+    write_samples,
+    write_steps,
+)
+
+from shardmark.analysis.comparison import compare
+from shardmark.analysis.statistics import estimate_mean
+from shardmark.results.schema import Failure, Outcome, TrialResult
+from shardmark.results.store import load_run
+
+
+def trials(repeats: int = 2, **fields: object) -> list[TrialResult]:
+    return [
+        invented_trial(strategy, size, repeat, **fields)  # type: ignore[arg-type]  # as it takes them
+        for strategy, size in (("single", 1), ("ddp", 2), ("ddp", 4))
+        for repeat in range(repeats)
+    ]
+
+
+def test_throughput_is_each_rows_estimate(tmp_path: Path) -> None:
+    panel = figures_by_name(comparison_of(tmp_path, trials()))["throughput"].panels[0]
+    assert panel.categories == ("single, 1 rank", "ddp, 2 ranks", "ddp, 4 ranks")
+    single, ddp = series_of(panel, "single"), series_of(panel, "ddp")
+    expected = estimate_mean([400.0, 404.0])
+    assert single.y == pytest.approx((402.0,))
+    assert single.low == pytest.approx((expected.low,))
+    assert single.high == pytest.approx((expected.high,))
+    assert ddp.x == ("ddp, 2 ranks", "ddp, 4 ranks")
+    assert ddp.y == pytest.approx((800 / 1.1 * 1.01, 1600 / 1.1 * 1.01))
+
+
+def test_scaling_has_the_ideal_of_the_single_device(tmp_path: Path) -> None:
+    figure = figures_by_name(comparison_of(tmp_path, trials()))["scaling"]
+    rate, efficiency = figure.panels
+    ideal = series_of(rate, "ideal")
+    assert ideal.dashed
+    assert ideal.x == (1.0, 2.0, 4.0)
+    assert ideal.y == pytest.approx((402.0, 804.0, 1608.0))
+    assert series_of(rate, "ddp").x == (2.0, 4.0)
+    # `ddp` is held against `single` on two ranks, and against itself on four
+    on_two = 100 * (800 / 1.1 * 1.01) / 804
+    assert series_of(efficiency, "ddp").y == pytest.approx((on_two, 100.0), rel=1e-3)
+    assert rate.x_ticks == (1.0, 2.0, 4.0)
+
+
+def test_one_number_of_ranks_has_no_scaling(tmp_path: Path) -> None:
+    pair = [invented_trial("ddp", 2), invented_trial("fsdp", 2)]
+    assert "scaling" not in figures_by_name(comparison_of(tmp_path, pair))
+
+
+def test_memory_is_stacked_by_kind_and_alike_ranks_are_one_bar(tmp_path: Path) -> None:
+    probe = invented_rank(1).probe
+    assert probe is not None
+    larger = probe.model_copy(update={"peak_memory_bytes": 400_000_000})
+    uneven = (invented_rank(0), invented_rank(1).model_copy(update={"probe": larger}))
+    run = [invented_trial("ddp", 2), invented_trial("fsdp", 2, ranks=uneven)]
+    panel = figures_by_name(comparison_of(tmp_path, run))["memory"].panels[0]
+    assert panel.kind == "stacked_horizontal"
+    assert panel.categories == ("ddp, 2 ranks", "fsdp, 2 ranks: rank 0", "fsdp, 2 ranks: rank 1")
+    mebibyte = 2**20
+    assert series_of(panel, "parameters").y == pytest.approx([44_700_000 / mebibyte] * 3)
+    assert series_of(panel, "optimizer state").y == pytest.approx([89_400_000 / mebibyte] * 3)
+    other = [(peak - 178_800_000) / mebibyte for peak in (305e6, 305e6, 400e6)]
+    assert series_of(panel, "activations and other").y == pytest.approx(other)
+
+
+def test_the_border_leaves_out_what_is_beaten_in_both(tmp_path: Path) -> None:
+    def row(strategy: str, rate: float, mebibytes: float) -> TrialResult:
+        metrics = {"samples_per_second": rate, "peak_memory_bytes": mebibytes * 2**20}
+        return invented_trial(strategy, 2, metrics=metrics)
+
+    run = [row("ddp", 300, 200), row("fsdp", 100, 50), row("zero-2", 90, 150), row("dp", 200, 80)]
+    panel = figures_by_name(comparison_of(tmp_path, run))["speed-and-memory"].panels[0]
+    border = series_of(panel, "not beaten in both")
+    assert list(zip(border.x, border.y, strict=True)) == [
+        (50, 100), (80, 100), (80, 200), (200, 200), (200, 300)
+    ]  # fmt: skip
+    assert series_of(panel, "zero-2").text == ("2",)
+
+
+def test_step_time_parts_add_up_to_the_step(tmp_path: Path) -> None:
+    metrics = {
+        "step_seconds": 0.100,
+        "data_seconds": 0.005,
+        "forward_seconds": 0.030,
+        "backward_seconds": 0.050,
+        "optimizer_seconds": 0.010,
+        "exposed_communication_seconds": 0.018,
+    }
+    run = [invented_trial("ddp", 2, metrics=metrics)]
+    panel = figures_by_name(comparison_of(tmp_path, run))["step-time"].panels[0]
+    found = {series.name: series.y[0] for series in panel.series}
+    assert found == {
+        "data": pytest.approx(5.0),
+        "forward": pytest.approx(24.0),  # 30 - 18 x 30 / 90
+        "backward": pytest.approx(40.0),
+        "optimizer": pytest.approx(8.0),
+        "exposed communication": pytest.approx(18.0),
+        "rest": pytest.approx(5.0),
+    }
+
+
+def test_loss_and_accuracy_by_epoch_and_by_time(tmp_path: Path) -> None:
+    ranks = (two_epochs(0), two_epochs(1, losses=(2.5, 1.5)))
+    found = figures_by_name(comparison_of(tmp_path, [invented_trial("ddp", 2, ranks=ranks)]))
+    by_epoch, by_time = found["training-loss"].panels
+    assert series_of(by_epoch, "ddp").x == (1.0, 2.0)
+    assert series_of(by_epoch, "ddp").y == pytest.approx((2.0, 1.0))
+    assert series_of(by_time, "ddp").x == pytest.approx((4.0, 7.5))
+    assert series_of(by_time, "ddp").y == series_of(by_epoch, "ddp").y
+    assert series_of(found["accuracy"].panels[0], "ddp").y == pytest.approx((50.0, 75.0))
+    assert series_of(found["validation-loss"].panels[0], "ddp").y == pytest.approx((0.75, 0.25))
+    assert series_of(found["epoch-seconds"].panels[0], "ddp").y == pytest.approx((4.0, 3.5))
+    assert "map" not in found
+
+
+def test_a_row_that_diverges_makes_the_loss_logarithmic(tmp_path: Path) -> None:
+    calm = invented_trial("ddp", 2, ranks=(two_epochs(0), two_epochs(1)))
+    wild = (two_epochs(0, losses=(9.0, 50.0)), two_epochs(1, losses=(9.0, 50.0)))
+    run = [calm, invented_trial("ps-async", 2, ranks=wild)]
+    found = figures_by_name(comparison_of(tmp_path, run))
+    assert all(panel.y_logarithmic for panel in found["training-loss"].panels)
+    assert not any(panel.y_logarithmic for panel in found["accuracy"].panels)
+
+
+def test_made_up_data_have_no_quality(tmp_path: Path) -> None:
+    ranks = (two_epochs(0), two_epochs(1))
+    run = [invented_trial("ddp", 2, ranks=ranks, synthetic=True)]
+    found = figures_by_name(comparison_of(tmp_path, run))
+    assert "training-loss" in found
+    assert "accuracy" not in found
+    assert "validation-loss" not in found
+
+
+def test_staleness_is_a_share_of_all_gradients(tmp_path: Path) -> None:
+    ranks = (invented_rank(0), invented_rank(1), server(2, {"0": 6, "1": 3, "3": 1}))
+    again = (invented_rank(0), invented_rank(1), server(2, {"0": 10}))
+    run = [
+        invented_trial("ps-async", 2, 0, ranks=ranks),
+        invented_trial("ps-async", 2, 1, ranks=again),
+    ]
+    panel = figures_by_name(comparison_of(tmp_path, run))["staleness"].panels[0]
+    assert panel.categories == ("0", "1", "2", "3")
+    assert panel.series[0].y == pytest.approx((80.0, 15.0, 0.0, 5.0))
+
+
+def test_much_staleness_is_binned(tmp_path: Path) -> None:
+    ranks = (invented_rank(0), server(1, {"0": 1, "1": 1, "39": 2}))
+    run = [invented_trial("ps-async", 1, ranks=ranks)]
+    panel = figures_by_name(comparison_of(tmp_path, run))["staleness"].panels[0]
+    assert len(panel.categories) == 20
+    assert panel.categories[0] == "0-1"
+    assert (panel.series[0].y[0], panel.series[0].y[-1]) == (50.0, 50.0)
+
+
+def test_network_and_cpu_are_rates_between_samples(tmp_path: Path) -> None:
+    write_run(tmp_path, [invented_trial("ddp", 2)])
+    samples = [
+        sample(-1.0, sent=0, cpu={0: 0.0, 1: 0.0}),
+        sample(0.5, sent=1e6, cpu={0: 0.5, 1: 0.25}),
+        sample(2.5, sent=9e6, cpu={0: 1.5, 1: 1.25}),
+        sample(2.51, sent=9e6, cpu={0: 1.5, 1: 1.25}),  # too close to say anything
+        sample(4.5, sent=9e6, cpu={0: 3.5, 1: 1.25}),
+        sample(30.0, sent=9e9, cpu={0: 90.0, 1: 90.0}),  # after the training
+    ]
+    write_samples(tmp_path, "ddp-2-0", samples)
+    found = figures_by_name(compare([load_run(tmp_path)]))
+    network, cpu = found["network-and-cpu"].panels
+    assert network.y_label == "Network, sent (MB/s)"
+    assert network.series[0].x == pytest.approx((1.5, 3.5))
+    assert network.series[0].y == pytest.approx((4.0, 0.0))
+    assert cpu.series[0].y == pytest.approx((100.0, 100.0))
+    assert "gpu" not in found
+
+
+def test_gpus_are_averaged_and_their_power_added(tmp_path: Path) -> None:
+    write_run(tmp_path, [invented_trial("ddp", 2)])
+    gpus = [
+        {"uuid": "a", "utilization_percent": 90, "power_watts": 300.0},
+        {"uuid": "b", "utilization_percent": 70, "power_watts": 200.0},
+    ]
+    write_samples(tmp_path, "ddp-2-0", [sample(1.0, sent=0, cpu={}, gpus=gpus)])
+    busy, power = figures_by_name(compare([load_run(tmp_path)]))["gpu"].panels
+    assert busy.series[0].y == (80.0,)
+    assert power.series[0].y == (500.0,)
+
+
+def test_a_recipe_of_steps_has_its_loss_by_step(tmp_path: Path) -> None:
+    one = invented_trial("ddp", 2)
+    recipe = {**one.trial["recipe"], "epochs": None, "steps": 3}
+    trial = {**one.trial, "recipe": recipe}
+    write_run(tmp_path, [one.model_copy(update={"trial": trial})])
+    lines = [
+        {"rank": rank, "step": step, "loss": loss, "samples": samples, "measured": True}
+        for rank, samples, losses in ((0, 32, (4.0, 2.0)), (1, 96, (8.0, 6.0)))
+        for step, loss in enumerate(losses)
+    ]
+    write_steps(tmp_path, "ddp-2-0", lines)
+    found = figures_by_name(compare([load_run(tmp_path)]))
+    assert "training-loss" not in found
+    series = found["loss-by-step"].panels[0].series[0]
+    assert series.x == (1, 2)
+    assert series.y == pytest.approx((7.0, 5.0))
+
+
+def test_other_conditions_stand_in_their_own_panels(tmp_path: Path) -> None:
+    run = [
+        invented_trial(
+            strategy,
+            size,
+            precision=precision,
+            id=f"{strategy}-{precision}",
+            ranks=tuple(map(two_epochs, range(size))),
+        )
+        for precision in ("bf16", "fp32")
+        for strategy, size in (("single", 1), ("ddp", 2))
+    ]
+    found = figures_by_name(comparison_of(tmp_path, run))
+    assert [panel.title for panel in found["throughput"].panels] == ["bf16", "fp32"]
+    loss = found["training-loss"]
+    assert [panel.title for panel in loss.panels] == ["bf16", "bf16", "fp32", "fp32"]
+    assert all({one.name for one in panel.series} == {"single", "ddp"} for panel in loss.panels)
+
+
+def test_what_runs_on_one_rank_alone_stands_beside_every_number_of_ranks(tmp_path: Path) -> None:
+    run = [
+        invented_trial(strategy, size, ranks=tuple(two_epochs(rank) for rank in range(size)))
+        for strategy, size in (("single", 1), ("ddp", 2), ("ddp", 4))
+    ]
+    figure = figures_by_name(comparison_of(tmp_path, run))["training-loss"]
+    assert [panel.title for panel in figure.panels] == ["2 ranks", "2 ranks", "4 ranks", "4 ranks"]
+    assert all(series_of(panel, "single").y for panel in figure.panels)
+    assert "single (1 rank) is drawn in every panel" in figure.caption
+
+
+def test_options_are_variants_of_one_style(tmp_path: Path) -> None:
+    run = [
+        invented_trial("fsdp", 2, strategy_options=options, id=f"fsdp-{number}")
+        for number, options in enumerate(({}, {"cpu_offload": True}))
+    ]
+    panel = figures_by_name(comparison_of(tmp_path, run))["throughput"].panels[0]
+    assert {(one.name, one.style, one.variant) for one in panel.series} == {
+        ("fsdp", "fsdp", 0),
+        ("fsdp (cpu_offload=true)", "fsdp", 1),
+    }
+
+
+def test_one_repeat_has_no_interval_and_says_so(tmp_path: Path) -> None:
+    figure = figures_by_name(comparison_of(tmp_path, trials(repeats=1)))["throughput"]
+    assert "One repeat each: there is no interval." in figure.caption
+    assert all(set(one.high or ()) == {None} for one in figure.panels[0].series)
+
+
+def test_only_failed_trials_have_no_figure(tmp_path: Path) -> None:
+    failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="it fell over"))
+    assert figures_by_name(comparison_of(tmp_path, [failed])) == {}
+
+
+def test_no_trial_has_no_figure() -> None:
+    assert figures_by_name(compare([])) == {}
+
+
+def test_many_settings_make_several_readable_figures(tmp_path: Path) -> None:
+    ranks = (two_epochs(0), two_epochs(1))
+    run = [
+        invented_trial("ddp", 2, varied={"recipe.global_batch": 2**number}, ranks=ranks)
+        for number in range(40)
+    ]
+    found = figures_by_name(comparison_of(tmp_path, run))
+    assert max(len(figure.panels) for name, figure in found.items() if "loss" in name) <= 12
+    assert {"training-loss", "training-loss-2"} <= found.keys()
+    assert "training-loss-3" not in found
+    assert "28 more settings are in the tables alone." in found["training-loss-2"].caption

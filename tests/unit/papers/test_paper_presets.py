@@ -1,0 +1,80 @@
+"""The presets that repeat the studies: nothing stated is another value, and every variant runs."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from shardmark.experiment.load import load_experiment, preset_text
+from shardmark.experiment.matrix import expand
+from shardmark.papers import load_paper, paper_names
+
+
+def variants(preset: str = "lamsal-2025") -> list[list[str]]:
+    """The `--set` lines in the comments of the preset."""
+    lines = preset_text(preset).splitlines()
+    found = [line.lstrip("# ") for line in lines if line.lstrip("# ").startswith("--set")]
+    return [[word for word in shlex.split(line) if word != "--set"] for line in found]
+
+
+def test_the_posters_preset_is_its_recipe() -> None:
+    experiment = load_experiment("fsdp-vs-deepspeed-poster")
+    paper = load_paper("fsdp-vs-deepspeed-poster")
+    assert {key: tuple(experiment.matrix[key]) for key in paper.varied} == paper.varied
+    plan = expand(experiment, "cuda")
+    assert len(plan.trials) == (6 + 5) * 3 * 2 * 2
+    (left_out,) = map(str, plan.left_out)
+    assert left_out.startswith("fsdp-hybrid (shard_group=4) on 4 ranks: 4 ranks do not make two")
+
+
+@pytest.mark.parametrize("overrides", variants("fsdp-vs-deepspeed-poster"), ids=" ".join)
+def test_every_variant_of_the_poster_expands(overrides: list[str]) -> None:
+    plan = expand(load_experiment("fsdp-vs-deepspeed-poster", overrides), "cuda")
+    assert plan.trials
+    assert {one.strategy.name for one in plan.left_out} <= {"fsdp-hybrid"}
+
+
+@pytest.mark.parametrize("name", paper_names())
+def test_the_preset_is_the_studys_experiment(name: str) -> None:
+    """Nothing that the study states is another value in the preset that repeats it."""
+    paper = load_paper(name)
+    assert paper.preset is not None
+    trials = expand(load_experiment(paper.preset), "cuda").trials
+    for trial in trials:
+        data = trial.model_dump(mode="json")
+        for key, value in paper.conditions.items():
+            found = data
+            for part in key.split("."):
+                found = found[part]
+            assert found == value, key
+    cells = {(trial.strategy.name, trial.world_size) for trial in trials}
+    assert {(one.strategy, one.world_size) for one in paper.figures if one.strategy} <= cells
+
+
+def test_the_preset_names_every_variant() -> None:
+    text = " ".join(word for words in variants() for word in words)
+    for word in (
+        *("global_batch", "precision", "zero-2", "zero-3", "activation_checkpointing"),
+        *("cpu_offload", "maskrcnn", "swin", "training_samples=null", "world_size", "repeats"),
+    ):
+        assert word in text
+
+
+@pytest.mark.parametrize("overrides", variants(), ids=" ".join)
+def test_every_variant_expands(overrides: list[str]) -> None:
+    plan = expand(load_experiment("lamsal-2025", overrides), "cuda")
+    assert plan.trials
+    assert plan.left_out == ()
+
+
+@pytest.mark.parametrize("overrides", variants("ovi-2025"), ids=" ".join)
+def test_every_variant_of_the_parameter_servers_expands(overrides: list[str]) -> None:
+    plan = expand(load_experiment("ovi-2025", overrides), "cuda")
+    assert plan.trials
+    assert [str(one) for one in plan.left_out] in ([], ["single on 4 ranks: single is one device"])
+
+
+def test_the_total_batch_replaces_the_one_per_rank() -> None:
+    recipe = load_experiment("lamsal-2025", ["recipe.global_batch=8"]).recipe
+    assert (recipe.global_batch, recipe.per_rank_batch) == (8, None)

@@ -1,0 +1,264 @@
+"""The page as text: what is on it, what is escaped, what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from shardmark.analysis.comparison import compare
+from shardmark.cli import main
+from shardmark.report.page import render_page
+from shardmark.report.page_assets import json_block, sentence, template_text
+from shardmark.report.page_library import plotly_library, with_fewer_kinds
+from shardmark.results.schema import Failure, Outcome
+from shardmark.results.store import load_run
+from tests.golden.invented import invented_trial, write_run
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
+HOSTILE = "</script><script>alert(1)</script>\"'&\u2028"
+
+
+class Parsed(HTMLParser):
+    """The page's elements, and what is inside its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._raw = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes.append((tag, dict(attrs)))
+        self._raw = tag if tag in ("script", "style") else self._raw
+        if tag == "script" and not attrs:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._raw:
+            self._raw = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._raw == "script" and not self.attributes[-1][1]:
+            self.scripts[-1] += data
+        elif not self._raw:
+            self.text += data
+
+
+def page_of(folder: Path) -> str:
+    run = load_run(folder)
+    return render_page([run], compare([run]), (), None)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN, tmp_path / "run"))
+
+
+def test_only_its_own_scripts_may_run() -> None:
+    page = Parsed(page_of(GOLDEN))
+    assert page.scripts == [plotly_library(), template_text("report.js")]
+    (policy,) = (
+        values["content"] or ""
+        for tag, values in page.attributes
+        if values.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert "default-src 'none'" in policy
+    allowed = re.search(r"script-src ([^;]+);", policy)
+    assert allowed is not None
+    digests = [hashlib.sha256(script.encode()).digest() for script in page.scripts]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    assert allowed[1].split() == hashes
+
+
+LIBRARY = (
+    'var A=W((e,t)=>{"use strict";t.exports=B()});var B=W((e,t)=>{t.exports={name:"%s"}});'
+    'var C=W((e,t)=>{"use strict";t.exports=D()});var D=W((e,t)=>{t.exports={name:"box"}});'
+    "x.register([A(),C()]);return x"
+)
+
+
+def test_the_library_registers_only_what_is_drawn() -> None:
+    bars = LIBRARY % "bar"
+    assert with_fewer_kinds(bars) == bars.replace("[A(),C()]", "[A()]")
+    for unknown in (LIBRARY % "pie", "x.register([A(),C()]);", "another release"):
+        assert with_fewer_kinds(unknown) == unknown
+    assert re.search(r"register\(\[\w+\(\)\]\);", plotly_library()), "this release is known"
+
+
+def test_names_nothing_outside_itself() -> None:
+    page = Parsed(page_of(GOLDEN))
+    addresses = [
+        values[key]
+        for _, values in page.attributes
+        for key in ("src", "href", "data", "action", "srcset", "style")
+        if key in values
+    ]
+    assert addresses
+    assert all(address and address.startswith("#") for address in addresses)
+    assert "url(" not in template_text("report.css")
+    assert "@import" not in template_text("report.css")
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    block = json_block({"a": HOSTILE, "b": (1, 2)})
+    assert not set("<>&\u2028\u2029") & set(block)
+    assert json.loads(block) == {"a": HOSTILE, "b": [1, 2]}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        json_block(float("nan"))
+
+
+def test_sentences_are_set_like_print() -> None:
+    text = sentence("`ddp` on 2 ranks: 5 % of 3 s, <b> `&`; 4 seconds")
+    assert text == (
+        "<code>ddp</code> on 2\N{NO-BREAK SPACE}ranks: 5\N{NO-BREAK SPACE}% of"
+        " 3\N{NO-BREAK SPACE}s, &lt;b&gt; <code>&amp;</code>; 4 seconds"
+    )
+
+
+def test_failures_have_reason_remedy_and_log(tmp_path: Path) -> None:
+    failure = Failure(reason=f"it broke {HOSTILE}", remedy="mend it", rank=3)
+    trials = [
+        invented_trial("single", 1),
+        *(
+            invented_trial("ddp", 2, repeat, outcome=Outcome.FAILED, failure=failure)
+            for repeat in (0, 2)
+        ),
+    ]
+    page = Parsed(page_of(write_run(tmp_path / "run", trials)))
+    text = " ".join(page.text.split())
+    assert "What did not end ok" in text
+    assert " ".join(f"it broke {HOSTILE} (rank 3)".split()) in text
+    assert "Remedy: mend it" in text
+    assert "Repeats: 0, 2." in text
+    assert text.count("[rank 0] invented") == 2
+    assert len(page.scripts) == 2
+
+
+def test_only_failed_trials_make_a_page(tmp_path: Path) -> None:
+    trials = [invented_trial("ddp", 2, outcome=Outcome.TIMED_OUT)]
+    text = page_of(write_run(tmp_path / "run", trials))
+    assert "No trial ended ok: there is nothing to compare." in text
+    assert "timed_out" in text
+    assert "no reason was recorded" in text
+
+
+def test_a_run_under_way_says_so(run: Path) -> None:
+    (run / "trials" / "ddp-2-7").mkdir()
+    text = Parsed(page_of(run)).text
+    assert "begun without a result: ddp-2-7" in text
+    assert "the same shardmark run command finishes it" in text
+
+
+def test_damaged_trials_are_named_and_left_out(run: Path) -> None:
+    (run / "trials" / "ddp-2-1" / "result.json").write_text("{")
+    text = Parsed(page_of(run)).text
+    assert "Damaged, left out" in text
+    assert "ddp-2-1: is not whole JSON" in text
+    assert "All 4 trials." in text
+
+
+def test_without_environment_and_experiment(run: Path) -> None:
+    (run / "environment.json").write_text("[]")
+    (run / "experiment.yaml").unlink()
+    text = Parsed(page_of(run)).text
+    assert "No environment was stored with this run." in text
+    assert "experiment.yaml cannot be read" in text
+
+
+def test_several_runs_are_told_apart(run: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", [invented_trial("single", 1)])
+    runs = [load_run(run), load_run(other)]
+    text = Parsed(render_page(runs, compare(runs), (), None)).text
+    assert f"invented ({other})" in text
+    assert "All 6 trials." in text
+
+
+def test_the_command_writes_page_and_figures(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(run)]) == 0
+    page, figures = run / "report.html", run / "report-figures"
+    told = capsys.readouterr().out
+    assert str(page) in told
+    assert str(figures) in told
+    assert page.read_text(encoding="utf-8").endswith("</html>")
+    addresses = [
+        values.get("href") or "" for _, values in Parsed(page.read_text("utf-8")).attributes
+    ]
+    linked = {run / one for one in addresses if one and not one.startswith("#")}
+    assert linked == set(figures.iterdir())
+    assert {path.suffix for path in linked} == {".png", ".svg"}
+    assert load_run(run).trials, "it is still a run"
+    assert main(["report", str(run), "--no-images"]) == 0, "and can be reported again"
+
+
+def test_without_images_there_is_no_folder(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "mine.htm"
+    assert main(["report", str(run), "--out", str(out), "--no-images"]) == 0
+    assert [path.name for path in out.parent.iterdir()] == ["mine.htm"]
+    assert "figcaption" in out.read_text(encoding="utf-8")
+    assert ".png" not in "".join(
+        values.get("href") or "" for _, values in Parsed(out.read_text("utf-8")).attributes
+    )
+
+
+def test_the_baseline_is_chosen(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.html"
+    arguments = ["report", str(run), "--out", str(out), "--no-images", "--baseline"]
+    assert main([*arguments, "ddp"]) == 0
+    assert main([*arguments, "ddq"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["{run}", "{run}/trials"], "2 runs and no file"),
+        (["{run}", "--out", "{run}/result.json"], "its name ends in .html"),
+        (["{run}", "--out", "{run}/folder.html"], "is a folder"),
+        (["{run}", "--out", "{run}/experiment.yaml/a.html"], "cannot be written"),
+        (["{run}/nothing"], "does not exist"),
+    ],
+)
+def test_mistakes_are_told(
+    run: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "folder.html").mkdir()
+    (run / "trials" / "trials").mkdir()
+    assert main(["report", *(one.format(run=run) for one in arguments)]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_run_without_any_result_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", [])
+    assert main(["report", str(folder)]) == 2
+    assert "no trial has a result yet" in capsys.readouterr().err
+    (folder / "trials" / "a").mkdir()
+    (folder / "trials" / "a" / "result.json").write_text("{}")
+    assert main(["report", str(folder)]) == 2
+    assert "no trial can be believed; 1 damaged" in capsys.readouterr().err
+    assert not (folder / "report.html").exists()
+
+
+def test_a_page_is_written_whole_or_not_at_all(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = run / "report.html"
+    page.write_text("the old page")
+
+    def full(self: Path, target: Path) -> None:  # noqa: ARG001
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert main(["report", str(run), "--no-images"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert page.read_text() == "the old page"
+    assert not list(run.glob(".report*"))

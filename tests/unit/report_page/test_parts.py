@@ -1,0 +1,268 @@
+"""The parts of the page as data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardmark.analysis.comparison import compare
+from shardmark.analysis.rows import Row
+from shardmark.report.page_equivalence import status_of, verified
+from shardmark.report.page_facts import machine_facts, planned_trials, progress_notes
+from shardmark.report.page_method import definitions, method
+from shardmark.report.page_outcomes import LINE_CHARACTERS, TAIL_BYTES, TAIL_LINES, log_tail, not_ok
+from shardmark.report.page_tables import leading_number, page_table
+from shardmark.report.page_trials import ranks_table, trials_table
+from shardmark.report.tables import Column
+from shardmark.results.schema import Failure, Outcome, TrialResult
+from shardmark.results.store import load_run
+from shardmark.results.verification import Cause, Check, Verdict, Verification, write_verification
+from tests.golden.invented import invented_rank, invented_trial, write_run
+
+STRATEGY_SPEC = {"name": "ddp", "options": {}}
+
+
+def rows_of_trials(folder: Path, *trials: TrialResult) -> tuple[Row, ...]:
+    return compare([load_run(write_run(folder, trials))]).rows
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("171.6 ±127.8", "171.6"),
+        ("-", ""),
+        ("", ""),
+        ("2+1", "2"),
+        ("-0.5", "-0.5"),
+        ("\N{MINUS SIGN}3 %", "-3"),
+        ("1e-05", "1e-05"),
+        ("ddp 2", ""),
+        ("0.97 [0.9, 1.1]", "0.97"),
+    ],
+)
+def test_numbers_are_sorted_by_what_they_begin_with(text: str, value: str) -> None:
+    assert leading_number(text) == value
+
+
+def test_a_table_has_units_apart_and_sort_values_for_numbers_alone() -> None:
+    columns = [
+        Column(title="verdict", cells=("faster", "2 slower"), numeric=False),
+        Column(title="peak\nMiB", cells=("-", "12.5")),
+    ]
+    table = page_table("any", "Caption.", columns)
+    assert [(one.name, one.unit, one.numeric) for one in table.titles] == [
+        ("verdict", "", False),
+        ("peak", "MiB", True),
+    ]
+    assert [[cell.sort_value for cell in row] for row in table.rows] == [["", ""], ["", "12.5"]]
+    assert table.rows[0][0].mood == "good"
+
+
+def test_a_log_ends_with_its_last_lines(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(100)]
+    (tmp_path / "log.txt").write_text("\n".join(lines) + "\n\n\n")
+    tail = log_tail(tmp_path)
+    assert tail is not None
+    assert tail.text.splitlines() == lines[-TAIL_LINES:]
+    assert tail.cut
+    (tmp_path / "log.txt").write_text("one\ntwo")
+    tail = log_tail(tmp_path)
+    assert tail is not None
+    assert (tail.text, tail.lines, tail.cut) == ("one\ntwo", 2, False)
+
+
+def test_a_log_is_shown_without_what_moves_a_cursor(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_bytes(
+        b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07ok\x00\x08 \xff\n\ttab\r\n10 %\r20 %\r\n"
+        + b"x" * 5000
+    )
+    tail = log_tail(tmp_path)
+    assert tail is not None
+    first, second, overwritten, last = tail.text.split("\n")
+    assert first == "red ok\ufffd\ufffd \ufffd"
+    assert second == "\ttab"
+    assert overwritten == "20 %"
+    assert last == "x" * LINE_CHARACTERS + " ..."
+
+
+def test_of_a_huge_log_only_the_end_is_read(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text("first\n" + "y" * (2 * TAIL_BYTES) + "\nlast\n")
+    tail = log_tail(tmp_path)
+    assert tail is not None
+    assert tail.text == "last"
+    assert tail.cut
+
+
+def test_no_log_and_an_empty_one_show_nothing(tmp_path: Path) -> None:
+    assert log_tail(tmp_path) is None
+    (tmp_path / "log.txt").write_text("\n \n")
+    assert log_tail(tmp_path) is None
+
+
+def test_alike_failures_are_told_once(tmp_path: Path) -> None:
+    broke = Failure(reason="it broke", remedy="mend it", rank=1)
+    other = Failure(reason="it broke otherwise")
+    trials = [
+        *(
+            invented_trial("ddp", 2, repeat, outcome=Outcome.FAILED, failure=broke)
+            for repeat in (0, 1)
+        ),
+        invented_trial("ddp", 2, 2, outcome=Outcome.FAILED, failure=other),
+        invented_trial("ddp", 2, 3),
+    ]
+    found = not_ok(rows_of_trials(tmp_path / "run", *trials))
+    assert [(one.repeats, one.reason, one.remedy, one.rank, len(one.logs)) for one in found] == [
+        ("0, 1", "it broke", "mend it", 1, 2),
+        ("2", "it broke otherwise", "", None, 1),
+    ]
+
+
+def test_machine_facts_leave_out_what_is_not_known() -> None:
+    facts = dict(
+        machine_facts(
+            {
+                "host": "here",
+                "os": "Debian",
+                "kernel": "6",
+                "cpu": {"model": "EPYC", "usable_cores": 2, "quota_cores": None},
+                "memory": {"total_bytes": 2**34, "limit_bytes": None},
+                "cuda": {"devices": [{"name": "H200", "memory_bytes": 150 * 2**30}]},
+                "packages": {"torch": "2.11", "triton": None},
+                "git": {"commit": "0123456789abcdef", "dirty": True},
+                "load": {"average": [1, 0.5], "busy_processes": [{"name": "x", "cpu_percent": 9}]},
+            }
+        )
+    )
+    assert facts == {
+        "host": "here",
+        "system": "Debian, 6",
+        "processor": "EPYC, 2 usable cores",
+        "memory": "16.0 GiB",
+        "GPU": "H200 150 GiB",
+        "packages": "torch 2.11",
+        "git": "0123456789ab, with changes that are not committed",
+        "load at the start": "average 1.00, 0.50; other busy processes: x (9 % CPU)",
+    }
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, "text", [], [1, "x", None], {"devices": 4, "model": []}]
+)
+def test_machine_facts_take_whatever_stands_there(value: object) -> None:
+    keys = ("date", "os", "cpu", "memory", "cuda", "packages", "variables", "git", "load")
+    for name, text in machine_facts(dict.fromkeys(keys, value)):
+        assert isinstance(name, str)
+        assert isinstance(text, str)
+        assert text
+
+
+def test_the_plan_is_counted(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", [invented_trial("single", 1)]))
+    assert planned_trials(run) == 6, "single on one rank, ddp and fsdp on two; each twice"
+    (note,) = progress_notes([run])
+    assert note.startswith("1 of 6 planned trials have a result.")
+    (run.path / "experiment.yaml").write_text("workload: 3")
+    assert planned_trials(run) is None
+    assert progress_notes([run]) == []
+
+
+def test_every_trial_and_every_rank_is_listed(tmp_path: Path) -> None:
+    lost = invented_rank(1).model_copy(update={"lost": "was killed"})
+    rows = rows_of_trials(
+        tmp_path / "run",
+        invented_trial("single", 1),
+        invented_trial("ddp", 2, ranks=(invented_rank(0), lost)),
+        invented_trial("fsdp", 2, outcome=Outcome.FAILED),
+    )
+    trials, ranks = trials_table(rows), ranks_table(rows)
+    assert [row[0].text for row in trials.rows] == ["single", "ddp", "fsdp"]
+    names = [title.name for title in ranks.titles]
+    lines = [dict(zip(names, (cell.text for cell in row), strict=True)) for row in ranks.rows]
+    assert [(one["strategy"], one["rank"], one["ended early"]) for one in lines] == [
+        ("single", "0", ""),
+        ("ddp", "0", ""),
+        ("ddp", "1", "was killed"),
+    ]
+    assert lines[0]["samples/s"] == "199.7", "1248 samples in windows of 2.75 and 3.5 seconds"
+
+
+def test_only_metrics_with_a_value_are_defined(tmp_path: Path) -> None:
+    rows = rows_of_trials(tmp_path / "run", invented_trial("single", 1))
+    names = [one.name for one in definitions(rows)]
+    assert "samples_per_second" in names
+    assert "mfu" not in names
+
+
+def test_the_method_names_the_runs_own_settings(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", [invented_trial("single", 1)]))
+    text = " ".join(method([run]))
+    assert "the first 5 steps" in text
+    assert "Each cell is run 2 times" in text
+    (run.path / "experiment.yaml").unlink()
+    assert "the warm-up steps" in " ".join(method([run]))
+
+
+def checked(result: TrialResult, **fields: object) -> TrialResult:
+    """With all in its trial that a verdict refers to."""
+    inside = {**result.trial, "strategy": STRATEGY_SPEC, "world_size": result.world_size}
+    return result.model_copy(update={"trial": inside, **fields})
+
+
+def verdict_of(result: TrialResult, **fields: object) -> Verdict:
+    from shardmark.experiment.trial_id import cell_id
+
+    content: dict[str, object] = {
+        "id": cell_id(result.trial),
+        "strategy": result.strategy,
+        "strategy_options": {"bucket_mb": 1},
+        "world_size": result.world_size,
+        "precision": "fp32",
+        "varied": {},
+        "equivalent": True,
+        "checks": (),
+        "cause": None,
+    }
+    return Verdict.model_validate(content | fields)
+
+
+CAUSE = Cause(text="summed", evidence="twice", setting="averaging", first_deviation="gradients")
+CHECK = Check(name="losses", holds=False, found=2.0, expected=1.0, tolerance=0.5, in_tolerances=2.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mood", "text"),
+    [
+        ({}, "good", "Verified: every strategy trains what the reference trains."),
+        ({"equivalent": False, "cause": CAUSE}, "bad", "Not equivalent, not to be ranked"),
+        ({"equivalent": None, "promise": "once"}, "good", "Promised less, and kept: ddp"),
+        ({"equivalent": None, "cause": CAUSE}, "unsure", "Not verified: whether"),
+    ],
+)
+def test_the_status_says_whether_numbers_compare(
+    tmp_path: Path, fields: dict[str, object], mood: str, text: str
+) -> None:
+    trial = checked(invented_trial("ddp", 2))
+    folder = write_run(tmp_path / "run", [trial])
+    verdicts = (verdict_of(trial, **fields),)
+    write_verification(folder, Verification(reference="one", steps=3, verdicts=verdicts))
+    status = status_of(compare([load_run(folder)]).rows)
+    assert status.mood == mood
+    assert status.text.startswith(text)
+
+
+def test_verdicts_tell_cause_and_checks(tmp_path: Path) -> None:
+    trial = checked(invented_trial("ddp", 2))
+    folder = write_run(tmp_path / "run", [trial])
+    verdict = verdict_of(trial, equivalent=False, cause=CAUSE, checks=(CHECK,))
+    write_verification(folder, Verification(reference="one", steps=3, verdicts=(verdict,)))
+    ((line,),) = (one.verdicts for one in verified([load_run(folder)]))
+    assert line.place == "ddp (bucket_mb=1) on 2 ranks, fp32"
+    assert (line.word, line.mood, line.worst) == ("not equivalent", "bad", "2")
+    assert (line.cause, line.evidence, line.setting) == ("summed", "twice", "averaging")
+    assert line.checks == (("losses", "deviates", "2", "1", "0.5", ""),)
+
+
+def test_nothing_verified_is_nothing_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [invented_trial("ddp", 2)])
+    assert verified([load_run(folder)]) == ()
