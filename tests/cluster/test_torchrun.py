@@ -98,9 +98,10 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> float:
 
 def steps(out: Path, rank: int) -> int:
     """Steps of a trial under way, as the controller's folder has them."""
-    from shardmark.measure.progress import steps_taken
+    from shardmark.measure.progress import reached
 
-    return max((steps_taken(one, rank) or 0 for one in (out / "trials").glob("*")), default=0)
+    found = (reached(one, rank) for one in (out / "trials").glob("*"))
+    return max((one.steps for one in found if one is not None), default=0)
 
 
 def test_two_nodes_train_what_one_machine_trains(nodes: Bench, tmp_path: Path) -> None:

@@ -107,6 +107,6 @@ def _shown(record: NetworkRecord, *, as_json: bool) -> str:
     if as_json:
         return record.model_dump_json(indent=2) + "\n"
     from shardmark.report.links import links_section
-    from shardmark.report.sections import render_sections
+    from shardmark.report.sections import Markup, render_sections
 
-    return render_sections([links_section(record)], markdown=False)
+    return render_sections([links_section(record)], Markup.TEXT)

@@ -96,6 +96,7 @@ def test_something_that_is_no_node_is_sent_away(roster: Roster) -> None:
 
 def test_answers_come_from_all(roster: Roster, come: Callable[..., FakeNode]) -> None:
     nodes = [come(number) for number in range(3)]
+    roster.wait(10, nothing)
     nodes[2].answers["machine"] = {"cores": 7}
     found = roster.ask([0, 2], {"do": "machine", "device": "cpu"})
     assert found[2] == {"cores": 7}

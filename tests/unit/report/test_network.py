@@ -12,7 +12,7 @@ from tests.golden.invented import invented_rank, invented_trial
 from shardmark.analysis.comparison import Comparison, compare
 from shardmark.analysis.wire import wires_of
 from shardmark.report.network import network_json, network_section
-from shardmark.report.sections import render_sections
+from shardmark.report.sections import Markup, render_sections
 from shardmark.results.schema import CollectiveRecord, ProbeRecord, RankRecord, TrialResult
 from shardmark.results.store import StoredRun
 
@@ -135,7 +135,7 @@ def test_the_table() -> None:
         ("ddp", "2", "4.00", "4.00", "1.00", "4.10", "1.02"),
         ("fsdp", "2", "6.00", "6.00", "1.00", "-", "-"),
     )
-    text = render_sections([section], markdown=False)
+    text = render_sections([section], Markup.TEXT)
     assert "Formula of ddp: all-reduce: 2 (n-1)/n G." in text
     assert "Not known: interfaces: not recorded (fsdp on 2 ranks)." in text
 
