@@ -21,7 +21,12 @@ OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
 
 EXECUTION_KEYS = frozenset(
-    {"recipe.activation_checkpointing", "recipe.cpu_offload", "recipe.gradient_accumulation"}
+    {
+        "recipe.activation_checkpointing",
+        "recipe.cpu_offload",
+        "recipe.gradient_accumulation",
+        "placement.nodes",
+    }
 )
 """Axes that change how a step is computed and not what is trained.  A strategy's entry may set them
 for itself (`{name: fsdp, cpu_offload: true}`), and is then still compared with the others."""

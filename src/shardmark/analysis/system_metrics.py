@@ -33,15 +33,29 @@ _DEVICE_METRICS = (*_HIGHEST_OF_DEVICE, *_MEAN_OF_DEVICE, "energy_joules")
 
 
 def network_metrics(samples: Sequence[Sample], windows: Windows) -> dict[str, Result]:
-    """Over all interfaces of the controller's host, loopback included."""
-    sent = counter_increase(_network_points(samples, "bytes_sent"), windows)
-    received = counter_increase(_network_points(samples, "bytes_received"), windows)
+    """Over all interfaces of all nodes, loopback included."""
+    sent = _over_nodes(samples, "bytes_sent", windows)
+    received = _over_nodes(samples, "bytes_received", windows)
     rate = sent if isinstance(sent, str) else sent / windows.seconds
     return {
         "network_sent_bytes": trial_value(sent),
         "network_received_bytes": trial_value(received),
         "network_bytes_per_second": trial_value(rate),
     }
+
+
+def _over_nodes(samples: Sequence[Sample], field: str, windows: Windows) -> Found:
+    """The sum over nodes; a sample of a trial on one node does not name it."""
+    by_node: dict[object, list[Sample]] = {}
+    for sample in samples:
+        by_node.setdefault(sample.get("node", 0), []).append(sample)
+    total = 0.0
+    for node, own in by_node.items():
+        found = counter_increase(_network_points(own, field), windows)
+        if isinstance(found, str):
+            return f"node {node}: {found}" if len(by_node) > 1 else found
+        total += found
+    return total if by_node else counter_increase([], windows)
 
 
 def process_metrics(

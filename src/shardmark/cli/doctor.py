@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,12 +38,54 @@ class Availability:
 
 
 def doctor(
+    *,
     form: Annotated[Format, typer.Option("--format", help="json has every finding.")] = Format.TEXT,
+    network: Annotated[
+        bool,
+        typer.Option(
+            "--network",
+            help="Instead, measure latency and bandwidth between ranks: started here, or by"
+            " `torchrun --no-python shardmark doctor --network` on every node.",
+        ),
+    ] = False,
+    ranks: Annotated[
+        int | None, typer.Option(help="With --network: processes to start; 2 by default.")
+    ] = None,
+    largest_of: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="EXPERIMENT", help="With --network: as many as its largest trial has."
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="auto|cuda|cpu", help="With --network: whose links.")
+    ] = "auto",
+    seconds: Annotated[
+        float, typer.Option(help="With --network: time for measuring; starting comes on top.")
+    ] = 8.0,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="With --network: store network.json with this run."),
+    ] = None,
 ) -> None:
     """Say what this machine can run, what is missing and how to get it.
 
     Exit code 1 where something is missing without which nothing can be measured.
     """
+    if network:
+        from shardmark.cli.doctor_network import NetworkOptions, measure_network
+
+        measure_network(
+            NetworkOptions(
+                ranks=ranks,
+                experiment=largest_of,
+                device=device,
+                seconds=seconds,
+                run=run,
+                as_json=form is Format.JSON,
+            )
+        )
+        return
     from shardmark.measure.environment import machine
     from shardmark.measure.gpus import all_cuda_devices
     from shardmark.measure.machine_checks import (

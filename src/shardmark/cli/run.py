@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from shardmark.cli.engine import EngineOption, with_engine
 
 if TYPE_CHECKING:
     from shardmark.experiment.schema import Experiment
@@ -49,13 +52,18 @@ def run(
     dry_run: DryRun = False,
     retry: Retry = False,
     quiet: QuietFlag = False,
+    engine: EngineOption = None,
 ) -> None:
     """Run every trial of an experiment and compare them."""
     from shardmark.experiment.load import load_experiment
 
-    resolved = load_experiment(experiment, overrides or ())
+    resolved = load_experiment(experiment, with_engine(engine, overrides))
     if dry_run:
         _print_plan(resolved)
+        return
+    from shardmark.launch.engines import elsewhere
+
+    if elsewhere(resolved, typer.echo):
         return
     from shardmark.cli.progress import listener
     from shardmark.launch.controller import fresh_folder, run_experiment
@@ -65,16 +73,19 @@ def run(
         with _terminable(), listener(folder, quiet=quiet) as progress:
             run_experiment(resolved, folder, progress=progress, retry=retry)
     except KeyboardInterrupt:
-        again = _command(experiment, overrides or (), folder, retry=retry)
+        again = _command(experiment, overrides or (), engine, folder, retry=retry)
         typer.echo(f"interrupted; go on with: {again}", err=True)
         raise
     if _print_results(folder, quiet=quiet):
         raise typer.Exit(SOME_FAILED)
 
 
-def _command(experiment: str, overrides: Sequence[str], folder: Path, *, retry: bool) -> str:
+def _command(
+    experiment: str, overrides: Sequence[str], engine: str | None, folder: Path, *, retry: bool
+) -> str:
     """What to paste in order to finish the run in that folder."""
     changes = [word for change in overrides for word in ("--set", change)]
+    changes += [] if engine is None else ["--engine", engine]
     retrying = ["--retry"] if retry else []
     words = ["shardmark", "run", experiment, *changes, *retrying, "--out", str(folder)]
     return shlex.join(words)
@@ -100,10 +111,14 @@ def _print_plan(experiment: Experiment) -> None:
     """The trials in their order and the cells left out; asks no device and reads no data."""
     from shardmark.cli.plan import plan_lines
     from shardmark.experiment.matrix import expand
+    from shardmark.launch.engines import submission
     from shardmark.measure.environment import machine
 
     plan = expand(experiment, "cuda" if machine(experiment.device).device_type == "cuda" else "cpu")
     typer.echo("\n".join(plan_lines(plan)))
+    without = [word for word in sys.argv[1:] if word != "--dry-run"]
+    for line in submission(experiment, ["shardmark", *without]):
+        typer.echo(f"{experiment.engine['name']}: {line}")
 
 
 @contextmanager

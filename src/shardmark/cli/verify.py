@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmark.cli.engine import EngineOption, with_engine
+
 if TYPE_CHECKING:
     from shardmark.results.verification import Verdict, Verification
 
@@ -32,6 +34,7 @@ def verify(
         typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="json holds every check.")] = Format.TEXT,
+    engine: EngineOption = None,
 ) -> None:
     """Hold a few steps of every strategy against one process that plays all ranks.
 
@@ -39,9 +42,12 @@ def verify(
     """
     from shardmark.experiment.load import load_experiment
     from shardmark.launch.controller import verify_experiment
+    from shardmark.launch.engines import elsewhere
     from shardmark.launch.listener import Silent
 
-    resolved = load_experiment(experiment, overrides or ())
+    resolved = load_experiment(experiment, with_engine(engine, overrides))
+    if elsewhere(resolved, typer.echo):
+        return
     with tempfile.TemporaryDirectory(prefix="shardmark-verify-") as folder:
         listener = Silent() if form is Format.JSON else Notes()
         verification = verify_experiment(resolved, Path(folder) / "verification", progress=listener)

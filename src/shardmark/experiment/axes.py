@@ -50,7 +50,7 @@ def canonical(value: object) -> str:
 def complete(data: Mapping[str, Any]) -> dict[str, Any]:
     """The file's data with full axis keys, each axis's first value where the base has none, and
     the workload's defaults written out.  What cannot be understood stays as it is."""
-    completed = dict(data)
+    completed = named_engine(data)
     matrix = data.get("matrix")
     axes = list(map(str, matrix)) if isinstance(matrix, Mapping) else []
     if isinstance(matrix, Mapping):
@@ -68,6 +68,12 @@ def complete(data: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(ValidationError):
             completed["workload"] = tables.resolve_workload(data["workload"])
     return completed
+
+
+def named_engine(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy in which an engine that is only a name is a mapping, too."""
+    engine = data.get("engine")
+    return {**data, "engine": {"name": engine}} if isinstance(engine, str) else dict(data)
 
 
 def _with_default(data: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:

@@ -22,12 +22,16 @@ from shardmark.experiment.problems import (
     refuse,
     show,
 )
-from shardmark.experiment.schema import Measure, Recipe, SlowRanks
+from shardmark.experiment.schema import Measure, Placement, Recipe, SlowRanks
 
 MOST_RANKS = 2**16
 """A world size above this is a slip of the hand."""
 
-_SECTIONS: dict[str, type[BaseModel]] = {"recipe": Recipe, "measure": Measure}
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "recipe": Recipe,
+    "placement": Placement,
+    "measure": Measure,
+}
 _Mistakes = Iterator[InitErrorDetails]
 
 

@@ -21,6 +21,7 @@ from shardmark.experiment.schema import (
     SlowRanks,
     StrategySpec,
 )
+from shardmark.experiment.sizes import Size
 
 Section = TypeVar("Section")
 
@@ -36,28 +37,27 @@ class Cell:
     overrides: dict[str, Any]
     """Keys of the recipe that the strategy's entry set for itself."""
     world_size: int
+    nodes: int
     values: dict[str, Any]
-    """Full axis key -> value, without strategy and world size."""
+    """Full axis key -> value, without strategy and the sizes."""
     batch_parts: int
     """Equal parts that the global batch is cut into, micro-batches not counted."""
     slow_ranks: dict[int, float]
 
     @property
     def title(self) -> str:
-        return describe(self.strategy, self.world_size)
+        return describe(self.strategy, Size(world_size=self.world_size, nodes=self.nodes))
 
 
-def describe(strategy: StrategySpec, world_size: int | None) -> str:
-    """`fsdp-hybrid (shard_group=2) on 4 ranks`."""
+def describe(strategy: StrategySpec, size: Size | None) -> str:
+    """`fsdp-hybrid (shard_group=2) on 4 ranks`, or `... on 4 ranks of 2 nodes`."""
     options = ", ".join(f"{key}={value}" for key, value in strategy.options.items())
     text = f"{strategy.name} ({options})" if options else strategy.name
-    if world_size is None:
-        return text
-    return f"{text} on {world_size} rank{'' if world_size == 1 else 's'}"
+    return text if size is None else f"{text} on {size}"
 
 
 def resolve_cell(
-    experiment: Experiment, entry: StrategyEntry, world_size: int, values: dict[str, Any]
+    experiment: Experiment, entry: StrategyEntry, size: Size, values: dict[str, Any]
 ) -> Cell:
     """Raises `InputError` where the values do not go together."""
     resolve = partial(_resolve, experiment, values)
@@ -67,7 +67,8 @@ def resolve_cell(
     measure = _with_values(experiment.measure.model_dump(mode="json"), "measure", values)
     workload = _with_values(experiment.workload, "workload", values)
     slow = TypeAdapter(SlowRanks).validate_python(values.get("slow_ranks", experiment.slow_ranks))
-    placement = tables.build_strategy(entry.name, entry.options).placement(world_size)
+    strategy = tables.build_strategy(entry.name, entry.options)
+    placement = strategy.placement(size.world_size)
     servers = placement.count(None)
     return Cell(
         workload=resolve("workload", workload, tables.resolve_workload),
@@ -75,7 +76,8 @@ def resolve_cell(
         measure=resolve("measure", measure, Measure.model_validate),
         strategy=StrategySpec(name=entry.name, options=entry.options),
         overrides=entry.overrides,
-        world_size=world_size,
+        world_size=size.world_size,
+        nodes=size.nodes,
         values=values,
         batch_parts=len(placement) - servers,
         slow_ranks=slow,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardmark.experiment import tables
-from shardmark.experiment.keys import NOT_VARIED, meanings, model_keys
-from shardmark.experiment.schema import Experiment, Measure, Recipe
+from shardmark.experiment.keys import NOT_VARIED, VARIED_SECTIONS, meanings, model_keys
+from shardmark.experiment.schema import Experiment
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -21,10 +21,17 @@ def experiment_schema() -> Schema:
     definitions: Schema = schema.setdefault("$defs", {})
     entries = [_entry_schema(name, definitions) for name in tables.strategy_names()]
     workloads = [
-        _workload_schema(name, model, definitions)
-        for name, model in tables.workload_models().items()
+        _named_schema(name, model, definitions) for name, model in tables.workload_models().items()
     ]
     schema["properties"]["workload"] = {"oneOf": workloads}
+    engines = [
+        _named_schema(name, model, definitions) for name, model in tables.engine_models().items()
+    ]
+    names = {"enum": list(tables.engine_models())}
+    schema["properties"]["engine"] = {
+        "oneOf": [names, *engines],
+        "description": schema["properties"]["engine"]["description"],
+    }
     schema["properties"]["matrix"] = _matrix_schema(
         entries, workloads, definitions, schema["properties"]["slow_ranks"]
     )
@@ -55,7 +62,7 @@ def _entry_schema(name: str, definitions: Schema) -> Schema:
     }
 
 
-def _workload_schema(name: str, model: type[BaseModel], definitions: Schema) -> Schema:
+def _named_schema(name: str, model: type[BaseModel], definitions: Schema) -> Schema:
     schema = _hoist(model.model_json_schema(), definitions)
     schema["properties"] = {**schema.get("properties", {}), "name": {"const": name}}
     required = [key for key in schema.get("required", []) if key != "name"]
@@ -71,7 +78,7 @@ def _matrix_schema(
         "world_size": {"type": "integer", "exclusiveMinimum": 0},
         "slow_ranks": slow,
     }
-    for section, model in (("recipe", Recipe), ("measure", Measure)):
+    for section, model in VARIED_SECTIONS:
         for key in model_keys(model, section):
             if key not in NOT_VARIED:
                 axes[key] = _at(definitions[model.__name__], key.split(".")[1:], definitions)

@@ -10,10 +10,19 @@ from pydantic import BaseModel
 
 from shardmark.experiment import tables
 from shardmark.experiment.problems import Location
-from shardmark.experiment.schema import Experiment, Limits, Measure, Recipe
+from shardmark.experiment.schema import Experiment, Limits, Measure, Placement, Recipe
 
 NOT_VARIED = ("measure.repeats",)
 """Keys of varied sections that are no axis: repeats are what every cell has."""
+
+VARIED_SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("recipe", Recipe),
+    ("placement", Placement),
+    ("measure", Measure),
+)
+"""Sections whose keys may be axes, also under their last part alone where that is clear."""
+
+_VARIED = tuple(f"{section}." for section, _ in VARIED_SECTIONS)
 
 
 def model_keys(model: type[BaseModel], prefix: str) -> tuple[str, ...]:
@@ -39,11 +48,7 @@ def _nested_model(annotation: Any) -> type[BaseModel] | None:
 @cache
 def fixed_keys() -> tuple[str, ...]:
     """Every key of the file that no table adds to, sections included."""
-    sections: tuple[tuple[str, type[BaseModel]], ...] = (
-        ("recipe", Recipe),
-        ("measure", Measure),
-        ("limits", Limits),
-    )
+    sections: tuple[tuple[str, type[BaseModel]], ...] = (*VARIED_SECTIONS, ("limits", Limits))
     inside = [key for prefix, model in sections for key in model_keys(model, prefix)]
     return (*Experiment.model_fields, *inside)
 
@@ -56,9 +61,16 @@ def workload_keys(workload: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("workload.name", *options)))
 
 
+def engine_keys(engine: object) -> tuple[str, ...]:
+    """`engine.name` and the options of the engine of that name, if there is one."""
+    name = engine.get("name") if isinstance(engine, Mapping) else None
+    model = tables.engine_models().get(name) if isinstance(name, str) else None
+    return ("engine.name", *(model_keys(model, "engine") if model else ()))
+
+
 def axis_keys(workload: object, strategies: Sequence[str]) -> tuple[str, ...]:
     """Every full key that may be an axis of a matrix with these strategies."""
-    varied = [key for key in fixed_keys() if key.startswith(("recipe.", "measure."))]
+    varied = [key for key in fixed_keys() if key.startswith(_VARIED)]
     options = {
         f"strategy.{option}" for name in strategies for option in tables.strategy_options(name)
     }
@@ -79,12 +91,11 @@ def full_key(key: str) -> str:
 
 
 def meanings(key: str) -> tuple[str, ...]:
-    """The keys of the recipe and of the measurement that a short one may stand for."""
+    """The keys of recipe, placement and measurement that a short one may stand for."""
     if "." in key or key in ("strategy", "world_size"):
         return (key,)
-    sections = ("recipe.", "measure.")
     return tuple(
-        full for full in fixed_keys() if full.startswith(sections) and full.endswith(f".{key}")
+        full for full in fixed_keys() if full.startswith(_VARIED) and full.endswith(f".{key}")
     )
 
 
@@ -93,7 +104,8 @@ def names_at(location: Location, workload: object) -> tuple[str, ...]:
     prefix = ".".join(str(part) for part in location)
     if not prefix:
         return tuple(Experiment.model_fields)
-    known = (*fixed_keys(), *workload_keys(workload))
+    engines = {key for name in tables.engine_models() for key in engine_keys({"name": name})}
+    known = (*fixed_keys(), *workload_keys(workload), *sorted(engines))
     inside = [key.removeprefix(f"{prefix}.") for key in known if key.startswith(f"{prefix}.")]
     return tuple(key for key in inside if "." not in key)
 

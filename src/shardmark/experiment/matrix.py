@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardmark.errors import InputError
 from shardmark.experiment import tables
 from shardmark.experiment.axes import StrategyEntry, canonical, parse_entry
+from shardmark.experiment.cell_checks import check_batches, check_slow_ranks
 from shardmark.experiment.cells import Cell, describe, resolve_cell
 from shardmark.experiment.problems import join, show
 from shardmark.experiment.schema import Experiment, StrategySpec, Trial
+from shardmark.experiment.sizes import SIZE_AXES, Misfit, Size, sizes_of
 from shardmark.experiment.trial_id import trial_id
 
-DEFAULT_WORLD_SIZES = (2,)
+if TYPE_CHECKING:
+    from shardmark.strategies._protocol import Strategy
+
+NODES = "placement.nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """Cells that no machine could run."""
 
-    strategy: StrategySpec
+    strategy: StrategySpec | None
+    """None where it is none of any strategy."""
     world_size: int | None
     """None where it does not matter."""
     reason: str
+    nodes: int = 1
 
     @property
     def cell(self) -> str:
-        return describe(self.strategy, self.world_size)
+        ranks = self.world_size
+        size = None if ranks is None else Size(world_size=ranks, nodes=self.nodes)
+        return str(size) if self.strategy is None else describe(self.strategy, size)
 
     def __str__(self) -> str:
         return f"{self.cell}: {self.reason}"
@@ -57,16 +64,20 @@ def expand(experiment: Experiment, device_type: Literal["cuda", "cpu"]) -> Plan:
     if not cells:
         reasons = "; ".join(map(str, left_out))
         raise InputError(f"{experiment.name}: matrix", "no cell makes sense", reasons)
-    _check_batches(experiment, cells)
-    _check_slow_ranks(experiment, cells)
+    check_batches(experiment, cells)
+    check_slow_ranks(experiment, cells)
     _check_distinct(experiment, cells, device_type)
     shuffle = random.Random(experiment.recipe.seed).shuffle
     shared = _differing_overrides(cells)
+    tells_nodes = NODES in experiment.matrix or len({cell.nodes for cell in cells}) > 1
     trials: list[Trial] = []
     for repeat in range(experiment.measure.repeats):
         order = list(cells)
         shuffle(order)
-        trials += (_trial(experiment, cell, device_type, repeat, shared) for cell in order)
+        trials += (
+            _trial(experiment, cell, device_type, repeat, shared, tells_nodes=tells_nodes)
+            for cell in order
+        )
     return Plan(trials=tuple(trials), left_out=tuple(left_out))
 
 
@@ -74,15 +85,16 @@ def _cells(experiment: Experiment, left_out: list[LeftOut]) -> list[Cell]:
     axes = {
         key: values
         for key, values in experiment.matrix.items()
-        if key != "world_size" and key.partition(".")[0] != "strategy"
+        if key not in SIZE_AXES and key.partition(".")[0] != "strategy"
     }
     cells: list[Cell] = []
     errors: dict[str, InputError] = {}
+    asked = _asked_sizes(experiment, left_out)
     for entry in _variants(experiment, left_out):
-        sizes = _world_sizes(experiment.matrix.get("world_size"), entry, left_out)
-        for world_size, values in product(sizes, _combinations(axes)):
+        sizes = _sizes(experiment, entry, asked, left_out)
+        for size, values in product(sizes, _combinations(axes)):
             try:
-                cells.append(resolve_cell(experiment, entry, world_size, values))
+                cells.append(resolve_cell(experiment, entry, size, values))
             except InputError as error:
                 errors.setdefault(str(error), error)
     if errors:
@@ -112,66 +124,47 @@ def _variants(experiment: Experiment, left_out: list[LeftOut]) -> Iterator[Strat
             yield replace(entry, options={**entry.options, **options})
 
 
-def _world_sizes(
-    asked: Sequence[int] | None, entry: StrategyEntry, left_out: list[LeftOut]
-) -> list[int]:
-    """The world sizes that make sense for the entry; 1 for a strategy that only runs alone."""
+def _asked_sizes(experiment: Experiment, left_out: list[LeftOut]) -> list[Size]:
+    """What the axes ask for, as far as their values go together."""
+    placement = experiment.placement
+    found = sizes_of(
+        experiment.matrix, nodes=placement.nodes, ranks_per_node=placement.ranks_per_node
+    )
+    left_out += (
+        LeftOut(strategy=None, world_size=size.world_size, reason=size.reason)
+        for size in found
+        if isinstance(size, Misfit)
+    )
+    return [size for size in found if isinstance(size, Size)]
+
+
+def _sizes(
+    experiment: Experiment, entry: StrategyEntry, asked: Sequence[Size], left_out: list[LeftOut]
+) -> list[Size]:
+    """The sizes that make sense for the entry; one rank for a strategy that only runs alone."""
     strategy = tables.build_strategy(entry.name, entry.options)
-    reasons = {size: strategy.makes_sense(size) for size in asked or DEFAULT_WORLD_SIZES}
+    reasons = {size: _reason_against(strategy, size) for size in asked}
     sizes = [size for size, reason in reasons.items() if reason is None]
-    alone = not sizes and strategy.makes_sense(1) is None
-    if asked is not None or not alone:
+    one = Size(world_size=1)
+    alone = not sizes and _reason_against(strategy, one) is None
+    if not alone or not experiment.matrix.keys().isdisjoint(SIZE_AXES):
         spec = StrategySpec(name=entry.name, options=entry.options)
         left_out += (
-            LeftOut(strategy=spec, world_size=size, reason=reason)
+            LeftOut(strategy=spec, world_size=size.world_size, nodes=size.nodes, reason=reason)
             for size, reason in reasons.items()
             if reason is not None
         )
-    return [1] if alone else sizes
+    return [one] if alone else sizes
 
 
-def _check_batches(experiment: Experiment, cells: Iterable[Cell]) -> None:
-    """Every training rank must get the same number of samples, in equal micro-batches."""
-    users: dict[tuple[str, int], dict[int, Cell]] = defaultdict(dict)
-    for cell in cells:
-        micro_batches = cell.recipe.gradient_accumulation
-        if cell.recipe.global_batch is not None:
-            users["global_batch", cell.recipe.global_batch].setdefault(
-                cell.batch_parts * micro_batches, cell
-            )
-        elif cell.recipe.per_rank_batch is not None:
-            users["per_rank_batch", cell.recipe.per_rank_batch].setdefault(micro_batches, cell)
-    errors = [
-        _batch_error(f"{experiment.name}: recipe.{key}", batch, cell, math.lcm(*by_parts))
-        for (key, batch), by_parts in users.items()
-        for parts, cell in by_parts.items()
-        if batch % parts
-    ]
-    if errors:
-        raise join(errors)
-
-
-def _batch_error(where: str, batch: int, cell: Cell, multiple: int) -> InputError:
-    ranks, micro_batches = cell.batch_parts, cell.recipe.gradient_accumulation
-    shares = f"{ranks} training ranks" if cell.recipe.global_batch is not None else ""
-    if micro_batches > 1:
-        shares += f"{' x ' if shares else ''}{micro_batches} micro-batches"
-    below = batch // multiple * multiple
-    nearest = f"{below} and {below + multiple}" if below else str(multiple)
-    found = f"{batch} samples cannot be shared equally by {shares} ({cell.title})"
-    return InputError(where, found, f"nearest batches that every cell can share: {nearest}")
-
-
-def _check_slow_ranks(experiment: Experiment, cells: Sequence[Cell]) -> None:
-    """A rank that no cell has was meant to be another."""
-    most = max(cell.world_size for cell in cells)
-    for rank in sorted({rank for cell in cells for rank in cell.slow_ranks}):
-        if rank >= most:
-            raise InputError(
-                f"{experiment.name}: slow_ranks",
-                f"there is no rank {rank}: the largest world size is {most}",
-                f"ranks 0 to {most - 1}",
-            )
+def _reason_against(strategy: Strategy, size: Size) -> str | None:
+    """Why no machines could run the strategy so; None if some could."""
+    training = len(strategy.placement(size.world_size))
+    training -= strategy.placement(size.world_size).count(None)
+    if training % size.nodes:
+        processes = "1 process trains" if training == 1 else f"{training} processes train"
+        return f"{processes}, which cannot be shared out to {size.nodes} nodes"
+    return strategy.makes_sense(size.world_size, size.nodes)
 
 
 def _check_distinct(experiment: Experiment, cells: Iterable[Cell], device_type: str) -> None:
@@ -204,6 +197,7 @@ def _id(cell: Cell, device_type: str, repeat: int) -> str:
         device_type=device_type,
         slow_ranks=cell.slow_ranks,
         repeat=repeat,
+        nodes=cell.nodes,
     )
 
 
@@ -213,7 +207,12 @@ def _trial(
     device_type: Literal["cuda", "cpu"],
     repeat: int,
     shared: Sequence[str],
+    *,
+    tells_nodes: bool,
 ) -> Trial:
+    own = {f"recipe.{key}": getattr(cell.recipe, key) for key in shared}
+    if tells_nodes:
+        own[NODES] = cell.nodes
     return Trial(
         id=_id(cell, device_type, repeat),
         experiment=experiment.name,
@@ -221,10 +220,11 @@ def _trial(
         recipe=cell.recipe,
         strategy=cell.strategy,
         world_size=cell.world_size,
+        nodes=cell.nodes,
         measure=cell.measure,
         limits=experiment.limits,
         device_type=device_type,
         repeat=repeat,
-        varied=cell.values | {f"recipe.{key}": getattr(cell.recipe, key) for key in shared},
+        varied=cell.values | own,
         slow_ranks=cell.slow_ranks,
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmark.errors import InputError
-from shardmark.experiment.keys import assigned, fixed_keys, full_key, workload_keys
+from shardmark.experiment.axes import named_engine
+from shardmark.experiment.keys import assigned, engine_keys, fixed_keys, full_key, workload_keys
 from shardmark.experiment.problems import choices, dotted, show
 from shardmark.experiment.schema import EXCLUSIVE
 from shardmark.experiment.strict_yaml import parse_yaml
@@ -45,8 +46,10 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[Override]) -> d
 
     A key of the file that excludes an overridden one is dropped: `recipe.steps=10` drops `epochs`.
     """
-    changed = dict(data)
+    changed = named_engine(data)
     for override in overrides:
+        if override.path == ("engine", "name"):
+            changed = _without_other_engine(changed, override.value)
         if override.path[0] == "matrix" and len(override.path) > 1:
             changed = _without_short_key(changed, override.path[1])
         _check_holders(changed, override)
@@ -64,6 +67,13 @@ def _without_short_key(data: dict[str, Any], axis: str) -> dict[str, Any]:
     return {**data, "matrix": {k: v for k, v in matrix.items() if full_key(str(k)) != axis}}
 
 
+def _without_other_engine(data: dict[str, Any], name: Any) -> dict[str, Any]:
+    """The options of the file's engine say nothing about another."""
+    engine = data.get("engine")
+    same = isinstance(engine, Mapping) and engine.get("name") == name
+    return data if same else {key: value for key, value in data.items() if key != "engine"}
+
+
 def _check_holders(data: Mapping[str, Any], override: Override) -> None:
     holder: Any = data
     for depth, key in enumerate(override.path[:-1], start=1):
@@ -78,7 +88,7 @@ def _check_holders(data: Mapping[str, Any], override: Override) -> None:
 def _check_key(data: Mapping[str, Any], override: Override) -> None:
     key = dotted(override.path)
     workload = data.get("workload")
-    known = [*fixed_keys(), *workload_keys(workload)]
+    known = [*fixed_keys(), *workload_keys(workload), *engine_keys(data.get("engine"))]
     if override.path[0] == "matrix" or key in known:
         return
     if override.path[0] == "workload" and len(workload_keys(workload)) == 1:

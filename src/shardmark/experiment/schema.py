@@ -24,6 +24,7 @@ __all__ = [
     "Measure",
     "Model",
     "Optimizer",
+    "Placement",
     "Precision",
     "Recipe",
     "Schedule",
@@ -96,6 +97,18 @@ class Limits(Model):
     trial_seconds: PositiveFloat = 1800
 
 
+class Placement(Model):
+    """Where the training ranks sit; beside `world_size`, which is `nodes` x `ranks_per_node`.
+
+    Any of the three follows from the others.
+    """
+
+    nodes: PositiveInt | None = None
+    """Machines of a trial; one if nothing says otherwise."""
+    ranks_per_node: PositiveInt | None = None
+    """Training ranks on each of them; parameter servers come on top."""
+
+
 class StrategySpec(Model):
     """A strategy's name and its own options, already checked against the strategy."""
 
@@ -117,8 +130,11 @@ class Experiment(Model):
     recipe: Recipe
     matrix: dict[str, list[Any]]
     """Dotted key -> the values to try; every combination is a cell."""
+    placement: Placement = Placement()
     measure: Measure = Measure()
     limits: Limits = Limits()
+    engine: dict[str, Any] = Field(default_factory=lambda: {"name": "local"})
+    """Who starts the ranks, and its options; a name alone is enough where they are not needed."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     slow_ranks: SlowRanks = Field(
         default_factory=dict, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}
@@ -151,6 +167,13 @@ class Experiment(Model):
         resolve_workload(workload)
         return workload
 
+    @field_validator("engine")
+    @classmethod
+    def _known_engine(cls, engine: dict[str, Any]) -> dict[str, Any]:
+        from shardmark.experiment.tables import resolve_engine
+
+        return resolve_engine(engine)
+
     @field_validator("matrix")
     @classmethod
     def _known_axes(
@@ -172,6 +195,8 @@ class Trial(Model):
     recipe: Recipe
     strategy: StrategySpec
     world_size: PositiveInt
+    nodes: PositiveInt = 1
+    """Machines that the training ranks are shared out to equally, neighbours together."""
     measure: Measure
     limits: Limits
     device_type: Literal["cuda", "cpu"]

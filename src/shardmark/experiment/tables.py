@@ -54,6 +54,23 @@ def workload_models() -> Mapping[str, type[BaseModel]]:
     return WORKLOADS
 
 
+def engine_models() -> Mapping[str, type[BaseModel]]:
+    from shardmark.launch.engines import ENGINES
+
+    return {name: kind.options for name, kind in ENGINES.items()}
+
+
+def resolve_engine(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Name and all options, as JSON has them; raises pydantic's `ValidationError`."""
+    models = engine_models()
+    name = engine.get("name")
+    if not isinstance(name, str) or name not in models:
+        found = f"found {show(name)}" if "name" in engine else "missing"
+        refuse([mistake(("name",), found, choices(str(name or ""), tuple(models)), engine)])
+    given = {key: value for key, value in engine.items() if key != "name"}
+    return {"name": name, **models[name].model_validate(given).model_dump(mode="json")}
+
+
 def resolve_workload(workload: Mapping[str, Any]) -> dict[str, Any]:
     """All options with their defaults, as JSON has them; raises pydantic's `ValidationError`."""
     from shardmark.workloads import options

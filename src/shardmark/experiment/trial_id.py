@@ -21,8 +21,11 @@ def trial_id(
     device_type: str,
     slow_ranks: Mapping[int, float],
     repeat: int,
+    nodes: int = 1,
 ) -> str:
-    """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`; the digits are a hash of all that defines the trial.
+    """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, or `...-w4-n2-...` on two nodes.
+
+    The digits are a hash of all that defines the trial.
 
     Its time limit and how many repeats there are do not: more of either keeps finished trials.
     """
@@ -35,15 +38,21 @@ def trial_id(
         "device_type": device_type,
         "repeat": repeat,
     }
-    if slow_ranks:  # without any, the names are those of runs from before there were some
+    # Without slow ranks or nodes, the names are those of runs from before there were any.
+    if nodes > 1:
+        content["nodes"] = nodes
+    if slow_ranks:
         content["slow_ranks"] = {str(rank): factor for rank, factor in slow_ranks.items()}
     digits = hashlib.sha256(canonical(content).encode()).hexdigest()[:8]
     name = re.sub(r"[^a-z0-9]+", "-", strategy.name.lower()).strip("-")
-    return f"{name}-w{world_size}-{recipe.precision}-r{repeat}-{digits}"
+    size = f"w{world_size}" if nodes == 1 else f"w{world_size}-n{nodes}"
+    return f"{name}-{size}-{recipe.precision}-r{repeat}-{digits}"
 
 
 def cell_id(trial: Mapping[str, Any]) -> str:
     """Names what a stored trial trains, and on what: the same for all its repeats."""
     keys = ("workload", "recipe", "strategy", "world_size", "device_type")
     content = {key: trial[key] for key in keys}
+    if trial.get("nodes", 1) > 1:
+        content["nodes"] = trial["nodes"]
     return hashlib.sha256(canonical(content).encode()).hexdigest()[:12]

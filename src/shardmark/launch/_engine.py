@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from shardmark.launch.outcome import Ending
 from shardmark.strategies._protocol import Machine
@@ -14,10 +14,27 @@ Task = Literal["measure", "testify", "judge"]
 
 
 class Engine(Protocol):
-    """Starts trials, one at a time, and leaves none of their processes behind."""
+    """Starts trials, one at a time, and leaves none of their processes behind.
+
+    Nodes are numbered from 0, which has the controller's files.  A trial on fewer nodes than there
+    are takes the first ones.
+    """
+
+    @property
+    def samples(self) -> bool:
+        """Whether it samples the ranks where they are; else the controller does so, here."""
 
     def machine(self, device: str) -> Machine:
-        """What `device` (auto, cuda or cpu) means here.  `InputError` if it cannot be had."""
+        """What `device` (auto, cuda or cpu) means on every node: of each, the least.
+
+        Raises `InputError` if it cannot be had, `ShardmarkError` if the nodes do not come.
+        """
+
+    def environments(self) -> list[dict[str, Any]]:
+        """What the trials are measured on, by node; none where that is the controller's machine."""
+
+    def lacks(self, nodes: int) -> str | None:
+        """Why no trial on so many nodes can be started now; None if one can."""
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
         """Prepare for trials whose ranks import these modules."""
@@ -32,7 +49,9 @@ class Engine(Protocol):
     ) -> Ending:
         """Run the trial described in the folder; `on_tick` is called a few times a second.
 
-        Whatever happens, Ctrl-C included, the trial's processes are gone when it returns.
+        All files of all ranks are in the folder when it returns, the small ones (records, progress)
+        soon after they change.  Whatever happens, Ctrl-C or the loss of a node included, the
+        trial's processes are gone then, on every node that can be reached.
         """
 
     def close(self) -> None: ...

@@ -18,6 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from shardmark.experiment.schema import Trial
 from shardmark.launch.deaths import DeathWatch, describe
+from shardmark.launch.seats import NODE_VARIABLE, read_place, seats_of
 from shardmark.measure.rank_files import JOINED_FILE, LOST_FILE
 from shardmark.strategies import build_strategy
 
@@ -45,15 +46,17 @@ def run_agent(directory: str, task: str) -> int:
         judge_all(folder)
         return 0
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
-    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    place = read_place(folder)
+    seats = seats_of(trial)[place.node]
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=len(strategy.placement(trial.world_size)),
+        min_nodes=trial.nodes,
+        max_nodes=trial.nodes,
+        nproc_per_node=len(seats),
         run_id=trial.id,
         rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
+        rdzv_endpoint=place.endpoint,
+        rdzv_configs={"is_host": place.node == 0},
+        local_addr=place.address,
         max_restarts=0,
         monitor_interval=0.05,
         start_method="fork",
@@ -64,7 +67,7 @@ def run_agent(directory: str, task: str) -> int:
     try:
         elastic_launch(config, rank_main)(directory, task)
     except ChildFailedError as error:
-        ranks = {failure.pid: rank for rank, failure in error.failures.items()}
+        ranks = {failure.pid: seats[failure.local_rank] for failure in error.failures.values()}
         ranks |= {rank_pid(file): int(file.stem.removeprefix("rank-")) for file in _files(folder)}
         deaths = [
             {"rank": ranks[death.pid], "exit_code": death.exit_code, "at_seconds": death.at_seconds}
@@ -73,9 +76,13 @@ def run_agent(directory: str, task: str) -> int:
         ]
         noticed = {death["rank"] for death in deaths}
         deaths += [
-            {"rank": rank, "exit_code": failure.exitcode, "at_seconds": float(failure.timestamp)}
-            for rank, failure in error.failures.items()
-            if rank not in noticed  # collected before the watch could look
+            {
+                "rank": ranks[failure.pid],
+                "exit_code": failure.exitcode,
+                "at_seconds": float(failure.timestamp),
+            }
+            for failure in error.failures.values()
+            if ranks[failure.pid] not in noticed  # collected before the watch could look
         ]
         (folder / AGENT_FILE).write_text(json.dumps(deaths))
         return 1
@@ -100,7 +107,11 @@ def rank_main(directory: str, task: str) -> None:
     folder = Path(directory)
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     strategy = build_strategy(trial.strategy.name, trial.strategy.options)
-    rank = int(os.environ["RANK"])
+    place = read_place(folder)
+    # The launcher numbers nodes by their addresses.  Its ranks meet at the launcher's own store,
+    # so that their numbers are ours to give.
+    rank = seats_of(trial)[place.node][int(os.environ["LOCAL_RANK"])]
+    os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(place.node)}
     trains = strategy.placement(trial.world_size)[rank] is not None
     if trains and strategy.survives() and guarded(folder, rank):
         return

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from shardmark.errors import InputError
 from shardmark.experiment.matrix import Plan, expand
 from shardmark.experiment.schema import Experiment, Trial
 from shardmark.experiment.trial_id import cell_id
 from shardmark.launch._engine import Engine
+from shardmark.launch.engines import build_engine
 from shardmark.launch.listener import ProgressListener, Silent
-from shardmark.launch.local import LocalEngine
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.verification import cells_of, verify_cells
 from shardmark.measure.environment import environment
@@ -33,7 +36,7 @@ from shardmark.workloads import options as workload_options
 
 SCRATCH = ".verification"
 
-GROWING = ("matrix", "limits", "measure.repeats", "measure.verify")
+GROWING = ("matrix", "placement", "engine", "limits", "measure.repeats", "measure.verify")
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 
 
@@ -60,13 +63,14 @@ def run_experiment(
     check_data(experiment.workload)
     RunFolder.check(out)
     _check_same(out, experiment)
-    engine = engine or LocalEngine()
+    engine = engine or build_engine(experiment, listener.note)
     try:
         machine = engine.machine(experiment.device)
         plan = _plan(experiment, machine)
         folder = RunFolder.create(out)
         folder.write_experiment(experiment.model_dump(mode="json"))
-        folder.write_environment(environment())
+        nodes = engine.environments()
+        folder.write_environment(environment() | ({"nodes": nodes} if nodes else {}))
         todo = _todo(folder, plan, listener, retry=retry)
         listener.planned(len(plan.trials), len(plan.trials) - len(todo), plan.left_out)
         if todo:
@@ -99,7 +103,7 @@ def verify_experiment(
     """
     listener = progress or Silent()
     check_data(experiment.workload)
-    engine = engine or LocalEngine()
+    engine = engine or build_engine(experiment, listener.note)
     try:
         machine = engine.machine(experiment.device)
         cells = cells_of(_plan(experiment, machine).trials)
@@ -179,6 +183,8 @@ def _check_same(out: Path, experiment: Experiment) -> None:
     if not (out / EXPERIMENT_FILE).exists():
         return
     before = RunFolder(out).read_experiment()
+    with suppress(ValidationError):  # else it is an older version's, with keys that are gone
+        before = Experiment.model_validate(before).model_dump(mode="json")
     stored = _flat(before)
     wanted = _flat(experiment.model_dump(mode="json"))
     # An axis's first value stands in the base, too, and its values may come in another order.

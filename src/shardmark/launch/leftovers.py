@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from shardmark.measure.rank_files import LOG_FILE, LOST_FILE, STEPS_FILE, rank_file, rank_steps_file
+from shardmark.measure.rank_files import (
+    LOG_FILE,
+    LOST_FILE,
+    SAMPLES_FILE,
+    STEPS_FILE,
+    rank_file,
+    rank_steps_file,
+)
 from shardmark.results.schema import RankRecord
 
-AGENT_LOG = "agent.log"
+NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
-KEPT = {STEPS_FILE, "samples.jsonl", LOG_FILE, "result.json"}
+KEPT = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, "result.json"}
 
 
 def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:
@@ -56,6 +63,30 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 return
 
 
+def number_logs(directory: Path, ranks: Sequence[int]) -> None:
+    """Name the folders of the ranks' output, which have local ranks' numbers, by the ranks."""
+    for attempt in (directory / LOGS).glob("*/attempt_*"):
+        found = [(attempt / str(local), attempt / f"r{rank}") for local, rank in enumerate(ranks)]
+        present = [(before, after) for before, after in found if before.is_dir()]
+        for before, after in present:
+            before.rename(after)
+        for _, after in present:  # when none has an old number any more
+            after.rename(after.with_name(after.name.removeprefix("r")))
+
+
+def merge_samples(directory: Path) -> None:
+    """The samples of several nodes in one file in order of time, each line with its node."""
+    lines: list[tuple[float, str]] = []
+    parts = sorted(directory.glob(NODE_SAMPLES.format("*")))
+    for part in parts:
+        node = int(part.name.removeprefix("samples.node-").partition(".")[0])
+        for line in read_lines(part):
+            told = line if len(parts) == 1 else {"node": node, **line}
+            lines.append((line["at_seconds"], json.dumps(told, separators=(",", ":"))))
+    with (directory / SAMPLES_FILE).open("w") as merged:
+        merged.writelines(f"{text}\n" for _, text in sorted(lines))
+
+
 def merge_logs(directory: Path) -> None:
     """All ranks' output in one file, each line headed by its rank, and the launcher's last."""
     with (directory / LOG_FILE).open("w") as merged:
@@ -63,10 +94,10 @@ def merge_logs(directory: Path) -> None:
         for log in sorted(logs, key=lambda path: (int(path.parent.name), path.stem)):
             for line in log.read_text(errors="replace").splitlines():
                 merged.write(f"[rank {log.parent.name} {log.stem}] {line}\n")
-        agent_log = directory / AGENT_LOG
-        if agent_log.exists():
+        for agent_log in sorted(directory.glob("agent*.log")):
+            node = agent_log.stem.removeprefix("agent").replace(".node-", " of node ")
             for line in agent_log.read_text(errors="replace").splitlines():
-                merged.write(f"[launcher] {line}\n")
+                merged.write(f"[launcher{node}] {line}\n")
 
 
 def clear(directory: Path) -> None:

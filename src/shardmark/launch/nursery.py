@@ -42,16 +42,17 @@ class Nursery:
         elif request["do"] == "machine":
             self.answer(in_child(lambda: machine_facts(request["device"])))
         elif request["do"] == "run":
-            self._agent = self._fork_agent(request["directory"], request["task"])
+            self._agent = self._fork_agent(**request)
             self.answer({"started": self._agent})
 
-    def _fork_agent(self, directory: str, task: str) -> int:
+    def _fork_agent(self, *, directory: str, task: str, variables: dict[str, str], **_: str) -> int:
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.environ.update(variables)
                 from shardmark.launch.agent import run_agent
 
                 code = run_agent(directory, task)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -37,6 +37,15 @@ class ProcessEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LostNode:
+    """A node of which nothing was heard any more while a trial ran on it."""
+
+    node: int
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """How a trial's processes ended, as the engine saw it."""
 
@@ -45,6 +54,10 @@ class Ending:
     failures: tuple[ProcessEnd, ...]
     oom_kills: int
     """Processes that the kernel killed for want of memory meanwhile, on the whole machine."""
+    lost: LostNode | None = None
+    """The first node that was lost; the trial was then ended on the others."""
+    clocks_ahead_seconds: Mapping[int, float] = field(default_factory=dict)
+    """By rank: how far its node's clock is ahead of the controller's.  `failures` are put right."""
 
 
 def error_kind(
@@ -87,7 +100,11 @@ def decide(
         return Outcome.INTERRUPTED, Failure(
             reason="interrupted by the user", remedy="run again with the same --out to finish"
         )
-    errors = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
+    errors = [
+        (rank.rank, _by_our_clock(rank.error, ending.clocks_ahead_seconds.get(rank.rank, 0.0)))
+        for rank in ranks
+        if rank.error is not None
+    ]
     if found := _first_of_kind(errors, "out_of_memory"):
         rank, error = found
         return Outcome.OUT_OF_MEMORY, Failure(
@@ -110,9 +127,23 @@ def decide(
     return _exited(ending, errors, finished=len(ranks) - len(errors), processes=processes)
 
 
+def _node_lost(lost: LostNode) -> Failure:
+    return Failure(
+        reason=f"node {lost.node} ({lost.host}) was lost: {lost.reason}",
+        remedy="see whether the machine and the network to it are alive",
+        node=lost.node,
+    )
+
+
+def _by_our_clock(error: RankError, ahead_seconds: float) -> RankError:
+    return error.model_copy(update={"at_seconds": error.at_seconds - ahead_seconds})
+
+
 def _exited(
     ending: Ending, errors: Sequence[tuple[int, RankError]], *, finished: int, processes: int
 ) -> tuple[Outcome, Failure | None]:
+    if ending.lost is not None:
+        return Outcome.FAILED, _node_lost(ending.lost)
     # A rank that dies drags the others down with it, so the first death is the cause.
     end = min(ending.failures, key=lambda e: e.at_seconds, default=None)
     if errors and (end is None or end.exit_code >= 0 or end.exit_code == -signal.SIGTERM):

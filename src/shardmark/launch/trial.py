@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +17,17 @@ from shardmark.launch.leftovers import (
     clear,
     empty,
     merge_logs,
+    merge_samples,
     merge_steps,
-    rank_record,
     rank_records,
     read_lines,
 )
 from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide
+from shardmark.launch.sampling import RankSampler
+from shardmark.launch.seats import check_trial, seats_of
 from shardmark.measure.progress import reached
 from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.measure.sampler import SystemSampler
 from shardmark.results.schema import Failure, Outcome, RankRecord, Summary, TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.strategies import build_strategy
@@ -66,7 +69,7 @@ class TrialRunner:
         empty(directory)
         strategy = build_strategy(trial.strategy.name, trial.strategy.options)
         try:
-            strategy.check(trial.world_size, self.machine, trial.recipe)
+            check_trial(trial, self.machine, self.engine)
         except StrategyUnavailable as error:
             why = Failure(reason=error.reason, remedy=error.remedy)
             return self._store(
@@ -85,8 +88,11 @@ class TrialRunner:
             trial_seconds=trial.limits.trial_seconds,
             progress=[rank.steps if rank is not None else None for rank in came],
         )
+        failure = _with_node(failure, trial, records)
         merge_logs(directory)
         merge_steps(directory, processes)
+        if self.engine.samples:
+            merge_samples(directory)
         result = self._store(
             trial, order, launched, outcome=outcome, failure=failure, ranks=records
         )
@@ -94,28 +100,19 @@ class TrialRunner:
         return result
 
     def _watch(self, trial: Trial, directory: Path, processes: int) -> Ending:
-        sampler = SystemSampler(directory / SAMPLES_FILE, trial.measure.sample_seconds)
-        known: dict[int, RankRecord] = {}
-        trained: list[bool] = []
+        sampler = RankSampler(
+            directory, SAMPLES_FILE, range(processes), trial.measure.sample_seconds
+        )
 
         def on_tick() -> None:
-            for rank in set(range(processes)) - set(known):
-                record = rank_record(directory, rank)
-                if record is not None:
-                    known[rank] = record
-                    sampler.set_ranks(
-                        {r: found.pid for r, found in known.items()},
-                        gpu_uuids=[f.device_uuid for f in known.values() if f.device_uuid],
-                    )
+            if not self.engine.samples:
+                sampler.look()
+            # Not the first rank's alone: it may be slow, or dead while the others train on.
             told = [found for r in range(processes) if (found := reached(directory, r)) is not None]
             if told:
-                reading = Reading.of(told, sampler.memory_bytes)
-                self.listener.trial_stepped(reading)
-                if reading.steps == reading.total_steps and not trained:
-                    trained.append(True)
-                    sampler.sample_now()  # a short trial's ranks may be gone before the next one
+                self.listener.trial_stepped(Reading.of(told, sampler.memory_bytes))
 
-        with sampler:
+        with nullcontext() if self.engine.samples else sampler:
             return self.engine.run(
                 directory, trial_seconds=trial.limits.trial_seconds, on_tick=on_tick
             )
@@ -170,3 +167,15 @@ class TrialRunner:
                 files={},
             )
         )
+
+
+def _with_node(
+    failure: Failure | None, trial: Trial, ranks: Sequence[RankRecord]
+) -> Failure | None:
+    """The failure with the node of its rank, where there are several."""
+    if failure is None or failure.rank is None or trial.nodes == 1:
+        return failure
+    node = next(n for n, seats in enumerate(seats_of(trial)) if failure.rank in seats)
+    host = next((f", {record.host}" for record in ranks if record.rank == failure.rank), "")
+    reason = f"{failure.reason} (rank {failure.rank} is on node {node}{host})"
+    return failure.model_copy(update={"node": node, "reason": reason})

@@ -15,6 +15,7 @@ from shardmark.launch._engine import Engine
 from shardmark.launch.leftovers import merge_logs, rank_records
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import decide
+from shardmark.launch.seats import check_trial
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import REFERENCE, Cause, Verdict, Verification
 from shardmark.strategies import build_strategy
@@ -84,7 +85,7 @@ def _testimony(trial: Trial, directory: Path, engine: Engine, machine: Machine) 
     """Run the cell's ranks for a few steps; None, or why there is no evidence."""
     strategy = build_strategy(trial.strategy.name, trial.strategy.options)
     try:
-        strategy.check(trial.world_size, machine, trial.recipe)
+        check_trial(trial, machine, engine)
     except StrategyUnavailable as error:
         return f"unavailable: {error.reason}; {error.remedy}"
     processes = len(strategy.placement(trial.world_size))

@@ -160,7 +160,7 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     )
     return [
         f"Verdicts on samples/s beside the baseline: {counts}. By pairs of the same repeat and"
-        f" {METHOD}; {family} wrongly called faster or slower with a chance of at most"
+        f" {METHOD}; {family} wrongly called faster or slower with a chance of about"
         f" {100 * FAMILY_ERROR_RATE:.0f} %. Speed-up: geometric mean of the pairs' ratios, not the"
         " ratio of the means shown; in brackets its 95 % interval, a single one and not corrected."
         " Effect sizes: --format json."

@@ -68,6 +68,10 @@ class ProbeRecord(Stored):
     collectives: dict[str, CollectiveRecord] | None = None
     exposed_communication_seconds: float | None = None
     """Per step: time in which communication ran and no computation did."""
+    parameters: int | None = None
+    """Elements of the whole model's parameters; on the first rank."""
+    trained_parameters: int | None = None
+    """Those of them that have gradients."""
     flops_per_sample: int | None = None
     """Floating-point operations of forward and backward, from the model's operators."""
     reasons: dict[str, str] = {}
@@ -100,6 +104,10 @@ class RankRecord(Stored):
     rank: int
     role: Literal["worker", "server"]
     host: str
+    node: int = 0
+    """Its machine's number in the trial."""
+    local_rank: int | None = None
+    """Its number on that machine, which is its CUDA device's there; None in old results."""
     pid: int
     device: str
     """`cpu`, or the CUDA device's name."""
@@ -153,6 +161,8 @@ class Failure(Stored):
     reason: str
     remedy: str | None = None
     rank: int | None = None
+    node: int | None = None
+    """On several nodes: the rank's, or the one that was lost."""
 
 
 class Summary(Stored):

@@ -22,11 +22,19 @@ class CollectiveStrategy:
     def survives(self) -> bool:
         return False
 
+    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
+        return neighbours_together(world_size, nodes)
+
     def backend(self, device_type: str) -> str:
         return "nccl" if device_type == "cuda" else "gloo"
 
     def rank_device(self, rank: int, world_size: int, device_type: str) -> str:  # noqa: ARG002
         return device_type
+
+
+def neighbours_together(ranks: int, nodes: int) -> tuple[int, ...]:
+    """Each rank's node: as many on each, in order of rank."""
+    return tuple(rank * nodes // ranks for rank in range(ranks))
 
 
 class CollectiveWorker:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shardmark.experiment.schema import Recipe
     from shardmark.measure.recorder import Spans
     from shardmark.results.schema import ExchangeRecord
+    from shardmark.strategies._wire import ModelSize, WireBytes
     from shardmark.workloads._protocol import Batch, Workload
 
 
@@ -26,6 +27,11 @@ class Machine:
     cores: int
     """Logical CPU cores that this process may use."""
     device_names: tuple[str, ...] = ()
+
+    def times(self, nodes: int) -> Machine:
+        """So many machines like this one, taken together."""
+        count, cores = self.device_count * nodes, self.cores * nodes
+        return replace(self, device_count=count, cores=cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,8 @@ class Process:
     device: torch.device
     devices: int = 1
     """CUDA devices of this process; more than one only for a strategy of one process."""
+    node: int = 0
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,14 +163,22 @@ class Strategy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def makes_sense(self, world_size: int) -> str | None:
-        """None, or why no machine could run it on so many ranks: such a cell is left out."""
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:
+        """None, or why no machines could run it on so many ranks: such a cell is left out."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         """Raise `StrategyUnavailable` if it cannot run so.  Starts nothing, imports no torch."""
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
         """Each process's slice of the global batch; None for one that serves parameters."""
+
+    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
+        """Each process's node; training ranks shared out equally, neighbours together."""
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        """What its definition needs the network to carry in a step, whatever the library sends."""
 
     def promise(self) -> str | None:
         """What is promised instead of the reference's mathematics; None where those are."""

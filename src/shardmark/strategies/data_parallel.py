@@ -16,6 +16,7 @@ from shardmark.strategies._checks import (
 from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
+from shardmark.strategies._wire import SILENT, ModelSize, WireBytes
 
 if TYPE_CHECKING:
     from shardmark.experiment.schema import Recipe
@@ -32,7 +33,7 @@ class DataParallel(CollectiveStrategy):
 
     name: str = "dp"
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -54,6 +55,18 @@ class DataParallel(CollectiveStrategy):
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:  # noqa: ARG002  (protocol)
         return (Shard(index=0, count=1),)
+
+    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:  # noqa: ARG002
+        return (0,)
+
+    def wire_bytes(
+        self,
+        size: ModelSize,  # noqa: ARG002  (one process)
+        recipe: Recipe,  # noqa: ARG002
+        world_size: int,  # noqa: ARG002
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        return SILENT
 
     def loads(self) -> tuple[str, ...]:
         return ()

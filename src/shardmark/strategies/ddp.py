@@ -19,6 +19,7 @@ from shardmark.strategies._checks import (
 from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
+from shardmark.strategies._wire import ModelSize, WireBytes, all_reduced
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -38,7 +39,7 @@ class DDP(CollectiveStrategy):
     static_graph: bool = False
     """The same parameters are used in every step: DDP may then reorder its buckets once."""
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -48,6 +49,15 @@ class DDP(CollectiveStrategy):
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
         return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def wire_bytes(
+        self,
+        size: ModelSize,
+        recipe: Recipe,  # noqa: ARG002  (micro-batches before the last are not reduced)
+        world_size: int,
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        return all_reduced(size, world_size)
 
     def loads(self) -> tuple[str, ...]:
         return ("torch.nn.parallel",)

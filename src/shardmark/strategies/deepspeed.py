@@ -21,6 +21,15 @@ from shardmark.strategies._checks import (
 from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
+from shardmark.strategies._wire import (
+    FP32_BYTES,
+    PRECISION_BYTES,
+    ModelSize,
+    Traffic,
+    WireBytes,
+    all_reduced,
+    times,
+)
 
 if TYPE_CHECKING:
     from shardmark.experiment.schema import Recipe
@@ -28,6 +37,12 @@ if TYPE_CHECKING:
     from shardmark.workloads._protocol import Workload
 
 MiB = 2**20
+REDUCED_WHOLE_NOTE = (
+    "DeepSpeed all-reduces whole buckets and keeps a part: 2 (n-1)/n G in place of (n-1)/n G"
+)
+STAGE_3_NOTE = (
+    "parameters of fewer than persistence_threshold elements stay whole: they are gathered once"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +66,7 @@ class Zero(CollectiveStrategy):
     def name(self) -> str:
         return f"zero-{self.stage}"
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -81,6 +96,39 @@ class Zero(CollectiveStrategy):
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
         return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def wire_bytes(
+        self,
+        size: ModelSize,
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        """Rajbhandari et al., SC 2020, section 7; from stage 2 on each micro-batch is reduced."""
+        if self.stage == 0:
+            return all_reduced(size, world_size)
+        micro_batches = recipe.gradient_accumulation if self.stage > 1 else 1
+        gathers = 2 * micro_batches if self.stage == 3 else 1
+        native = self.mixed_precision == "native"
+        held_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
+        gathered = size.parameters if self.stage == 3 else size.trained_parameters
+        return WireBytes(
+            traffic=(
+                Traffic(
+                    kind="reduce_scatter",
+                    payload_bytes=micro_batches * size.trained_parameters * FP32_BYTES,
+                    ranks=world_size,
+                ),
+                Traffic(
+                    kind="all_gather",
+                    payload_bytes=gathers * gathered * held_bytes / world_size,
+                    ranks=world_size,
+                ),
+            ),
+            formula="reduce-scatter, all-gather: "
+            f"{times(micro_batches)}(n-1)/n G + {times(gathers)}(n-1)/n P",
+            note=STAGE_3_NOTE if self.stage == 3 else REDUCED_WHOLE_NOTE,
+        )
 
     def loads(self) -> tuple[str, ...]:
         return ("shardmark.strategies._zero_preload",)

@@ -18,6 +18,15 @@ from shardmark.strategies._checks import (
 from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
+from shardmark.strategies._wire import (
+    FP32_BYTES,
+    PRECISION_BYTES,
+    ModelSize,
+    Traffic,
+    WireBytes,
+    sharded_traffic,
+    times,
+)
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -28,6 +37,7 @@ if TYPE_CHECKING:
     from shardmark.strategies._eager import EagerWorker
     from shardmark.workloads._protocol import Workload
 
+DEFAULT_GROUP = 2
 Wrap = Literal["blocks", "layers", "root"]
 MixedPrecision = Literal["autocast", "native"]
 
@@ -47,7 +57,7 @@ class FSDP(CollectiveStrategy):
     mixed_precision: MixedPrecision = "autocast"
     """`native` casts parameters to the recipe's precision: less traffic, other mathematics."""
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -57,6 +67,22 @@ class FSDP(CollectiveStrategy):
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
         return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def wire_bytes(
+        self,
+        size: ModelSize,
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        gathers = (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation
+        return WireBytes(
+            traffic=sharded_traffic(
+                size, gathered_bytes(recipe, self.mixed_precision), world_size, gathers
+            ),
+            formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
+            " + (n-1)/n G",
+        )
 
     def loads(self) -> tuple[str, ...]:
         return ("torch.distributed.fsdp",)
@@ -84,17 +110,24 @@ class HybridFSDP(CollectiveStrategy):
     """Sharded inside a group of ranks, replicated across the groups (FSDP2 on a 2-D mesh)."""
 
     name: str = "fsdp-hybrid"
-    shard_group: Annotated[int, Field(ge=2)] = 2
-    """Ranks that share one copy of the model; neighbours in rank order."""
+    shard_group: Annotated[int, Field(ge=2)] | None = None
+    """Ranks that share one copy of the model, neighbours in rank order; null: those of one node,
+    or 2 on a single node."""
     wrap: Wrap = "blocks"
     mixed_precision: MixedPrecision = "autocast"
 
-    def makes_sense(self, world_size: int) -> str | None:
-        if world_size % self.shard_group == 0 and world_size > self.shard_group:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:
+        group = self._group(world_size, nodes)
+        if group == 1:
+            return "one rank on each node has nobody there to shard the model with"
+        if world_size % group == 0 and world_size > group:
             return None
-        return (
-            f"{world_size} ranks do not make two or more groups of shard_group {self.shard_group}"
-        )
+        return f"{world_size} ranks do not make two or more groups of shard_group {group}"
+
+    def _group(self, world_size: int, nodes: int) -> int:
+        if self.shard_group is not None:
+            return self.shard_group
+        return DEFAULT_GROUP if nodes == 1 else world_size // nodes
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         check_devices(self.name, world_size, machine)
@@ -103,6 +136,23 @@ class HybridFSDP(CollectiveStrategy):
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
         return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        group = self._group(world_size, nodes)
+        gathers = 2 * recipe.gradient_accumulation
+        held_bytes = gathered_bytes(recipe, self.mixed_precision)
+        shard = Traffic(
+            kind="all_reduce",
+            payload_bytes=size.trained_parameters * FP32_BYTES / group,
+            ranks=world_size // group,
+        )
+        return WireBytes(
+            traffic=(*sharded_traffic(size, held_bytes, group, gathers), shard),
+            formula=f"{times(gathers)}all-gather and reduce-scatter in a group of s, all-reduce"
+            f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
+        )
 
     def loads(self) -> tuple[str, ...]:
         return ("torch.distributed.fsdp",)
@@ -113,9 +163,10 @@ class HybridFSDP(CollectiveStrategy):
     def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
         from torch.distributed.device_mesh import init_device_mesh
 
+        group = self._group(process.world_size, process.nodes)
         mesh = init_device_mesh(
             process.device.type,
-            (process.world_size // self.shard_group, self.shard_group),
+            (process.world_size // group, group),
             mesh_dim_names=("replicate", "shard"),
         )
         return start_sharded(
@@ -127,6 +178,11 @@ class HybridFSDP(CollectiveStrategy):
             mixed_precision=self.mixed_precision,
             reshard_after_forward=True,
         )
+
+
+def gathered_bytes(recipe: Recipe, mixed_precision: MixedPrecision) -> int:
+    """Of one gathered parameter."""
+    return PRECISION_BYTES[recipe.precision] if mixed_precision == "native" else FP32_BYTES
 
 
 def fsdp_settings(recipe: Recipe, mixed_precision: MixedPrecision) -> dict[str, object]:

@@ -10,8 +10,10 @@ from pydantic import Field
 
 from shardmark.errors import StrategyUnavailable
 from shardmark.strategies._checks import check_devices, check_no_offload
+from shardmark.strategies._collective import neighbours_together
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
+from shardmark.strategies._wire import PRECISION_BYTES, ModelSize, Traffic, WireBytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,13 +44,15 @@ class ParameterServer:
     """Gradients in one message, MiB of fp32: smaller starts sooner, larger pays less latency."""
     server_device: Literal["cpu", "cuda"] = "cpu"
     """`cuda`: each server has a device of its own, beyond those of the workers."""
+    server_nodes: Literal["each", "last"] = "each"
+    """On several nodes: servers on each node in turn, or all on the last one."""
 
     @property
     def staleness_bound(self) -> int | None:
         """Steps that a worker may be ahead of the slowest: 0 waits for all, None for nobody."""
         return 0
 
-    def makes_sense(self, world_size: int) -> str | None:  # noqa: ARG002  (one worker may learn)
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -70,6 +74,11 @@ class ParameterServer:
         workers = [Shard(index=rank, count=world_size) for rank in range(world_size)]
         return (*workers, *(None for _ in range(self.servers)))
 
+    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
+        in_turn = self.server_nodes == "each"
+        servers = (index % nodes if in_turn else nodes - 1 for index in range(self.servers))
+        return (*neighbours_together(world_size, nodes), *servers)
+
     def promise(self) -> str | None:
         return None
 
@@ -82,6 +91,22 @@ class ParameterServer:
     def rank_device(self, rank: int, world_size: int, device_type: str) -> str:
         serves = rank >= world_size
         return self.server_device if serves and device_type == "cuda" else device_type
+
+    def wire_bytes(
+        self,
+        size: ModelSize,
+        recipe: Recipe,  # noqa: ARG002  (a step is one push and one pull)
+        world_size: int,
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        payload = size.trained_parameters * PRECISION_BYTES[self.wire]
+        return WireBytes(
+            traffic=tuple(
+                Traffic(kind=kind, payload_bytes=payload, ranks=world_size + self.servers)
+                for kind in ("send", "receive")
+            ),
+            formula="gradients to the servers, parameters back: G + P",
+        )
 
     def loads(self) -> tuple[str, ...]:
         return ()

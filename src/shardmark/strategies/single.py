@@ -10,6 +10,7 @@ from shardmark.strategies._checks import check_devices, check_no_offload, check_
 from shardmark.strategies._collective import CollectiveStrategy
 from shardmark.strategies._protocol import Machine, Process, Shard
 from shardmark.strategies._settings import common_settings
+from shardmark.strategies._wire import SILENT, ModelSize, WireBytes
 
 if TYPE_CHECKING:
     from shardmark.experiment.schema import Recipe
@@ -23,7 +24,7 @@ class Single(CollectiveStrategy):
 
     name: str = "single"
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size == 1 else "single is one device"
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -33,6 +34,15 @@ class Single(CollectiveStrategy):
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
         return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+
+    def wire_bytes(
+        self,
+        size: ModelSize,  # noqa: ARG002  (one process)
+        recipe: Recipe,  # noqa: ARG002
+        world_size: int,  # noqa: ARG002
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        return SILENT
 
     def loads(self) -> tuple[str, ...]:
         return ()

@@ -18,6 +18,7 @@ from shardmark.analysis.evidence import EVIDENCE
 from shardmark.errors import ShardmarkError
 from shardmark.experiment.schema import Trial
 from shardmark.launch.outcome import error_kind
+from shardmark.launch.seats import NODE_VARIABLE
 from shardmark.measure.clock import clock_for
 from shardmark.measure.cuda_memory import CudaPeak
 from shardmark.measure.probe import held_bytes, probe
@@ -107,6 +108,8 @@ def settled(trial: Trial) -> Iterator[Settled]:
         local_world_size=local_world_size,
         device=device,
         devices=trial.world_size if env["WORLD_SIZE"] == 1 else 1,
+        node=int(os.environ.get(NODE_VARIABLE, "0")),
+        nodes=trial.nodes,
     )
     yield Settled(process=process, threads=threads)
     dist.destroy_process_group()
@@ -195,8 +198,13 @@ def _probe(
 
     record = probe(worker, take_step, device)
     if shard.index == 0:
-        flops = workload.sample_input_flops(workload.build_model())
-        record = record.model_copy(update={"flops_per_sample": flops})
+        model = workload.build_model()
+        counted = {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "flops_per_sample": workload.sample_input_flops(model),
+        }
+        record = record.model_copy(update=counted)
     return record
 
 

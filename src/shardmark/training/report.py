@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from shardmark.launch.seats import NODE_VARIABLE
 from shardmark.measure.cuda_memory import CudaPeak
 from shardmark.measure.rank_files import rank_file, rank_steps_file
 from shardmark.measure.recorder import Recorder
@@ -112,6 +113,8 @@ class RankReport:
             rank=self._rank,
             role=self.role,
             host=platform.node(),
+            node=int(os.environ.get(NODE_VARIABLE, "0")),
+            local_rank=int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None,
             pid=os.getpid(),
             device=self._device,
             device_uuid=self._device_uuid,

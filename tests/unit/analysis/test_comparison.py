@@ -299,3 +299,18 @@ def test_runs_are_never_related_to_one_another() -> None:
 
 def test_no_trial_at_all() -> None:
     assert compared().rows == ()
+
+
+def test_nodes_differ_and_are_compared() -> None:
+    """One node is the baseline of two; more nodes are no smaller world size."""
+    trials = [
+        invented_trial("single", 1, varied={"placement.nodes": 1}),
+        invented_trial("ddp", 2, varied={"placement.nodes": 1}),
+        invented_trial("ddp", 2, varied={"placement.nodes": 2}),
+    ]
+    comparison = compared(*trials)
+    for nodes in (1, 2):
+        row = row_of(comparison, "ddp", 2, nodes=nodes)
+        assert row.metrics["speedup"] is not None
+        assert row.baseline == "single on 1 rank, placement.nodes=1"
+        assert row.metrics["scaling_efficiency"] is not None

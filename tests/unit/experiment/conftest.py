@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {
 class Alone:
     name: str = "alone"
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size == 1 else "alone is one device"
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
@@ -43,7 +43,7 @@ class Both:
     bucket_mb: float = 25.0
     stage: int = 0
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size > 1 else "one rank has nobody"
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:
@@ -57,7 +57,7 @@ class Served:
     name: str = "served"
     staleness: int = 1
 
-    def makes_sense(self, world_size: int) -> str | None:
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size > 1 else "one worker learns alone"
 
     def placement(self, world_size: int) -> tuple[Shard | None, ...]:

@@ -66,3 +66,12 @@ def test_workloads_are_told_apart_by_name() -> None:
     toy, needy = experiment_schema()["properties"]["workload"]["oneOf"]
     assert (toy["properties"]["name"], toy["required"]) == ({"const": "toy"}, ["name"])
     assert needy["required"] == ["name", "vocabulary"]
+
+
+def test_placement_is_a_key_and_an_axis_and_engines_are_told_apart_by_name() -> None:
+    properties = experiment_schema()["properties"]
+    axes = properties["matrix"]["properties"]
+    assert {"placement.nodes", "nodes", "placement.ranks_per_node", "ranks_per_node"} <= set(axes)
+    names, *engines = properties["engine"]["oneOf"]
+    assert [engine["properties"]["name"]["const"] for engine in engines] == names["enum"]
+    assert "rendezvous" in engines[names["enum"].index("torchrun")]["properties"]

@@ -39,6 +39,8 @@ def experiment(*overrides: str) -> Experiment:
 class FakeEngine:
     """Leaves what ranks would leave; `ends` says how a trial ends, by its strategy."""
 
+    samples = False
+
     def __init__(
         self, ends: Mapping[str, Ending | BaseException] | None = None, machine: Machine = CPU
     ) -> None:
@@ -48,10 +50,17 @@ class FakeEngine:
         self.loaded: list[str] = []
         self.on_run: Callable[[Path], None] = lambda directory: None  # noqa: ARG005
         self._machine = machine
+        self.nodes = 1
 
     def machine(self, device: str) -> Machine:
         self.calls.append(f"machine {device}")
         return self._machine
+
+    def environments(self) -> list[dict[str, Any]]:
+        return [{"node": node, "host": f"host-{node}"} for node in range(self.nodes)][1:]
+
+    def lacks(self, nodes: int) -> str | None:
+        return None if nodes <= self.nodes else f"{nodes} nodes are asked for"
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
         self.calls.append(f"load {device_type}")

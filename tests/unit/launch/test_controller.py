@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 
@@ -250,3 +251,37 @@ def test_fresh_folder_is_named_after_the_experiment() -> None:
     folder = fresh_folder("mine")
     assert folder.parent == Path("runs")
     assert folder.name.startswith("mine-20")
+
+
+def test_nodes_are_in_the_environment(out: Path) -> None:
+    engine = FakeEngine()
+    engine.nodes = 3
+    run_experiment(experiment(), out, engine=engine)
+    stored = json.loads((out / "environment.json").read_text())
+    assert [node["host"] for node in stored["nodes"]] == ["host-1", "host-2"]
+
+
+def test_run_from_before_there_were_nodes_goes_on(out: Path) -> None:
+    """Its experiment lacks keys that have come since, which have their defaults."""
+    run_experiment(experiment(), out, engine=FakeEngine())
+    stored = yaml.safe_load((out / "experiment.yaml").read_text())
+    del stored["placement"], stored["engine"], stored["slow_ranks"]
+    (out / "experiment.yaml").write_text(yaml.safe_dump(stored))
+    engine = FakeEngine()
+    run_experiment(experiment(), out, engine=engine)
+    assert engine.ran == []
+
+
+def test_nodes_and_engine_may_change_between_commands(out: Path) -> None:
+    run_experiment(experiment(), out, engine=FakeEngine())
+    engine = FakeEngine()
+    engine.nodes = 2
+    more = experiment("matrix.nodes=[1, 2]", "matrix.world_size=[2]", "engine.name=torchrun")
+    run_experiment(more, out, engine=engine)
+    assert [(trial.strategy.name, trial.nodes) for trial in engine.ran] == [("ddp", 2)]
+
+
+def test_nodes_that_are_not_there_are_unavailable(out: Path) -> None:
+    engine = FakeEngine()
+    run_experiment(experiment("placement.nodes=2"), out, engine=engine)
+    assert outcomes(out) == {"single": "ok", "ddp": "unavailable"}

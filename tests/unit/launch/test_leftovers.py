@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from shardmark.launch.leftovers import (
     clear,
     empty,
     merge_logs,
+    merge_samples,
     merge_steps,
+    number_logs,
     rank_record,
     rank_records,
     read_lines,
@@ -16,6 +21,7 @@ from shardmark.launch.leftovers import (
 from shardmark.measure.rank_files import (
     LOG_FILE,
     LOST_FILE,
+    SAMPLES_FILE,
     STEPS_FILE,
     rank_file,
     rank_steps_file,
@@ -102,3 +108,41 @@ def test_empty_keeps_nothing(tmp_path: Path) -> None:
     fill(tmp_path)
     empty(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (1, 0), (0, 4)])
+def test_output_gets_the_ranks_numbers(tmp_path: Path, ranks: tuple[int, int]) -> None:
+    """Also where one's new number is another's old one."""
+    for local in (0, 1):
+        write_log(tmp_path, local, "stdout", f"local {local}\n")
+    number_logs(tmp_path, ranks)
+    for name in ("agent.log", "agent.node-1.log"):
+        (tmp_path / name).write_text("begun\n")
+    merge_logs(tmp_path)
+    lines = [f"[rank {rank} stdout] local {local}" for local, rank in enumerate(ranks)]
+    launchers = ["[launcher] begun", "[launcher of node 1] begun"]
+    assert (tmp_path / LOG_FILE).read_text().splitlines() == [*sorted(lines), *launchers]
+
+
+def write_samples(folder: Path, node: int, *at_seconds: float) -> None:
+    lines = [json.dumps({"at_seconds": at, "ranks": []}) for at in at_seconds]
+    (folder / f"samples.node-{node}.jsonl").write_text("\n".join([*lines, '{"cut of']))
+
+
+def test_samples_of_nodes_come_in_order_of_time_with_their_node(tmp_path: Path) -> None:
+    write_samples(tmp_path, 0, 1.0, 3.0)
+    write_samples(tmp_path, 1, 2.0, 4.0)
+    merge_samples(tmp_path)
+    lines = list(read_lines(tmp_path / SAMPLES_FILE))
+    assert [(line["at_seconds"], line["node"]) for line in lines] == [
+        (1, 0),
+        (2, 1),
+        (3, 0),
+        (4, 1),
+    ]
+
+
+def test_samples_of_one_node_are_as_the_local_engines(tmp_path: Path) -> None:
+    write_samples(tmp_path, 0, 1.0)
+    merge_samples(tmp_path)
+    assert list(read_lines(tmp_path / SAMPLES_FILE)) == [{"at_seconds": 1.0, "ranks": []}]

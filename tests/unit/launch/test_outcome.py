@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from shardmark.launch import outcome
 from shardmark.launch.outcome import (
     MEMORY_REMEDY,
     Ending,
+    LostNode,
     ProcessEnd,
     decide,
     error_kind,
@@ -245,3 +247,32 @@ def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert kernel_oom_kills() == 0
     vmstat.write_text("nr_free_pages 12\noom_kill 4\n")
     assert kernel_oom_kills() == 4
+
+
+def error_at(rank: int, at_seconds: float) -> RankRecord:
+    error = RankError(kind="exception", message=f"error of {rank}", at_seconds=at_seconds)
+    return invented_rank(rank).model_copy(update={"error": error})
+
+
+def test_lost_node_is_the_reason_whatever_the_others_say_of_it() -> None:
+    lost = LostNode(node=1, host="b", reason="nothing was heard for 20 s")
+    outcome, failure = decided(replace(ending(code=1), lost=lost), [error_at(0, 1.0)])
+    assert (outcome, failure) == (
+        Outcome.FAILED,
+        Failure(
+            reason="node 1 (b) was lost: nothing was heard for 20 s",
+            remedy="see whether the machine and the network to it are alive",
+            node=1,
+        ),
+    )
+
+
+def test_first_error_is_told_by_one_clock() -> None:
+    """Rank 1's clock is behind: what it says was earlier was later."""
+    ranks = (error_at(0, 10.0), error_at(1, 9.0))
+    _, failure = decided(ending(code=1), ranks)
+    assert failure is not None
+    assert failure.rank == 1
+    _, failure = decided(replace(ending(code=1), clocks_ahead_seconds={1: -5.0}), ranks)
+    assert failure is not None
+    assert failure.rank == 0

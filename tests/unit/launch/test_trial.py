@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -139,3 +140,33 @@ def test_processes_are_those_of_the_placement(folder: RunFolder) -> None:
     result = runner.run(trial, order=0)
     assert result.outcome is Outcome.OK
     assert len(result.ranks) == 1
+
+
+def test_failure_of_a_rank_names_its_node(folder: RunFolder) -> None:
+    error = RankError(kind="exception", message="no", at_seconds=1.0)
+    failed = Ending(how="exited", agent_exit_code=1, failures=(), oom_kills=0)
+    engine = FakeEngine({"ddp": failed})
+    engine.nodes = 2
+    engine.on_run = lambda path: leave_files(path, 2, error=error.model_dump())
+    result = run(folder, engine, trial_of("ddp", "placement.nodes=2", "matrix.world_size=[4]"))
+    assert result.failure is not None
+    assert (result.failure.rank, result.failure.node) == (0, 0)
+    host = result.ranks[0].host
+    assert result.failure.reason == f"rank 0: no (rank 0 is on node 0, {host})"
+
+
+def test_engine_that_samples_brings_its_nodes_samples(folder: RunFolder) -> None:
+    engine = FakeEngine()
+    engine.samples, engine.nodes = True, 2
+
+    def sampled(path: Path) -> None:
+        assert not (path / "samples.jsonl").exists()
+        for node in (1, 0):
+            line = json.dumps({"at_seconds": 5.0 - node, "ranks": [], "network": {}, "gpus": []})
+            (path / f"samples.node-{node}.jsonl").write_text(line + "\n")
+
+    engine.on_run = sampled
+    trial = trial_of("ddp", "placement.nodes=2")
+    assert run(folder, engine, trial).outcome is Outcome.OK
+    lines = (folder.trial_folder(trial.id) / "samples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["node"] for line in lines] == [1, 0]

@@ -333,3 +333,12 @@ def test_errors_are_counted() -> None:
         for name in ("nonfinite_steps", "skipped_steps", "data_errors", "restarts")
     ]
     assert found == [3, 1, 3, 1]
+
+
+def test_network_is_the_sum_over_nodes() -> None:
+    """Their interfaces have the same names, and counters of their own."""
+    alone, _ = summarised()
+    lines = [{"node": node, **line} for line in sample_lines() for node in (0, 1)]
+    together, _ = summarised(samples=lines)
+    for name in ("network_sent_bytes", "network_received_bytes", "network_bytes_per_second"):
+        assert value(together, name) == pytest.approx(2 * value(alone, name))

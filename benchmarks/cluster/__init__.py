@@ -1,0 +1,1 @@
+"""A cluster on one machine: nodes as network namespaces, joined by a bridge with rate limits."""

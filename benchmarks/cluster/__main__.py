@@ -1,0 +1,150 @@
+"""A bench of network namespaces, by root, from the repository's root.
+
+    python -m benchmarks.cluster run --nodes 2 --speed 1gbit -- COMMAND...
+    python -m benchmarks.cluster experiment FILE --nodes 2 --speed 1gbit --speed 200mbit --out DIR
+    python -m benchmarks.cluster collectives --nodes 2 --speed 200mbit --megabytes 20
+
+`run` starts the command on every node at once and ends with the first code that is not zero.  In
+its words, {node} is the node's number, {nodes} how many there are, {host} and {address} its own
+name and address, {master} the address of node 0; so do BENCH_NODE, BENCH_NODES and BENCH_MASTER.
+`experiment` runs one with the engine `torchrun`, at each speed into a folder of that name; its
+`placement.nodes` is set to --nodes, and --set changes other keys.  `collectives` counts what single
+collectives send and how long they take.  Everything is taken down again, whatever happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.cluster.bench import Node, bench
+from benchmarks.cluster.collectives import MB, measure, table
+from benchmarks.cluster.speed import UNLIMITED, bits_per_second
+
+from shardmark.errors import InputError, ShardmarkError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+TERMINATED = 143
+OUT_OF_TIME = 124
+TRIALS_FAILED = 1
+PORT = 29400
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(TERMINATED))
+    try:
+        verbs = {"run": _run, "experiment": _experiment, "collectives": _collectives}
+        return verbs[str(options.what)](options)
+    except ShardmarkError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(options: argparse.Namespace) -> int:
+    words = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not words:
+        raise InputError("command", "none is given", "write it after --")
+    return _everywhere(words, options, options.speed)
+
+
+def _experiment(options: argparse.Namespace) -> int:
+    speeds = options.speed or [UNLIMITED]
+    for speed in speeds:
+        bits_per_second(speed)  # all of them are right, before the first one takes an hour
+    codes = []
+    for speed in speeds:
+        print(f"links: {speed}", flush=True)
+        changes = [
+            *("engine.name=torchrun", f"engine.rendezvous={{master}}:{PORT}"),
+            *(f"placement.nodes={options.nodes}", *(options.set or ())),
+        ]
+        words = [
+            *(sys.executable, "-m", "shardmark", "run", options.experiment),
+            *("--out", str(options.out / speed.replace("/", "-"))),
+            *(word for change in changes for word in ("--set", change)),
+        ]
+        codes.append(_everywhere(words, options, speed))
+        if codes[-1] not in (0, TRIALS_FAILED):
+            return codes[-1]
+    return max(codes)
+
+
+def _everywhere(words: Sequence[str], options: argparse.Namespace, speed: str) -> int:
+    """The first code that is not zero, of the command on every node at that speed."""
+    with bench(nodes=options.nodes, bits_per_second=bits_per_second(speed)) as built:
+        first = built.nodes[0]
+
+        def words_of(node: Node) -> list[str]:
+            return [filled(word, node, first, options.nodes) for word in words]
+
+        codes = built.run_everywhere(words_of, seconds=options.seconds)
+    if None in codes:
+        print(f"out of time after {options.seconds:g} s", file=sys.stderr)
+        return OUT_OF_TIME
+    return next((abs(code) for code in codes if code), 0)
+
+
+def filled(word: str, node: Node, first: Node, nodes: int) -> str:
+    """The word with what is in braces put in; other braces stay."""
+    values = {
+        "node": str(node.number),
+        "nodes": str(nodes),
+        "host": node.host,
+        "address": node.address,
+        "master": first.address,
+    }
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
+    return word
+
+
+def _collectives(options: argparse.Namespace) -> int:
+    lines = measure(
+        nodes=options.nodes,
+        payload_bytes=int(options.megabytes * MB),
+        bits_per_second=bits_per_second(options.speed),
+    )
+    print(
+        f"{options.nodes} nodes with one rank each, {options.speed} links, "
+        f"payload {options.megabytes:g} MB; one call, mean over ranks\n"
+    )
+    print(table(lines))
+    return 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cluster",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = parser.add_subparsers(dest="what", required=True)
+    run = verbs.add_parser("run", help="a command on every node")
+    collectives = verbs.add_parser("collectives", help="bytes and seconds of single collectives")
+    experiment = verbs.add_parser("experiment", help="an experiment across the nodes")
+    for verb in (run, experiment, collectives):
+        verb.add_argument("--nodes", type=int, default=2)
+    for verb in (run, collectives):
+        verb.add_argument("--speed", default=UNLIMITED, help="of each link, such as 200mbit")
+    for verb in (run, experiment):
+        verb.add_argument("--seconds", type=float, default=86400.0, help="time limit")
+    run.add_argument("command", nargs=argparse.REMAINDER)
+    experiment.add_argument("experiment", help="file or preset")
+    experiment.add_argument("--speed", action="append", help="one run for each that is given")
+    experiment.add_argument("--out", type=Path, required=True, help="folder for the runs")
+    experiment.add_argument("--set", action="append", metavar="KEY=VALUE")
+    collectives.add_argument("--megabytes", type=float, default=4.0, help="payload of a call")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

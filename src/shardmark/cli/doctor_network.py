@@ -1,0 +1,112 @@
+"""`shardmark doctor --network`: what the links between ranks can do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from shardmark.errors import InputError
+
+if TYPE_CHECKING:
+    from shardmark.measure.network_probe import Device
+    from shardmark.results.network import NetworkRecord
+
+STARTED_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+DEVICES: tuple[Device, ...] = ("auto", "cuda", "cpu")
+DEFAULT_RANKS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkOptions:
+    """What the command line asked for."""
+
+    ranks: int | None
+    experiment: str | None
+    device: str
+    seconds: float
+    run: Path | None
+    as_json: bool
+
+
+def measure_network(options: NetworkOptions) -> None:
+    """Measure, fit, store with the run where one is named, and print.
+
+    Started by `torchrun` on every node, the ranks are those; else they are started here.
+    """
+    from shardmark.analysis.link_fit import with_fits
+    from shardmark.results.network import write_network
+    from shardmark.results.store import is_run
+
+    if options.run is not None and not is_run(options.run):
+        raise InputError(f"--run {options.run}", "is no run's folder", "name one that `run` wrote")
+    if options.seconds <= 0:
+        raise InputError("--seconds", f"found {options.seconds:g}", "allowed is more than 0")
+    record = _measured(options)
+    if record is None:
+        return  # another rank prints
+    record = with_fits(record)
+    if options.run is not None:
+        write_network(options.run, record)
+    typer.echo(_shown(record, as_json=options.as_json), nl=False)
+
+
+def _measured(options: NetworkOptions) -> NetworkRecord | None:
+    """None on a rank of several machines that is not the first."""
+    device = _device(options.device)
+    if all(name in os.environ for name in STARTED_BY_LAUNCHER):
+        if options.ranks is not None or options.experiment is not None:
+            raise InputError("--ranks, --for", "found under torchrun", "it says how many there are")
+        from shardmark.measure.network_group import joined
+        from shardmark.measure.network_probe import DEVICE_VARIABLE
+        from shardmark.measure.network_ranks import measure_links
+
+        os.environ[DEVICE_VARIABLE] = device
+        with joined(None) as where:
+            return measure_links(where, seconds=options.seconds)
+    from shardmark.measure.network_probe import probe_network
+
+    return probe_network(_ranks(options), device=device, seconds=options.seconds)
+
+
+def _device(text: str) -> Device:
+    for known in DEVICES:
+        if text == known:
+            return known
+    raise InputError("--device", f"found {text!r}", f"allowed are {', '.join(DEVICES)}")
+
+
+def _ranks(options: NetworkOptions) -> int:
+    """The most processes that a trial of the experiment has."""
+    if options.experiment is None:
+        return options.ranks or DEFAULT_RANKS
+    if options.ranks is not None:
+        raise InputError("--ranks, --for", "both are given", "give one of them")
+    from shardmark.experiment.load import load_experiment
+    from shardmark.experiment.matrix import expand
+    from shardmark.strategies import build_strategy
+
+    experiment = load_experiment(options.experiment)
+    plan = expand(experiment, "cuda" if experiment.device == "cuda" else "cpu")
+    counts = [
+        len(build_strategy(one.strategy.name, one.strategy.options).placement(one.world_size))
+        for one in plan.trials
+    ]
+    most = max(counts, default=1)
+    if most < 2:
+        raise InputError(
+            f"--for {options.experiment}", "has no trial of several ranks", "give --ranks"
+        )
+    return most
+
+
+def _shown(record: NetworkRecord, *, as_json: bool) -> str:
+    if as_json:
+        return record.model_dump_json(indent=2) + "\n"
+    from shardmark.report.links import links_section
+    from shardmark.report.sections import Markup, render_sections
+
+    return render_sections([links_section(record)], Markup.TEXT)

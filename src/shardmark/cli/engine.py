@@ -1,0 +1,23 @@
+"""The option `--engine`: the same as setting `engine.name`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Who starts the ranks: local, torchrun.  Its options are set by --set engine.KEY=...",
+    ),
+]
+
+
+def with_engine(engine: str | None, overrides: Sequence[str] | None) -> list[str]:
+    """The overrides with the engine's name first, so that its options are known."""
+    named = [] if engine is None else [f"engine.name={engine}"]
+    return [*named, *(overrides or ())]

@@ -1,0 +1,97 @@
+"""How a node comes to the controller; as a program, what engines start on a node."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import socket
+import sys
+import time
+from collections.abc import Mapping
+
+from shardmark import __version__
+from shardmark.errors import ShardmarkError
+from shardmark.launch.channel import Channel, ChannelEndedError
+from shardmark.launch.node import Node
+from shardmark.measure.environment import package_version
+
+RETRY_SECONDS = 0.5
+
+
+def join(
+    address: tuple[str, int],
+    *,
+    number: int | None,
+    here: bool,
+    interface: str | None,
+    key: Mapping[str, str],
+    join_seconds: float,
+) -> Node:
+    """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused."""
+    connection = _connected(address, join_seconds)
+    channel = Channel(connection, patience_seconds=join_seconds)
+    hello = {"number": number, "host": platform.node(), "key": dict(key)}
+    try:
+        channel.send(hello | {"address": channel.own_address})
+        answer, _ = channel.receive()
+    except ChannelEndedError as ended:
+        channel.close()
+        raise ShardmarkError(f"{address[0]}:{address[1]} takes no nodes: {ended}") from None
+    if "refused" in answer:
+        channel.close()
+        raise ShardmarkError(f"{address[0]}:{address[1]} refuses this node: {answer['refused']}")
+    patience = float(answer["patience_seconds"])
+    channel.set_patience(patience)
+    number = int(answer["welcome"])
+    return Node(channel, number=number, here=here, interface=interface, patience=patience)
+
+
+def _connected(address: tuple[str, int], join_seconds: float) -> socket.socket:
+    deadline = time.monotonic() + join_seconds
+    while True:
+        try:
+            return socket.create_connection(address, timeout=join_seconds)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ShardmarkError(
+                    f"no controller at {address[0]}:{address[1]} within {join_seconds:g} s: "
+                    f"{error.strerror or error}"
+                ) from None
+            time.sleep(RETRY_SECONDS)
+
+
+def own_versions() -> dict[str, str]:
+    """What must be the same on every node."""
+    return {"shardmark": __version__, "torch": str(package_version("torch"))}
+
+
+def main() -> int:
+    """`python -m shardmark.launch.joining`: what engines start on a node."""
+    parser = argparse.ArgumentParser(prog="shardmark.launch.joining")
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--number", type=int)
+    parser.add_argument("--here", action="store_true")
+    parser.add_argument("--interface")
+    parser.add_argument("--key", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--join-seconds", type=float, default=300.0)
+    given = parser.parse_args()
+    try:
+        node = join(
+            (given.host, given.port),
+            number=given.number,
+            here=given.here,
+            interface=given.interface,
+            key=dict(pair.split("=", 1) for pair in given.key) | own_versions(),
+            join_seconds=given.join_seconds,
+        )
+        reason = node.serve()
+    except ShardmarkError as error:
+        reason = str(error)
+    if reason is not None:
+        print(f"the controller is gone: {reason}", file=sys.stderr)
+    return int(reason is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

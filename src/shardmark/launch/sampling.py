@@ -1,0 +1,56 @@
+"""Samples the ranks of a trial that are processes of this machine.  Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+from shardmark.launch.leftovers import rank_record
+from shardmark.measure.progress import reached
+from shardmark.measure.sampler import SystemSampler
+from shardmark.results.schema import RankRecord
+
+
+class RankSampler:
+    """Finds the ranks by the records that they leave in the trial's folder."""
+
+    def __init__(
+        self, directory: Path, file: str, ranks: Iterable[int], sample_seconds: float
+    ) -> None:
+        self._directory = directory
+        self._ranks = tuple(ranks)
+        self._sampler = SystemSampler(directory / file, sample_seconds)
+        self._known: dict[int, RankRecord] = {}
+        self._trained = False
+
+    def __enter__(self) -> Self:
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sampler.stop()
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of the fullest rank or device, when last looked at."""
+        return self._sampler.memory_bytes
+
+    def look(self) -> None:
+        """See which ranks have come, and whether they have done their last step."""
+        for rank in self._ranks:
+            record = None if rank in self._known else rank_record(self._directory, rank)
+            if record is not None:
+                self._known[rank] = record
+                self._sampler.set_ranks(
+                    {r: found.pid for r, found in self._known.items()},
+                    gpu_uuids=[f.device_uuid for f in self._known.values() if f.device_uuid],
+                )
+        if not self._trained and self._all_steps_taken():
+            self._trained = True
+            self._sampler.sample_now()  # a short trial's ranks may be gone before the next one
+
+    def _all_steps_taken(self) -> bool:
+        """Of any rank: one may be slow, or dead while the others train on."""
+        told = (reached(self._directory, rank) for rank in self._ranks)
+        return any(one is not None and one.steps == one.total_steps for one in told)

@@ -1,0 +1,167 @@
+"""The engine `torchrun`: hosts without a scheduler, each with one node process."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, field_validator, model_validator
+
+from shardmark.errors import InputError, ShardmarkError
+from shardmark.experiment.optimization import Model
+from shardmark.launch.cluster import ClusterEngine
+from shardmark.launch.host_commands import LOOPBACK, Commands, listening_address, resolved
+from shardmark.launch.interfaces import interface_of
+from shardmark.launch.joining import join
+from shardmark.launch.roster import Roster
+
+SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 {host} {quoted}"
+RANK_VARIABLE = "SHARDMARK_NODE_RANK"
+
+
+class TorchrunOptions(Model):
+    """The same command on every node, or one command that starts the others over `hosts`."""
+
+    rendezvous: str | None = None
+    """HOST:PORT of node 0, where the nodes meet; port 0 with `hosts` takes any that is free."""
+    node_rank: Annotated[int, Field(ge=0)] | None = None
+    """This node's number, also from SHARDMARK_NODE_RANK; else node 0 is the one that owns HOST, and
+    the others are numbered as they come."""
+    hosts: tuple[str, ...] = ()
+    """All nodes, the first being this one: it starts a node process on each of the others."""
+    remote: str = SSH
+    """How to run a command on `{host}`: `{quoted}` is the command as one word for a shell there,
+    `{command}` the words of the command themselves."""
+    python: str | None = None
+    """The interpreter on the other hosts; null: this one's path."""
+    interface: str | None = None
+    """Network interface for gloo and NCCL; null: the one by which node 0 is reached."""
+    join_seconds: PositiveFloat = 300.0
+    """How long nodes wait for each other before the run."""
+    node_seconds: Annotated[float, Field(ge=2, le=3600)] = 20.0
+    """A node of which nothing is heard for so long is lost, and the trial with it."""
+
+    @field_validator("rendezvous")
+    @classmethod
+    def _host_and_port(cls, rendezvous: str | None) -> str | None:
+        host, _, port = (rendezvous or "node:1").rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError(f"found {rendezvous!r}; allowed is HOST:PORT, e.g. 10.0.0.1:29400")
+        return rendezvous
+
+    @model_validator(mode="after")
+    def _reaches_hosts(self) -> TorchrunOptions:
+        if self.hosts and not any(part in self.remote for part in ("{quoted}", "{command}")):
+            raise ValueError(
+                f"remote is {self.remote!r}; it needs {{quoted}} or {{command}}, and {{host}}"
+            )
+        if self.hosts and self.node_rank is not None:
+            raise ValueError(
+                "hosts and node_rank are given; give hosts in one command on the first of them, or "
+                "node_rank in a command on every node"
+            )
+        return self
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where the nodes meet, without hosts to be looked up."""
+        if self.rendezvous is None:
+            return (self.hosts[0] if self.hosts else LOOPBACK), 0
+        host, _, port = self.rendezvous.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def check(options: TorchrunOptions, nodes: int) -> None:
+    """Raise `InputError` where these options cannot bring so many nodes together."""
+    if options.hosts and len(options.hosts) < nodes:
+        raise InputError(
+            "engine.hosts",
+            f"{len(options.hosts)} hosts, and the experiment takes {nodes} nodes",
+            "name one host for each node",
+        )
+    if nodes > 1 and not options.hosts and not options.address[1]:
+        raise InputError(
+            "engine.rendezvous",
+            f"{options.rendezvous or 'missing'}, and the experiment takes {nodes} nodes",
+            "give HOST:PORT of node 0 in the same command on every node, or engine.hosts",
+        )
+
+
+def own_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.environ) -> int | None:
+    """This process's node by option or environment; None where neither says."""
+    if options.node_rank is not None or options.hosts:
+        return options.node_rank or 0
+    text = environment.get(RANK_VARIABLE)
+    if text is not None and not text.isdecimal():
+        raise InputError(RANK_VARIABLE, f"found {text!r}", "a node's number, from 0")
+    return None if text is None else int(text)
+
+
+def serve(
+    options: TorchrunOptions, nodes: int, key: Mapping[str, str], tell: Callable[[str], None]
+) -> bool:
+    """Be a node until the run ends, if this process is one that does not control it.
+
+    Raises `ShardmarkError` where the controller does not come, or goes.
+    """
+    check(options, nodes)
+    rank = own_rank(options)
+    host, port = options.address
+    if rank == 0 or nodes == 1 or (rank is None and is_own(resolved(host))):
+        return False
+    node = join(
+        (resolved(host), port),
+        number=rank,
+        here=False,
+        interface=options.interface,
+        key=key,
+        join_seconds=options.join_seconds,
+    )
+    tell(f"this is node {node.number}; {host}:{port} controls the run")
+    reason = node.serve()
+    if reason is not None:
+        raise ShardmarkError(f"the controller at {host}:{port} is gone: {reason}")
+    return True
+
+
+def build(
+    options: TorchrunOptions, nodes: int, key: Mapping[str, str], tell: Callable[[str], None]
+) -> ClusterEngine:
+    """The controlling side; nothing is started yet."""
+    check(options, nodes)
+    host, port = options.address
+    address = listening_address(resolved(host))
+
+    def make_roster() -> Roster:
+        try:
+            return Roster((address, port), wanted=nodes, key=key, patience=options.node_seconds)
+        except OSError as error:
+            raise InputError(
+                "engine.rendezvous",
+                f"this machine cannot listen at {host}:{port}: {error.strerror or error}",
+                "an address of node 0 and a free port",
+            ) from None
+
+    return ClusterEngine(
+        make_roster, Commands(options, nodes, key), join_seconds=options.join_seconds, tell=tell
+    )
+
+
+def submission(options: TorchrunOptions, nodes: int, command: Sequence[str]) -> list[str]:
+    """What would be run, and where."""
+    check(options, nodes)
+    if not options.hosts:
+        return [f"on each of {nodes} nodes: {shlex.join(command)}"] if nodes > 1 else []
+    starter = Commands(options, nodes, {})
+    shown = options.address[0], options.address[1] or "PORT"
+    return [
+        f"node {number}, {options.hosts[number]}: {shlex.join(starter.remote(number, *shown))}"
+        for number in range(1, nodes)
+    ]
+
+
+def is_own(address: str) -> bool:
+    """Whether some interface of this machine has the address."""
+    return interface_of(address) is not None

@@ -1,0 +1,113 @@
+"""What the links between ranks can do, as measured: `network.json` of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from shardmark.errors import InputError
+from shardmark.results.files import write_whole
+from shardmark.results.schema import Stored
+
+NETWORK_FILE = "network.json"
+NETWORK_SCHEMA_VERSION = 1
+
+Operation = Literal["point_to_point", "all_reduce", "all_gather", "reduce_scatter"]
+Reach = Literal["same_host", "between_hosts"]
+
+
+class Bounds(Stored):
+    """A fitted value and its 95 % interval."""
+
+    value: float
+    low: float | None
+    """None where the measurements do not bound it."""
+    high: float | None
+
+
+class LinkFit(Stored):
+    """Latency and bandwidth of one link under the operation's model."""
+
+    latency_seconds: Bounds
+    """Of one message."""
+    bytes_per_second: Bounds
+    """One way, of one rank's link."""
+    residual: float
+    """Standard deviation of log(measured / model): 0.1 is about 10 %."""
+
+
+class TimedSize(Stored):
+    """All timings of one operation with one size."""
+
+    payload_bytes: int
+    """The whole tensor: reduced, gathered together, or to be scattered."""
+    seconds: tuple[float, ...]
+    """Of one call on the slowest rank, one value a round; half a round trip point to point."""
+
+
+class MeasuredOperation(Stored):
+    """One operation over all its sizes."""
+
+    operation: Operation
+    reach: Reach
+    """Whether its ranks sit on one host."""
+    ranks: tuple[int, ...]
+    sizes: tuple[TimedSize, ...]
+    fit: LinkFit | None = None
+    reason: str | None = None
+    """Why there is no fit."""
+
+
+class NetworkRecord(Stored):
+    """The links between the ranks of one process group."""
+
+    schema_version: int = NETWORK_SCHEMA_VERSION
+    measured_at_seconds: float
+    """Unix time."""
+    backend: str
+    device_type: Literal["cpu", "cuda"]
+    hosts: tuple[str, ...]
+    """By rank."""
+    interface: str | None
+    """That the user or the launcher chose for the backend; None where the library chose."""
+    torch: str
+    """Its version."""
+    operations: tuple[MeasuredOperation, ...]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.hosts)
+
+
+def write_network(folder: Path, record: NetworkRecord) -> None:
+    """Store the record with the run of that folder; an older one is replaced."""
+    write_whole(folder / NETWORK_FILE, record.model_dump_json(indent=1).encode() + b"\n")
+
+
+def read_network(folder: Path) -> NetworkRecord | None:
+    """The stored record; None where there is none.  `InputError` for one that cannot be read."""
+    path = folder / NETWORK_FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read: {error.strerror}", "restore it") from None
+    try:
+        record = NetworkRecord.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        found = f"{key}: {first['msg']}" if key else str(first["msg"])
+        raise InputError(str(path), found, "measure again with `shardmark doctor --network`") from (
+            None
+        )
+    if record.schema_version > NETWORK_SCHEMA_VERSION:
+        raise InputError(
+            f"{path}, schema_version",
+            f"found {record.schema_version}",
+            f"this version reads up to {NETWORK_SCHEMA_VERSION}",
+        )
+    return record

@@ -1,0 +1,232 @@
+"""The engine `torchrun` on two nodes that share no network but one link."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from benchmarks.cluster import namespaces
+from benchmarks.cluster.bench import Bench, bench
+
+from shardmark.analysis.comparison import compare
+from shardmark.experiment.load import from_mapping
+from shardmark.launch.controller import run_experiment
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun, load_run
+from tests.cluster.needs import why_no_bench
+
+pytestmark = [
+    pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),
+    pytest.mark.timeout(900),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+NODE_SECONDS = 6
+PORT = 29417
+EXPERIMENT: dict[str, Any] = {
+    "name": "nodes",
+    "workload": {
+        "name": "classification",
+        "model": "tests.distributed.models:small",
+        "dataset": "digits",
+    },
+    "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 2}]},
+    "measure": {"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "verify": True},
+    "device": "cpu",
+}
+ENDLESS = {
+    "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["ddp", "fsdp"]},
+    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False},
+    "limits": {"trial_seconds": 600},
+}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Two of them; commands start in the repository, where the user's model is."""
+    monkeypatch.chdir(REPOSITORY)
+    with bench(nodes=2) as made:
+        yield made
+        left = [namespaces.processes(node.namespace) for node in made.nodes]
+    assert left == [[], []], "no process is left on any node"
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    """An experiment on two nodes, as a file."""
+    path = folder / "experiment.yaml"
+    content = EXPERIMENT | {"placement": {"nodes": 2}} | changes
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def command(experiment: Path, out: Path, *settings: str) -> list[str]:
+    """The same on every node; the network interface is to be found, not to be told."""
+    unset = ["env", "-u", "GLOO_SOCKET_IFNAME", "-u", "NCCL_SOCKET_IFNAME"]
+    words = [*unset, sys.executable, "-m", "shardmark", "run", str(experiment), "--out", str(out)]
+    words += ["--engine", "torchrun", "--set", f"engine.node_seconds={NODE_SECONDS}"]
+    return words + [word for setting in settings for word in ("--set", setting)]
+
+
+def losses(run: StoredRun, strategy: str) -> list[tuple[int, int, float]]:
+    (trial,) = (trial for trial in run.trials if trial.strategy == strategy)
+    lines = (run.path / "trials" / trial.id / "steps.jsonl").read_text().splitlines()
+    found = map(json.loads, lines)
+    return [(line["rank"], line["step"], line["loss"]) for line in found]
+
+
+def by_strategy(run: StoredRun) -> dict[str, TrialResult]:
+    return {trial.strategy: trial for trial in run.trials}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until it held."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "in vain"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def steps(out: Path, rank: int) -> int:
+    """Steps of a trial under way, as the controller's folder has them."""
+    from shardmark.measure.progress import reached
+
+    found = (reached(one, rank) for one in (out / "trials").glob("*"))
+    return max((one.steps for one in found if one is not None), default=0)
+
+
+def test_two_nodes_train_what_one_machine_trains(nodes: Bench, tmp_path: Path) -> None:
+    """The same command on both; the same files, losses equal to the last bit, ranks in place."""
+    out = tmp_path / "two"
+    rendezvous = f"engine.rendezvous={nodes.nodes[0].address}:{PORT}"
+    words = command(written(tmp_path), out, rendezvous)
+    codes = nodes.run_everywhere(lambda _: words, seconds=600, logs=tmp_path)
+    assert codes == [0, 0], (tmp_path / "node0.log").read_text()[-2000:]
+    two = load_run(out, verify=True)
+    one = load_run(run_experiment(from_mapping(EXPERIMENT), tmp_path / "one"), verify=True)
+    assert {trial.outcome for trial in (*one.trials, *two.trials)} == {Outcome.OK}
+    for strategy in ("single", "ddp", "ps-sync"):
+        assert losses(two, strategy) == losses(one, strategy)
+    verdicts = two.verification.verdicts if two.verification is not None else ()
+    assert [verdict.equivalent for verdict in verdicts] == [True] * 3
+    _check_places(by_strategy(two))
+    _check_files(one, two)
+    _check_samples(out / "trials" / by_strategy(two)["ddp"].id / "samples.jsonl")
+    environment = json.loads((out / "environment.json").read_text())
+    assert [(one["node"], one["host"]) for one in environment["nodes"]] == [
+        (0, "node0"),
+        (1, "node1"),
+    ]
+    rows = {row.strategy: row for row in compare([two]).rows}
+    assert {name: row.varied["placement.nodes"] for name, row in rows.items()} == {
+        "single": 1,
+        "ddp": 2,
+        "ps-sync": 2,
+    }
+    assert rows["ddp"].metrics["speedup"] is not None
+
+
+def _check_places(trials: dict[str, TrialResult]) -> None:
+    places = {
+        name: [(r.rank, r.host, r.node, r.local_rank, r.role, r.device) for r in trial.ranks]
+        for name, trial in trials.items()
+    }
+    workers = [(0, "node0", 0, 0, "worker", "cpu"), (1, "node1", 1, 0, "worker", "cpu")]
+    servers = [(2, "node0", 0, 1, "server", "cpu"), (3, "node1", 1, 1, "server", "cpu")]
+    assert places == {"single": workers[:1], "ddp": workers, "ps-sync": [*workers, *servers]}
+
+
+def _check_files(one: StoredRun, two: StoredRun) -> None:
+    for strategy, trial in by_strategy(two).items():
+        files = {file.name for file in (two.path / "trials" / trial.id).iterdir()}
+        other = one.path / "trials" / by_strategy(one)[strategy].id
+        assert files == {file.name for file in other.iterdir()}
+        assert trial.metrics.keys() == by_strategy(one)[strategy].metrics.keys()
+        assert trial.missing == by_strategy(one)[strategy].missing
+
+
+def _check_samples(file: Path) -> None:
+    """Each node has sampled its own ranks; the gradients have gone over its link."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["at_seconds"] for line in lines] == sorted(line["at_seconds"] for line in lines)
+    for node in (0, 1):
+        own = [line for line in lines if line["node"] == node]
+        assert {one["rank"] for line in own for one in line["ranks"]} == {node}
+        sent = [line["network"][namespaces.INTERFACE]["bytes_sent"] for line in own]
+        assert sent[-1] - sent[0] > 6 * 9000 * 4  # parameters x steps x bytes
+
+
+def started_from(node: int, nodes: Bench, tmp_path: Path, settings: Sequence[str]) -> Any:
+    """One command there, which starts the other node over the list of hosts."""
+    first, second = nodes.nodes[node], nodes.nodes[1 - node]
+    hosts = f"engine.hosts=[{first.namespace},{second.namespace}]"
+    return nodes.start(
+        node,
+        command(
+            written(tmp_path, **ENDLESS),
+            tmp_path / "run",
+            f"engine.rendezvous={first.address}:0",
+            "engine.remote=ip netns exec {host} {command}",
+            hosts,
+            *settings,
+        ),
+        log=tmp_path / "log.txt",
+    )
+
+
+def test_dead_link_ends_the_trial_in_time(nodes: Bench, tmp_path: Path) -> None:
+    """No reset tells anybody.  Node 0 is the one with the later address, and rank 0 is there."""
+    out = tmp_path / "run"
+    started = started_from(1, nodes, tmp_path, ())
+    wait_for(lambda: min(steps(out, 0), steps(out, 1)) > 3, 300)
+    nodes.cut(0)
+    results = out / "trials"
+    took = wait_for(lambda: any(results.glob("*/result.json")), NODE_SECONDS + 20)
+    assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
+    started.wait(timeout=60)
+    first, second = sorted(load_run(out).trials, key=lambda trial: trial.order)
+    assert first.outcome is Outcome.FAILED
+    assert first.failure is not None
+    assert first.failure.node == 1
+    assert first.failure.reason.startswith("node 1 (")
+    assert first.failure.reason.endswith(f"was lost: nothing was heard for {NODE_SECONDS} s")
+    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
+    assert started.returncode == 1
+    wait_for(lambda: not namespaces.processes(nodes.nodes[0].namespace), NODE_SECONDS + 8)
+
+
+def test_dead_controller_ends_the_nodes(nodes: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    started = started_from(0, nodes, tmp_path, ())
+    wait_for(lambda: min(steps(out, 0), steps(out, 1)) > 3, 300)
+    nodes.kill(0)
+    wait_for(lambda: not namespaces.processes(nodes.nodes[1].namespace), 15)
+    started.wait(timeout=10)
+
+
+def test_vanished_node_is_named_at_once(nodes: Bench, tmp_path: Path) -> None:
+    """The same command on both, the second of which is killed with all that it has started."""
+    out = tmp_path / "run"
+    rendezvous = f"engine.rendezvous={nodes.nodes[0].address}:{PORT}"
+    words = command(written(tmp_path, **ENDLESS), out, rendezvous)
+    both = [nodes.start(node, words, log=tmp_path / f"{node}.txt") for node in (0, 1)]
+    wait_for(lambda: min(steps(out, 0), steps(out, 1)) > 3, 300)
+    nodes.kill(1)
+    took = wait_for(lambda: any((out / "trials").glob("*/result.json")), 20)
+    assert took < math.ceil(NODE_SECONDS), "the kernel closes its connections"
+    assert both[0].wait(timeout=60) == 1
+    both[1].wait(timeout=10)
+    first = min(load_run(out).trials, key=lambda trial: trial.order)
+    assert first.outcome is Outcome.FAILED
+    assert first.failure is not None
+    assert first.failure.node == 1
+    assert "node 1 (node1) was lost: its connection" in first.failure.reason

@@ -1,0 +1,74 @@
+"""Links measured between real ranks, over the loopback interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from shardmark.analysis.link_fit import with_fits
+from shardmark.errors import ShardmarkError
+from shardmark.measure import network_probe
+from shardmark.measure.network_probe import probe_network
+from shardmark.results.network import NetworkRecord
+from shardmark.strategies._protocol import Process
+from tests.distributed.ranks import run_ranks
+
+SECONDS = 1.0
+
+
+def measured(process: Process) -> NetworkRecord | None:
+    from shardmark.measure.network_ranks import measure_links
+
+    return measure_links(process.device, seconds=SECONDS)
+
+
+def test_two_ranks_of_one_group(tmp_path: Path) -> None:
+    record, nothing = run_ranks(measured, world_size=2, directory=tmp_path)
+    assert nothing is None, "rank 0 alone has the record"
+    assert isinstance(record, NetworkRecord)
+    assert record.backend == "gloo"
+    assert record.interface == "lo"
+    assert len(set(record.hosts)) == 1
+    found = {one.operation: one for one in with_fits(record).operations}
+    assert set(found) == {"point_to_point", "all_reduce", "all_gather", "reduce_scatter"}
+    for one in found.values():
+        assert one.ranks == (0, 1)
+        assert one.reach == "same_host"
+        sizes = [size.payload_bytes for size in one.sizes]
+        assert sizes == sorted(sizes)
+        assert sizes[0] == 1024
+        assert len(sizes) >= 4
+        assert all(len(size.seconds) >= 3 for size in one.sizes)
+        assert all(seconds > 0 for size in one.sizes for seconds in size.seconds)
+        assert one.fit is not None, one.reason
+    # The same bytes and more messages: no machine does it the other way round by a factor of 4.
+    reduced, gathered = (
+        median(found[name].sizes[-1].seconds)
+        / {"all_reduce": 2, "all_gather": 1}[name]
+        / found[name].sizes[-1].payload_bytes
+        for name in ("all_reduce", "all_gather")
+    )
+    assert reduced < 4 * gathered
+
+
+def test_started_here_and_nothing_is_left() -> None:
+    """The fixture of all tests looks for children."""
+    record = probe_network(2, device="cpu", seconds=SECONDS)
+    assert record.world_size == 2
+    assert record.device_type == "cpu"
+
+
+def test_a_rank_that_fails_is_named_and_the_others_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuchinterface")
+    with pytest.raises(ShardmarkError, match=r"rank \d ended with exit code 1: .*nosuchinterface"):
+        probe_network(2, device="cpu", seconds=SECONDS)
+
+
+def test_ranks_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_probe, "GRACE_SECONDS", -SECONDS + 0.2)
+    with pytest.raises(ShardmarkError, match="the ranks were not done after 0 s"):
+        probe_network(2, device="cpu", seconds=SECONDS)
