@@ -51,7 +51,7 @@ def terminate(*_: Any, **__: Any) -> Any:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """What the controller starts trials on; nothing is verified."""
     engine = FakeEngine()
-    monkeypatch.setattr(controller, "LocalEngine", lambda: engine)
+    monkeypatch.setattr(controller, "build_engine", lambda *_: engine)
     monkeypatch.setattr(controller, "_verify", lambda *_: None)
     return engine
 
@@ -184,12 +184,13 @@ def test_ranks_started_before_their_number_is_known_are_ended(
 ) -> None:
     """The engine's process answers too late; it ends its trial when its standard input ends."""
     engine = LocalEngine()
+    process = engine._nursery
     program = "import sys; sys.stdin.readline(); sys.stdin.read()"
     nursery = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    monkeypatch.setattr(engine, "_nursery", nursery)
-    monkeypatch.setattr(engine, "_read", interrupt)
+    monkeypatch.setattr(process, "_process", nursery)
+    monkeypatch.setattr(process, "_read", interrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.run(tmp_path, trial_seconds=30, on_tick=lambda: None)
     assert nursery.returncode == 0, "it has seen the end of its input"

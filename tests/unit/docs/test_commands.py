@@ -44,7 +44,7 @@ OTHERS = {
     "pre-commit": "changes the clone's hooks; a test compares them with the README's command",
     "sphinx-build": "test_site builds the same",
     "python docs/reference/generate.py": "test_site runs it into another folder",
-    "python benchmarks/report_screenshots.py": "needs a browser: tests/browser opens such pages",
+    "python -m benchmarks.cluster": "makes network namespaces: tests/cluster runs it as root",
     "tensorboard": "a server that waits for a browser",
     "wandb": "sends to a service",
 }
