@@ -145,13 +145,19 @@ def _check_places(trials: dict[str, TrialResult]) -> None:
     assert places == {"single": workers[:1], "ddp": workers, "ps-sync": [*workers, *servers]}
 
 
+def _lacking(trial: TrialResult) -> dict[str, str]:
+    """So short a trial may be over before the sampler has seen its ranks, wherever it runs."""
+    reasons = trial.missing.items()
+    return {name: why for name, why in reasons if "no sample was taken" not in why}
+
+
 def _check_files(one: StoredRun, two: StoredRun) -> None:
     for strategy, trial in by_strategy(two).items():
         files = {file.name for file in (two.path / "trials" / trial.id).iterdir()}
         other = one.path / "trials" / by_strategy(one)[strategy].id
         assert files == {file.name for file in other.iterdir()}
         assert trial.metrics.keys() == by_strategy(one)[strategy].metrics.keys()
-        assert trial.missing == by_strategy(one)[strategy].missing
+        assert _lacking(trial) == _lacking(by_strategy(one)[strategy])
 
 
 def _check_samples(file: Path) -> None:
