@@ -30,6 +30,7 @@ NOT_HERE = {
 
 WANTING = {
     "http://": "a server, which no test has; parsed here",
+    "--network": "starts process groups: tests/distributed measures between ranks; parsed here",
     "sqlite:": "the whole of MLflow, where the extra brings its small package; parsed here",
 }
 """Beginnings of arguments that ask for something that the tests do without."""
