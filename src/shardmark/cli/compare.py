@@ -44,7 +44,7 @@ Form = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="csv and json hold every metric, in base units; latex needs the package booktabs.",
+        help="csv and json hold every metric, in base units; latex needs the packages booktabs and graphicx.",
     ),
 ]
 Paper = Annotated[

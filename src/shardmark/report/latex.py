@@ -1,4 +1,4 @@
-"""A table as LaTeX, for a paper; needs the package booktabs."""
+"""A table as LaTeX, for a paper; needs the packages booktabs and graphicx."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from shardmark.report.tables import NOTHING, Column, Table
 
-PACKAGES = r"% needs \usepackage{booktabs}"
+PACKAGES = r"% needs \usepackage{booktabs,graphicx}"
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -51,6 +51,7 @@ _MINUS = re.compile(r"(?<![\w.)])-(?=[\d.])")
 def render_latex(table: Table, caption: str | None = None) -> str:
     """A floating table with rules of booktabs, the notes as a list below; ends with a line break.
 
+    What is wider than the line is scaled down to it.
     Every character that TeX would read as a command is escaped; letters outside ASCII stay as they
     are, in UTF-8.
     """
@@ -89,9 +90,10 @@ def _tabular(columns: Sequence[Column]) -> list[str]:
     )
     inner = [r"\toprule", *heads, r"\midrule", *body, r"\bottomrule"]
     return [
-        rf"  \begin{{tabular}}{{@{{}}{form}@{{}}}}",
+        rf"  \sbox0{{\begin{{tabular}}{{@{{}}{form}@{{}}}}",
         *(f"    {line}" for line in inner),
-        r"  \end{tabular}",
+        r"  \end{tabular}}%",
+        r"  \ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
     ]
 
 

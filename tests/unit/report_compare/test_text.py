@@ -99,7 +99,7 @@ def test_sections_have_headings_in_every_form() -> None:
     assert markdown.endswith("### Two\n\n- Nothing.\n")
     latex = render_sections(sections, Markup.LATEX)
     check_tex(latex)
-    assert latex.startswith("% needs \\usepackage{booktabs}\n")
+    assert latex.startswith("% needs \\usepackage{booktabs,graphicx}\n")
     assert latex.count(r"\begin{table}") == 2
     assert r"\caption{One \textbar{} \textless{}b\textgreater{}}" in latex
 

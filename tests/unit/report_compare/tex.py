@@ -14,6 +14,12 @@ COMMANDS = frozenset(
 )
 IN_MATHS = frozenset(["pm", "times", "geq", "leq", "approx", "to", "mu"])
 ENVIRONMENTS = frozenset(["table", "tabular", "itemize"])
+SCALED = (
+    ("  \\sbox0{\\begin{tabular}", "  \\begin{tabular}"),
+    ("  \\end{tabular}}%\n", "  \\end{tabular}\n"),
+    ("  \\ifdim\\wd0>\\linewidth\\resizebox{\\linewidth}{!}{\\usebox0}\\else\\usebox0\\fi\n", ""),
+)
+"""What scales a table down to the line, and what it stands around."""
 _TOKEN = re.compile(r"\\begin\{(?P<begin>\w+)\}|\\end\{(?P<end>\w+)\}|\\(?P<name>[a-zA-Z]+)|\\.|.")
 
 
@@ -22,6 +28,8 @@ def check_tex(text: str) -> None:
     open_environments: list[str] = []
     braces = 0
     maths = False
+    for frame, inside in SCALED:
+        text = text.replace(frame, inside)
     for line in text.splitlines():
         if line.startswith("%"):
             continue
