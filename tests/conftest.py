@@ -12,6 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
+    pytest_collection_modifyitems,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
+
 GRACE_SECONDS = 2.0
 """For what ends by itself a moment later, such as a data loader's worker."""
 

@@ -3,13 +3,16 @@
     python -m benchmarks.cluster run --nodes 2 --speed 1gbit -- COMMAND...
     python -m benchmarks.cluster experiment FILE --nodes 2 --speed 1gbit --speed 200mbit --out DIR
     python -m benchmarks.cluster collectives --nodes 2 --speed 200mbit --megabytes 20
+    python -m benchmarks.cluster links-table DIR
 
 `run` starts the command on every node at once and ends with the first code that is not zero.  In
 its words, {node} is the node's number, {nodes} how many there are, {host} and {address} its own
 name and address, {master} the address of node 0; so do BENCH_NODE, BENCH_NODES and BENCH_MASTER.
 `experiment` runs one with the engine `torchrun`, at each speed into a folder of that name; its
-`placement.nodes` is set to --nodes, and --set changes other keys.  `collectives` counts what single
-collectives send and how long they take.  Everything is taken down again, whatever happens.
+`placement.nodes` is set to --nodes unless its matrix varies that, and --set changes other keys.
+`collectives` counts what single collectives send and how long they take.  `links-table` puts the
+runs that `experiment` left in DIR into one table with figures, and says where the strategies' order
+turns.  Everything is taken down again, whatever happens.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from pathlib import Path
 from benchmarks.cluster.bench import Node, bench
 from benchmarks.cluster.collectives import MB, measure, table
 from benchmarks.cluster.speed import UNLIMITED, bits_per_second
+from benchmarks.recording import RESULTS
 
 from shardmark.errors import InputError, ShardmarkError
+from shardmark.experiment.load import load_experiment
+from shardmark.launch.engines import most_nodes
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -40,7 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(TERMINATED))
     try:
-        verbs = {"run": _run, "experiment": _experiment, "collectives": _collectives}
+        verbs = {
+            "run": _run,
+            "experiment": _experiment,
+            "collectives": _collectives,
+            "links-table": _links_table,
+        }
         return verbs[str(options.what)](options)
     except ShardmarkError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -60,13 +71,10 @@ def _experiment(options: argparse.Namespace) -> int:
     speeds = options.speed or [UNLIMITED]
     for speed in speeds:
         bits_per_second(speed)  # all of them are right, before the first one takes an hour
+    changes = _changes(options)
     codes = []
     for speed in speeds:
         print(f"links: {speed}", flush=True)
-        changes = [
-            *("engine.name=torchrun", f"engine.rendezvous={{master}}:{PORT}"),
-            *(f"placement.nodes={options.nodes}", *(options.set or ())),
-        ]
         words = [
             *(sys.executable, "-m", "shardmark", "run", options.experiment),
             *("--out", str(options.out / speed.replace("/", "-"))),
@@ -76,6 +84,19 @@ def _experiment(options: argparse.Namespace) -> int:
         if codes[-1] not in (0, TRIALS_FAILED):
             return codes[-1]
     return max(codes)
+
+
+def _changes(options: argparse.Namespace) -> list[str]:
+    """What is set in the experiment; raises `InputError` for more nodes than there are."""
+    engine = ["engine.name=torchrun", f"engine.rendezvous={{master}}:{PORT}"]
+    given = options.set or []
+    found = load_experiment(options.experiment, [engine[0], *given])
+    if "placement.nodes" not in found.matrix:
+        return [*engine, f"placement.nodes={options.nodes}", *given]
+    most = most_nodes(found)
+    if most > options.nodes:
+        raise InputError("--nodes", f"{options.nodes}, and trials take up to {most}", "as many")
+    return [*engine, *given]
 
 
 def _everywhere(words: Sequence[str], options: argparse.Namespace, speed: str) -> int:
@@ -121,6 +142,18 @@ def _collectives(options: argparse.Namespace) -> int:
     return 0
 
 
+def _links_table(options: argparse.Namespace) -> int:
+    from benchmarks.cluster.link_speeds import read_speeds, turns_of
+    from benchmarks.cluster.link_speeds_report import markdown, write_table
+
+    speeds = read_speeds(options.runs)
+    print(markdown(speeds, turns_of(speeds)))
+    command = f"python -m benchmarks.cluster links-table {options.runs}"
+    for path in write_table(speeds, options.out, command):
+        print(f"stored: {path}")
+    return 0
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.cluster",
@@ -143,6 +176,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     experiment.add_argument("--out", type=Path, required=True, help="folder for the runs")
     experiment.add_argument("--set", action="append", metavar="KEY=VALUE")
     collectives.add_argument("--megabytes", type=float, default=4.0, help="payload of a call")
+    table_of = verbs.add_parser("links-table", help="table and figures of the runs in a folder")
+    table_of.add_argument("runs", type=Path, metavar="DIR", help="what `experiment --out` wrote")
+    table_of.add_argument("--out", type=Path, default=RESULTS, help="folder for the files")
     return parser.parse_args(arguments)
 
 

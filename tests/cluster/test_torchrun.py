@@ -18,6 +18,7 @@ from benchmarks.cluster.bench import Bench, bench
 from shardmark.analysis.comparison import compare
 from shardmark.experiment.load import from_mapping
 from shardmark.launch.controller import run_experiment
+from shardmark.results.network import read_network
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
@@ -39,13 +40,16 @@ EXPERIMENT: dict[str, Any] = {
     },
     "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
     "matrix": {"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 2}]},
-    "measure": {"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "verify": True},
+    "measure": {
+        **{"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "verify": True},
+        "link_seconds": 1,
+    },
     "device": "cpu",
 }
 ENDLESS = {
     "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
     "matrix": {"strategy": ["ddp", "fsdp"]},
-    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False},
+    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0},
     "limits": {"trial_seconds": 600},
 }
 
@@ -121,6 +125,7 @@ def test_two_nodes_train_what_one_machine_trains(nodes: Bench, tmp_path: Path) -
     _check_places(by_strategy(two))
     _check_files(one, two)
     _check_samples(out / "trials" / by_strategy(two)["ddp"].id / "samples.jsonl")
+    _check_links(one, two)
     environment = json.loads((out / "environment.json").read_text())
     assert [(one["node"], one["host"]) for one in environment["nodes"]] == [
         (0, "node0"),
@@ -133,6 +138,15 @@ def test_two_nodes_train_what_one_machine_trains(nodes: Bench, tmp_path: Path) -
         "ps-sync": 2,
     }
     assert rows["ddp"].metrics["speedup"] is not None
+
+
+def _check_links(one: StoredRun, two: StoredRun) -> None:
+    """Measured between the ranks of each run before its trials."""
+    found = [read_network(run.path) for run in (one, two)]
+    assert [None if record is None else record.world_size for record in found] == [2, 2]
+    reaches = [{op.reach for op in record.operations} for record in found if record is not None]
+    assert reaches == [{"same_host"}, {"between_hosts"}]
+    assert all(op.fit for record in found if record is not None for op in record.operations)
 
 
 def _check_places(trials: dict[str, TrialResult]) -> None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from shardmark.launch.device_type import DEVICE_TYPE_VARIABLE
+from shardmark.launch.nursery_process import ENVIRONMENT
 from shardmark.strategies._protocol import Process
 
 JOIN_SECONDS = 350
+REPOSITORY = Path(__file__).parents[2]
 
 
 def run_ranks(
@@ -26,12 +31,13 @@ def run_ranks(
 
     The group meets at a file, since a port could be taken; ranks that hang are ended.
     """
+    _start_server()
     context = start_processes(  # type: ignore[no-untyped-call]
         _enter,
-        (work, arguments, world_size, str(directory)),
+        (work, arguments, world_size, str(directory), dict(os.environ)),
         nprocs=world_size,
         join=False,
-        start_method="spawn",
+        start_method="forkserver",
     )
     deadline = time.monotonic() + JOIN_SECONDS
     try:
@@ -46,9 +52,26 @@ def run_ranks(
     return [pickle.loads((directory / f"{r}.pickle").read_bytes()) for r in range(world_size)]
 
 
-def _enter(
-    rank: int, work: Callable[..., Any], arguments: Any, world_size: int, directory: str
+def _start_server() -> None:
+    """The process that ranks are forked from loads the libraries once for all groups."""
+    multiprocessing.set_forkserver_preload(["tests.distributed.preloaded"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
+        patch.setenv(DEVICE_TYPE_VARIABLE, "cpu")
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, os.environ.get(name, value))
+        forkserver.ensure_running()
+
+
+def _enter(  # noqa: PLR0917  (torch gives them by position)
+    rank: int,
+    work: Callable[..., Any],
+    arguments: Any,
+    world_size: int,
+    directory: str,
+    environment: Mapping[str, str],
 ) -> None:
+    os.environ.update(environment)
     os.environ.update(
         {
             "RANK": str(rank),

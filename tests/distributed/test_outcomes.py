@@ -45,9 +45,9 @@ def by_model(trials: tuple[TrialResult, ...]) -> dict[str, TrialResult]:
 
 
 def of_a_run(process: psutil.Process) -> bool:
-    """Not Python's own helper, which earlier tests that spawn ranks have started."""
+    """Not Python's own helpers, which earlier tests that start ranks have started."""
     try:
-        return "resource_tracker" not in " ".join(process.cmdline())
+        return "from multiprocessing." not in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return False
 

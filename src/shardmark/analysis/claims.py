@@ -59,11 +59,18 @@ def _claims(statement: Statement, rows: Sequence[Row]) -> list[Claim]:
 def _is_about(statement: Statement, row: Row) -> bool:
     return (
         row.strategy in statement.strategies
-        and statement.world_size in (None, row.world_size)
+        and _is_as_large(statement, row)
         and all(
             given(row.trials[0].trial, key) == value for key, value in statement.conditions.items()
         )
     )
+
+
+def _is_as_large(statement: Statement, row: Row) -> bool:
+    """By nodes where the study speaks of them."""
+    if statement.nodes is not None:
+        return row.nodes == statement.nodes
+    return statement.world_size in (None, row.world_size)
 
 
 def _of_row(
@@ -71,6 +78,9 @@ def _of_row(
 ) -> list[Claim]:
     """One for each strategy that it may be relative to and that was measured, or one without."""
     ranks = relative.world_size or row.world_size
+    if statement.nodes is not None:
+        nodes = relative.nodes or row.nodes
+        rows = [other for other in rows if other.nodes == nodes]
     bases = [find_row(row, rows, ranks, strategy) for strategy in relative.strategies]
     measured: list[Row | None] = [base for base in bases if base is not None]
     return [

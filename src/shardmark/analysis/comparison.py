@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from statistics import fmean
 
-from shardmark.analysis.rows import Row, rows_of
+from shardmark.analysis.rows import NODES, Row, rows_of
 from shardmark.analysis.statistics import Estimate, estimate_mean, estimate_ratio
 from shardmark.analysis.verdicts import METRIC, common_repeats, judged
 from shardmark.errors import InputError
@@ -139,11 +139,13 @@ def _smallest(row: Row, comparable: Sequence[Row]) -> Row | None:
         other
         for other in comparable
         if other.label == row.label
-        and not row.differing(other)
+        and row.differing(other) <= {NODES}  # more ranks may be more nodes
         and other.world_size < row.world_size
         and _value(other, "samples_per_second") is not None
     ]
-    return min(smaller, key=lambda other: other.world_size, default=None)
+    return min(
+        smaller, key=lambda other: (len(row.differing(other)), other.world_size), default=None
+    )
 
 
 def ratio_between(row: Row, other: Row, metric: str) -> Estimate | None:

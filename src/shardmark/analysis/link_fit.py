@@ -89,6 +89,19 @@ def predicted_seconds(operation: MeasuredOperation, payload_bytes: float) -> flo
     )
 
 
+def link_summary(record: NetworkRecord) -> str:
+    """One line: what a message between ranks costs, over the farthest reach that was measured."""
+    start = f"links between {record.world_size} ranks, {record.backend}"
+    messages = [one for one in record.operations if one.operation == "point_to_point" and one.fit]
+    for reach, words in (("between_hosts", "between hosts"), ("same_host", "on one host")):
+        for one in messages:
+            if one.reach == reach and one.fit is not None:
+                latency = one.fit.latency_seconds.value * 1e6
+                speed = one.fit.bytes_per_second.value / 1e6
+                return f"{start}: {latency:.0f} us and {speed:.0f} MB/s {words}"
+    return f"{start}: no fit"
+
+
 def _fitted(operation: MeasuredOperation) -> MeasuredOperation:
     cost, ranks = COSTS[operation.operation], len(operation.ranks)
     timings = [

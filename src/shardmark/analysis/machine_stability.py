@@ -26,8 +26,21 @@ def spans_of(rank: RankRecord) -> list[Span]:
 def share_of_others(samples: Sequence[Line], spans: Sequence[Span]) -> tuple[float, int] | None:
     """Share of the machine's CPU time that no rank used in those spans, and the number of cores.
 
-    None where the samples do not tell: they do not lie around a span, or are of an older version.
+    Of several machines, that of which others used most.  None where the samples do not tell: they
+    do not lie around a span, or are of an older version.
     """
+    together = _share_of_others(samples, spans)
+    nodes = dict.fromkeys(sample.get("node") for sample in samples)
+    if together is not None or len(nodes) < 2:
+        return together  # nodes on one machine, as those of a bench, read the same counter
+    each = (
+        _share_of_others([sample for sample in samples if sample.get("node") == node], spans)
+        for node in nodes
+    )
+    return max((one for one in each if one is not None), default=None)
+
+
+def _share_of_others(samples: Sequence[Line], spans: Sequence[Span]) -> tuple[float, int] | None:
     machine = [
         (at, used, cores)
         for sample in samples
@@ -39,6 +52,8 @@ def share_of_others(samples: Sequence[Line], spans: Sequence[Span]) -> tuple[flo
     seconds = sum(end - start for start, end in spans)
     if not machine or seconds <= 0 or machine[0][2] < 1:
         return None
+    if any(before - after > cores for (_, before, cores), (_, after, _) in pairwise(machine)):
+        return None  # of several machines; a little less may be two readings at the same moment
     increase = _increase([(at, used) for at, used, _ in machine], spans)
     ours = [_increase(points, spans) for points in _by_rank(samples).values()]
     known = [one for one in ours if one is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import fmean
 
 _LARGE = 1e8
 """Beyond it the trigamma function is 1/x to every digit."""
@@ -59,7 +59,9 @@ def prior_of(spreads: Sequence[Spread]) -> Spread | None:
         for one, half in zip(known, halves, strict=True)
     ]
     expected = fmean(trigamma(half) for half in halves)
-    middle, beyond = fmean(logs), variance(logs) / (1 - _SHARED) - expected
+    middle = fmean(logs)
+    variance = math.fsum((one - middle) ** 2 for one in logs) / (count - 1)
+    beyond = variance / (1 - _SHARED) - expected
     others = fmean(one.degrees for one in known) * (count / (1 + _SHARED * (count - 1)) - 1)
     degrees = others
     if beyond > 1 / _LARGE:

@@ -20,12 +20,13 @@ from shardmark.results.store import StoredRun
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
 
+NODES = "placement.nodes"
 EXECUTION_KEYS = frozenset(
     {
         "recipe.activation_checkpointing",
         "recipe.cpu_offload",
         "recipe.gradient_accumulation",
-        "placement.nodes",
+        NODES,
     }
 )
 """Axes that change how a step is computed and not what is trained.  A strategy's entry may set them
@@ -89,6 +90,11 @@ class Row:
         """The strategy with its own options."""
         options = ", ".join(f"{key}={plain(value)}" for key, value in self.strategy_options.items())
         return f"{self.strategy} ({options})" if options else self.strategy
+
+    @property
+    def nodes(self) -> int:
+        """Machines of each trial; one in results that do not tell."""
+        return int(self.trials[0].trial.get("nodes") or 1) if self.trials else 1
 
     @property
     def place(self) -> str:

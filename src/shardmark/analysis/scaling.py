@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from shardmark.analysis.comparison import ratio_between
-from shardmark.analysis.rows import Row, plain
+from shardmark.analysis.rows import NODES, Row, plain
 from shardmark.analysis.statistics import Estimate
 
 RATE = "samples_per_second"
@@ -49,24 +49,31 @@ class Scaling:
 def scalings_of(rows: Sequence[Row]) -> tuple[Scaling, ...]:
     """Every strategy's scaling, in the order of the rows; rows without a throughput are left out.
 
-    Runs, workloads, precisions, options and varied keys are never mixed.
+    Runs, workloads, precisions, options and varied keys are never mixed; nodes are, where each
+    number of them has ranks of its own.
     """
+    measured = [row for row in rows if row.values.get(RATE)]
+    return tuple(
+        _scaling(part)
+        for group in _grouped(measured, {NODES})
+        for part in ([group] if _is_one(group) else _grouped(group, set()))
+    )
+
+
+def _grouped(rows: Sequence[Row], without: Set[str]) -> list[list[Row]]:
+    """By their conditions, those varied keys aside."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        if row.values.get(RATE):
-            groups.setdefault(_conditions(row), []).append(row)
-    return tuple(_scaling(group) for group in groups.values())
+        varied = {key: value for key, value in row.varied.items() if key not in without}
+        conditions = (row.experiment, row.workload, row.precision, row.label, plain(varied))
+        groups.setdefault((*conditions, row.weak_scaling), []).append(row)
+    return list(groups.values())
 
 
-def _conditions(row: Row) -> tuple[object, ...]:
-    return (
-        row.experiment,
-        row.workload,
-        row.precision,
-        row.label,
-        plain(dict(row.varied)),
-        row.weak_scaling,
-    )
+def _is_one(rows: Sequence[Row]) -> bool:
+    """Whether more nodes only are how there come to be more ranks; else each number of nodes has
+    its own scaling."""
+    return len({row.world_size for row in rows}) == len(rows)
 
 
 def _scaling(rows: Sequence[Row]) -> Scaling:

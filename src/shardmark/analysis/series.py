@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,7 +40,7 @@ class Sampled:
     """From the first training step to the end of the last window, evaluations included."""
 
     network_bytes_per_second: OverTime
-    """Sent over all interfaces of the controller's host, loopback included."""
+    """Sent over all interfaces of all nodes, loopback included."""
     cpu_percent: OverTime
     """All ranks and their children together; 100 is one busy core."""
     gpu_percent: OverTime
@@ -63,17 +64,49 @@ def sampled(row: Row) -> Sampled | None:
         return None
     end = max(ends)
 
-    def series(points: Sequence[tuple[float, float]]) -> OverTime:
-        return thinned([(at - start, value) for at, value in points if start <= at <= end])
+    nodes = _by_node(samples)
 
+    def series(points: Sequence[Sequence[tuple[float, float]]], scale: float = 1.0) -> OverTime:
+        summed = _summed([own for own in points if own])
+        return thinned([(at - start, scale * one) for at, one in summed if start <= at <= end])
+
+    busy = [_levels(own, "utilization_percent", mean=True) for own in nodes]
     return Sampled(
-        network_bytes_per_second=series(_rates([(_at(one), _sent(one)) for one in samples])),
-        cpu_percent=series(
-            [(at, 100 * cpu) for at, cpu in _rates([(_at(one), _cpu(one)) for one in samples])]
+        network_bytes_per_second=series(
+            [_rates([(_at(one), _sent(one)) for one in own]) for own in nodes]
         ),
-        gpu_percent=series(_levels(samples, "utilization_percent", mean=True)),
-        power_watts=series(_levels(samples, "power_watts", mean=False)),
+        cpu_percent=series(
+            [_rates([(_at(one), _cpu(one)) for one in own]) for own in nodes], scale=100
+        ),
+        gpu_percent=series(busy, scale=1 / max(1, sum(map(bool, busy)))),
+        power_watts=series([_levels(own, "power_watts", mean=False) for own in nodes]),
     )
+
+
+def _by_node(samples: Sequence[Line]) -> list[list[Line]]:
+    """A sample of a trial on one node does not name it."""
+    nodes: dict[object, list[Line]] = {}
+    for sample in samples:
+        nodes.setdefault(sample.get("node", 0), []).append(sample)
+    return list(nodes.values())
+
+
+def _summed(nodes: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The nodes' values together where all are known, at the times of the first node's readings."""
+    if len(nodes) < 2:
+        return [point for own in nodes for point in own]
+    first = max(own[0][0] for own in nodes)
+    last = min(own[-1][0] for own in nodes)
+    times = [at for at, _ in nodes[0] if first <= at <= last]
+    return [(at, math.fsum(_between(own, at) for own in nodes)) for at in times]
+
+
+def _between(points: Sequence[tuple[float, float]], at: float) -> float:
+    """Linear between the readings before and after, which there must be."""
+    place = bisect_left(points, (at, -math.inf))
+    after, above = points[place]
+    before, below = points[max(0, place - 1)]
+    return above if after == before else below + (above - below) * (at - before) / (after - before)
 
 
 def loss_by_step(row: Row) -> OverTime:

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from shardmark.analysis.comparison import Comparison
+from shardmark.analysis.lasting_change import lasting_change
 from shardmark.analysis.machine_stability import (
     Span,
     busy_at_start,
@@ -63,7 +64,7 @@ class Kind(StrEnum):
 
 REMEDIES = {
     Kind.TRIAL_DRIFT: "if steps became shorter, raise measure.warmup_steps; if longer, look for "
-    "heat, growing memory or another process, and measure again",
+    "heat, growing memory, another process or a slower link, and measure again",
     Kind.RUN_DRIFT: "warm the machine up with a run that is thrown away, or wait until it is calm; "
     "ratios of the same repeat hold, absolute values less",
     Kind.SLOW_STEPS: "look for pauses (data that are not ready, checkpoints, other processes); "
@@ -136,6 +137,10 @@ def _drift_of_steps(
 ) -> Iterator[_Finding]:
     """Of the logarithm: a share of the step's time, whatever the step's time is."""
     points = sorted((step, math.log(seconds)) for step, seconds in steps)
+    lasting = lasting_change(points, FALSE_ALARM_RATE / num_trials)
+    if lasting is not None:
+        yield _Finding(Kind.TRIAL_DRIFT, place, lasting.text, abs(lasting.size))
+        return
     trend = trend_of([thinned(points)])
     if trend is None:
         return

@@ -32,7 +32,7 @@ from shardmark.analysis.training_metrics import (
     windows_of,
 )
 from shardmark.analysis.windows import Windows
-from shardmark.measure.metrics import METRICS, NO_SUCH_METRIC, TRIAL_METRICS
+from shardmark.measure.metrics import METRICS, NO_CHECKPOINTS, NO_SUCH_METRIC, TRIAL_METRICS
 from shardmark.results.schema import RankRecord, Summary
 
 EVALUATED = tuple(
@@ -146,4 +146,18 @@ def _errors(ranks: Sequence[RankRecord], restarts: int) -> dict[str, Result]:
         "skipped_steps": over_ranks("skipped_steps", ranks, lambda rank: rank.skipped_steps),
         "data_errors": over_ranks("data_errors", ranks, lambda rank: len(rank.data_errors)),
         "restarts": trial_value(restarts),
+        "lost_seconds": over_ranks(
+            "lost_seconds", ranks, lambda rank: sum(one.lost_seconds for one in rank.resumes)
+        ),
+        "checkpoint_seconds": over_ranks(
+            "checkpoint_seconds", ranks, lambda rank: _mean(c.seconds for c in rank.checkpoints)
+        ),
+        "checkpoint_bytes": over_ranks(
+            "checkpoint_bytes", ranks, lambda rank: _mean(c.written_bytes for c in rank.checkpoints)
+        ),
     }
+
+
+def _mean(values: Iterable[float]) -> Found:
+    found = list(values)
+    return sum(found) / len(found) if found else NO_CHECKPOINTS

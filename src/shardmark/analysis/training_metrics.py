@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from shardmark.analysis.over_ranks import (
     NO_PROBE,
     ON_CPU,
@@ -64,6 +62,15 @@ def window_seconds(rank: RankRecord) -> float:
     return sum(window.window_seconds for window in rank.windows)
 
 
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Linear between the two nearest values (definition 7 of Hyndman and Fan, 1996)."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
 def slowest(workers: Sequence[RankRecord]) -> RankRecord | None:
     """The worker that measured longest; None where some worker measured nothing."""
     if not workers or not all(window_seconds(rank) > 0 for rank in workers):
@@ -98,7 +105,7 @@ def time_metrics(
             seconds = steps.seconds.get(rank.rank, {}).get(span)
             if not seconds:
                 return f"rank {rank.rank} marked no {span.removesuffix('_seconds')} span"
-            return float(np.quantile(seconds, share))
+            return _quantile(seconds, share)
 
         return of
 

@@ -46,8 +46,10 @@ def trend_of(series: Sequence[Sequence[tuple[float, float]]]) -> Trend | None:
     return Trend(median(slopes), 2 * NormalDist().cdf(-deviation))
 
 
-def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def thinned(
+    points: Sequence[tuple[float, float]], most_points: int = MOST_POINTS
+) -> list[tuple[float, float]]:
     """Medians of consecutive points, so that neighbours depend less on one another."""
-    size = max(1, len(points) // MOST_POINTS)
+    size = max(1, len(points) // most_points)
     blocks = [points[start : start + size] for start in range(0, len(points) - size + 1, size)]
     return [(median(t for t, _ in block), median(v for _, v in block)) for block in blocks]

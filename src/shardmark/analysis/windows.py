@@ -6,8 +6,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 Point = tuple[float, float]
 """Unix time, and a value read then; in order of time."""
 
@@ -40,9 +38,17 @@ def counter_increase(points: Sequence[Point], windows: Windows) -> float | str:
             return "no sample was taken before the first window"
         if times[-1] < end:
             return "no sample was taken after the last window"
-        before, after = np.interp([start, end], times, values)
-        total += float(after - before)
+        total += _at(end, times, values) - _at(start, times, values)
     return max(total, 0.0)
+
+
+def _at(time: float, times: Sequence[float], values: Sequence[float]) -> float:
+    """The value then, on the line between its two neighbours; time lies within the times."""
+    after = bisect_left(times, time)
+    if times[after] == time:
+        return values[after]
+    share = (time - times[after - 1]) / (times[after] - times[after - 1])
+    return values[after - 1] + share * (values[after] - values[after - 1])
 
 
 def levels(points: Sequence[Point], windows: Windows) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Literal
 
 from pydantic import ValidationError
 
@@ -30,6 +31,8 @@ class Kind:
     """Payload by the strategy's definition."""
     counted_bytes: float | None
     """Payload that the rank handed in, mean over ranks and repeats; None without a probe."""
+    counted_calls: float | None = None
+    """The same of the calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ def wire_of(row: Row, size: ModelSize | None) -> WireOfRow:
     counted = _counted(row.ok_trials)
     if counted is None:
         missing["counted"] = "no collectives were counted: the probe was off, or failed"
-    kinds = _kinds(row, wire, counted)
+    kinds = _kinds(row, wire, counted, _counted(row.ok_trials, "calls"))
     sent = _sent(row.ok_trials)
     if sent is None:
         missing["interfaces"] = row.missing.get(SENT, "not recorded")
@@ -126,8 +129,10 @@ def _workers(trial: TrialResult) -> list[RankRecord]:
     return [rank for rank in trial.ranks if rank.role == "worker" and rank.lost is None]
 
 
-def _counted(trials: Sequence[TrialResult]) -> dict[str, float] | None:
-    """Payload bytes by kind in a step: mean over all workers of all trials."""
+def _counted(
+    trials: Sequence[TrialResult], field: Literal["payload_bytes", "calls"] = "payload_bytes"
+) -> dict[str, float] | None:
+    """Payload bytes, or calls, by kind in a step: mean over all workers of all trials."""
     found: list[Mapping[str, CollectiveRecord]] = []
     for trial in trials:
         for rank in _workers(trial):
@@ -138,13 +143,16 @@ def _counted(trials: Sequence[TrialResult]) -> dict[str, float] | None:
         return None
     kinds = dict.fromkeys(kind for one in found for kind in one)
     return {
-        kind: fsum(one[kind].payload_bytes for one in found if kind in one) / len(found)
+        kind: fsum(getattr(one[kind], field) for one in found if kind in one) / len(found)
         for kind in kinds
     }
 
 
 def _kinds(
-    row: Row, wire: WireBytes | None, counted: Mapping[str, float] | None
+    row: Row,
+    wire: WireBytes | None,
+    counted: Mapping[str, float] | None,
+    calls: Mapping[str, float] | None,
 ) -> tuple[Kind, ...]:
     defined = {} if wire is None else {one.kind: one for one in wire.traffic}
     return tuple(
@@ -153,6 +161,7 @@ def _kinds(
             ranks=defined[kind].ranks if kind in defined else row.world_size,
             defined_bytes=defined[kind].payload_bytes if kind in defined else 0.0,
             counted_bytes=None if counted is None else counted.get(kind, 0.0),
+            counted_calls=None if calls is None else calls.get(kind, 0.0),
         )
         for kind in dict.fromkeys((*defined, *(counted or {})))
     )

@@ -13,7 +13,7 @@ import typer
 from shardmark.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shardmark.analysis.against import Against
     from shardmark.analysis.comparison import Comparison
@@ -44,7 +44,7 @@ Form = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="csv and json hold every metric, in base units; latex needs the packages booktabs and graphicx.",
+        help="csv and json hold every metric, in base units; latex needs booktabs and graphicx.",
     ),
 ]
 Paper = Annotated[
@@ -71,6 +71,19 @@ Pareto = Annotated[
         "--pareto", help="Show what nothing beats in throughput, memory and quality instead."
     ),
 ]
+Network = Annotated[
+    bool,
+    typer.Option(
+        "--network",
+        help="Show bytes by formula and as measured, bandwidth and links instead.",
+    ),
+]
+Nodes = Annotated[
+    bool,
+    typer.Option(
+        "--nodes", help="Show every row node by node instead: speed, memory, network, devices."
+    ),
+]
 TimeTo = Annotated[
     str | None,
     typer.Option(
@@ -91,10 +104,18 @@ def compare(
     epochs: Epochs = False,
     scaling: Scaling = False,
     pareto: Pareto = False,
+    nodes: Nodes = False,
     time_to: TimeTo = None,
+    network: Network = False,
 ) -> None:
     """Compare the trials of one or more runs: intervals, speed-up, efficiency, memory."""
-    asked = {"--scaling": scaling, "--pareto": pareto, "--time-to": time_to is not None}
+    asked = {
+        "--scaling": scaling,
+        "--pareto": pareto,
+        "--time-to": time_to is not None,
+        "--network": network,
+        "--nodes": nodes,
+    }
     names = [name for name, wanted in asked.items() if wanted]
     _check_options(["--epochs", *names] if epochs else names, form, paper)
     from shardmark.analysis.comparison import compare as compare_runs
@@ -109,7 +130,7 @@ def compare(
 
         output = _beside(comparison, set_against(comparison, study), form, epochs)
     elif epochs or names:
-        views = _views(comparison, epochs=epochs, scaling=scaling, pareto=pareto, time_to=time_to)
+        views = _views(comparison, [*names, *(["--epochs"] if epochs else [])], time_to)
         output = _viewed(comparison, views, form)
     else:
         output = render(comparison, form)
@@ -163,21 +184,24 @@ def _check_options(views: Sequence[str], form: Format, paper: str | None) -> Non
         raise InputError("--format csv", found, "allowed is one at a time")
 
 
-def _views(
-    comparison: Comparison, *, epochs: bool, scaling: bool, pareto: bool, time_to: str | None
-) -> list[View]:
-    """In this order, whatever the order of the options."""
+def _views(comparison: Comparison, names: Sequence[str], time_to: str | None) -> list[View]:
+    """In the order of the names, whatever that of the options."""
     from shardmark.report.epochs import epochs_view
+    from shardmark.report.network_view import network_view
     from shardmark.report.pareto import pareto_view
+    from shardmark.report.per_node import nodes_view
     from shardmark.report.scaling import scaling_view
     from shardmark.report.time_to_quality import time_to_view
 
-    return [
-        *([scaling_view(comparison)] if scaling else []),
-        *([pareto_view(comparison)] if pareto else []),
-        *([] if time_to is None else [time_to_view(comparison, time_to)]),
-        *([epochs_view(comparison)] if epochs else []),
-    ]
+    makers: dict[str, Callable[[], View]] = {
+        "--scaling": lambda: scaling_view(comparison),
+        "--pareto": lambda: pareto_view(comparison),
+        "--time-to": lambda: time_to_view(comparison, str(time_to)),
+        "--network": lambda: network_view(comparison),
+        "--nodes": lambda: nodes_view(comparison),
+        "--epochs": lambda: epochs_view(comparison),
+    }
+    return [makers[name]() for name in names]
 
 
 def _viewed(comparison: Comparison, views: Sequence[View], form: Format) -> str:

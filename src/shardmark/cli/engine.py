@@ -12,7 +12,8 @@ EngineOption = Annotated[
     typer.Option(
         "--engine",
         metavar="ENGINE",
-        help="Who starts the ranks: local, torchrun.  Its options are set by --set engine.KEY=...",
+        help="Who starts the ranks: local, torchrun, slurm, ray.  Its options are set by "
+        "--set engine.KEY=...",
     ),
 ]
 

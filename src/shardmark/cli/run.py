@@ -69,15 +69,47 @@ def run(
     from shardmark.launch.controller import fresh_folder, run_experiment
 
     folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
+    again = _command(experiment, overrides or (), engine, folder, retry=retry)
+    done = _done_elsewhere(resolved, folder, again, retry=retry, quiet=quiet)
+    if done is not None:
+        raise typer.Exit(done)
     try:
         with _terminable(), listener(folder, quiet=quiet) as progress:
             run_experiment(resolved, folder, progress=progress, retry=retry)
     except KeyboardInterrupt:
-        again = _command(experiment, overrides or (), engine, folder, retry=retry)
         typer.echo(f"interrupted; go on with: {again}", err=True)
         raise
     if _print_results(folder, quiet=quiet):
         raise typer.Exit(SOME_FAILED)
+
+
+def _done_elsewhere(
+    experiment: Experiment, folder: Path, again: str, *, retry: bool, quiet: bool
+) -> int | None:
+    """The exit code, where a job does all of it; None where it is to be done here."""
+    from shardmark.experiment.load import to_yaml
+    from shardmark.launch._engine import Errand
+    from shardmark.launch.engines import do_elsewhere
+    from shardmark.launch.slurm_job import JobEndedError
+
+    given = [*(["--retry"] if retry else []), *(["--quiet"] if quiet else [])]
+    errand = Errand(
+        verb="run",
+        experiment=to_yaml(experiment),
+        options=("--out", str(folder.absolute()), *given),
+        folder=folder,
+    )
+    try:
+        with _terminable():
+            return do_elsewhere(experiment, errand, (lambda _: None) if quiet else typer.echo)
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; go on with: {again}", err=True)
+        raise
+    except JobEndedError as error:
+        if any((folder / "trials").glob("*/result.json")):
+            _print_results(folder, quiet=quiet)
+        typer.echo(f"error: {error}\nwhat was measured is kept; go on with: {again}", err=True)
+        return SOME_FAILED
 
 
 def _command(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
+import shutil
 import tempfile
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +16,7 @@ import typer
 from shardmark.cli.engine import EngineOption, with_engine
 
 if TYPE_CHECKING:
+    from shardmark.experiment.schema import Experiment
     from shardmark.results.verification import Verdict, Verification
 
 NOT_EQUIVALENT = 1
@@ -48,12 +52,34 @@ def verify(
     resolved = load_experiment(experiment, with_engine(engine, overrides))
     if elsewhere(resolved, typer.echo):
         return
+    done = _done_elsewhere(resolved, form)
+    if done is not None:
+        raise typer.Exit(done)
     with tempfile.TemporaryDirectory(prefix="shardmark-verify-") as folder:
         listener = Silent() if form is Format.JSON else Notes()
         verification = verify_experiment(resolved, Path(folder) / "verification", progress=listener)
     typer.echo(as_json(verification) if form is Format.JSON else as_text(verification))
     if any(not accepted(verdict) for verdict in verification.verdicts):
         raise typer.Exit(NOT_EQUIVALENT)
+
+
+def _done_elsewhere(experiment: Experiment, form: Format) -> int | None:
+    """The exit code, where a job does all of it; its folder stays only if that says nothing."""
+    from shardmark.experiment.load import to_yaml
+    from shardmark.launch._engine import Errand
+    from shardmark.launch.engines import do_elsewhere
+
+    folder = Path(f"verify-{experiment.name}-{secrets.token_hex(4)}")
+    errand = Errand(
+        verb="verify",
+        experiment=to_yaml(experiment),
+        options=("--format", form.value),
+        folder=folder,
+    )
+    done = do_elsewhere(experiment, errand, partial(typer.echo, err=form is Format.JSON))
+    if done in (0, NOT_EQUIVALENT):
+        shutil.rmtree(folder, ignore_errors=True)
+    return done
 
 
 def accepted(verdict: Verdict) -> bool:

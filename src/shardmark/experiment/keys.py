@@ -12,7 +12,7 @@ from shardmark.experiment import tables
 from shardmark.experiment.problems import Location
 from shardmark.experiment.schema import Experiment, Limits, Measure, Placement, Recipe
 
-NOT_VARIED = ("measure.repeats",)
+NOT_VARIED = ("measure.repeats", "measure.link_seconds")
 """Keys of varied sections that are no axis: repeats are what every cell has."""
 
 VARIED_SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (

@@ -89,12 +89,25 @@ class Measure(Model):
     """Before the first trial, prove with a few steps that the strategies train the same thing."""
     evaluate: Literal["epoch", "end", "never"] = "epoch"
     """When the whole validation set is evaluated; never inside a measured window."""
+    link_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
+    """Time for measuring the links between the ranks once, before the first trial; 0 leaves it out.
+    null: 8 where trials have several nodes, else 0."""
 
 
 class Limits(Model):
     """Bounds on one trial."""
 
     trial_seconds: PositiveFloat = 1800
+    """All restarts included."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    """How often the ranks are started anew after some have died; 0 writes no checkpoints."""
+    checkpoint_steps: PositiveInt = 100
+    """Steps between two checkpoints, from which restarted ranks go on."""
+    checkpoint_dir: str | None = None
+    """Folder for checkpoints, below which each node has its own; null: the trial's folder, and on
+    other nodes the one for temporary files.  They are removed when the trial has ended."""
+    node_return_seconds: Annotated[float, Field(ge=0, le=86400)] = 0
+    """With `max_restarts`: how long a trial waits for a lost node, or another in its place."""
 
 
 class Placement(Model):

@@ -1,4 +1,4 @@
-"""YAML as people write it: `5e-4` is a number, a date is text, no key is given twice."""
+"""YAML as people write it: `5e-4` is a number, `2:00:00` and dates are text, keys come once."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ class _Loader(yaml.SafeLoader):
     def sequence(self, node: yaml.SequenceNode) -> list[Any]:
         return list(self.construct_sequence(node, deep=True))
 
+    def number(self, node: yaml.ScalarNode) -> Any:
+        """YAML 1.1 reads 2:00:00 as 7200, and nobody means that."""
+        if ":" in node.value:
+            return node.value
+        whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
     def _check_keys(self, node: yaml.MappingNode) -> None:
         lines: dict[str, int] = {}
         for key, _ in node.value:
@@ -75,6 +82,8 @@ class _KeyMistake(Exception):  # noqa: N818
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.sequence)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.number)
+_Loader.add_constructor(_FLOAT_TAG, _Loader.number)
 _Dumper.add_representer(str, _Dumper.text)
 _Loader.add_implicit_resolver(
     _FLOAT_TAG, re.compile(rf"^{_EXPONENT.pattern}$"), list("-+.0123456789")

@@ -34,7 +34,7 @@ def trial_id(
         "recipe": recipe.model_dump(mode="json"),
         "strategy": strategy.model_dump(mode="json"),
         "world_size": world_size,
-        "measure": measure.model_dump(mode="json", exclude={"repeats", "verify"}),
+        "measure": measure.model_dump(mode="json", exclude={"repeats", "verify", "link_seconds"}),
         "device_type": device_type,
         "repeat": repeat,
     }

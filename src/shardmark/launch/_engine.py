@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from shardmark.experiment.schema import Trial
 from shardmark.launch.outcome import Ending
 from shardmark.strategies._protocol import Machine
 
-Task = Literal["measure", "testify", "judge"]
-"""What the ranks do: the trial itself, a few steps for `verify`, or (one process) the verdicts."""
+Task = Literal["measure", "testify", "judge", "links"]
+"""What the ranks do: the trial itself, a few steps for `verify`, (one process) the verdicts, or
+messages that tell what the links between them can do."""
+
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """A whole command, for an engine that has it done somewhere else."""
+
+    verb: str
+    experiment: str
+    """The resolved experiment as YAML, to be the command's argument as a file."""
+    options: tuple[str, ...]
+    """The rest of the command; the experiment has its overrides already."""
+    folder: Path
+    """Where files of the errand may lie, below the user's own."""
 
 
 class Engine(Protocol):
@@ -38,6 +57,9 @@ class Engine(Protocol):
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
         """Prepare for trials whose ranks import these modules."""
+
+    def prepare(self, trial: Trial) -> None:
+        """Have all there that the trial needs, before its clock starts; `lacks` tells failures."""
 
     def run(
         self,

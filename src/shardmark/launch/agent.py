@@ -10,14 +10,12 @@ import os
 import signal
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
 from shardmark.experiment.schema import Trial
-from shardmark.launch.deaths import DeathWatch, describe
+from shardmark.launch.deaths import describe
+from shardmark.launch.launcher import launched
 from shardmark.launch.seats import NODE_VARIABLE, read_place, seats_of
 from shardmark.measure.rank_files import JOINED_FILE, LOST_FILE
 from shardmark.strategies import build_strategy
@@ -25,7 +23,6 @@ from shardmark.strategies import build_strategy
 TRIAL_FILE = "trial.json"
 AGENT_FILE = "agent.json"
 AGENT_LOG = "agent.log"
-LOGS = "logs"
 PR_SET_PDEATHSIG = 1
 REPORTED = 1
 """Exit code of a rank that has left its error in its record."""
@@ -48,54 +45,17 @@ def run_agent(directory: str, task: str) -> int:
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     place = read_place(folder)
     seats = seats_of(trial)[place.node]
-    config = LaunchConfig(
-        min_nodes=trial.nodes,
-        max_nodes=trial.nodes,
-        nproc_per_node=len(seats),
-        run_id=trial.id,
-        rdzv_backend="c10d",
-        rdzv_endpoint=place.endpoint,
-        rdzv_configs={"is_host": place.node == 0},
-        local_addr=place.address,
-        max_restarts=0,
-        monitor_interval=0.05,
-        start_method="fork",
-        shutdown_timeout=3,
-        logs_specs=DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL),
+    fine, ends = launched(
+        rank_main,
+        (directory, task),
+        trial=trial,
+        place=place,
+        seats=seats,
+        max_restarts=trial.limits.max_restarts if task == "measure" else 0,
     )
-    watch = DeathWatch()
-    try:
-        elastic_launch(config, rank_main)(directory, task)
-    except ChildFailedError as error:
-        ranks = {failure.pid: seats[failure.local_rank] for failure in error.failures.values()}
-        ranks |= {rank_pid(file): int(file.stem.removeprefix("rank-")) for file in _files(folder)}
-        deaths = [
-            {"rank": ranks[death.pid], "exit_code": death.exit_code, "at_seconds": death.at_seconds}
-            for death in watch.deaths
-            if death.pid in ranks and death.exit_code != 0
-        ]
-        noticed = {death["rank"] for death in deaths}
-        deaths += [
-            {
-                "rank": ranks[failure.pid],
-                "exit_code": failure.exitcode,
-                "at_seconds": float(failure.timestamp),
-            }
-            for failure in error.failures.values()
-            if ranks[failure.pid] not in noticed  # collected before the watch could look
-        ]
-        (folder / AGENT_FILE).write_text(json.dumps(deaths))
-        return 1
-    return 0
-
-
-def _files(folder: Path) -> list[Path]:
-    return [file for file in folder.glob("rank-*.json") if file.stem.count(".") == 0]
-
-
-def rank_pid(file: Path) -> int:
-    """The process id in a rank's record."""
-    return int(json.loads(file.read_text())["pid"])
+    if not fine:
+        (folder / AGENT_FILE).write_text(json.dumps([asdict(end) for end in ends]))
+    return int(not fine)
 
 
 def rank_main(directory: str, task: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 Message = dict[str, Any]
 
-PIECE_BYTES = 2**20
+PIECE_BYTES = 2**16
 """Of a file in one message, so that heartbeats find their way between two of them."""
 
 MOST_BYTES = 64 * 2**20

@@ -6,7 +6,8 @@ import math
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,9 +16,12 @@ from shardmark.experiment.schema import Trial
 from shardmark.launch._engine import Task
 from shardmark.launch.channel import Message
 from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
-from shardmark.launch.roster import Member, Roster
+from shardmark.launch.restarts import first_causes
+from shardmark.launch.returning import Returns, patience_seconds, with_returns
+from shardmark.launch.roster import Member, NodeLostError, Roster
 from shardmark.launch.seats import Place, seats_of
 from shardmark.launch.watch import Watch
+from shardmark.results.schema import RestartRecord
 from shardmark.strategies._protocol import Machine
 
 TICK_SECONDS = 0.2
@@ -53,8 +57,10 @@ class ClusterEngine:
         *,
         join_seconds: float,
         tell: Callable[[str], None],
+        meet: Callable[[Sequence[Member]], tuple[str, int]] | None = None,
     ) -> None:
         self._make_roster = make_roster
+        self._meet = meet or at_the_controller
         self._starter = starter
         self._join_seconds = join_seconds
         self._tell = tell
@@ -96,6 +102,9 @@ class ClusterEngine:
         lost = roster.lost(range(nodes))
         return None if lost is None else f"node {lost.node} ({lost.host}) was lost: {lost.reason}"
 
+    def prepare(self, trial: Trial) -> None:
+        """The nodes are there, with what they have loaded."""
+
     def run(
         self,
         directory: Path,
@@ -112,14 +121,24 @@ class ClusterEngine:
         roster.keep_files_in(directory)
         started = time.monotonic()
         places = self._places(len(watch.numbers))
+        request = {"do": "run", "directory": str(directory.resolve()), "trial": text, "task": task}
         for number in watch.numbers:
-            request = {"do": "run", "directory": str(directory.resolve()), "trial": text}
-            roster.tell(number, request | {"task": task, "place": places[number]})
+            roster.tell(number, request | {"place": places[number]})
+
+        def again(number: int) -> None:
+            member = roster.member(number)
+            self._tell(f"{member.title} has come back")
+            with suppress(NodeLostError):  # which the next look sees
+                self._prepare([member])
+                place = {**(places[number] or {}), "address": member.address}
+                roster.tell(number, request | {"place": place, "resume": True})
+
+        returns = Returns(roster, watch.numbers, seconds=patience_seconds(trial, task), again=again)
         how, lost = "exited", None
         try:
             while watch.running and lost is None:
                 watch.collect(roster, TICK_SECONDS)
-                lost = roster.lost(watch.running)
+                lost = returns.look(watch.running)
                 if time.monotonic() - started > trial_seconds and watch.running:
                     how = "timed_out"
                     break
@@ -132,7 +151,8 @@ class ClusterEngine:
             self._end(watch, stacks=how == "timed_out")
             roster.keep_files_in(None)
         on_tick()
-        return self._ending(watch, trial, how, lost or roster.lost(watch.running))
+        ending = self._ending(watch, trial, how, lost or roster.lost(watch.running))
+        return replace(ending, restarts=with_returns(ending.restarts, returns.returned))
 
     def close(self) -> None:
         if self._roster is not None:
@@ -170,10 +190,10 @@ class ClusterEngine:
         if nodes == 1:
             return [None]
         members = self._gathered().members()[:nodes]
-        first = members[1].dialled  # an address of node 0 that others reach
+        first, port = self._meet(members)
         addresses = [first, *(member.address for member in members[1:])]
         host = f"[{first}]" if ":" in first else first
-        endpoint = f"{host}:{free_port(first)}"
+        endpoint = f"{host}:{port}"
         return [
             asdict(Place(node=number, endpoint=endpoint, address=address))
             for number, address in enumerate(addresses)
@@ -209,8 +229,19 @@ class ClusterEngine:
             failures=tuple(failures),
             oom_kills=sum(answer["oom_kills"] for answer in watch.answers.values()),
             lost=lost,
+            restarts=first_causes(
+                RestartRecord(**one | {"at_seconds": one["at_seconds"] - ahead[number]})
+                for number, answer in watch.answers.items()
+                for one in answer.get("restarts", ())
+            ),
             clocks_ahead_seconds={r: ahead[n] for n, ranks in enumerate(seats) for r in ranks},
         )
+
+
+def at_the_controller(members: Sequence[Member]) -> tuple[str, int]:
+    """An address of node 0, which is this machine, that others reach, and a free port of it."""
+    address = members[1].dialled
+    return address, free_port(address)
 
 
 def free_port(address: str) -> int:

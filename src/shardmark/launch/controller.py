@@ -17,6 +17,7 @@ from shardmark.experiment.schema import Experiment, Trial
 from shardmark.experiment.trial_id import cell_id
 from shardmark.launch._engine import Engine
 from shardmark.launch.engines import build_engine
+from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.verification import cells_of, verify_cells
@@ -36,7 +37,10 @@ from shardmark.workloads import options as workload_options
 
 SCRATCH = ".verification"
 
-GROWING = ("matrix", "placement", "engine", "limits", "measure.repeats", "measure.verify")
+GROWING = (
+    *("matrix", "placement", "engine", "limits"),
+    *("measure.repeats", "measure.verify", "measure.link_seconds"),
+)
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 
 
@@ -78,6 +82,14 @@ def run_experiment(
             engine.load(_modules(trials), machine.device_type)
             if experiment.measure.verify:
                 _verify(folder, trials, engine, machine, listener)
+            measure_run_links(
+                folder,
+                plan.trials,
+                experiment.measure,
+                engine=engine,
+                machine=machine,
+                listener=listener,
+            )
         runner = TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener)
         for order, trial in todo:
             listener.trial_started(order + 1, len(plan.trials), trial)
@@ -174,6 +186,8 @@ def _modules(trials: Sequence[Trial]) -> list[str]:
     for trial in trials:
         strategy = build_strategy(trial.strategy.name, trial.strategy.options)
         wanted = (*strategy.loads(), *workload_options(trial.workload).loads())
+        if trial.limits.max_restarts:
+            wanted = (*wanted, "torch.distributed.checkpoint")
         names += [name for name in wanted if name not in names]
     return names
 

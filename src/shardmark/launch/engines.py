@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from shardmark.experiment.axes import canonical
 from shardmark.experiment.matrix import expand
 from shardmark.experiment.optimization import Model
-from shardmark.launch import torchrun
-from shardmark.launch._engine import Engine
+from shardmark.launch import local, ray_engine, slurm, torchrun
+from shardmark.launch._engine import Engine, Errand, Tell
 from shardmark.launch.joining import own_versions
 from shardmark.launch.local import LocalEngine, LocalOptions
+from shardmark.launch.ray_plan import RayOptions, rooms
+from shardmark.launch.slurm_options import SlurmOptions
 
 if TYPE_CHECKING:
     from shardmark.experiment.schema import Experiment
 
 Options = TypeVar("Options", bound=Model)
-Tell = Callable[[str], None]
 Key = Mapping[str, str]
 """What all nodes of a run must have in common."""
 
@@ -30,13 +31,18 @@ class Kind(Generic[Options]):
 
     summary: str
     options: type[Options]
-    build: Callable[[Options, int, Key, Tell], Engine]
-    """From options, most nodes of a trial, key, and whom to tell what happens."""
-    elsewhere: Callable[[Options, int, Key, Tell], bool]
+    build: Callable[[Options, Any, Key, Tell], Engine]
+    """From options, `size`, key, and whom to tell what happens."""
+    elsewhere: Callable[[Options, Any, Key, Tell], bool]
     """Do this command's part where another process controls the run, and say so: a node that
     serves, or a job that was submitted and followed to its end.  False for the controller."""
-    submission: Callable[[Options, int, Sequence[str]], list[str]]
+    submission: Callable[[Options, Any, Sequence[str]], list[str]]
     """What would be submitted or started, one line each, of `shardmark`'s command."""
+    do_elsewhere: Callable[[Options, Any, Errand, Tell], int | None] = lambda *_: None
+    """Have the whole command done somewhere else, by a job that is submitted and followed to its
+    end: the command's exit code.  None where this process itself is to do it."""
+    size: Callable[[Experiment], Any] = lambda experiment: most_nodes(experiment)  # noqa: PLW0108  # defined below
+    """What the engine has to know of the experiment; by default most nodes of a trial."""
 
 
 ENGINES: dict[str, Kind[Any]] = {
@@ -45,7 +51,7 @@ ENGINES: dict[str, Kind[Any]] = {
         options=LocalOptions,
         build=lambda *_: LocalEngine(),
         elsewhere=lambda *_: False,
-        submission=lambda *_: [],
+        submission=local.submission,
     ),
     "torchrun": Kind(
         summary="hosts without a scheduler: the same command on each, or one over a list of them",
@@ -54,25 +60,51 @@ ENGINES: dict[str, Kind[Any]] = {
         elsewhere=torchrun.serve,
         submission=torchrun.submission,
     ),
+    "ray": Kind(
+        summary="a Ray cluster: a placement group for the run, an actor for each rank",
+        options=RayOptions,
+        build=ray_engine.build,
+        elsewhere=lambda *_: False,
+        submission=ray_engine.submission,
+        size=lambda experiment: rooms(expand(experiment, "cpu").trials),
+    ),
+    "slurm": Kind(
+        summary="one job for the run, a step of it for each trial",
+        options=SlurmOptions,
+        build=slurm.build,
+        elsewhere=lambda *_: False,
+        submission=slurm.submission,
+        do_elsewhere=slurm.do_elsewhere,
+        size=lambda experiment: slurm.Size(most_nodes(experiment), experiment.name),
+    ),
 }
 
 
 def build_engine(experiment: Experiment, tell: Tell) -> Engine:
     """The experiment's engine; nothing is started yet."""
     kind, options = _chosen(experiment)
-    return kind.build(options, most_nodes(experiment), run_key(experiment), tell)
+    return kind.build(options, kind.size(experiment), run_key(experiment), tell)
 
 
 def elsewhere(experiment: Experiment, tell: Tell) -> bool:
     """Whether another process controls the run; this one's part in it is then over."""
     kind, options = _chosen(experiment)
-    return kind.elsewhere(options, most_nodes(experiment), run_key(experiment), tell)
+    return kind.elsewhere(options, kind.size(experiment), run_key(experiment), tell)
+
+
+def do_elsewhere(experiment: Experiment, errand: Errand, tell: Tell) -> int | None:
+    """The command's exit code, if the engine has it done by a job; None if it is to be done here.
+
+    Raises `JobEndedError` where the job was ended from outside.
+    """
+    kind, options = _chosen(experiment)
+    return kind.do_elsewhere(options, kind.size(experiment), errand, tell)
 
 
 def submission(experiment: Experiment, command: Sequence[str]) -> list[str]:
     """What the engine would submit or start, for `--dry-run`."""
     kind, options = _chosen(experiment)
-    return kind.submission(options, most_nodes(experiment), command)
+    return kind.submission(options, kind.size(experiment), command)
 
 
 def most_nodes(experiment: Experiment) -> int:

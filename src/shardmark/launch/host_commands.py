@@ -32,8 +32,10 @@ class Commands:
         self._nodes = nodes
         self._key = key
         self._started: dict[int, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
+        self._roster: Roster | None = None
 
     def start(self, roster: Roster) -> None:
+        self._roster = roster
         host = resolved(self._options.address[0])
         local = self._node(sys.executable, 0, listening_address(host) or LOOPBACK, roster.port)
         self._popen(0, [*local, "--here"])
@@ -72,8 +74,11 @@ class Commands:
                 )
 
     def close(self) -> None:
+        came = {member.number for member in self._roster.members()} if self._roster else set()
         deadline = time.monotonic() + END_SECONDS
-        for process, log in self._started.values():
+        for number, (process, log) in self._started.items():
+            if number not in came:
+                process.kill()  # it has not been told: it would go on trying to come
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import socket
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 
 from shardmark import __version__
 from shardmark.errors import ShardmarkError
+from shardmark.launch._nursery import RankStarter
 from shardmark.launch.channel import Channel, ChannelEndedError
 from shardmark.launch.node import Node
 from shardmark.measure.environment import package_version
@@ -26,6 +28,7 @@ def join(
     interface: str | None,
     key: Mapping[str, str],
     join_seconds: float,
+    nursery: RankStarter | None = None,
 ) -> Node:
     """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused."""
     connection = _connected(address, join_seconds)
@@ -43,7 +46,14 @@ def join(
     patience = float(answer["patience_seconds"])
     channel.set_patience(patience)
     number = int(answer["welcome"])
-    return Node(channel, number=number, here=here, interface=interface, patience=patience)
+    return Node(
+        channel,
+        number=number,
+        here=here,
+        interface=interface,
+        patience=patience,
+        nursery=nursery,
+    )
 
 
 def _connected(address: tuple[str, int], join_seconds: float) -> socket.socket:
@@ -71,16 +81,18 @@ def main() -> int:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--number", type=int)
-    parser.add_argument("--here", action="store_true")
+    parser.add_argument("--number-from", metavar="VARIABLE", help="of the environment")
+    parser.add_argument("--here", action="store_true", help="node 0 works in the trial's folder")
     parser.add_argument("--interface")
     parser.add_argument("--key", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--join-seconds", type=float, default=300.0)
     given = parser.parse_args()
+    number = given.number if given.number_from is None else int(os.environ[given.number_from])
     try:
         node = join(
             (given.host, given.port),
-            number=given.number,
-            here=given.here,
+            number=number,
+            here=given.here and number == 0,
             interface=given.interface,
             key=dict(pair.split("=", 1) for pair in given.key) | own_versions(),
             join_seconds=given.join_seconds,

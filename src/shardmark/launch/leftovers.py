@@ -91,13 +91,18 @@ def merge_logs(directory: Path) -> None:
     """All ranks' output in one file, each line headed by its rank, and the launcher's last."""
     with (directory / LOG_FILE).open("w") as merged:
         logs = (directory / LOGS).glob("*/attempt_*/*/*.log")
-        for log in sorted(logs, key=lambda path: (int(path.parent.name), path.stem)):
+        for log in sorted(logs, key=_by_rank):
             for line in log.read_text(errors="replace").splitlines():
                 merged.write(f"[rank {log.parent.name} {log.stem}] {line}\n")
         for agent_log in sorted(directory.glob("agent*.log")):
             node = agent_log.stem.removeprefix("agent").replace(".node-", " of node ")
             for line in agent_log.read_text(errors="replace").splitlines():
                 merged.write(f"[launcher{node}] {line}\n")
+
+
+def _by_rank(log: Path) -> tuple[int, str, int]:
+    """Rank, stream, and the attempt after how many restarts."""
+    return int(log.parent.name), log.stem, int(log.parent.parent.name.removeprefix("attempt_"))
 
 
 def clear(directory: Path) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.experiment.optimization import Model
+from shardmark.experiment.schema import Trial
 from shardmark.launch._engine import Task
+from shardmark.launch.checkpoint_folder import FOLDER_VARIABLE, folder_on_node, remove
 from shardmark.launch.nursery_process import (
     ENVIRONMENT,
     NurseryProcess,
@@ -16,15 +18,25 @@ from shardmark.launch.nursery_process import (
     show_stacks,
 )
 from shardmark.launch.outcome import Ending, kernel_oom_kills
+from shardmark.launch.restarts import read_restarts
 from shardmark.strategies._protocol import Machine
 
-__all__ = ["ENVIRONMENT", "TICK_SECONDS", "LocalEngine", "LocalOptions"]
+__all__ = ["ENVIRONMENT", "TICK_SECONDS", "LocalEngine", "LocalOptions", "submission"]
 
 TICK_SECONDS = 0.2
+TRIAL_FILE = "trial.json"
 
 
 class LocalOptions(Model):
     """Ranks are processes of this machine: there is nothing to choose."""
+
+
+def submission(options: LocalOptions, nodes: int, command: Sequence[str]) -> list[str]:  # noqa: ARG001  # as every engine's
+    """Nothing is submitted; says what does not fit on one machine."""
+    if nodes == 1:
+        return []
+    most = "2 nodes" if nodes == 2 else f"2 to {nodes} nodes"
+    return [f"trials on {most} are recorded as unavailable here; --engine torchrun runs them"]
 
 
 class LocalEngine:
@@ -47,6 +59,9 @@ class LocalEngine:
     def lacks(self, nodes: int) -> str | None:
         return None if nodes == 1 else f"{nodes} nodes are asked for, and `local` has this machine"
 
+    def prepare(self, trial: Trial) -> None:
+        """The nursery is there."""
+
     def run(
         self,
         directory: Path,
@@ -59,7 +74,10 @@ class LocalEngine:
         started = time.monotonic()
         how = "exited"
         exit_code = None
-        self._nursery.begin(directory, task, {})
+        checkpoints = _checkpoints(directory, task)
+        remove(checkpoints)  # an earlier command may have been killed
+        variables = {} if checkpoints is None else {FOLDER_VARIABLE: str(checkpoints)}
+        self._nursery.begin(directory, task, variables)
         try:
             while exit_code is None:
                 if time.monotonic() - started > trial_seconds:
@@ -75,12 +93,23 @@ class LocalEngine:
         except BaseException:
             self._nursery.reap()
             raise
+        finally:
+            remove(checkpoints)
         return Ending(
             how=how,  # type: ignore[arg-type]  # one of its three values
             agent_exit_code=exit_code,
             failures=process_ends(directory),
             oom_kills=kernel_oom_kills() - kills_before,
+            restarts=read_restarts(directory),
         )
 
     def close(self) -> None:
         self._nursery.close()
+
+
+def _checkpoints(directory: Path, task: Task) -> Path | None:
+    """Where the trial's ranks keep them; None without any."""
+    if task != "measure":
+        return None
+    trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
+    return folder_on_node(trial, str(directory.resolve()), 0, here=True)

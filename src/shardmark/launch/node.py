@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,11 +19,14 @@ from pathlib import Path
 from shardmark.errors import InputError, ShardmarkError
 from shardmark.experiment.schema import Trial
 from shardmark.launch._engine import Task
+from shardmark.launch._nursery import RankStarter
 from shardmark.launch.channel import Channel, ChannelEndedError, Message, files_below
+from shardmark.launch.checkpoint_folder import FOLDER_VARIABLE, folder_on_node, remove
 from shardmark.launch.interfaces import interface_variables
 from shardmark.launch.leftovers import NODE_SAMPLES, number_logs
 from shardmark.launch.nursery_process import AGENT_FILE, NurseryProcess, process_ends, show_stacks
 from shardmark.launch.outcome import kernel_oom_kills
+from shardmark.launch.restarts import RESTARTS_FILE, read_restarts
 from shardmark.launch.roster import BEAT_SECONDS
 from shardmark.launch.sampling import RankSampler
 from shardmark.launch.seats import PLACE_FILE, Place, seats_of
@@ -35,7 +38,7 @@ TRIAL_FILE = "trial.json"
 MIRRORED = ("rank-*.json", "rank-*.progress")
 """Small files that the controller looks at while a trial runs."""
 
-NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE)
+NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE, RESTARTS_FILE)
 AGENT_LOG = "agent.node-{}.log"
 
 
@@ -43,7 +46,14 @@ class Node:
     """Does what one controller says."""
 
     def __init__(
-        self, channel: Channel, *, number: int, here: bool, interface: str | None, patience: float
+        self,
+        channel: Channel,
+        *,
+        number: int,
+        here: bool,
+        interface: str | None,
+        patience: float,
+        nursery: RankStarter | None = None,
     ) -> None:
         self._channel = channel
         self.number = number
@@ -51,8 +61,9 @@ class Node:
         self._interface = interface
         self._patience = patience
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._nursery = NurseryProcess()
+        self._nursery: RankStarter = nursery or NurseryProcess()
         self._closing = threading.Event()
+        self._gone = False
 
     def serve(self) -> str | None:
         """Until the run is over: None, or why the controller cannot be reached any more."""
@@ -107,25 +118,47 @@ class Node:
                 stack.callback(shutil.rmtree, directory, ignore_errors=True)
                 if request["trial"] is not None:
                     (directory / TRIAL_FILE).write_text(request["trial"])
+            checkpoints = self._checkpoints(request)
+            stack.callback(self._forget, checkpoints)
             kills_before = kernel_oom_kills()
             try:
-                exit_code = self._watched(request, directory)
+                exit_code = self._watched(request, directory, checkpoints)
             except ShardmarkError as error:
                 self._channel.send({"error": str(error)})
                 return
             self._send_all(request, directory)
             ends = [asdict(end) for end in process_ends(directory)]
             kills = kernel_oom_kills() - kills_before
-            self._channel.send({"ended": exit_code, "failures": ends, "oom_kills": kills})
+            restarts = [one.model_dump() for one in read_restarts(directory)]
+            self._channel.send(
+                {"ended": exit_code, "failures": ends, "oom_kills": kills, "restarts": restarts}
+            )
 
-    def _watched(self, request: Message, directory: Path) -> int:
+    def _checkpoints(self, request: Message) -> Path | None:
+        """Where this node's ranks keep them; what another run left there is gone."""
+        if request["task"] != "measure":
+            return None
+        trial = Trial.model_validate_json(request["trial"])
+        folder = folder_on_node(trial, request["directory"], self.number, here=self._here)
+        if not request.get("resume"):
+            remove(folder)
+        return folder
+
+    def _forget(self, checkpoints: Path | None) -> None:
+        """Remove them, unless this node may come back for them."""
+        if not self._gone:
+            remove(checkpoints)
+
+    def _watched(self, request: Message, directory: Path, checkpoints: Path | None) -> int:
         """Run the trial's ranks of this node; the exit code of their launcher."""
         task: Task = request["task"]
-        variables: Mapping[str, str] = {}
+        variables: dict[str, str] = {}
         if request["place"] is not None:
             place = Place(**request["place"])
             place.write(directory)
-            variables = interface_variables(self._interface, place.address)
+            variables |= interface_variables(self._interface, place.address)
+        if checkpoints is not None:
+            variables[FOLDER_VARIABLE] = str(checkpoints)
         with ExitStack() as stack:
             look: Callable[[], None] = lambda: None  # noqa: E731
             if task == "measure":
@@ -181,6 +214,7 @@ class Node:
                 if message["do"] != "beat":
                     self._inbox.put(message)
         except (ChannelEndedError, KeyError) as ended:
+            self._gone = True
             self._inbox.put({"do": "gone", "reason": str(ended)})
 
     def _beat(self) -> None:

@@ -45,7 +45,9 @@ class Nursery:
             self._agent = self._fork_agent(**request)
             self.answer({"started": self._agent})
 
-    def _fork_agent(self, *, directory: str, task: str, variables: dict[str, str], **_: str) -> int:
+    def _fork_agent(
+        self, *, directory: str, task: str, variables: dict[str, str], agent: str, **_: str
+    ) -> int:
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -53,9 +55,7 @@ class Nursery:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                 os.environ.update(variables)
-                from shardmark.launch.agent import run_agent
-
-                code = run_agent(directory, task)
+                code = importlib.import_module(agent).run_agent(directory, task)
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

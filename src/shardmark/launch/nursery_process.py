@@ -21,11 +21,14 @@ from shardmark.launch.outcome import ProcessEnd
 from shardmark.launch.tools import tool_path
 from shardmark.strategies._protocol import Machine
 
+AGENT = "shardmark.launch.agent"
+"""Between the nursery and the ranks: the module whose `run_agent` starts them."""
+
 AGENT_FILE = "agent.json"
 PRELOADED = (
     "torch",
     "torch._dynamo",
-    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.agent.server",
     "torch.distributed.tensor",
     "torch.profiler",
     "torch.utils.checkpoint",
@@ -77,9 +80,11 @@ class NurseryProcess:
                 f"torch cannot be imported: {answer['errors']['torch']}; see `shardmark doctor`"
             )
 
-    def begin(self, directory: Path, task: Task, variables: Mapping[str, str]) -> None:
+    def begin(
+        self, directory: Path, task: Task, variables: Mapping[str, str], *, agent: str = AGENT
+    ) -> None:
         """Fork the agent of a trial, with these environment variables on top."""
-        request = {"do": "run", "directory": str(directory), "task": task}
+        request = {"do": "run", "directory": str(directory), "task": task, "agent": agent}
         try:
             self._agent = int(self._ask({**request, "variables": dict(variables)})["started"])
         except KeyboardInterrupt:

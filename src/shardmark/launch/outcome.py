@@ -11,7 +11,7 @@ from typing import Literal
 
 from shardmark.errors import DataError, StrategyUnavailable
 from shardmark.launch.deaths import describe
-from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
+from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
 
 MEMORY_MESSAGES = (
     "DefaultCPUAllocator: can't allocate memory",
@@ -58,6 +58,8 @@ class Ending:
     """The first node that was lost; the trial was then ended on the others."""
     clocks_ahead_seconds: Mapping[int, float] = field(default_factory=dict)
     """By rank: how far its node's clock is ahead of the controller's.  `failures` are put right."""
+    restarts: tuple[RestartRecord, ...] = ()
+    """Why the ranks were started anew, each time; the last attempt's end is the trial's."""
 
 
 def error_kind(

@@ -20,6 +20,10 @@ GREETING_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 
 
+class NodeLostError(ShardmarkError):
+    """A node that was asked something is gone."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Member:
     """One node that has come."""
@@ -118,7 +122,7 @@ class Roster:
                     found[number] = self._members[number].answers.get(timeout=_POLL_SECONDS / 4)
             gone = self.lost(set(asked) - set(found))
             if gone is not None:
-                raise ShardmarkError(f"node {gone.node} ({gone.host}) was lost: {gone.reason}")
+                raise NodeLostError(f"node {gone.node} ({gone.host}) was lost: {gone.reason}")
         return found
 
     def close(self) -> None:

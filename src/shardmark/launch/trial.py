@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,14 @@ from shardmark.launch.sampling import RankSampler
 from shardmark.launch.seats import check_trial, seats_of
 from shardmark.measure.progress import reached
 from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.results.schema import Failure, Outcome, RankRecord, Summary, TrialResult
+from shardmark.results.schema import (
+    Failure,
+    Outcome,
+    RankRecord,
+    RestartRecord,
+    Summary,
+    TrialResult,
+)
 from shardmark.results.store import RunFolder
 from shardmark.strategies import build_strategy
 from shardmark.strategies._protocol import Machine
@@ -50,6 +57,9 @@ class TrialRunner:
 
         An interrupted one is stored too; the caller sees it from the outcome.
         """
+        with suppress(StrategyUnavailable):  # what is not there is told below
+            check_trial(trial, self.machine, self.engine)
+            self.engine.prepare(trial)
         launched = time.time()
         try:
             return self._run(trial, order, launched)
@@ -88,13 +98,19 @@ class TrialRunner:
             trial_seconds=trial.limits.trial_seconds,
             progress=[rank.steps if rank is not None else None for rank in came],
         )
-        failure = _with_node(failure, trial, records)
+        failure = _with_restarts(_with_node(failure, trial, records), ending.restarts)
         merge_logs(directory)
         merge_steps(directory, processes)
         if self.engine.samples:
             merge_samples(directory)
         result = self._store(
-            trial, order, launched, outcome=outcome, failure=failure, ranks=records
+            trial,
+            order,
+            launched,
+            outcome=outcome,
+            failure=failure,
+            ranks=records,
+            restarts=ending.restarts,
         )
         clear(directory)
         return result
@@ -126,6 +142,7 @@ class TrialRunner:
         outcome: Outcome,
         failure: Failure | None,
         ranks: tuple[RankRecord, ...],
+        restarts: tuple[RestartRecord, ...] = (),
     ) -> TrialResult:
         total_seconds = time.time() - launched
         metrics: dict[str, Summary | None] = {}
@@ -144,6 +161,7 @@ class TrialRunner:
                 warmup_steps=trial.measure.warmup_steps,
                 steps_per_epoch=next((r.steps_per_epoch for r in ranks if r.lost is None), None),
                 samples_per_step=trial.batch_per_step,
+                restarts=max((one.restart for r in ranks for one in r.resumes), default=0),
             )
         return self.folder.write_result(
             TrialResult(
@@ -159,6 +177,7 @@ class TrialRunner:
                 order=order,
                 outcome=outcome,
                 failure=failure,
+                restarts=restarts,
                 started_at_seconds=launched,
                 total_seconds=total_seconds,
                 ranks=ranks,
@@ -167,6 +186,14 @@ class TrialRunner:
                 files={},
             )
         )
+
+
+def _with_restarts(failure: Failure | None, restarts: Sequence[RestartRecord]) -> Failure | None:
+    """The failure with how often the ranks had been started anew before it."""
+    if failure is None or not restarts:
+        return failure
+    times = "1 restart" if len(restarts) == 1 else f"{len(restarts)} restarts"
+    return failure.model_copy(update={"reason": f"{failure.reason} (after {times})"})
 
 
 def _with_node(

@@ -63,20 +63,21 @@ class Case:
         return SHORT_CALLS if self.payload_bytes <= 4 * ALWAYS_BYTES else 1
 
 
-def measure_links(device: torch.device, *, seconds: float) -> NetworkRecord | None:
+def measure_links(
+    device: torch.device, *, seconds: float, node: int | None = None
+) -> NetworkRecord | None:
     """About so many seconds of timings; the record without fits on rank 0, None on the others.
 
     The default process group must exist.  Sizes and operations are interleaved, in another order
-    in each round, so that a disturbance falls on no single one.
+    in each round, so that a disturbance falls on no single one.  `node` is this rank's, where hosts
+    may share a name.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    hosts: list[str] = [""] * ranks
-    dist.all_gather_object(hosts, platform.node())
+    told: list[tuple[str, int | None]] = [("", None)] * ranks
+    dist.all_gather_object(told, (platform.node(), node))
     meeting = torch.zeros(1, dtype=torch.float64, device=device)
     deadline = time.perf_counter() + seconds
-    kept = [
-        case for case in _cases(hosts, device) if _warm_up(case, meeting, seconds * WARMUP_SHARE)
-    ]
+    kept = _affordable(_cases([str(one) for one in told], device), meeting, seconds)
     order = random.Random(SEED)
     for number in range(MOST_ROUNDS):
         for case in order.sample(kept, len(kept)):
@@ -98,7 +99,7 @@ def measure_links(device: torch.device, *, seconds: float) -> NetworkRecord | No
         measured_at_seconds=time.time(),
         backend=dist.get_backend(),
         device_type=device_type,
-        hosts=tuple(hosts),
+        hosts=tuple(host for host, _ in told),
         interface=os.environ.get(variable),
         torch=torch.__version__,
         operations=_operations(kept, slowest),
@@ -122,6 +123,21 @@ def _operations(
         )
         for (operation, reach, ranks), found in sizes.items()
     )
+
+
+def _affordable(cases: Iterator[Case], meeting: Tensor, seconds: float) -> list[Case]:
+    """The cases that there is time for, each called once.  The same ones on every rank."""
+    kept: list[Case] = []
+    slow: set[tuple[Operation, tuple[int, ...]]] = set()
+    for case in cases:
+        what = (case.operation, case.ranks)
+        if what in slow:
+            continue  # a shorter one took too long already
+        if _warm_up(case, meeting, seconds * WARMUP_SHARE):
+            kept.append(case)
+        else:
+            slow.add(what)
+    return kept
 
 
 def _warm_up(case: Case, meeting: Tensor, most_seconds: float) -> bool:
@@ -152,7 +168,10 @@ def _slowest(value: float, meeting: Tensor) -> float:
 
 
 def _cases(hosts: Sequence[str], device: torch.device) -> Iterator[Case]:
-    """Shortest first.  Rank 0 exchanges messages with the nearest and with the farthest host."""
+    """Shortest first.  Rank 0 exchanges messages with the nearest and with the farthest host.
+
+    `hosts` are equal for ranks on one machine.
+    """
     ranks = tuple(range(len(hosts)))
     all_reach: Reach = "same_host" if len(set(hosts)) == 1 else "between_hosts"
     near = next((rank for rank in ranks[1:] if hosts[rank] == hosts[0]), None)

@@ -71,6 +71,11 @@ class ProcessTree:
         self._switches: dict[int, _Switches] = {}
         self._switches_ended = 0
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process and its descendants, when last looked for."""
+        return (self.pid, *self._descendants)
+
     def refresh(self) -> None:
         """Look for descendants anew."""
         found: list[int] = []

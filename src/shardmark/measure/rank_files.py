@@ -10,10 +10,12 @@ optimizer)."""
 SAMPLES_FILE = "samples.jsonl"
 """One line a sampling: at_seconds (Unix), `ranks`: one object a rank with rank, pid, cpu_seconds
 (user + system, children included), rss_bytes, threads, processes, open_files, context_switches
-(voluntary + not, cumulative), `network`: bytes_sent and bytes_received by interface (cumulative),
-`gpus`: one object a CUDA device in use with uuid, utilization_percent, power_watts,
-energy_joules (cumulative), temperature_celsius, memory_used_bytes, clock_limits (NVML's bits of
-what holds the clocks down), `machine`: cpu_seconds that its cores were busy (cumulative), cores."""
+(voluntary + not, cumulative), network (the same as below, of its own TCP connections: payload
+without headers; null where the kernel does not tell), `network`: bytes_sent and bytes_received by
+interface (cumulative), `gpus`: one object a CUDA device in use with uuid, utilization_percent,
+power_watts, energy_joules (cumulative), temperature_celsius, memory_used_bytes, clock_limits
+(NVML's bits of what holds the clocks down), `machine`: cpu_seconds that its cores were busy
+(cumulative), cores."""
 
 LOG_FILE = "log.txt"
 RESULT_FILE = "result.json"

@@ -56,6 +56,18 @@ class Span:
     marks: list[tuple[object, object]] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenStep:
+    """All that was recorded of one step, in numbers."""
+
+    loss: float
+    sample_ids: tuple[int, ...]
+    started_at_seconds: float
+    """Unix time."""
+    seconds: dict[str, float]
+    """By span."""
+
+
 class Recorder:
     """`windows` are the headline, from wall time; the spans only explain it.
 
@@ -67,6 +79,9 @@ class Recorder:
         self._observers = [*observers]
         self._origin: tuple[object, float] | None = None
         self._spans: dict[str, Span] = {}
+        self._seconds: dict[str, dict[int, float]] = {}
+        self._starts: dict[int, float] = {}
+        self._began_at_seconds: float | None = None
         self._opened: tuple[int, float, float] | None = None
         self.step = 0
         """Index of the step under way; the number of steps taken, between steps."""
@@ -96,6 +111,7 @@ class Recorder:
         """Tie device marks to the calendar; called once, before the first step."""
         self._clock.synchronize()
         self._origin = (self._clock.mark(), self._clock.unix_seconds())
+        self._began_at_seconds = self._began_at_seconds or self._origin[1]
 
     def start_window(self) -> None:
         self._clock.synchronize()
@@ -116,28 +132,64 @@ class Recorder:
     @property
     def first_step_at_seconds(self) -> float | None:
         """Unix time at which the first step began; None before it."""
-        return self._origin[1] if self._origin is not None else None
+        return self._began_at_seconds
 
     def started_at_seconds_by_step(self) -> dict[int, float]:
         """Step index -> Unix time at which it began.  Waits for the device: call it last."""
         assert self._origin is not None, "start_training comes before the first step"
-        self._clock.synchronize()
-        origin, at_seconds = self._origin
-        span = self._spans.get("step", Span())
-        return {
-            step: at_seconds + self._clock.seconds_between(origin, start)
-            for step, (start, _) in zip(span.steps, span.marks, strict=True)
-        }
+        self._settle()
+        return dict(self._starts)
 
     def seconds_by_step(self, name: str) -> dict[int, float]:
         """Step index -> seconds in the span of that name.  Waits for the device: call it last."""
-        self._clock.synchronize()
-        totals: dict[int, float] = {}
-        span = self._spans.get(name, Span())
-        for step, (start, end) in zip(span.steps, span.marks, strict=True):
-            totals[step] = totals.get(step, 0.0) + self._clock.seconds_between(start, end)
-        return totals
+        self._settle()
+        return dict(self._seconds.get(name, {}))
 
     @property
     def span_names(self) -> tuple[str, ...]:
-        return tuple(self._spans)
+        return tuple(dict.fromkeys((*self._seconds, *self._spans)))
+
+    def taken(self, first: int) -> list[TakenStep]:
+        """The steps from that one on, in numbers.  Between windows: it waits for the device."""
+        self._settle()
+        return [
+            TakenStep(
+                loss=float(self.losses[step]),
+                sample_ids=self.sample_ids[step],
+                started_at_seconds=self._starts[step],
+                seconds={name: by[step] for name, by in self._seconds.items() if step in by},
+            )
+            for step in range(first, self.step)
+        ]
+
+    def go_on_from(
+        self,
+        taken: Sequence[TakenStep],
+        *,
+        losses: Sequence[Tensor],
+        windows: Sequence[Window],
+        first_step_at_seconds: float,
+    ) -> None:
+        """Begin after steps that an earlier process took; `losses` are theirs as tensors."""
+        self.step = len(taken)
+        self.losses[:] = losses  # the list itself is known to others
+        self.sample_ids = [step.sample_ids for step in taken]
+        self.windows = [*windows]
+        self._began_at_seconds = first_step_at_seconds
+        for index, step in enumerate(taken):
+            self._starts[index] = step.started_at_seconds
+            for name, seconds in step.seconds.items():
+                self._seconds.setdefault(name, {})[index] = seconds
+
+    def _settle(self) -> None:
+        """Turn all marks into numbers."""
+        self._clock.synchronize()
+        for name, span in list(self._spans.items()):
+            totals = self._seconds.setdefault(name, {})
+            for step, (start, end) in zip(span.steps, span.marks, strict=True):
+                totals[step] = totals.get(step, 0.0) + self._clock.seconds_between(start, end)
+            if name == "step" and self._origin is not None:
+                origin, at_seconds = self._origin
+                for step, (start, _) in zip(span.steps, span.marks, strict=True):
+                    self._starts[step] = at_seconds + self._clock.seconds_between(origin, start)
+            del self._spans[name]

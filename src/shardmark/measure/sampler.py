@@ -17,6 +17,7 @@ from typing import Self, TextIO
 from shardmark.measure.gpus import GpuReader
 from shardmark.measure.machine_cpu import machine_cpu
 from shardmark.measure.process_tree import THREADS_PER_READING, ProcessTree
+from shardmark.measure.rank_traffic import RankTraffic
 
 FLUSH_SECONDS = 5.0
 DESCENDANTS_EVERY = 4
@@ -51,6 +52,7 @@ class SystemSampler:
         network: Callable[[], Mapping[str, Mapping[str, int]]] = network_counters,
         open_gpus: Callable[[Iterable[str]], GpuReader] = GpuReader,
         proc: Path = Path("/proc"),
+        traffic: RankTraffic | None = None,
     ) -> None:
         self.failure: str | None = None
         """Why the sampling ended early."""
@@ -62,6 +64,7 @@ class SystemSampler:
         self._network = network
         self._open_gpus = open_gpus
         self._proc = proc
+        self._traffic = RankTraffic(proc) if traffic is None else traffic
         self._lock = threading.Lock()  # one sampling at a time, also from `sample_now`
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -174,6 +177,9 @@ class SystemSampler:
                 ranks.append({"rank": rank, **values})
                 threads += int(str(values["threads"]))
         self._threads_seen = threads
+        pids = {int(str(one["rank"])): self._trees[int(str(one["rank"]))].pids for one in ranks}
+        sent = self._traffic.read(pids)
+        ranks = [one | {"network": sent.get(int(str(one["rank"])))} for one in ranks]
         gpus = self._gpus.read() if self._gpus is not None else []
         self.memory_bytes = _most(gpus, "memory_used_bytes") or _most(ranks, "rss_bytes")
         return {

@@ -20,6 +20,9 @@ class Named(Published):
     any_of: tuple[str, ...] = ()
     """The strategies that the words may mean, in this package's names."""
     world_size: PositiveInt | None = None
+    nodes: PositiveInt | None = None
+    """Machines, where the words are about them: what is measured on as many is then held against
+    the words, on however many ranks."""
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Named:
@@ -40,10 +43,10 @@ class Named(Published):
 
     @property
     def words(self) -> str:
-        """With its ranks, where they are stated."""
-        if self.world_size is None:
-            return self.title
-        return f"{self.title} on {self.world_size} rank{'' if self.world_size == 1 else 's'}"
+        """With its ranks and nodes, where they are stated."""
+        counts = ((self.world_size, "rank"), (self.nodes, "node"))
+        parts = [f"{count} {of}{'' if count == 1 else 's'}" for count, of in counts if count]
+        return f"{self.title} on {' of '.join(parts)}" if parts else self.title
 
 
 class Reference(Named):

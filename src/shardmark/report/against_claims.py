@@ -28,6 +28,7 @@ def claims_sections(against: Against) -> tuple[Section, ...]:
         Column(title="meas. of", cells=tuple(map(_rows, claims)), numeric=False),
         Column(title="variant", cells=tuple(text or "" for text in texts), numeric=False),
         Column(title="ranks", cells=tuple(_ranks(one) for one in claims)),
+        Column(title="nodes", cells=tuple(_nodes(one) for one in claims)),
         Column(title="publ.", cells=tuple(_range(one.statement) for one in claims)),
         Column(title="meas.", cells=tuple(_shown(one.statement, one.measured) for one in claims)),
     ]
@@ -83,6 +84,14 @@ def _ranks(claim: Claim) -> str:
     if claim.row is not None:
         return str(claim.row.world_size)
     return "" if claim.statement.world_size is None else str(claim.statement.world_size)
+
+
+def _nodes(claim: Claim) -> str:
+    """Of a claim that is about nodes."""
+    stated = claim.statement.nodes
+    if stated is None:
+        return ""
+    return str(stated if claim.row is None else claim.row.nodes)
 
 
 def _range(statement: Statement) -> str:

@@ -61,6 +61,7 @@ def network_json(comparison: Comparison) -> list[dict[str, object]]:
                     "ranks": kind.ranks,
                     "formula_payload_bytes": kind.defined_bytes,
                     "counted_payload_bytes": kind.counted_bytes,
+                    "counted_calls": kind.counted_calls,
                 }
                 for kind in one.kinds
             },

@@ -18,7 +18,7 @@ from shardmark.analysis.verdicts import (
     NO_DIFFERENCE,
     SLOWER,
 )
-from shardmark.measure.metrics import METRICS, NO_SERVERS, NO_SUCH_METRIC
+from shardmark.measure.metrics import METRICS, NO_CHECKPOINTS, NO_SERVERS, NO_SUCH_METRIC
 from shardmark.report.seeds import seeds_note
 
 
@@ -28,6 +28,7 @@ class NoteKind(StrEnum):
     EMPTY = "empty"
     FAILURE = "failure"
     LOST = "lost"
+    RESTARTED = "restarted"
     NOT_EQUIVALENT = "not equivalent"
     EQUIVALENCE = "equivalence"
     REPEATS = "repeats"
@@ -60,6 +61,7 @@ def notes_of(
         parts = [
             (NoteKind.FAILURE, _failures(rows)),
             (NoteKind.LOST, _lost(rows)),
+            (NoteKind.RESTARTED, _restarted(rows)),
             (NoteKind.NOT_EQUIVALENT, _not_equivalent(rows)),
             (NoteKind.EQUIVALENCE, _equivalence(rows)),
             (NoteKind.REPEATS, _repeats(rows)),
@@ -102,6 +104,22 @@ def _lost(rows: Sequence[Row]) -> list[str]:
         for rank in trial.ranks
         if rank.lost is not None
     ]
+
+
+def _restarted(rows: Sequence[Row]) -> list[str]:
+    """Trials that went on from a checkpoint: what happened, and what it took."""
+    notes = []
+    for row in rows:
+        for trial in row.ok_trials:
+            lost = trial.metrics.get("lost_seconds")
+            if trial.restarts and lost is not None:
+                count = len(trial.restarts)
+                times = "1 time" if count == 1 else f"{count} times"
+                notes.append(
+                    f"RESTARTED: {row.place}: trial {trial.id} {times}, lost {lost.value:.3g} s;"
+                    f" the first time because {trial.restarts[0].reason}."
+                )
+    return notes
 
 
 def _not_equivalent(rows: Sequence[Row]) -> list[str]:
@@ -199,6 +217,7 @@ def _gaps(rows: Sequence[Row]) -> list[str]:
             if name not in ("speedup", "memory_ratio") and reason not in (
                 NO_SUCH_METRIC,
                 NO_SERVERS,
+                NO_CHECKPOINTS,
             ):
                 by_reason.setdefault(reason, {}).setdefault(name, []).append(row.place)
     order = {name: index for index, name in enumerate(METRICS)}

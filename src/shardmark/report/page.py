@@ -23,6 +23,7 @@ from shardmark.report.page_calm import by_kind, doubt
 from shardmark.report.page_equivalence import status_of, verified
 from shardmark.report.page_facts import facts_of, progress_notes
 from shardmark.report.page_method import definitions, method
+from shardmark.report.page_network import network_parts
 from shardmark.report.page_outcomes import not_ok
 from shardmark.report.page_tables import page_table
 from shardmark.report.page_trials import ranks_table, trials_table
@@ -40,7 +41,13 @@ LONGEST_HEAD = 80
 _BRACKETS = re.compile(r"\([^()]*\)")
 _HEAD = re.compile(r"([^:,]+(?::(?= )|(?=, [^:]*: )))")
 
-WARNINGS = (NoteKind.LOST, NoteKind.NOT_EQUIVALENT, NoteKind.UNSTABLE, NoteKind.DAMAGED)
+WARNINGS = (
+    NoteKind.LOST,
+    NoteKind.RESTARTED,
+    NoteKind.NOT_EQUIVALENT,
+    NoteKind.UNSTABLE,
+    NoteKind.DAMAGED,
+)
 """Notes that cast doubt on a number."""
 
 TOLD_ELSEWHERE = (NoteKind.EQUIVALENCE, NoteKind.FAILURE)
@@ -136,6 +143,7 @@ def _of_comparison(comparison: Comparison) -> dict[str, object]:
         "not_ok": not_ok(rows),
         "damaged": [f"{one.path.parent.name}: {one.reason}" for one in comparison.damaged],
         "definitions": definitions(rows),
+        "network": network_parts(comparison),
         "trials": trials_table(rows),
         "ranks": ranks_table(rows),
     }

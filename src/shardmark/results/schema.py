@@ -98,6 +98,40 @@ class ExchangeRecord(Stored):
     """First server: samples that were handed to workers which died before they sent a gradient."""
 
 
+class CheckpointRecord(Stored):
+    """One checkpoint, as one rank wrote it."""
+
+    step: int
+    """Steps taken by then."""
+    seconds: float
+    """From when the last rank had come until all had written theirs."""
+    written_bytes: int
+    """By this rank."""
+
+
+class ResumeRecord(Stored):
+    """One rank's going on after a restart."""
+
+    restart: int
+    """How many there had been by then."""
+    step: int
+    """Steps that the checkpoint had; 0 where there was none."""
+    at_seconds: float
+    """Unix time at which training went on."""
+    lost_seconds: float
+    """Since training had last stood at that step."""
+
+
+class RestartRecord(Stored):
+    """Why the launcher started the ranks anew."""
+
+    restart: int
+    """The first is 1."""
+    at_seconds: float
+    """Unix time at which the cause was noticed."""
+    reason: str
+
+
 class RankRecord(Stored):
     """What one rank measured; it writes this file itself when it ends, in whatever way it can."""
 
@@ -141,6 +175,9 @@ class RankRecord(Stored):
     """With parameter servers; None in other strategies."""
     lost: str | None = None
     """How this worker died while the others trained on."""
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    """Those that the training did not go back behind."""
+    resumes: tuple[ResumeRecord, ...] = ()
     settings: dict[str, Any] = {}
     """The mathematics as set: averaging, clipping, precision of masters and reduction, ..."""
     error: RankError | None = None
@@ -202,6 +239,8 @@ class TrialResult(Stored):
     """Place in the run's random order."""
     outcome: Outcome
     failure: Failure | None
+    restarts: tuple[RestartRecord, ...] = ()
+    """Whatever its outcome is."""
     started_at_seconds: float
     """Unix time."""
     total_seconds: float

@@ -19,6 +19,8 @@ from shardmark.results.verification import Verification, read_verification
 
 EXPERIMENT_FILE = "experiment.yaml"
 ENVIRONMENT_FILE = "environment.json"
+LINKS_REASON = "links_missing"
+"""In `environment.json`: why links were to be measured and were not."""
 TRIALS_FOLDER = "trials"
 RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
 

@@ -16,6 +16,8 @@ import pytest
 from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
 
 from shardmark.analysis.comparison import Comparison, compare
+from shardmark.analysis.lasting_change import change_of
+from shardmark.analysis.machine_stability import share_of_others
 from shardmark.analysis.raw_files import raw_lines
 from shardmark.analysis.rows import Row, rows_of
 from shardmark.analysis.stability import FALSE_ALARM_RATE, Instability, Kind, warnings_of
@@ -115,6 +117,40 @@ def test_calm_steps_raise_no_alarm(tmp_path: Path, spread: float) -> None:
     draw = random.Random(1)
     comparison = measured(tmp_path / "run", lambda: calm_steps(draw, spread=spread), repeats=60)
     assert kinds(comparison) == []
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.85])
+@pytest.mark.parametrize("factor", [10.0, 0.5])
+def test_a_lasting_change_is_named_with_its_step(
+    tmp_path: Path, share: float, factor: float
+) -> None:
+    """As of a link that becomes slower, early or late, in a single one of many trials."""
+    draw = random.Random(2)
+    trials = iter(range(30))
+
+    def steps() -> list[float]:
+        found = calm_steps(draw, count=60)
+        first = round(share * 60) if next(trials) == 7 else 60
+        return [one * (factor if step >= first else 1) for step, one in enumerate(found)]
+
+    found = warnings_of(measured(tmp_path / "run", steps, repeats=30))
+    (warning,) = (one for one in found if one.kind is Kind.TRIAL_DRIFT)
+    # Five steps of warm-up come before those that are measured.
+    assert warning.text.endswith(f"and stayed so, from about step {5 + 60 * share:.0f} on")
+    assert f" times {'longer' if factor > 1 else 'shorter'}" in warning.text
+
+
+def test_a_change_is_no_drift_and_no_pause() -> None:
+    """What grows steadily has no moment, and neither has what comes back."""
+    line = [(float(at), float(at)) for at in range(40)]
+    assert change_of(line) is None
+    assert change_of([(at, 5.0 if 10 <= at < 30 else 1.0 + at / 100) for at, _ in line]) is None
+    assert change_of(line[:3]) is None
+    found = change_of([(at, 5.0 if at >= 30 else 1.0 + at / 100) for at, _ in line])
+    assert found is not None
+    assert found.time == 30.0
+    orders = sum(2 / math.comb(40, split) for split in range(10, 31))
+    assert found.p_value == pytest.approx(orders)
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
@@ -221,6 +257,23 @@ def test_other_processes_during_a_trial(tmp_path: Path) -> None:
     assert warning.kind is Kind.OTHER_PROCESSES
     assert warning.text == "38% of the 4 cores were used by others during this trial"
     assert "stop them" in warning.remedy
+
+
+def test_others_on_one_of_two_machines() -> None:
+    """Each machine has a counter of its own; on a bench both nodes read the same one."""
+    calm, busy = cpu(0.0), cpu(2.0)
+    calm_start = {"cpu_seconds": 90_000.0, "cores": 4}
+    lines: list[dict[str, Any]] = []
+    for at in (float(one) for one in range(20)):
+        first, second = calm(at), busy(at)
+        first["ranks"], second["ranks"] = first["ranks"][:1], second["ranks"][1:]
+        first["machine"] = calm_start | {"cpu_seconds": 90_000.0 + at}
+        second["machine"]["cpu_seconds"] -= at  # one rank is on the other machine
+        lines += [{"node": 0, "at_seconds": at, **first}, {"node": 1, "at_seconds": at, **second}]
+    assert share_of_others(lines, [(2.0, 12.0)]) == pytest.approx((0.5, 4))
+    together = [{**line, "machine": cpu(2.0)(line["at_seconds"])["machine"]} for line in lines]
+    assert share_of_others(together, [(2.0, 12.0)]) == pytest.approx((0.5, 4))
+    assert share_of_others(lines, [(2.0, 30.0)]) is None
 
 
 def test_others_outside_the_windows_do_no_harm(tmp_path: Path) -> None:

@@ -262,6 +262,25 @@ def test_an_experiment_runs_once_for_each_speed(
     assert len(ran) == 3
 
 
+def test_an_experiment_may_vary_the_nodes_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the poster's does; it is then not told how many, and must find as many as it takes."""
+    ran: list[list[str]] = []
+
+    def everywhere(words: list[str], *_: object) -> int:
+        ran.append(words)
+        return 0
+
+    monkeypatch.setattr("benchmarks.cluster.__main__._everywhere", everywhere)
+    given = ["experiment", "fsdp-vs-deepspeed-poster", "--out", str(tmp_path)]
+    assert main(given) == 0
+    assert not any("placement.nodes" in word for word in ran[0])
+    assert main([*given, "--set", "matrix.nodes=[1, 4]"]) == 2
+    assert "--nodes: 2, and trials take up to 4" in capsys.readouterr().err
+    assert len(ran) == 1
+
+
 def test_a_wrong_speed_is_found_before_the_first_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

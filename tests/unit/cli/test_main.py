@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -183,48 +180,3 @@ def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = answer(capsys, "schema")
     assert code == 0
     assert json.loads(out)["type"] == "object"
-
-
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TERM": "dumb"},
-        check=False,
-    )
-
-
-HEAVY = ("torch", "pandas", "scipy", "numpy", "sklearn", "deepspeed", "torchvision")
-
-
-def test_answers_without_heavy_imports() -> None:
-    """One process answers everything, so that whichever imports one of them is found out."""
-    asked = [["--help"], ["run", "--help"], ["doctor", "--help"], ["compare", str(GOLDEN)]]
-    asked += [
-        ["compare", str(GOLDEN), *how] for how in (["--epochs"], ["--against", "lamsal-2025"])
-    ]
-    asked += [["list", kind] for kind in KINDS]
-    script = (
-        "import json, sys; from shardmark.cli import main;"
-        " codes = {main(arguments) for arguments in json.loads(sys.argv[1])};"
-        f" print(codes, [name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
-    )
-    assert python("-c", script, json.dumps(asked)).stderr == "{0} []\n"
-
-
-def test_reader_that_leaves_is_no_error() -> None:
-    """As in `shardmark compare ... | head -1`, with more output than a pipe holds."""
-    script = (
-        "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1);"
-        " from shardmark.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    for arguments in (["list", "metrics"], ["compare", str(GOLDEN), "--format", "csv"]):
-        assert python("-c", script, *arguments).stderr == ""
-
-
-def test_module_can_be_run() -> None:
-    finished = python("-m", "shardmark.cli", "list", "nonsense")
-    assert finished.returncode == 2
-    assert finished.stderr.startswith("error: list: unknown kind 'nonsense'")

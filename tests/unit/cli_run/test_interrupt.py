@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from shardmark import cli
 from shardmark.experiment.matrix import expand
 from shardmark.launch import controller
 from shardmark.launch.listener import Silent
-from shardmark.launch.local import LocalEngine
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome, TrialResult
@@ -177,21 +174,3 @@ def test_the_runner_alone_gives_the_interrupted_result(tmp_path: Path) -> None:
     result = runner.run(trial, order=3)
     assert (result.outcome, result.order) == (Outcome.INTERRUPTED, 3)
     assert folder.read_result(trial.id) == result
-
-
-def test_ranks_started_before_their_number_is_known_are_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The engine's process answers too late; it ends its trial when its standard input ends."""
-    engine = LocalEngine()
-    process = engine._nursery
-    program = "import sys; sys.stdin.readline(); sys.stdin.read()"
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    monkeypatch.setattr(process, "_process", nursery)
-    monkeypatch.setattr(process, "_read", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        engine.run(tmp_path, trial_seconds=30, on_tick=lambda: None)
-    assert nursery.returncode == 0, "it has seen the end of its input"
-    engine.close()  # as the controller does in the end

@@ -48,7 +48,10 @@ class FakeEngine:
         self.calls: list[str] = []
         self.ran: list[Trial] = []
         self.loaded: list[str] = []
+        self.prepared: list[str] = []
         self.on_run: Callable[[Path], None] = lambda directory: None  # noqa: ARG005
+        self.on_links: Callable[[Path], Ending] = lambda directory: FINE  # noqa: ARG005
+        """What ranks that measure links leave: by default nothing."""
         self._machine = machine
         self.nodes = 1
 
@@ -66,6 +69,9 @@ class FakeEngine:
         self.calls.append(f"load {device_type}")
         self.loaded = list(modules)
 
+    def prepare(self, trial: Trial) -> None:
+        self.prepared.append(trial.id)
+
     def run(
         self,
         directory: Path,
@@ -74,6 +80,8 @@ class FakeEngine:
         on_tick: Callable[[], None],
         task: str = "measure",
     ) -> Ending:
+        if task == "links":
+            return self.on_links(directory)
         assert task == "measure", "the runs of these tests are not verified"
         trial = Trial.model_validate_json((directory / "trial.json").read_text())
         assert trial_seconds == trial.limits.trial_seconds

@@ -124,24 +124,6 @@ def test_remote_command_as_one_word_or_as_words(
     ]
 
 
-@pytest.mark.parametrize(
-    ("remote", "error", "said"),
-    [
-        ("no-such-program {command}", InputError, "engine.remote: no-such-program cannot be run"),
-        ("sh -c 'echo never >&2; exit 3' {command}", ShardmarkError, r"\(b\) ended with code 3: n"),
-    ],
-)
-def test_node_that_cannot_be_started_is_told(
-    remote: str, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = options(hosts=["localhost", "b"], remote=remote, rendezvous="127.0.0.1:0")
-    engine = torchrun.build(given, 2, KEY, silent)
-    with pytest.raises(error, match=said):
-        engine.machine("cpu")
-    engine.close()
-
-
 def test_dry_run_shows_the_commands() -> None:
     command = ["shardmark", "run", "e.yaml"]
     two = ("engine.name=torchrun", "placement.nodes=2", "matrix.strategy=[ddp]")

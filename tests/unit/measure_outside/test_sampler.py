@@ -88,6 +88,7 @@ def test_ranks_appear_and_vanish(tmp_path: Path, sampler: SystemSampler) -> None
         "processes",
         "open_files",
         "context_switches",
+        "network",
     }
 
 

@@ -162,6 +162,45 @@ def test_a_name_that_may_be_several_is_held_against_each(tmp_path: Path) -> None
     assert "the study does not say: FSDP is fsdp or fsdp-hybrid; DeepSpeed is zero-0 or" in text
 
 
+def test_what_is_said_of_nodes_is_held_against_as_many_nodes(tmp_path: Path) -> None:
+    """On however many ranks; and neither side is taken from another number of nodes."""
+    peaks = {("fsdp", 1): 100.0, ("fsdp", 2): 50.0, ("zero-2", 1): 80.0, ("zero-2", 2): 45.0}
+    trials = [
+        invented_trial(
+            name,
+            2 * nodes,
+            metrics={"peak_memory_bytes": peak, "samples_per_second": 10.0 * peak},
+            varied={"placement.nodes": nodes},
+            trial={"experiment": "invented", "nodes": nodes},
+        )
+        for (name, nodes), peak in peaks.items()
+    ]
+    found = against(tmp_path, *trials, paper="fsdp-vs-deepspeed-poster")
+    assert [
+        (claim.statement.about, claim.row.place, claim.base.place, claim.measured.value)
+        for claim in claims_of(found)
+        if claim.row is not None and claim.base is not None and claim.measured is not None
+    ] == [
+        (
+            "samples_per_second",
+            "fsdp on 2 ranks, placement.nodes=1",
+            "zero-2 on 2 ranks, placement.nodes=1",
+            1.25,
+        ),
+        (
+            "memory_ratio",
+            "zero-2 on 4 ranks, placement.nodes=2",
+            "fsdp on 4 ranks, placement.nodes=2",
+            0.9,
+        ),
+    ]
+    _, section, *_ = against_sections(found)
+    cells = {column.title: column.cells for column in section.table.columns}
+    assert (cells["ranks"], cells["nodes"]) == (("2", "4"), ("1", "2"))
+    without = against(tmp_path / "one", *trials[1:3], paper="fsdp-vs-deepspeed-poster")
+    assert all(claim.row is None or claim.base is None for claim in claims_of(without))
+
+
 def test_json_has_the_claims(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     run = str(write_detection(tmp_path / "run", [*map(trial, MEASURED)]))
     assert main(["compare", run, "--against", "ovi-2025", "--format", "json"]) == 0

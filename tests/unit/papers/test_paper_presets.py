@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 
 import pytest
 
 from shardmark.experiment.load import load_experiment, preset_text
 from shardmark.experiment.matrix import expand
+from shardmark.launch.engines import submission
 from shardmark.papers import load_paper, paper_names
 
 
@@ -24,8 +26,12 @@ def test_the_posters_preset_is_its_recipe() -> None:
     assert {key: tuple(experiment.matrix[key]) for key in paper.varied} == paper.varied
     plan = expand(experiment, "cuda")
     assert len(plan.trials) == (6 + 5) * 3 * 2 * 2
+    sizes = Counter((trial.nodes, trial.world_size) for trial in plan.trials)
+    assert sizes == {(1, 4): 5 * 3 * 2 * 2, (2, 8): 6 * 3 * 2 * 2}
     (left_out,) = map(str, plan.left_out)
     assert left_out.startswith("fsdp-hybrid (shard_group=4) on 4 ranks: 4 ranks do not make two")
+    (told,) = submission(experiment, ["shardmark"])
+    assert told.startswith("trials on 2 nodes are recorded as unavailable")
 
 
 @pytest.mark.parametrize("overrides", variants("fsdp-vs-deepspeed-poster"), ids=" ".join)

@@ -5,10 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -170,21 +166,3 @@ def test_a_terminal_s_width_divides_the_table(monkeypatch: pytest.MonkeyPatch) -
     assert text.count("strategy  ranks") >= 2
     monkeypatch.setattr("sys.stdout.isatty", lambda: False)
     assert render(compared(*trials())).count("strategy  ranks") == 1
-
-
-def test_nothing_heavy_is_imported(folder: str) -> None:
-    """`compare` answers at once, whatever it shows."""
-    heavy = {"torch", "numpy", "scipy", "pandas", "plotly", "matplotlib", "jinja2"}
-    code = (
-        "import sys; from shardmark import cli; code = cli.main(sys.argv[1:]);"
-        f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr); sys.exit(code)"
-    )
-    for options in ([], ["--pareto", "--scaling", "--epochs", "--time-to", "train_loss"]):
-        ended = subprocess.run(
-            [sys.executable, "-c", code, "compare", folder, *options],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"PYTHONPATH": str(Path(cli.__file__).parents[2])},
-        )
-        assert ended.stderr.splitlines()[-1] == "[]"

@@ -157,3 +157,19 @@ def test_without_any_throughput_the_table_says_so() -> None:
     assert section.table.columns == ()
     assert section.table.notes[0] == "No trial has a throughput."
     assert scaling_json(compared(failed)) == []
+
+
+def test_more_nodes_are_more_ranks_unless_ranks_vary_beside_them() -> None:
+    """On 1 and 2 nodes of 2 ranks each strategy scales; with ranks of its own, each node does."""
+
+    def on(size: int, nodes: int) -> TrialResult:
+        rates = {"samples_per_second": 100.0 * size}
+        return invented_trial("ddp", size, varied={"placement.nodes": nodes}, metrics=rates)
+
+    (both,) = scalings_of(compared(on(2, 1), on(4, 2)).rows)
+    assert [point.row.varied["placement.nodes"] for point in both.points] == [1, 2]
+    apart = scalings_of(compared(on(2, 1), on(4, 1), on(2, 2), on(4, 2)).rows)
+    assert [[point.row.world_size for point in one.points] for one in apart] == [[2, 4], [2, 4]]
+    efficiency = compared(on(2, 1), on(4, 2)).rows[-1].metrics["scaling_efficiency"]
+    assert efficiency is not None
+    assert efficiency.value == 1.0

@@ -19,6 +19,7 @@ from tests.unit.summarise.trials import (
 OF_DETECTORS = {"map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"}
 NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS
 """What the evaluation of `trials` does not give."""
+OF_RESTARTS = {"checkpoint_seconds", "checkpoint_bytes"}
 OF_SERVERS = {metric.name for metric in METRICS.values() if metric.group == "servers"}
 
 
@@ -101,6 +102,7 @@ def test_what_a_cpu_has_not() -> None:
         **dict.fromkeys(on_cpu, "the device is a CPU"),
         **dict.fromkeys(NOT_OF_IT, "the workload has no such metric"),
         **dict.fromkeys(OF_SERVERS, "the strategy has no parameter server"),
+        **dict.fromkeys(OF_RESTARTS, "no checkpoint was written"),
     }
 
 
@@ -140,7 +142,7 @@ def test_cuda() -> None:
     assert value(metrics, "energy_joules") == pytest.approx(600 * 6.6)
     assert value(metrics, "temperature_celsius") == 61  # hotter before the windows
     assert value(metrics, "device_used_bytes") == 10_000
-    assert set(missing) == NOT_OF_IT | OF_SERVERS
+    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS
 
 
 def test_one_process_with_several_devices() -> None:

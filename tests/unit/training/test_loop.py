@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardmark.measure.recorder import Recorder, Spans
 from shardmark.strategies._collective import CollectiveWorker
-from shardmark.strategies._protocol import HeldState, Portion, Shard
+from shardmark.strategies._protocol import HeldState, Kept, Portion, Shard
 from shardmark.training.loop import Steps, train
 from shardmark.workloads._protocol import Batch
 from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
@@ -51,6 +51,12 @@ class FakeWorker(CollectiveWorker):
 
     def held_state(self) -> HeldState:
         return HeldState(parameters=(), gradients=(), optimizer_state=())
+
+    def checkpoint_state(self) -> Kept:
+        return Kept(own={"taken": torch.tensor(len(self.ids))}, counts={"taken": len(self.ids)})
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        self.ids = [()] * int(kept.own["taken"])
 
 
 class Loop:

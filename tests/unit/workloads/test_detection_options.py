@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,6 @@ from shardmark.errors import DataError, InputError
 from shardmark.workloads import WORKLOADS, check_data, options
 from shardmark.workloads.detection import DetectionOptions
 from shardmark.workloads.detectors import DETECTORS
-
-
-def test_options_and_checks_import_no_heavy_library(detection_folder: Path) -> None:
-    code = f"""if True:
-        import sys
-        from shardmark.workloads import check_data, detectors
-        mapping = {{"name": "detection", "dataset": "coco", "data_dir": {str(detection_folder)!r}}}
-        for more in ({{}}, {{"model": "maskrcnn_resnet50_fpn"}}):
-            check_data(mapping | more)
-        heavy = {{"torch", "torchvision", "sklearn", "PIL"}} & set(sys.modules)
-        assert not heavy, heavy
-    """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_defaults() -> None:

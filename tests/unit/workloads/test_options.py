@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,6 @@ from shardmark.workloads.classification import ClassificationOptions
 from shardmark.workloads.datasets import DATASETS
 from shardmark.workloads.detection import DetectionOptions
 from shardmark.workloads.models import MODELS, model_known, registered_names
-
-
-def test_tables_and_checks_import_no_heavy_library() -> None:
-    """The command line answers `--help`, `list` and bad input without torch."""
-    code = """if True:
-        import sys
-        from shardmark.workloads import check_data, classification, datasets, models
-        check_data({"name": "classification", "model": "convnext_tiny"})
-        check_data({"name": "classification", "dataset": "random", "model": "timm:resnet18"})
-        heavy = {"torch", "torchvision", "sklearn", "timm", "PIL"} & set(sys.modules)
-        assert not heavy, heavy
-    """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_options_are_those_of_the_named_task() -> None:

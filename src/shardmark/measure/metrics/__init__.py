@@ -37,6 +37,9 @@ NO_SERVERS = "the strategy has no parameter server"
 NO_SUCH_METRIC = "the workload has no such metric"
 """Why a detector has no accuracy and a classifier no average precision; tables do not say it."""
 
+NO_CHECKPOINTS = "no checkpoint was written"
+"""Why a trial without `limits.max_restarts` has no checkpoint_seconds; tables do not say it."""
+
 COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio"})
 """Relations between trials: only `analysis.comparison` computes them."""
 

@@ -146,4 +146,24 @@ ERRORS = (
         definition="Times that the launcher started the ranks anew within the trial.",
         source="launcher",
     ),
+    _errors_metric(
+        name="lost_seconds",
+        unit="seconds",
+        definition="Wall time that did not bring the training on: over all restarts, from when"
+        " training last stood at the step that was gone back to, until it went on from there.",
+        source="wall clock of the ranks",
+    ),
+    _errors_metric(
+        name="checkpoint_seconds",
+        unit="seconds",
+        definition="Time of one checkpoint, in which nobody trains, mean of those kept.",
+        source="wall clock, outside the windows",
+    ),
+    _errors_metric(
+        name="checkpoint_bytes",
+        unit="bytes",
+        definition="Bytes that a rank writes for one checkpoint, mean of those kept; what all ranks"
+        " hold alike, the first rank of each node writes.",
+        source="size of the files",
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardmark.analysis.comparison import Comparison
 from shardmark.report.figures.figure import Figure, Panel, Series, with_ranges
 from shardmark.report.figures.grouping import groups_of
+from shardmark.report.figures.interfaces import interface_figures
 from shardmark.report.figures.learning import epoch_seconds_figures, learning_figures
 from shardmark.report.figures.memory import memory_figures
 from shardmark.report.figures.over_time import over_time_figures
@@ -31,6 +32,7 @@ def figures_of(comparison: Comparison) -> tuple[Figure, ...]:
         *learning_figures(groups),
         *epoch_seconds_figures(groups),
         *over_time_figures(groups),
+        *interface_figures(groups),
         *staleness_figures(groups),
     )
     return tuple(map(with_ranges, figures))

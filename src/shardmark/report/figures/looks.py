@@ -37,6 +37,8 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross
 HATCHES = ("", "/", "\\", "x", "-", "|", "+", ".")
 """Both libraries know these signs."""
 
+_COLOURS = ("#0072b2", "#d55e00", "#00a37a", "#cf66ae", "#b58900", "#7350d6", "#4d8b00", "#bc3f4c")
+
 _STYLES = {
     "single": Look("#808080", 0, 0, 0),
     "dp": Look("#b58900", 4, 5, 3),
@@ -64,8 +66,9 @@ _STYLES = {
     "exposed communication": Look("#d55e00", 0, 0, 1),
     "rest": Look("#808080", 0, 0, 0),
     REFERENCE: Look("#808080", 1, 0, 0),
+    # interfaces of all nodes, in order
+    **{f"interface {n}": Look(colour, n % 6, n, n) for n, colour in enumerate(_COLOURS)},
 }
-_COLOURS = ("#0072b2", "#d55e00", "#00a37a", "#cf66ae", "#b58900", "#7350d6", "#4d8b00", "#bc3f4c")
 
 
 def look_of(style: str, variant: int = 0) -> Look:

@@ -65,8 +65,8 @@ def _system(largest_bytes_per_second: float) -> _Kind:
     return _Kind(
         name="network-and-cpu",
         title="Network and CPU over time",
-        caption="Network: sent over all interfaces of the host, loopback included. CPU: all ranks"
-        " and their children, 100 % being one busy core.",
+        caption="Network: sent over all interfaces of all nodes, loopback included. CPU: all"
+        " ranks and their children, 100 % being one busy core.",
         quantities=(
             _Quantity(
                 attribute="network_bytes_per_second",

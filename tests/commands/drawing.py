@@ -15,8 +15,8 @@ from shardmark.cli.run import _terminable
 from shardmark.experiment.matrix import expand
 from shardmark.launch.listener import Reading
 from shardmark.results.schema import Failure, Outcome
+from tests.commands.terminal import resize
 from tests.golden.invented import invented_trial
-from tests.unit.cli_run.terminal import resize
 from tests.unit.launch.fakes import experiment
 
 NOW = [100.0]

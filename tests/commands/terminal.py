@@ -122,4 +122,4 @@ def _calm(variables: dict[str, str]) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", "PYTHONPATH": path, **variables}
 
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]

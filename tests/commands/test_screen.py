@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli.screen import filled
-from tests.unit.cli_run.terminal import Screen, into_pipe, on_terminal
+from tests.commands.terminal import Screen, into_pipe, on_terminal
 
 DRAWING = str(Path(__file__).with_name("drawing.py"))
 ENDED = [

@@ -6,14 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from shardmark.cli import main
 from shardmark.experiment.strict_yaml import parse_yaml
-from tests.unit.docs.pages import ROOT, blocks, cases, commands, inline_commands, parse
+from tests.docs.pages import ROOT, blocks, cases, commands, inline_commands, parse
 
 STORED = ROOT / "tests" / "golden" / "v1"
 """What every folder that a page names holds here: a run of `single`, `ddp` and `fsdp`.  A reader's
@@ -53,14 +53,26 @@ OTHERS = {
 
 
 def ours() -> Iterator[tuple[str, list[str]]]:
-    """Each different command once, with the place of the first."""
+    """Each different command once, with the place of the first.
+
+    Another folder's name makes no other command: what is stored there is the same.
+    """
     seen: set[tuple[str, ...]] = set()
     written = ((place, words[1:]) for place, words in commands() if words[0] == "shardmark")
     for place, words in (*written, *inline_commands()):
         here = words[0] not in NOT_HERE and not any(w.startswith(tuple(WANTING)) for w in words)
-        if here and tuple(words) not in seen:
-            seen.add(tuple(words))
+        if not here:
+            continue
+        runs = runs_of(words)
+        command = tuple(f"run {runs.index(word)}" if word in runs else word for word in words)
+        if command not in seen:
+            seen.add(command)
             yield place, words
+
+
+def runs_of(words: list[str]) -> Sequence[str]:
+    """The folders of runs that the command reads."""
+    return () if words[0].startswith("-") else tuple(map(str, parse(words).get("runs") or ()))
 
 
 def others() -> Iterator[tuple[str, list[str]]]:
@@ -88,8 +100,7 @@ def store(folder: Path) -> None:
 
 @pytest.mark.parametrize("words", cases(ours()))
 def test_command_runs(words: list[str], place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = parse(words) if not words[0].startswith("-") else {}
-    for run in given.get("runs", ()):
+    for run in runs_of(words):
         store(place / run)
     if words[0] in PLANNED:
         words = [*words, *([] if "--dry-run" in words else ["--dry-run"])]

@@ -24,7 +24,7 @@ from shardmark.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.strategies._protocol import Machine, Shard
 from shardmark.workloads.datasets import DATASETS
 from shardmark.workloads.models import MODELS
-from tests.unit.docs.pages import (
+from tests.docs.pages import (
     PAGES,
     README,
     ROOT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import typer
 
 from shardmark.cli import app
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 FOLDERS = ("tutorial", "guides", "method", "reference", "decisions")
 PAGES = (
@@ -67,10 +68,16 @@ def cases(pairs: Iterator[tuple[str, Any]]) -> list[Any]:
     return [pytest.param(value, id=place) for place, value in pairs]
 
 
-def parse(arguments: list[str]) -> dict[str, Any]:
-    """What the command line makes of the arguments; nothing is run."""
+@cache
+def program() -> typer.core.TyperGroup:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
+    return group
+
+
+def parse(arguments: list[str]) -> dict[str, Any]:
+    """What the command line makes of the arguments; nothing is run."""
+    group = program()
     with group.make_context("shardmark", [*arguments]) as context:
         verb = group.get_command(context, arguments[0])
         assert verb is not None, f"no such command: {arguments[0]}"

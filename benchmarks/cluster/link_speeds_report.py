@@ -1,0 +1,212 @@
+"""Tables, numbers and figures of strategies over links of several speeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import isinf
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.link_speeds import (
+    Cell,
+    Speed,
+    Turn,
+    crossings_of,
+    environments,
+    labels_of,
+    turns_of,
+)
+from benchmarks.cluster.link_speeds_figures import MEGABYTE, figures_of
+from benchmarks.recording import VERSIONS, Table, place
+
+from shardmark.analysis.statistics import Estimate
+from shardmark.report.figures.images import write_images
+
+NAME = "link-speeds"
+STEPS_NOTE = (
+    "Seconds for a step of all ranks' samples, from the throughput of the measured windows, with"
+    " the 95 % interval over the repeats; in brackets the place at that speed, by the mean."
+)
+BYTES_NOTE = (
+    "MB (10^6 bytes) sent for each training rank and step, mean over the repeats: between nodes /"
+    " over all interfaces, the loopback included. formula: what the strategy's definition needs."
+)
+TURNS_NOTE = (
+    "A pair is named where its order is shown at both speeds, by the test behind the verdicts of"
+    " `compare` (moderated t tests of the paired log ratios, corrected by Holm's method for all"
+    " pairs at a speed), and is not the same."
+)
+
+
+def write_table(speeds: Sequence[Speed], out: Path, command: str) -> list[Path]:
+    """`DATE-link-speeds.json`, `.md`, and both figures as `.png` and `.svg`; the paths."""
+    around = _around(environments(speeds))
+    stem = f"{around['date'][:10]}-{NAME}"
+    turns = turns_of(speeds)
+    out.mkdir(parents=True, exist_ok=True)
+    content = {
+        "benchmark": NAME,
+        **around,
+        "command": command,
+        "speeds": [_speed_json(speed) for speed in speeds],
+        "turns": [
+            {"first": t.first, "second": t.second, "before": t.before, "after": t.after}
+            for t in turns
+        ],
+    }
+    (out / f"{stem}.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    figures = figures_of(speeds, stem)
+    images = write_images(figures, out)
+    shown = "\n\n".join(f"![{one.title}]({one.name}.svg)\n\n{one.caption}" for one in figures)
+    (out / f"{stem}.md").write_text(
+        f"# {NAME}\n\n{markdown(speeds, turns)}\n\n{shown}\n\n{place(around)}\n\n`{command}`\n"
+    )
+    return [out / f"{stem}.json", out / f"{stem}.md", *images]
+
+
+def markdown(speeds: Sequence[Speed], turns: Sequence[Turn]) -> str:
+    """Both tables, the order at each speed, and the turns."""
+    parts = [
+        *_unfinished(speeds),
+        steps_table(speeds).markdown(),
+        "## Where the order turns",
+        "\n".join(turn_lines(speeds, turns)),
+        TURNS_NOTE,
+        "## Bytes",
+        bytes_table(speeds).markdown(),
+    ]
+    return "\n\n".join(parts)
+
+
+def steps_table(speeds: Sequence[Speed]) -> Table:
+    """A line for each strategy, a column for each speed."""
+    places = {
+        (speed.name, label): number
+        for speed in speeds
+        for number, label in enumerate(speed.cells, start=1)
+    }
+    rows = []
+    for label in labels_of(speeds):
+        cells = [label]
+        for speed in speeds:
+            cell = speed.cells.get(label)
+            number = places.get((speed.name, label))
+            cells.append("-" if cell is None else f"{_interval(cell.step)} ({number})")
+        rows.append(tuple(cells))
+    columns = ("strategy", *(f"{speed.name}, s" for speed in speeds))
+    return Table(columns=columns, rows=tuple(rows), notes=(STEPS_NOTE,))
+
+
+def bytes_table(speeds: Sequence[Speed]) -> Table:
+    rows = []
+    for label in labels_of(speeds):
+        known = [speed.cells[label] for speed in speeds if label in speed.cells]
+        formula = next((one.formula_bytes for one in known if one.formula_bytes), None)
+        cells = [_bytes(speed.cells.get(label)) for speed in speeds]
+        rows.append((label, _megabytes(formula), *cells))
+    columns = ("strategy", "formula, MB", *(f"{speed.name}, MB" for speed in speeds))
+    return Table(columns=columns, rows=tuple(rows), notes=(BYTES_NOTE,))
+
+
+def turn_lines(speeds: Sequence[Speed], turns: Sequence[Turn]) -> list[str]:
+    """A list in Markdown."""
+    by_name = {speed.name: speed for speed in speeds}
+    more = len(crossings_of(speeds)) - len({frozenset((one.first, one.second)) for one in turns})
+    rest = f"Pairs whose order changes in the means alone, not shown at both speeds: {more}."
+    if not turns:
+        return [f"No pair of strategies is shown to change its order. {rest}"]
+    lines = []
+    for turn in turns:
+        sides = [(turn.before, turn.first, turn.second), (turn.after, turn.second, turn.first)]
+        words = [
+            f"at {name} {fast} is faster by {_percent(by_name[name], fast, slow)}"
+            for name, fast, slow in sides
+        ]
+        lines.append(f"- {turn.first} and {turn.second}: {', '.join(words)}.")
+    return [*lines, "", rest]
+
+
+def _unfinished(speeds: Sequence[Speed]) -> list[str]:
+    parts = [f"{s.name} ({len(s.run.trials)} of {s.planned})" for s in speeds if not s.complete]
+    return [f"**Not complete, trials: {', '.join(parts)}.**"] if parts else []
+
+
+def _percent(speed: Speed, fast: str, slow: str) -> str:
+    effect = speed.differences.get((fast, slow)) or speed.differences[slow, fast]
+    ratio = effect.ratio.value
+    return f"{100 * (max(ratio, 1 / ratio) - 1):.0f} %"
+
+
+def _interval(found: Estimate) -> str:
+    text = f"{found.value:.3f}"
+    return text if found.half_width is None else f"{text} ±{found.half_width:.3f}"
+
+
+def _bytes(cell: Cell | None) -> str:
+    if cell is None or cell.interface_bytes is None:
+        return "-"
+    return f"{_megabytes(cell.between_nodes_bytes)} / {_megabytes(cell.interface_bytes.value)}"
+
+
+def _megabytes(value: float | None) -> str:
+    return "-" if value is None else f"{value / MEGABYTE:.1f}"
+
+
+def _speed_json(speed: Speed) -> dict[str, Any]:
+    return {
+        "speed": speed.name,
+        "gigabits_per_second": None
+        if isinf(speed.gigabits_per_second)
+        else speed.gigabits_per_second,
+        "trials": len(speed.run.trials),
+        "planned": speed.planned,
+        "strategies": {label: _cell_json(cell) for label, cell in speed.cells.items()},
+        "differences": [
+            {
+                "first": one,
+                "second": other,
+                "step_time_ratio": effect.ratio.value,
+                "low": effect.ratio.low,
+                "high": effect.ratio.high,
+                "p_corrected": effect.p_corrected,
+                "shown_faster": speed.faster(one, other),
+            }
+            for (one, other), effect in speed.differences.items()
+        ],
+    }
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    step, sent = cell.step, cell.interface_bytes
+    return {
+        "step_seconds": {"value": step.value, "low": step.low, "high": step.high, "n": step.n},
+        "step_seconds_by_repeat": {str(n): value for n, value in cell.step_seconds.items()},
+        "formula_bytes": cell.formula_bytes,
+        "interface_bytes": None if sent is None else sent.value,
+        "between_nodes_bytes": cell.between_nodes_bytes,
+    }
+
+
+def _around(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Date, machine and versions of the first run, without the machine's name; all commits."""
+    first = found[0]
+    cuda = first.get("cuda") or {}
+    return {
+        "date": first["date"],
+        "machine": {
+            "cpu": first["cpu"]["model"],
+            "cores": first["cpu"]["usable_cores"],
+            "memory_bytes": first["memory"]["total_bytes"],
+            "os": first["os"],
+            "cuda_devices": [device["name"] for device in cuda.get("devices", ())],
+        },
+        "versions": {
+            "python": first["python"],
+            "shardmark": first["shardmark"],
+            **{name: first["packages"][name] for name in VERSIONS},
+        },
+        "git": first.get("git"),
+        "commits": [(one.get("git") or {}).get("commit") for one in found],
+        "load_before": [one.get("load") for one in found],
+    }

@@ -1,0 +1,51 @@
+"""Where a node keeps a trial's checkpoints while it runs.  Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from shardmark.experiment.schema import Trial
+
+FOLDER_VARIABLE = "SHARDMARK_CHECKPOINTS"
+"""Tells a node's ranks their folder."""
+LAUNCHED_VARIABLE = "SHARDMARK_LAUNCHED_AT"
+"""Tells ranks the Unix time at which their launcher was started."""
+RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
+"""Set by the launcher, the same on every node."""
+
+DEFAULT = "checkpoints"
+"""In the trial's folder, which is cleared when the trial has ended."""
+
+
+def folder_of_rank(directory: Path) -> Path:
+    """Where this process writes, of a trial in that folder."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or directory / DEFAULT)
+
+
+def folder_on_node(trial: Trial, run_directory: str, node: int, *, here: bool) -> Path | None:
+    """Where that node keeps them, the same for a process that takes its place; None without any.
+
+    `run_directory` is the trial's folder on the controller's machine, which `here` is.
+    """
+    if not trial.limits.max_restarts:
+        return None
+    given = trial.limits.checkpoint_dir
+    if given is None and here:
+        return Path(run_directory) / DEFAULT
+    digits = hashlib.sha256(run_directory.encode()).hexdigest()[:12]
+    base = Path(tempfile.gettempdir() if given is None else given).expanduser()
+    return base / f"shardmark-{trial.id}-{digits}" / f"node-{node}"
+
+
+def remove(folder: Path | None) -> None:
+    """Remove a node's folder, and the trial's when it was the last."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # other nodes have theirs there, or it never was
+            if folder.name != DEFAULT:
+                folder.parent.rmdir()

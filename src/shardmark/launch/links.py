@@ -1,0 +1,140 @@
+"""Has the ranks of a run's largest trial measure the links between them.  Imports no torch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from shardmark.analysis.link_fit import link_summary, with_fits
+from shardmark.errors import InputError, ShardmarkError
+from shardmark.experiment.schema import Measure, StrategySpec, Trial
+from shardmark.launch._engine import Engine
+from shardmark.launch.leftovers import rank_records
+from shardmark.launch.listener import ProgressListener
+from shardmark.launch.outcome import Ending, decide
+from shardmark.launch.seats import check_trial
+from shardmark.measure.network_probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
+from shardmark.results.network import NETWORK_FILE, NetworkRecord, read_network, write_network
+from shardmark.results.store import LINKS_REASON, RunFolder
+from shardmark.strategies import build_strategy
+from shardmark.strategies._protocol import Machine
+
+SCRATCH = ".links"
+TRIAL_ID = "links"
+TRIAL_FILE = "trial.json"
+
+
+def measure_run_links(
+    folder: RunFolder,
+    trials: Iterable[Trial],
+    measure: Measure,
+    *,
+    engine: Engine,
+    machine: Machine,
+    listener: ProgressListener,
+) -> None:
+    """Store `network.json` with the run, unless it has one of as many ranks.
+
+    What keeps it from being measured is told, noted in `environment.json` and no error.
+    """
+    wanted = widest(trials)
+    if wanted is None:
+        if measure.link_seconds:
+            listener.note("measure.link_seconds: no trial has several ranks, so no links")
+        return
+    seconds = _seconds(measure, wanted)
+    if not seconds or _known(folder.path, wanted, listener):
+        return
+    trial = _asking(wanted, seconds)
+    places = f" on {trial.nodes} nodes" if trial.nodes > 1 else ""
+    listener.doing(
+        f"measuring the links between {trial.world_size} ranks{places}, about {seconds:g} s"
+    )
+    try:
+        record = _measured(trial, folder.path / SCRATCH, engine, machine)
+    except ShardmarkError as error:
+        reason = str(error)
+        folder.write_environment(folder.read_environment() | {LINKS_REASON: reason})
+        listener.note(f"the links could not be measured: {reason}; the trials go on")
+        return
+    write_network(folder.path, record)
+    listener.note(f"{link_summary(record)} ({NETWORK_FILE})")
+
+
+def widest(trials: Iterable[Trial]) -> Trial | None:
+    """The trial on most nodes, of these one with most ranks; None without one of several ranks."""
+    several = [trial for trial in trials if trial.world_size > 1 and _processes(trial) > 1]
+    return max(several, key=lambda trial: (trial.nodes, trial.world_size), default=None)
+
+
+def _processes(trial: Trial) -> int:
+    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    return len(strategy.placement(trial.world_size))
+
+
+def _seconds(measure: Measure, trial: Trial) -> float:
+    if measure.link_seconds is not None:
+        return measure.link_seconds
+    return DEFAULT_SECONDS if trial.nodes > 1 else 0.0
+
+
+def _known(folder: Path, trial: Trial, listener: ProgressListener) -> bool:
+    """Whether a record of as many ranks is there; one that cannot be read is measured again."""
+    try:
+        stored = read_network(folder)
+    except InputError as error:
+        listener.note(f"{error.args[0]}: {error.args[1]}: it is measured again")
+        return False
+    return stored is not None and stored.world_size >= trial.world_size
+
+
+def _asking(trial: Trial, seconds: float) -> Trial:
+    """The trial's training ranks on its nodes, each of them in one group."""
+    return trial.model_copy(
+        update={
+            "id": TRIAL_ID,
+            "strategy": StrategySpec(name="ddp"),
+            "measure": trial.measure.model_copy(update={"link_seconds": seconds}),
+            "limits": trial.limits.model_copy(update={"trial_seconds": seconds + GRACE_SECONDS}),
+            "slow_ranks": {},
+        }
+    )
+
+
+def _measured(trial: Trial, scratch: Path, engine: Engine, machine: Machine) -> NetworkRecord:
+    """The fitted record; `ShardmarkError` with the reason why there is none."""
+    check_trial(trial, machine, engine)
+    engine.prepare(trial)
+    check_trial(trial, machine, engine)  # what could not be prepared, the engine lacks
+    shutil.rmtree(scratch, ignore_errors=True)  # an earlier command may have been killed
+    scratch.mkdir(parents=True)
+    try:
+        (scratch / TRIAL_FILE).write_text(trial.model_dump_json())
+        limit = trial.limits.trial_seconds
+        ending = engine.run(scratch, trial_seconds=limit, on_tick=lambda: None, task="links")
+        if ending.how == "interrupted":
+            raise KeyboardInterrupt
+        try:
+            content = (scratch / RECORD_FILE).read_bytes()
+            return with_fits(NetworkRecord.model_validate_json(content))
+        except (OSError, ValidationError):
+            raise ShardmarkError(_why(ending, scratch, trial)) from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _why(ending: Ending, scratch: Path, trial: Trial) -> str:
+    if ending.how == "timed_out":
+        return f"not done after {trial.limits.trial_seconds:g} s"
+    progress: Sequence[None] = [None] * trial.world_size
+    outcome, failure = decide(
+        ending,
+        rank_records(scratch, trial.world_size),
+        processes=trial.world_size,
+        trial_seconds=trial.limits.trial_seconds,
+        progress=progress,
+    )
+    return "the ranks left no record" if failure is None else f"{outcome}: {failure.reason}"

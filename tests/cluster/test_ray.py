@@ -1,0 +1,248 @@
+"""The engine `ray` on a cluster of two raylets, which share this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from shardmark.experiment.load import from_mapping
+from shardmark.launch.controller import run_experiment
+from shardmark.measure.progress import reached
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun, load_run
+from tests.cluster.raylets import Raylets, raylets, why_no_ray
+
+pytestmark = [
+    pytest.mark.skipif(why_no_ray() is not None, reason=why_no_ray() or ""),
+    pytest.mark.timeout(900),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+MARK = "SHARDMARK_TEST_OF_RAY"
+NODE_SECONDS = 6
+STRATEGIES = ("single", "ddp", "ps-sync")
+EXPERIMENT: dict[str, Any] = {
+    "name": "nodes",
+    "workload": {
+        "name": "classification",
+        "model": "tests.distributed.models:small",
+        "dataset": "digits",
+    },
+    "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 1}]},
+    "measure": {"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "link_seconds": 0},
+    "device": "cpu",
+}
+ENDLESS = {
+    "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["ddp", "fsdp"]},
+    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0},
+    "limits": {"trial_seconds": 600},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
+    folder = tmp_path_factory.mktemp("ray")
+    with raylets(2, cpus=2, log=folder / "raylets.log", **{MARK: str(folder)}) as made:
+        yield made
+    wait_for(lambda: not of_session(made), 20)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands start there: the user's model is in it."""
+    monkeypatch.chdir(REPOSITORY)
+
+
+def command(folder: Path, cluster: Raylets, *settings: str, **changes: Any) -> list[str]:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"placement": {"nodes": 2}} | changes))
+    words = [sys.executable, "-m", "shardmark", "run", str(path), "--out", str(folder / "run")]
+    words += ["--engine", "ray", "--set", f"engine.address={cluster.address}"]
+    words += ["--set", f"engine.node_seconds={NODE_SECONDS}"]
+    return words + [word for setting in settings for word in ("--set", setting)]
+
+
+def started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as written:
+        return subprocess.Popen(words, stdout=written, stderr=written, start_new_session=True)
+
+
+def left() -> list[str]:
+    """Our processes below a raylet, and Ray's that stand for them."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or ())
+        try:
+            if "shardmark.launch" in words and MARK in process.environ():
+                found.append(words)
+        except psutil.Error:
+            continue
+        found += [words] if "ray::NodeActor" in words or "ray::RankActor" in words else []
+    return found
+
+
+def of_session(cluster: Raylets) -> list[str]:
+    """Ray's processes; it names a session by the process that made it."""
+    lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if "ray/session_" in line and f"_{cluster.process.pid}/" in line]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until it held."""
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < seconds, "in vain"
+        time.sleep(0.05)
+    return time.monotonic() - begun
+
+
+def by_strategy(run: StoredRun) -> dict[str, TrialResult]:
+    return {trial.strategy: trial for trial in run.trials}
+
+
+def losses(run: StoredRun, strategy: str) -> list[tuple[int, int, float]]:
+    lines = (run.path / "trials" / by_strategy(run)[strategy].id / "steps.jsonl").read_text()
+    found = map(json.loads, lines.splitlines())
+    return [(line["rank"], line["step"], line["loss"]) for line in found]
+
+
+def trial_under_way(run: Path, process: subprocess.Popen[bytes], log: Path) -> Path:
+    """The folder of the trial whose two ranks are taking steps."""
+    found: list[Path] = []
+
+    def stepping() -> bool:
+        assert process.poll() is None, log.read_text()[-3000:]
+        for folder in (run / "trials").glob("*"):
+            told = [reached(folder, rank) for rank in (0, 1)]
+            if all(one is not None and one.steps > 3 for one in told):
+                found.append(folder)
+        return bool(found)
+
+    wait_for(stepping, 300)
+    return found[0]
+
+
+def above(folder: Path, rank: int, name: str) -> int:
+    """The process of that name from which the rank descends."""
+    rank_pid = json.loads((folder / f"rank-{rank}.json").read_text())["pid"]
+    parents = psutil.Process(rank_pid).parents()
+    return next(one.pid for one in parents if name in " ".join(one.cmdline()))
+
+
+def test_two_nodes_train_what_one_machine_trains(cluster: Raylets, tmp_path: Path) -> None:
+    """The same files, losses equal to the last bit, ranks in place, nothing said beside."""
+    ran = subprocess.run(
+        command(tmp_path, cluster), check=False, capture_output=True, text=True, timeout=600
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    assert "ray" not in ran.stderr.lower(), ran.stderr
+    two = load_run(tmp_path / "run", verify=True)
+    one = load_run(run_experiment(from_mapping(EXPERIMENT), tmp_path / "one"), verify=True)
+    assert {trial.outcome for trial in (*one.trials, *two.trials)} == {Outcome.OK}
+    for strategy in STRATEGIES:
+        assert losses(two, strategy) == losses(one, strategy)
+    verdicts = two.verification.verdicts if two.verification is not None else ()
+    assert [verdict.equivalent for verdict in verdicts] == [True] * 3
+    _check_places(by_strategy(two))
+    _check_files(one, two)
+    _check_samples(two.path / "trials" / by_strategy(two)["ddp"].id / "samples.jsonl")
+    environment = json.loads((two.path / "environment.json").read_text())
+    assert [node["node"] for node in environment["nodes"]] == [0, 1]
+    wait_for(lambda: not left(), 10)
+
+
+def _check_places(trials: dict[str, TrialResult]) -> None:
+    places = {
+        name: [(r.rank, r.node, r.local_rank, r.role, r.device) for r in trial.ranks]
+        for name, trial in trials.items()
+    }
+    workers = [(0, 0, 0, "worker", "cpu"), (1, 1, 0, "worker", "cpu")]
+    server = (2, 0, 1, "server", "cpu")
+    assert places == {"single": workers[:1], "ddp": workers, "ps-sync": [*workers, server]}
+
+
+def _check_files(one: StoredRun, two: StoredRun) -> None:
+    for strategy, trial in by_strategy(two).items():
+        other = by_strategy(one)[strategy]
+        names = [
+            {file.name for file in (run.path / "trials" / there.id).iterdir()}
+            for run, there in ((one, other), (two, trial))
+        ]
+        assert names[0] == names[1]
+        assert trial.metrics.keys() == other.metrics.keys()
+
+
+def _check_samples(file: Path) -> None:
+    """Each node has sampled its own ranks."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["at_seconds"] for line in lines] == sorted(line["at_seconds"] for line in lines)
+    for node in (0, 1):
+        own = [line for line in lines if line["node"] == node]
+        assert {one["rank"] for line in own for one in line["ranks"]} == {node}
+
+
+def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) -> None:
+    words = command(tmp_path, cluster, "engine.cpus_per_rank=64", "engine.join_seconds=2")
+    ran = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
+    said = " ".join(ran.stderr.split())
+    assert "Ray had no room within 2 s for CPU 128 and CPU 64, each on a node of its own" in said
+    assert "the cluster has 2 nodes" in said
+    assert "Traceback" not in said
+    assert not left()
+
+
+def test_dead_actor_is_replaced_and_ctrl_c_leaves_nothing(cluster: Raylets, tmp_path: Path) -> None:
+    """Rank 1's actor dies in the first trial; the second runs until the user ends it."""
+    log, run = tmp_path / "log.txt", tmp_path / "run"
+    process = started(command(tmp_path, cluster, **ENDLESS), log)
+    folder = trial_under_way(run, process, log)
+    os.kill(above(folder, 1, "ray::RankActor"), signal.SIGKILL)
+    wait_for((folder / "result.json").exists, 30)
+    wait_for(lambda: len(list((run / "trials").iterdir())) == 2, 120)
+    trial_under_way(run, process, log)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130, log.read_text()[-2000:]
+    first, second = sorted(load_run(run).trials, key=lambda trial: trial.order)
+    assert first.outcome is Outcome.FAILED
+    assert first.failure is not None
+    assert (first.failure.rank, first.failure.node) == (1, 1)
+    assert "rank 1 was ended by SIGKILL" in first.failure.reason
+    assert "the actor of rank 1 has died" in (folder / "log.txt").read_text()
+    assert second.outcome is Outcome.INTERRUPTED
+    assert "(raylet)" not in log.read_text(), "Ray prints nothing into the progress"
+    wait_for(lambda: not left(), 10)
+
+
+def test_dead_raylet_is_named(cluster: Raylets, tmp_path: Path) -> None:
+    """The last test here: the cluster then has one node."""
+    log, run = tmp_path / "log.txt", tmp_path / "run"
+    process = started(command(tmp_path, cluster, **ENDLESS), log)
+    folder = trial_under_way(run, process, log)
+    raylet_of = [above(folder, rank, "raylet/raylet") for rank in (0, 1)]
+    (rank,) = (rank for rank in (0, 1) if raylet_of[rank] != cluster.head)
+    cluster.kill(raylet_of[rank])
+    took = wait_for((folder / "result.json").exists, NODE_SECONDS + 20)
+    assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
+    assert process.wait(timeout=60) == 1, log.read_text()[-2000:]
+    first, second = sorted(load_run(run).trials, key=lambda trial: trial.order)
+    assert first.outcome is Outcome.FAILED
+    assert first.failure is not None
+    assert first.failure.node == rank
+    assert f"node {rank} (" in first.failure.reason
+    assert "was lost: " in first.failure.reason
+    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
+    assert "(raylet)" not in log.read_text(), "Ray prints nothing into the progress"
+    wait_for(lambda: not left(), 10)

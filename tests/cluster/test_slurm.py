@@ -1,0 +1,195 @@
+"""The engine `slurm` on Debian's SLURM: jobs that are submitted, cancelled, finished and own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from benchmarks.cluster import namespaces
+
+from shardmark.experiment.load import from_mapping
+from shardmark.launch.controller import run_experiment
+from shardmark.measure.progress import reached
+from shardmark.measure.rank_files import RESULT_FILE
+from shardmark.results.schema import Outcome
+from shardmark.results.store import load_run
+from tests.cluster.needs import why_no_bench
+from tests.cluster.slurm_cluster import SlurmCluster, slurm, why_no_slurm
+from tests.cluster.test_torchrun import by_strategy, losses, wait_for
+
+pytest.importorskip("submitit", reason="no submitit: pip install 'shardmark[slurm]'")
+WHY_NOT = why_no_bench() or why_no_slurm()
+pytestmark = [
+    pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or ""),
+    pytest.mark.timeout(1800),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+LONG_SECONDS = 600
+"""For the libraries to be loaded, also where others use the machine."""
+EXPERIMENT: dict[str, Any] = {
+    "name": "jobs",
+    "workload": {
+        "name": "classification",
+        "model": "tests.distributed.models:small",
+        "dataset": "digits",
+    },
+    "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["single", "ddp"]},
+    "measure": {"warmup_steps": 1, "evaluate": "end", "verify": False, "link_seconds": 0},
+    "device": "cpu",
+}
+ENDLESS = {
+    "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["ddp", "fsdp"]},
+    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0},
+    "limits": {"trial_seconds": 600},
+}
+
+
+@pytest.fixture(scope="module")
+def daemons() -> Iterator[SlurmCluster]:
+    """One cluster for all tests; a short path, since it has sockets."""
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm(Path(folder)) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """Commands start in the repository, where the user's model is."""
+    monkeypatch.chdir(REPOSITORY)
+    yield daemons
+    left = daemons.jobs()
+    if left:
+        daemons.answer("scancel", *left)  # so that the next test finds the nodes free
+    wait_for(lambda: not daemons.jobs(), 60)
+    assert left == [], "no job is left"
+    wait_for(lambda: not daemons.left(), 20)
+
+
+def command(tmp_path: Path, *settings: str, **changes: Any) -> list[str]:
+    """On two nodes; the network interface is to be found, not to be told."""
+    experiment = tmp_path / "experiment.yaml"
+    content = EXPERIMENT | {"placement": {"nodes": 2}, "engine": {"name": "slurm"}} | changes
+    experiment.write_text(yaml.safe_dump(content))
+    unset = ["env", "-u", "GLOO_SOCKET_IFNAME", "-u", "NCCL_SOCKET_IFNAME"]
+    words = [*unset, sys.executable, "-m", "shardmark", "run", str(experiment)]
+    given = [word for setting in settings for word in ("--set", setting)]
+    return [*words, *given, "--out", str(tmp_path / "run")]
+
+
+def ended(process: subprocess.Popen[bytes], log: Path) -> tuple[int, str]:
+    """Its exit code and all that it printed."""
+    return process.wait(timeout=LONG_SECONDS), log.read_text()
+
+
+def own_script(tmp_path: Path, words: list[str], log: Path) -> list[str]:
+    """Has the command given inside an allocation; `sbatch --wait` ends with its exit code."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{shlex.join(words)} > {log} 2>&1\n")
+    asked = ("--nodes=2", "--ntasks-per-node=1", "--exclusive", "--output=/dev/null")
+    return ["sbatch", "--wait", *asked, str(script)]
+
+
+def test_own_job_that_was_cancelled_is_finished_by_a_submitted_one(
+    cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    """Each trial is a step; the same files as one machine's, losses equal to the last bit."""
+    words, out, log = command(tmp_path), tmp_path / "run", tmp_path / "1.txt"
+    first = cluster.start(own_script(tmp_path, words, log), tmp_path / "sbatch.txt")
+    wait_for(lambda: any((out / "trials").glob("single-*/result.json")), LONG_SECONDS)
+    cluster.answer("scancel", *cluster.jobs())
+    assert ended(first, log)[0] != 0
+    assert not (out / "slurm").exists(), "nothing was submitted"
+    (single,) = (trial for trial in load_run(out).trials if trial.strategy == "single")
+    assert single.outcome is Outcome.OK
+
+    log, names = tmp_path / "2.txt", set[str]()
+    second = cluster.start(words, log)
+    while second.poll() is None:
+        names |= set(cluster.answer("squeue", "--steps", "--noheader", "--format=%j").split())
+        time.sleep(0.5)
+    code, printed = ended(second, log)
+    assert code == 0, printed
+    assert re.search(r"job \d+ ended: COMPLETED, exit code 0", printed)
+    assert "2 trials, 1 have their result already" in printed
+    assert "\nstrategy " in printed, "the table, as with any engine"
+    two = load_run(out, verify=True)
+    assert by_strategy(two)["single"] == single, "what was measured stays"
+    assert by_strategy(two)["ddp"].id in names, "a step of its own"
+    _check_as_local(tmp_path)
+
+
+def _check_as_local(tmp_path: Path) -> None:
+    two = load_run(tmp_path / "run", verify=True)
+    one = load_run(run_experiment(from_mapping(EXPERIMENT), tmp_path / "one"), verify=True)
+    assert {trial.outcome for trial in (*one.trials, *two.trials)} == {Outcome.OK}
+    for strategy in ("single", "ddp"):
+        assert losses(two, strategy) == losses(one, strategy)
+        here, there = (run.path / "trials" / by_strategy(run)[strategy].id for run in (one, two))
+        assert {path.name for path in here.iterdir()} == {path.name for path in there.iterdir()}
+        assert (
+            by_strategy(one)[strategy].metrics.keys() == by_strategy(two)[strategy].metrics.keys()
+        )
+    places = [(rank.rank, rank.host, rank.node) for rank in by_strategy(two)["ddp"].ranks]
+    assert places == [(0, "node1", 0), (1, "node2", 1)]
+    environment = json.loads((two.path / "environment.json").read_text())
+    assert [node["host"] for node in environment["nodes"]] == ["node1", "node2"]
+
+
+def test_lost_node_and_interrupt(cluster: SlurmCluster, tmp_path: Path) -> None:
+    """The trial after that has a step of its own, for which the node is there; Ctrl-C cancels."""
+    out, log = tmp_path / "run", tmp_path / "log.txt"
+    started = cluster.start(command(tmp_path, **ENDLESS), log)
+    wait_for(lambda: training(out, 0), LONG_SECONDS)
+    (process,) = running(cluster, 2, b"shardmark.launch.joining")
+    os.kill(process, signal.SIGKILL)
+    wait_for(lambda: training(out, 1), LONG_SECONDS)
+    os.kill(running(cluster, 0, b"shardmark\0run")[0], signal.SIGINT)
+    code, printed = ended(started, log)
+    assert code == 130, printed
+    assert re.search(r"job \d+ is being cancelled\n", printed)
+    assert re.search(r"job \d+ ended as CANCELLED on node\[1-2\]; its log is /", printed)
+    assert printed.rstrip().splitlines()[-1].startswith("interrupted; go on with: shardmark run")
+    first, second = sorted(load_run(out, verify=True).trials, key=lambda trial: trial.order)
+    assert first.outcome is Outcome.FAILED
+    assert first.failure is not None
+    assert first.failure.node == 1
+    assert "node 1 (node2) was lost: its connection" in first.failure.reason
+    assert second.outcome is Outcome.INTERRUPTED, "the scheduler's ending it is no failure"
+
+
+def training(out: Path, results: int) -> bool:
+    """Whether so many trials have ended, and both ranks of another one train."""
+    trials = [*(out / "trials").glob("*")]
+    under_way = [trial for trial in trials if not (trial / RESULT_FILE).exists()]
+    came = [reached(trial, rank) for trial in under_way for rank in (0, 1)]
+    told = [one.steps for one in came if one is not None]
+    return len(trials) - len(under_way) == results and len(told) == 2 and min(told) > 3
+
+
+def running(cluster: SlurmCluster, node: int, words: bytes) -> list[int]:
+    """Processes of a node whose command has the words."""
+    found = namespaces.processes(cluster.nodes.nodes[node].namespace)
+    return [pid for pid in found if words in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_job_that_slurm_refuses(cluster: SlurmCluster, tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    started = cluster.start(command(tmp_path, "engine.partition=nowhere"), log)
+    code, printed = ended(started, log)
+    assert code == 2
+    assert "error: engine: sbatch refuses the job: " in printed
+    assert "invalid partition specified: nowhere" in printed

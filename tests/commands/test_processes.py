@@ -1,0 +1,115 @@
+"""What only shows in a process of its own: its end, a pipe that nobody reads, another hash seed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardmark.errors import InputError, ShardmarkError
+from shardmark.experiment.load import load_experiment
+from shardmark.experiment.matrix import expand
+from shardmark.experiment.trial_id import cell_id
+from shardmark.launch import torchrun
+from shardmark.launch.local import LocalEngine
+from tests.unit.launch.nodes import KEY
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "v1"
+IDS = """
+import json, sys
+from shardmark.experiment.schema import Measure, Recipe, StrategySpec
+from shardmark.experiment.trial_id import cell_id, trial_id
+print(trial_id(workload={"name": "toy", "b": 1, "a": [1, None]}, world_size=4, repeat=0,
+    slow_ranks={1: 2.0, 0: 3.0},
+    recipe=Recipe(global_batch=8, steps=1, precision="bf16"), device_type="cpu",
+    strategy=StrategySpec(name="fsdp-hybrid", options={"y": 1, "x": 2}), measure=Measure()))
+print(cell_id(json.loads(sys.argv[1])))
+"""
+
+
+def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": path, "TERM": "dumb"} | variables,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_reader_that_leaves_is_no_error() -> None:
+    """As in `shardmark compare ... | head -1`, with more output than a pipe holds."""
+    script = (
+        "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1);"
+        " from shardmark.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for arguments in (["list", "metrics"], ["compare", str(GOLDEN), "--format", "csv"]):
+        assert python("-c", script, *arguments).stderr == ""
+
+
+def test_module_can_be_run() -> None:
+    finished = python("-m", "shardmark.cli", "list", "nonsense")
+    assert finished.returncode == 2
+    assert finished.stderr.startswith("error: list: unknown kind 'nonsense'")
+
+
+def test_ids_are_readable_and_stable_across_processes() -> None:
+    trial = expand(load_experiment("quickstart", ["matrix.strategy=[ddp]"]), "cpu").trials[0]
+    first, second = (
+        python("-c", IDS, trial.model_dump_json(), PYTHONHASHSEED=seed).stdout.split()
+        for seed in ("1", "2")
+    )
+    assert first == second
+    assert first[0].startswith("fsdp-hybrid-w4-bf16-r0-")
+    assert first[1] == cell_id(trial.model_dump(mode="json"))
+
+
+@pytest.mark.parametrize(
+    ("remote", "error", "said"),
+    [
+        ("no-such-program {command}", InputError, "engine.remote: no-such-program cannot be run"),
+        ("sh -c 'echo never >&2; exit 3' {command}", ShardmarkError, r"\(b\) ended with code 3: n"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_node_that_cannot_be_started_is_told(
+    remote: str, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And node 0's process, which would wait for the others, is ended."""
+    monkeypatch.chdir(tmp_path)
+    given = {"hosts": ["localhost", "b"], "remote": remote, "rendezvous": "127.0.0.1:0"}
+    options = torchrun.TorchrunOptions.model_validate(given)
+    engine = torchrun.build(options, 2, KEY, lambda _: None)
+    with pytest.raises(error, match=said):
+        engine.machine("cpu")
+    engine.close()
+
+
+def test_ranks_started_before_their_number_is_known_are_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's process answers too late; it ends its trial when its standard input ends."""
+
+    def interrupt(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    engine = LocalEngine()
+    process = engine._nursery
+    program = "import sys; sys.stdin.readline(); sys.stdin.read()"
+    nursery = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    monkeypatch.setattr(process, "_process", nursery)
+    monkeypatch.setattr(process, "_read", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run(tmp_path, trial_seconds=30, on_tick=lambda: None, task="judge")
+    assert nursery.returncode == 0, "it has seen the end of its input"
+    engine.close()  # as the controller does in the end

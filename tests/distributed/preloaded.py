@@ -1,0 +1,15 @@
+"""What ranks would import: loaded once by the process that they are forked from."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+from shardmark.launch.nursery_process import PRELOADED
+
+for name in (*PRELOADED, "shardmark.strategies._zero_preload"):
+    importlib.import_module(name)
+
+# As in the package's own nursery: DeepSpeed's start collects garbage many times.
+gc.collect()
+gc.freeze()

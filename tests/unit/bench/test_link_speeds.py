@@ -1,0 +1,191 @@
+"""Runs over links of several speeds as one table, and where the strategies' order turns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from benchmarks.cluster.__main__ import main
+from benchmarks.cluster.link_speeds import crossings_of, read_speeds, turns_of
+from benchmarks.cluster.link_speeds_figures import figures_of
+from benchmarks.cluster.link_speeds_report import markdown, steps_table
+
+from shardmark.errors import InputError
+from shardmark.results.schema import TrialResult
+from shardmark.results.store import RunFolder
+from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
+from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, write_samples
+
+BATCH = 64
+RATES = {"eth0": 39e6, "lo": 78e6}
+"""Bytes per second of each node, over 6.25 s of windows and 39 steps."""
+NOISE = (0.99, 1.0, 1.01)
+"""Of each repeat; the strategies' own parts differ a little more."""
+ENVIRONMENT: dict[str, Any] = {
+    "date": "2026-11-21T12:00:00+00:00",
+    "host": "node0",
+    "os": "Debian",
+    "python": "3.11.7",
+    "shardmark": "0.1.0",
+    "cpu": {"model": "EPYC", "usable_cores": 2},
+    "memory": {"total_bytes": 2**34},
+    "cuda": {"devices": []},
+    "packages": {"torch": "2.15", "torchvision": "0.29", "deepspeed": "0.19", "numpy": "2.4"},
+    "git": {"commit": "0123456789abcdef", "dirty": False},
+    "load": {"average": [0.1, 0.1, 0.1]},
+}
+STEPS = {
+    "unlimited": {"ddp": 0.5, "fsdp": 0.9, "fsdp-hybrid": 0.8},
+    "10gbit": {"ddp": 0.6, "fsdp": 1.0, "fsdp-hybrid": 0.61},
+    "200mbit": {"ddp": 3.0, "fsdp": 6.0, "fsdp-hybrid": 2.0},
+}
+"""Seconds; at 10gbit two of them are too close to tell."""
+
+
+def trials(steps: Mapping[str, float], repeats: int = 3) -> Sequence[TrialResult]:
+    placed = tuple(invented_rank(rank).model_copy(update={"node": rank // 2}) for rank in range(4))
+    spread = {"ddp": (1.0, 1.002, 1.0), "fsdp": (1.001, 1.0, 1.0), "fsdp-hybrid": (1.03, 1.0, 0.98)}
+    return [
+        invented_trial(
+            strategy,
+            4,
+            repeat,
+            metrics={
+                "samples_per_second": BATCH / (s * NOISE[repeat] * spread[strategy][repeat]),
+                "network_sent_bytes": 2 * sum(RATES.values()) * 6.25,
+            },
+            ranks=placed,
+        )
+        for strategy, s in steps.items()
+        for repeat in range(repeats)
+    ]
+
+
+def write_speed(folder: Path, name: str, made: Sequence[TrialResult], repeats: int = 3) -> None:
+    path = write_run(folder / name, made)
+    wanted = EXPERIMENT | {
+        "matrix": {"strategy": ["ddp", "fsdp", "fsdp-hybrid"]},
+        "placement": {"nodes": 2, "ranks_per_node": 2},
+        "measure": {"repeats": repeats},
+    }
+    (path / "experiment.yaml").write_text(yaml.safe_dump(wanted))
+    RunFolder(path).write_environment(ENVIRONMENT)
+    for trial in made:
+        lines = [
+            {
+                "node": node,
+                "at_seconds": FIRST_STEP_AT_SECONDS + at,
+                "network": {
+                    name: {"bytes_sent": at * rate, "bytes_received": at * rate}
+                    for name, rate in RATES.items()
+                },
+            }
+            for at in range(-1, 10)
+            for node in (0, 1)
+        ]
+        write_samples(path, trial.id, lines)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three finished runs; whoever adds to them takes a copy."""
+    folder = tmp_path_factory.mktemp("speeds")
+    for name, steps in STEPS.items():
+        write_speed(folder, name, trials(steps))
+    return folder
+
+
+def test_speeds_come_in_order_with_their_strategies(runs: Path) -> None:
+    speeds = read_speeds(runs)
+    assert [speed.name for speed in speeds] == ["unlimited", "10gbit", "200mbit"]
+    assert all(speed.complete for speed in speeds)
+    assert list(speeds[0].cells) == ["ddp", "fsdp-hybrid", "fsdp"]
+    assert list(speeds[2].cells) == ["fsdp-hybrid", "ddp", "fsdp"]
+    cell = speeds[2].cells["ddp"]
+    assert cell.step.value == pytest.approx(3.0, rel=1e-2)
+    # Two nodes' 39 MB/s over 6.25 s of 39 steps of four ranks.
+    assert cell.between_nodes_bytes == pytest.approx(2 * 39e6 * 6.25 / 39 / 4)
+
+
+def test_a_turn_needs_a_shown_difference_at_both_speeds(runs: Path) -> None:
+    """Nothing is shown of the close pair at 10gbit, so that it turns only further on."""
+    speeds = read_speeds(runs)
+    assert speeds[1].faster("ddp", "fsdp-hybrid") is None
+    (turn,) = turns_of(speeds)
+    assert (turn.first, turn.second) == ("ddp", "fsdp-hybrid")
+    assert (turn.before, turn.after) == ("unlimited", "200mbit")
+    assert crossings_of(speeds) == {frozenset(("ddp", "fsdp-hybrid"))}
+
+
+def test_one_repeat_shows_nothing(tmp_path: Path) -> None:
+    for name, steps in STEPS.items():
+        write_speed(tmp_path, name, trials(steps, repeats=1), repeats=1)
+    speeds = read_speeds(tmp_path)
+    assert turns_of(speeds) == []
+    assert len(crossings_of(speeds)) == 1
+    assert "No pair of strategies is shown" in markdown(speeds, [])
+
+
+def test_partial_runs_are_said_and_do_not_matter(runs: Path, tmp_path: Path) -> None:
+    runs = Path(shutil.copytree(runs, tmp_path / "runs"))
+    write_speed(runs, "1gbit", [*trials({"ddp": 1.0}, repeats=2)])
+    (runs / "100mbit" / "trials" / "begun").mkdir(parents=True)
+    speeds = read_speeds(runs)
+    assert [speed.name for speed in speeds] == ["unlimited", "10gbit", "1gbit", "200mbit"]
+    text = markdown(speeds, turns_of(speeds))
+    assert "**Not complete, trials: 1gbit (2 of 9).**" in text
+    table = {row[0]: row[1:] for row in steps_table(speeds).rows}
+    assert table["fsdp"][2] == "-"
+    assert table["ddp"][2].startswith("0.99")
+    assert table["fsdp-hybrid"][3].endswith("(1)")
+
+
+def test_the_command_writes_numbers_text_and_figures(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["links-table", str(runs), "--out", str(out)]) == 0
+    stem = "2026-11-21-link-speeds"
+    endings = (".json", ".md", ".png", ".svg", "-bytes.png", "-bytes.svg")
+    assert {path.name for path in out.iterdir()} == {f"{stem}{ending}" for ending in endings}
+    stored = json.loads((out / f"{stem}.json").read_text())
+    assert stored["turns"] == [
+        {"first": "ddp", "second": "fsdp-hybrid", "before": "unlimited", "after": "200mbit"}
+    ]
+    assert "node0" not in json.dumps(stored["machine"])
+    assert stored["versions"]["torch"] == "2.15"
+    first = stored["speeds"][0]
+    assert (first["gigabits_per_second"], first["trials"], first["planned"]) == (None, 9, 9)
+    assert set(first["strategies"]["ddp"]["step_seconds_by_repeat"]) == {"0", "1", "2"}
+    text = (out / f"{stem}.md").read_text()
+    assert f"]({stem}.svg)" in text
+    assert "at 200mbit fsdp-hybrid is faster by" in text
+    assert "0123456789" in text
+    assert text.split("\n\n")[1] in capsys.readouterr().out
+
+
+def test_figures_have_every_speed_in_place(runs: Path) -> None:
+    step, carried = figures_of(read_speeds(runs), "any")
+    absolute, relative = step.panels
+    lines = {one.name: one for one in relative.series}
+    assert list(lines["ddp"].x) == [0.2, 10.0, 100.0]
+    assert list(lines["ddp"].y) == [1.0, 1.0, 1.0]
+    assert absolute.x_label.endswith("unlimited)")
+    between, inside = carried.panels[0].series
+    assert list(inside.y) == pytest.approx([2 * one for one in between.y if one is not None])
+
+
+def test_what_is_no_such_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no folder"):
+        read_speeds(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="holds no run"):
+        read_speeds(tmp_path)
+    write_run(tmp_path / "quick", [])
+    with pytest.raises(InputError, match="link speed: found 'quick'"):
+        read_speeds(tmp_path)
+    assert main(["links-table", str(tmp_path)]) == 2

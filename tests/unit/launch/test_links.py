@@ -1,0 +1,183 @@
+"""Links are measured once for a run, stored with it, and never in the way of its trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.errors import ShardmarkError
+from shardmark.experiment.schema import Trial
+from shardmark.launch import controller
+from shardmark.launch.controller import run_experiment
+from shardmark.launch.outcome import Ending
+from shardmark.results.network import (
+    MeasuredOperation,
+    NetworkRecord,
+    TimedSize,
+    read_network,
+    write_network,
+)
+from shardmark.results.store import RunFolder, load_run
+from tests.unit.launch.fakes import FINE, INTERRUPTED, FakeEngine, Remembers, experiment
+
+TWO_NODES = ("matrix={strategy: [single, ddp]}", "placement={nodes: 2, ranks_per_node: 1}")
+LATENCY, SPEED = 1e-4, 1e8
+"""Of the invented links: seconds, bytes per second."""
+SIZES = (1024, 65536, 1048576)
+
+
+@pytest.fixture(autouse=True)
+def _no_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "environment", lambda: {"host": "here"})
+
+
+def record(ranks: int) -> NetworkRecord:
+    sizes = tuple(TimedSize(payload_bytes=m, seconds=(LATENCY + m / SPEED,) * 3) for m in SIZES)
+    return NetworkRecord(
+        measured_at_seconds=1.0,
+        backend="gloo",
+        device_type="cpu",
+        hosts=tuple(f"host-{rank}" for rank in range(ranks)),
+        interface="eth0",
+        torch="2.15",
+        operations=(
+            MeasuredOperation(
+                operation="point_to_point", reach="between_hosts", ranks=(0, 1), sizes=sizes
+            ),
+        ),
+    )
+
+
+class Linked:
+    """An engine of two nodes, whose ranks leave the timings of links; what they were asked for."""
+
+    def __init__(self, nodes: int = 2, end: Ending | ShardmarkError = FINE, **fields: Any) -> None:
+        self.engine = FakeEngine(**fields)
+        self.engine.nodes = nodes
+        self.engine.on_links = self.leave
+        self.end = end
+        self.asked: list[Trial] = []
+
+    def leave(self, directory: Path) -> Ending:
+        trial = Trial.model_validate_json((directory / "trial.json").read_text())
+        self.asked.append(trial)
+        if isinstance(self.end, ShardmarkError):
+            raise self.end
+        if self.end == FINE:
+            text = record(trial.world_size).model_dump_json()
+            (directory / "record.json").write_text(text)
+        return self.end
+
+
+def run(out: Path, linked: Linked, *overrides: str) -> list[str]:
+    """What was told."""
+    told = Remembers()
+    run_experiment(experiment(*overrides), out, progress=told, engine=linked.engine)
+    return told.notes
+
+
+def test_links_between_nodes_are_measured_before_the_trials_and_fitted(tmp_path: Path) -> None:
+    linked = Linked()
+    notes = run(tmp_path / "run", linked, *TWO_NODES)
+    (trial,) = linked.asked
+    assert (trial.world_size, trial.nodes, trial.measure.link_seconds) == (2, 2, 8)
+    assert linked.engine.calls.index("load cpu") < linked.engine.calls.index("run ddp")
+    assert notes == [
+        "measuring the links between 2 ranks on 2 nodes, about 8 s",
+        "links between 2 ranks, gloo: 100 us and 100 MB/s between hosts (network.json)",
+    ]
+    stored = read_network(tmp_path / "run")
+    assert stored is not None
+    (operation,) = stored.operations
+    assert operation.fit is not None
+    assert operation.fit.bytes_per_second.value == pytest.approx(SPEED)
+    assert not (tmp_path / "run" / ".links").exists()
+    assert {trial.outcome for trial in load_run(tmp_path / "run").trials} == {"ok"}
+
+
+def test_they_are_measured_once_and_again_for_more_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(out, Linked(), *TWO_NODES)
+    again = Linked()
+    run(out, again, *TWO_NODES, "measure.repeats=2")
+    assert not again.asked
+    more = Linked()
+    wider = ("matrix={strategy: [ddp]}", "placement={nodes: 2, ranks_per_node: 2}")
+    run(out, more, *wider)
+    assert [trial.world_size for trial in more.asked] == [4]
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ((), []),
+        (("measure.link_seconds=2.5",), [2.5]),
+        (("measure.link_seconds=0", *TWO_NODES), []),
+    ],
+)
+def test_one_node_is_measured_where_asked_for(
+    tmp_path: Path, changes: tuple[str, ...], asked: list[float]
+) -> None:
+    linked = Linked()
+    sizes = () if changes[1:] else ("matrix={strategy: [ddp], world_size: [2]}",)
+    run(tmp_path / "run", linked, *sizes, *changes)
+    assert [trial.measure.link_seconds for trial in linked.asked] == asked
+
+
+def test_one_process_has_no_links(tmp_path: Path) -> None:
+    linked = Linked()
+    alone = ("matrix={strategy: [single]}", "measure.link_seconds=2")
+    notes = run(tmp_path / "run", linked, *alone)
+    assert notes == ["measure.link_seconds: no trial has several ranks, so no links"]
+    assert not linked.asked
+
+
+TIMED_OUT = Ending(how="timed_out", agent_exit_code=-9, failures=(), oom_kills=0)
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (ShardmarkError("node 1 (host-1): cannot import torch"), "cannot import torch"),
+        (TIMED_OUT, "not done after 98 s"),
+        (Ending(how="exited", agent_exit_code=1, failures=(), oom_kills=0), "failed: "),
+    ],
+)
+def test_a_failure_is_told_and_noted_and_the_trials_go_on(
+    tmp_path: Path, end: Ending | ShardmarkError, reason: str
+) -> None:
+    out = tmp_path / "run"
+    notes = run(out, Linked(end=end), *TWO_NODES)
+    assert notes[-1].startswith("the links could not be measured: ")
+    assert notes[-1].endswith("; the trials go on")
+    assert reason in notes[-1]
+    assert reason in RunFolder(out).read_environment()["links_missing"]
+    assert read_network(out) is None
+    assert {trial.outcome for trial in load_run(out).trials} == {"ok"}
+    assert not (out / ".links").exists()
+
+
+def test_too_few_nodes_are_a_failure_like_others(tmp_path: Path) -> None:
+    notes = run(tmp_path / "run", Linked(nodes=1), *TWO_NODES)
+    assert any("2 nodes are asked for" in note for note in notes)
+
+
+def test_an_interrupt_ends_the_run(tmp_path: Path) -> None:
+    linked = Linked(end=INTERRUPTED)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", linked, *TWO_NODES)
+    assert linked.engine.ran == []
+    assert not (tmp_path / "run" / ".links").exists()
+
+
+def test_a_record_that_cannot_be_read_is_measured_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(out, Linked(), *TWO_NODES)
+    (out / "network.json").write_text("{")
+    linked = Linked()
+    notes = run(out, linked, *TWO_NODES, "measure.repeats=2")
+    assert any("network.json" in note and "measured again" in note for note in notes)
+    assert len(linked.asked) == 1
+    write_network(out, record(2))
