@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardmark.experiment.schema import Recipe
     from shardmark.results.schema import ExchangeRecord
     from shardmark.strategies._protocol import Portion, Team
 
@@ -21,6 +22,9 @@ class CollectiveStrategy:
 
     def survives(self) -> bool:
         return False
+
+    def resumes(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (protocol)
+        return None
 
     def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
         return neighbours_together(world_size, nodes)
@@ -50,6 +54,9 @@ class CollectiveWorker:
         return None
 
     def close(self) -> None:
+        return None
+
+    def keep_elsewhere(self, step: int) -> None:  # noqa: ARG002  (all is held by the workers)
         return None
 
     def exchange(self) -> ExchangeRecord | None:

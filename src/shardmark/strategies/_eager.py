@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from shardmark.experiment.schema import Optimizer, Recipe
 from shardmark.measure.recorder import Spans
 from shardmark.strategies._collective import CollectiveWorker
-from shardmark.strategies._protocol import HeldState
+from shardmark.strategies._protocol import HeldState, Kept
+from shardmark.strategies._tensors_kept import (
+    copied_into,
+    kept_state,
+    local,
+    restore_state,
+    scaler_counts,
+    set_scaler,
+)
 from shardmark.workloads._protocol import Batch, Workload
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,7 +64,7 @@ class EagerWorker(CollectiveWorker):
     """Forward, backward and optimizer step on a model whose gradients reduce themselves.
 
     `model` is what is called, `module` the model whose names count; the loss of a step is the
-    mean of its micro-batches, which are equally large.
+    mean of its micro-batches, which are equally large.  `replicated`: every rank holds all of it.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class EagerWorker(CollectiveWorker):
         synchronise: Synchronise = lambda last: nullcontext(),  # noqa: ARG005  (its signature)
         unreachable_bytes: Callable[[], int] = lambda: 0,
         autocasts: bool = True,
+        replicated: bool = True,
     ) -> None:
         self._model = model
         self._module = module
@@ -79,7 +88,10 @@ class EagerWorker(CollectiveWorker):
         self._synchronise = synchronise
         self._unreachable_bytes = unreachable_bytes
         self._autocasts = autocasts
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._replicated = replicated
+        # FSDP2's shards: the module shows whole parameters in their place while they exist.
+        self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._parameters = list(self._trained.values())
         self._optimizer = build_optimizer(self._parameters, recipe)
         # Twice as large after 2,000 good steps: torch's schedule, and DeepSpeed's under autocast.
         self._scaler = torch.amp.GradScaler(
@@ -153,6 +165,31 @@ class EagerWorker(CollectiveWorker):
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._module.named_buffers()}
+
+    def checkpoint_state(self) -> Kept:
+        state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
+        state |= kept_state(self._optimizer, self._trained)
+        own = {f"buffer/{name}": b.detach() for name, b in self._module.named_buffers()}
+        return Kept(
+            own=own if self._replicated else own | state,
+            shared=state if self._replicated else {},
+            counts={
+                "steps_called": self._steps_called,
+                "steps_taken": self._steps_taken,
+                "scaler": scaler_counts(self._scaler),
+            },
+        )
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        tensors = {**kept.own, **kept.shared}
+        for name, buffer in self._module.named_buffers():
+            copied_into(buffer, tensors[f"buffer/{name}"])
+        for name, parameter in self._trained.items():
+            copied_into(local(parameter), tensors[f"parameter/{name}"])
+        restore_state(self._optimizer, self._trained, tensors)
+        set_scaler(self._scaler, kept.counts["scaler"])
+        self._steps_called = int(kept.counts["steps_called"])
+        self._steps_taken = int(kept.counts["steps_taken"])
 
     def held_state(self) -> HeldState:
         # FSDP2 shows unsharded parameters while they exist; the optimizer always has the shards.

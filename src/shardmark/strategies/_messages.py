@@ -46,6 +46,8 @@ class Kind(IntEnum):
     """Wait for all other workers; `number` bytes follow, and everybody's come back."""
     CLOSE = 8
     """Nothing else will come."""
+    KEEP = 9
+    """Write a checkpoint as of `number` steps, and say so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +80,18 @@ class HeldState:
     """Bytes that the library holds where Python cannot see them (DDP's empty buckets)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What one rank needs to go on from where it stands between two steps."""
+
+    own: Mapping[str, Tensor] = field(default_factory=dict)
+    """Its part of parameters, optimizer state and buffers, by name."""
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    """What every rank holds alike: one of each node is enough."""
+    counts: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers, as JSON has them: loss scale, counters."""
+
+
 class Team(Protocol):
     """The training ranks, meeting outside of their steps.  Every one of them calls."""
 
@@ -139,13 +151,34 @@ class Worker(Protocol):
     def held_state(self) -> HeldState:
         """What this rank holds now, as references: the caller must not keep them."""
 
+    def checkpoint_state(self) -> Kept:
+        """What a checkpoint keeps of this rank, as references; between steps only."""
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        """Go on from there; before the first step.  Every training rank calls it."""
+
+    def keep_elsewhere(self, step: int) -> None:
+        """Have those who hold state for the workers keep it, as of so many steps.
+
+        One training rank calls it, while all others wait.
+        """
+
 
 @runtime_checkable
 class Server(Protocol):
     """One rank that holds parameters for others and does not train."""
 
-    def serve(self) -> None:
-        """Answer the workers until the last one has closed or is gone."""
+    def serve(self, keep: Callable[[int], None] | None = None) -> None:
+        """Answer the workers until the last one has closed or is gone.
+
+        `keep` writes a checkpoint as of so many steps, whenever a worker asks for it.
+        """
+
+    def checkpoint_state(self) -> Kept:
+        """What a checkpoint keeps of this rank, as references."""
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        """Go on from there; before it serves."""
 
     def held_state(self) -> HeldState:
         """What this rank holds now, as references: the caller must not keep them."""
@@ -185,6 +218,9 @@ class Strategy(Protocol):
 
     def survives(self) -> bool:
         """Whether the other workers train on when one dies."""
+
+    def resumes(self, recipe: Recipe) -> str | None:
+        """None, or why it cannot go on from a checkpoint with that recipe."""
 
     def backend(self, device_type: str) -> str:
         """The process group's: `nccl` or `gloo`."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from shardmark.errors import ShardmarkError
 from shardmark.experiment.schema import Recipe
 from shardmark.measure.recorder import Spans
 from shardmark.results.schema import ExchangeRecord
@@ -17,52 +16,17 @@ from shardmark.strategies._messages import (
     NOTHING_LEFT,
     Kind,
     PeerGone,
-    from_bytes,
     receive,
     receive_numbers,
     say_farewell,
-    send,
     send_header,
-    to_bytes,
 )
 from shardmark.strategies._parameter_layout import Bucket, Layout
-from shardmark.strategies._protocol import HeldState, Portion, Shard
+from shardmark.strategies._protocol import HeldState, Kept, Portion, Shard
 from shardmark.strategies._pushing import Pushing
+from shardmark.strategies._server_team import ServerTeam, server_gone
+from shardmark.strategies._tensors_kept import copied_into
 from shardmark.workloads._protocol import Batch, Workload
-
-
-class ServerTeam:
-    """Workers meet at the servers, which know who is left."""
-
-    def __init__(self, servers: Sequence[int]) -> None:
-        self._servers = servers
-
-    def barrier(self) -> None:
-        """Wait until every worker that is left is here; every server learns of it."""
-        for server in self._servers:
-            self._meet(server, None)
-
-    def gather(self, value: object) -> list[object]:
-        """The value of every worker that is left, in order of rank."""
-        return self._meet(self._servers[0], value)
-
-    def _meet(self, server: int, value: object) -> list[object]:
-        try:
-            content = to_bytes(value)
-            send_header(server, Kind.MEET, len(content))
-            send(content, server)
-            (size,) = receive_numbers(1, server)
-            everybody = torch.empty(size, dtype=torch.uint8)
-            receive(everybody, server)
-        except PeerGone as gone:
-            raise server_gone(gone) from gone
-        found = from_bytes(everybody)
-        assert isinstance(found, list)
-        return found
-
-
-def server_gone(gone: PeerGone) -> ShardmarkError:
-    return ShardmarkError(f"the parameter server, rank {gone.rank}, is gone; see log.txt")
 
 
 class PushPullWorker:
@@ -222,6 +186,41 @@ class PushPullWorker:
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._model.named_buffers()}
+
+    def checkpoint_state(self) -> Kept:
+        """The servers have the rest."""
+        return Kept(
+            own={f"buffer/{name}": b.detach() for name, b in self._model.named_buffers()},
+            counts={
+                "pulls": self._pulls,
+                "received_bytes": dict(self._received),
+                "pushes": self._pushing.pushes,
+                "sent_bytes": dict(self._pushing.sent_bytes),
+            },
+        )
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        for name, buffer in self._model.named_buffers():
+            copied_into(buffer, kept.own[f"buffer/{name}"])
+        self._pulls = kept.counts["pulls"]
+        self._received.update(kept.counts["received_bytes"])
+        self._pushing.pushes = kept.counts["pushes"]
+        self._pushing.sent_bytes.update(kept.counts["sent_bytes"])
+        for server, flats, part in zip(self._servers, self._flat, self._layout, strict=True):
+            send_header(server, Kind.PARAMETERS)
+            for flat, bucket in zip(flats, part, strict=True):
+                whole = torch.empty(bucket.elements)
+                receive(whole, server)
+                copied_into(flat, whole.to(bucket.wire_type))  # as a pull would bring it
+
+    def keep_elsewhere(self, step: int) -> None:
+        try:
+            for server in self._servers:
+                send_header(server, Kind.KEEP, step)
+            for server in self._servers:
+                receive_numbers(1, server)
+        except PeerGone as gone:
+            raise server_gone(gone) from gone
 
     def held_state(self) -> HeldState:
         return HeldState(

@@ -31,7 +31,8 @@ from shardmark.strategies._messages import (
     wait_for_end,
 )
 from shardmark.strategies._parameter_layout import Bucket
-from shardmark.strategies._protocol import HeldState
+from shardmark.strategies._protocol import HeldState, Kept
+from shardmark.strategies._tensors_kept import copied_into, kept_state, local, restore_state
 from shardmark.strategies._turns import Turns
 
 
@@ -87,7 +88,10 @@ class GradientServer:
             Kind.STATE: self._send_state,
             Kind.PORTION: self._send_portion,
             Kind.MEET: self._hold_meeting,
+            Kind.KEEP: self._keep_checkpoint,
         }
+        self._keep: Callable[[int], None] | None = None
+        self._named = {str(index): flat for index, flat in enumerate(self._flat)}
 
     def _wire(self, bucket: Bucket) -> Tensor:
         pinned = self._flat[0].device.type == "cuda"
@@ -98,11 +102,13 @@ class GradientServer:
         as_sent = flat.device.type == "cpu" and bucket.wire_type == flat.dtype
         return flat.detach() if self._together and as_sent else self._wire(bucket)
 
-    def serve(self) -> None:
+    def serve(self, keep: Callable[[int], None] | None = None) -> None:
         """Answer the workers until the last one has closed or is gone.
 
-        Raises `ShardmarkError` where a worker is gone that cannot be missed, or all are.
+        `keep` writes a checkpoint when a worker asks for it; all others wait meanwhile.  Raises
+        `ShardmarkError` where a worker is gone that cannot be missed, or all are.
         """
+        self._keep = keep
         for rank in range(len(self._inboxes)):
             for name, task in (("attend", self._attend), ("watch", self._watch)):
                 threading.Thread(
@@ -243,6 +249,25 @@ class GradientServer:
         everybody = to_bytes(self._turns.meet(rank, from_bytes(content)))
         send_numbers([len(everybody)], rank)
         send(everybody, rank)
+
+    def _keep_checkpoint(self, rank: int, header: Header) -> None:
+        assert self._keep is not None, "nobody keeps checkpoints of this trial"
+        self._keep(header.number)
+        send_numbers([header.number], rank)
+
+    def checkpoint_state(self) -> Kept:
+        parameters = {f"parameter/{name}": local(flat) for name, flat in self._named.items()}
+        counts = {"portions": self._turns.portions_before(), **self._counts.as_json()}
+        own = parameters | kept_state(self._optimizer, self._named)
+        return Kept(own=own, counts=counts | {"wait_seconds": self._turns.wait_seconds})
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        for name, flat in self._named.items():
+            copied_into(local(flat), kept.own[f"parameter/{name}"])
+        restore_state(self._optimizer, self._named, kept.own)
+        self._counts.restore(kept.counts)
+        self._read = dict.fromkeys(self._read, self._counts.updates)
+        self._turns.go_on_from(kept.counts["portions"], wait_seconds=kept.counts["wait_seconds"])
 
     def held_state(self) -> HeldState:
         gradients = [flat.grad for flat in self._flat if flat.grad is not None]

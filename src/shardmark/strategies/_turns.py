@@ -81,6 +81,15 @@ class Turns:
             self._out[rank] += 1
             return divmod(self._next_portion - 1, self._workers)
 
+    def portions_before(self) -> int:
+        """How many portions have been handed out."""
+        return self._next_portion
+
+    def go_on_from(self, portions: int, *, wait_seconds: float) -> None:
+        """So many were handed out, and so long was waited, in an earlier life."""
+        self._next_portion = portions
+        self.wait_seconds = wait_seconds
+
     def meet(self, rank: int, brought: object) -> list[object]:
         """Wait until every present worker is here; what each brought, in order of rank."""
         with self.changed:

@@ -20,7 +20,8 @@ from shardmark.measure.recorder import Spans
 from shardmark.strategies._blocks import build_on
 from shardmark.strategies._collective import CollectiveWorker
 from shardmark.strategies._eager import autocast, build_optimizer, state_keys, state_tensors
-from shardmark.strategies._protocol import HeldState, Process
+from shardmark.strategies._protocol import HeldState, Kept, Process
+from shardmark.strategies._zero_kept import kept_of, restore
 from shardmark.workloads._protocol import Batch, Workload
 
 # Where DeepSpeed 0.19 keeps what it holds beside the module: attributes of its ZeRO optimizers.
@@ -148,6 +149,15 @@ class ZeroWorker(CollectiveWorker):
 
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._engine.module.named_buffers()}
+
+    def checkpoint_state(self) -> Kept:
+        counts = {"steps_called": self._steps_called, "steps_taken": self._steps_taken}
+        return kept_of(self._engine, self._base_optimizer(), counts)
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        restore(self._engine, self._base_optimizer(), kept)
+        self._steps_called = self._counted_call = int(kept.counts["steps_called"])
+        self._steps_taken = int(kept.counts["steps_taken"])
 
     def held_state(self) -> HeldState:
         optimizer, base = self._engine.optimizer, self._base_optimizer()

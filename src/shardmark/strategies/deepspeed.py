@@ -130,6 +130,11 @@ class Zero(CollectiveStrategy):
             note=STAGE_3_NOTE if self.stage == 3 else REDUCED_WHOLE_NOTE,
         )
 
+    def resumes(self, recipe: Recipe) -> str | None:
+        if recipe.precision != "fp32" and self.mixed_precision == "native":
+            return "DeepSpeed's own 16-bit engines are not kept in a checkpoint"
+        return "what DeepSpeed offloads is not kept in a checkpoint" if recipe.cpu_offload else None
+
     def loads(self) -> tuple[str, ...]:
         return ("shardmark.strategies._zero_preload",)
 

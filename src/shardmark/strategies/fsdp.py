@@ -238,4 +238,5 @@ def start_sharded(
         device=process.device,
         synchronise=synchronise,
         autocasts=not native,
+        replicated=False,
     )

@@ -85,6 +85,9 @@ class ParameterServer:
     def survives(self) -> bool:
         return False
 
+    def resumes(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (servers keep fp32)
+        return None
+
     def backend(self, device_type: str) -> str:  # noqa: ARG002  (NCCL has no servers on a CPU)
         return "gloo"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
 from shardmark.experiment.schema import Trial
+from shardmark.measure.recorder import Recorder
 from shardmark.strategies._protocol import Portion, Shard, Worker
+from shardmark.training.checkpoints import Checkpoints
 from shardmark.training.loop import Steps, train
 from shardmark.training.report import Evaluation, RankReport
 from shardmark.workloads._protocol import Batch, BatchPlan, Workload
@@ -56,37 +59,62 @@ def train_epochs(
     steps: Steps,
     report: RankReport,
     device: torch.device,
+    checkpoints: Checkpoints | None = None,
 ) -> Iterator[Batch]:
     """Train every epoch and evaluate those that the trial asks for, outside the windows.
 
-    Returns further batches of this rank's own share, for steps that belong to no training.
+    With `checkpoints`, from the last one on, and pausing for further ones.  Returns further
+    batches of this rank's own share, for steps that belong to no training.
     """
-    assert report.recorder is not None, "the rank gives its report a recorder first"
-    team = worker.team
-    team.barrier()
-    report.recorder.start_training()
-    static = None
-    for end_step, evaluated in zip(training.epoch_ends, training.evaluated, strict=True):
-        team.barrier()
-        portions = worker.portions(end_step)
-        if portions is None:
-            static = static or workload.batches(training.plan, shard)
-            feed = Feed(static, end_step, lambda index: Portion(step=index, shard=shard))
-        else:
-            feed = _left(workload, training, shard, portions, report.recorder.step)
-        train(
-            worker,
-            feed.batches,
-            report.recorder,
-            steps,
-            end_step=feed.end_step,
-            portion_of=feed.portion_of,
-            device=device,
-        )
-        report.end_epoch(
-            report.recorder.step, evaluate(worker, workload, shard, device) if evaluated else None
-        )
-    return static or workload.batches(training.plan, shard)
+    recorder = report.recorder
+    assert recorder is not None, "the rank gives its report a recorder first"
+    worker.team.barrier()
+    recorder.start_training()
+    first = 0
+    if checkpoints is not None:
+        checkpoints.training_goes_on(report)
+        first = checkpoints.first_step
+    own = _own_share(training, workload, shard, first)
+    epochs = list(zip(training.epoch_ends, training.evaluated, strict=True))
+    for end_step, evaluated in epochs[len(report.epochs) :]:
+        for stop in [end_step] if checkpoints is None else checkpoints.stops(first, end_step):
+            worker.team.barrier()
+            portions = worker.portions(stop)
+            if portions is None:
+                feed = Feed(own, stop, lambda index: Portion(step=index, shard=shard))
+            else:
+                feed = _left(workload, training, shard, portions, recorder.step)
+            _train(worker, feed, recorder, steps, device)
+            if checkpoints is not None and stop < end_step:
+                checkpoints.save(stop, worker, report)
+        evaluation = evaluate(worker, workload, shard, device) if evaluated else None
+        report.end_epoch(recorder.step, evaluation)
+        if checkpoints is not None and checkpoints.is_due(end_step, of=training.total_steps):
+            checkpoints.save(end_step, worker, report)
+        first = end_step
+    return own
+
+
+def _own_share(training: Training, workload: Workload, shard: Shard, first: int) -> Iterator[Batch]:
+    """This rank's share of that step and of all that follow."""
+    if first == 0:
+        return workload.batches(training.plan, shard)
+    portions = (Portion(step=step, shard=shard) for step in itertools.count(first))
+    return workload.batches(training.plan, shard, portions)
+
+
+def _train(
+    worker: Worker, feed: Feed, recorder: Recorder, steps: Steps, device: torch.device
+) -> None:
+    train(
+        worker,
+        feed.batches,
+        recorder,
+        steps,
+        end_step=feed.end_step,
+        portion_of=feed.portion_of,
+        device=device,
+    )
 
 
 @dataclass(frozen=True, slots=True)

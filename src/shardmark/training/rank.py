@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,7 +28,9 @@ from shardmark.measure.recorder import Recorder, Spans
 from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies import build_strategy
 from shardmark.strategies._protocol import Process, Server, Shard, Worker
+from shardmark.training.checkpoints import Checkpoints
 from shardmark.training.epochs import Training, train_epochs
+from shardmark.training.links import measure_trial_links
 from shardmark.training.loop import Steps
 from shardmark.training.report import RankReport
 from shardmark.training.schedule import learning_rate_of, portion_seed
@@ -123,12 +125,13 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     report.workload = workload
     report.settings = dict(strategy.settings(trial.recipe))
     shard = strategy.placement(trial.world_size)[process.rank]
+    checkpoints = Checkpoints.joined(trial, directory, process)
     role = strategy.start(workload, trial.recipe, process)
     (directory / JOINED_FILE.format(process.rank)).touch()
     training = Training.of(trial, workload)
     report.steps_per_epoch = training.steps_per_epoch
     if isinstance(role, Server):
-        _serve(role, report)
+        _serve(role, report, checkpoints)
         return
     assert shard is not None, "a rank without a share is a server"
     report.cuda_peak = CudaPeak(device) if device.type == "cuda" else None
@@ -140,6 +143,12 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
         teller = Teller(progress, recorder.losses, on_host=device.type == "cpu")
         recorder.observe(teller)
         report.steps = _steps_of(trial, training, process.rank, teller.stepped)
+        if checkpoints is not None:
+            role.team.barrier()  # everybody has seen the initial weights
+            checkpoints.restore_worker(role, report, device)
+            # A restarted process is as cold as a new one.
+            warm = recorder.step + trial.measure.warmup_steps
+            report.steps = replace(report.steps, warmup_steps=warm)
         batches = train_epochs(
             training,
             worker=role,
@@ -148,6 +157,7 @@ def _measure(trial: Trial, directory: Path, place: Settled, report: RankReport) 
             steps=report.steps,
             report=report,
             device=device,
+            checkpoints=checkpoints,
         )
     role.team.barrier()
     report.end_weights(role.full_parameters())
@@ -172,11 +182,15 @@ def _steps_of(trial: Trial, training: Training, rank: int, on_step: Callable[[in
     )
 
 
-def _serve(server: Server, report: RankReport) -> None:
+def _serve(server: Server, report: RankReport, checkpoints: Checkpoints | None = None) -> None:
     """Hold parameters for the workers; what is held and passed is recorded at the end."""
     report.role = "server"
     report.write()
-    server.serve()
+    if checkpoints is None:
+        server.serve()
+    else:
+        checkpoints.restore_server(server, report)
+        server.serve(checkpoints.save_server(server, report))
     report.exchange = server.exchange()
     report.probe = ProbeRecord(
         **held_bytes(server.held_state()),
@@ -236,4 +250,4 @@ def _testify(trial: Trial, directory: Path, place: Settled, report: RankReport) 
     role.close()
 
 
-TASKS: dict[str, Work] = {"measure": _measure, "testify": _testify}
+TASKS: dict[str, Work] = {"measure": _measure, "testify": _testify, "links": measure_trial_links}

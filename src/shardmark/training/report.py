@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,11 +20,13 @@ from shardmark.measure.cuda_memory import CudaPeak
 from shardmark.measure.rank_files import rank_file, rank_steps_file
 from shardmark.measure.recorder import Recorder
 from shardmark.results.schema import (
+    CheckpointRecord,
     EpochRecord,
     ExchangeRecord,
     ProbeRecord,
     RankError,
     RankRecord,
+    ResumeRecord,
     WindowRecord,
 )
 from shardmark.strategies._protocol import Worker
@@ -52,9 +54,15 @@ class RankReport:
         self._device = "unknown"
         self._device_uuid: str | None = None
         self._threads = 0
-        self._epochs: list[tuple[int, int, Evaluation | None]] = []
-        self._initial: str | None = None
         self._final: str | None = None
+        self.epochs: list[tuple[int, int, Evaluation | None]] = []
+        """First step, one past the last, and the evaluation after it."""
+        self.checkpoints: list[CheckpointRecord] = []
+        self.resumes: list[ResumeRecord] = []
+        self.initial_sha256: str | None = None
+        """Of the weights that the training began with, before any restart."""
+        self.earlier_data_errors: Sequence[str] = ()
+        """Before a restart."""
         self.role: Literal["worker", "server"] = "worker"
         self.steps_per_epoch: int | None = None
         self.recorder: Recorder | None = None
@@ -76,14 +84,19 @@ class RankReport:
         self.write()  # its process id lets the sampler find the rank
 
     def start_weights(self, parameters: Mapping[str, Tensor]) -> None:
-        self._initial = weights_sha256(parameters)
+        self.initial_sha256 = weights_sha256(parameters)
 
     def end_weights(self, parameters: Mapping[str, Tensor]) -> None:
         self._final = weights_sha256(parameters)
 
     def end_epoch(self, end_step: int, evaluation: Evaluation | None) -> None:
-        first_step = self._epochs[-1][1] if self._epochs else 0
-        self._epochs.append((first_step, end_step, evaluation))
+        first_step = self.epochs[-1][1] if self.epochs else 0
+        self.epochs.append((first_step, end_step, evaluation))
+
+    def data_errors(self) -> list[str]:
+        """Those of all processes that have been this rank, each once."""
+        own = self.workload.data_errors if self.workload else ()
+        return list(dict.fromkeys((*self.earlier_data_errors, *own)))
 
     def write(self) -> None:
         """Leave everything known so far; a reader never sees half of it."""
@@ -102,7 +115,9 @@ class RankReport:
     def _losses(self) -> list[float]:
         if self.recorder is None or not self.recorder.losses:
             return []
-        return [float(x) for x in torch.stack(self.recorder.losses).float().tolist()]
+        return [
+            float(x) for x in torch.stack([one.float() for one in self.recorder.losses]).tolist()
+        ]
 
     def _record(self, losses: list[float]) -> RankRecord:
         recorder = self.recorder
@@ -134,18 +149,20 @@ class RankReport:
             samples=sum(len(sample_ids[i]) for i in self._measured_steps()),
             samples_total=sum(len(ids) for ids in sample_ids),
             epochs=tuple(self._epoch_records(losses)),
-            evaluation_seconds=tuple(e.seconds for *_, e in self._epochs if e is not None),
+            evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
             peak_memory_bytes=peak.allocated_bytes if peak else None,
             peak_reserved_bytes=peak.reserved_bytes if peak else None,
             nonfinite_steps=sum(not math.isfinite(loss) for loss in losses),
             skipped_steps=self.worker.skipped_steps() if self.worker else 0,
-            data_errors=tuple(self.workload.data_errors) if self.workload else (),
-            initial_weights_sha256=self._initial,
+            data_errors=tuple(self.data_errors()),
+            initial_weights_sha256=self.initial_sha256,
             final_weights_sha256=self._final,
             sample_order_sha256=sample_order_sha256(sample_ids) if sample_ids else None,
             probe=self.probe,
             exchange=self.exchange,
             settings=dict(self.settings),
+            checkpoints=tuple(self.checkpoints),
+            resumes=tuple(self.resumes),
             error=self.error,
         )
 
@@ -154,7 +171,7 @@ class RankReport:
         return [step for window in windows for step in range(window.first_step, window.end_step)]
 
     def _epoch_records(self, losses: list[float]) -> Iterator[EpochRecord]:
-        for index, (first, end, evaluation) in enumerate(self._epochs):
+        for index, (first, end, evaluation) in enumerate(self.epochs):
             finite = [loss for loss in losses[first:end] if math.isfinite(loss)]
             complete = len(finite) == end - first > 0
             yield EpochRecord(
@@ -177,7 +194,7 @@ class RankReport:
             line: dict[str, Any] = {
                 "rank": self._rank,
                 "step": step,
-                "epoch": sum(end <= step for _, end, _ in self._epochs),
+                "epoch": sum(end <= step for _, end, _ in self.epochs),
                 "measured": step in measured,
                 "samples": len(recorder.sample_ids[step]),
                 "loss": losses[step] if math.isfinite(losses[step]) else None,

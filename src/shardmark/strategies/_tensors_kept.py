@@ -1,0 +1,81 @@
+"""Tensors of a rank on their way into a checkpoint and back: its own shards, as plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STEP_KEY = "step"
+"""Adam's count of updates, which stays on the CPU wherever its parameter is."""
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor, as a reference without a gradient."""
+    from torch.distributed.tensor import DTensor
+
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+def copied_into(target: Tensor, value: Tensor) -> None:
+    """Give the tensor that value, in place."""
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def kept_state(
+    optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """This rank's part of the optimizer's state, by key and parameter name."""
+    return {
+        f"optimizer/{key}/{name}": local(value)
+        for name, parameter in named.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_state(
+    optimizer: torch.optim.Optimizer,
+    named: Mapping[str, nn.Parameter],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Give the optimizer the state that `kept_state` gave; parameters without any lose theirs."""
+    for parameter in named.values():
+        optimizer.state.pop(parameter, None)
+    for full_name, value in tensors.items():
+        kind, _, rest = full_name.partition("/")
+        if kind == "optimizer":
+            key, _, name = rest.partition("/")
+            parameter = named[name]
+            made = value if key == STEP_KEY else _alike(parameter, value)
+            optimizer.state[parameter][key] = made
+
+
+def _alike(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """On the parameter's device, and sharded as it is."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(parameter, DTensor):
+        return value.to(parameter.device)
+    return DTensor.from_local(
+        value.to(parameter.to_local().device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def scaler_counts(scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
+    """The loss scale and the good steps since it changed; nothing without loss scaling."""
+    return {} if scaler is None else dict(scaler.state_dict())
+
+
+def set_scaler(scaler: torch.amp.GradScaler | None, counts: Mapping[str, Any]) -> None:
+    if scaler is not None and counts:
+        scaler.load_state_dict(dict(counts))

@@ -1,0 +1,83 @@
+"""A model whose ranks die as the environment says: for trials that are restarted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from tests.distributed.models import small
+
+DEATHS = "SHARDMARK_TEST_DEATHS"
+"""What `plan` writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """In its pass of that number, a rank of so many processes sends SIGKILL to the victim."""
+
+    rank: int
+    processes: int
+    victim: int
+    at_pass: int
+    times: int = 1
+    """How often; each leaves a file in the plan's folder, so that it is not died again."""
+
+
+def plan(folder: Path, *deaths: Death) -> str:
+    """For the environment variable."""
+    told = (f"{d.rank}/{d.processes}/{d.victim}/{d.at_pass}/{d.times}" for d in deaths)
+    return f"{','.join(told)}@{folder}"
+
+
+class Dying(nn.Module):
+    """A small network; something happens to it in a forward pass for training."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.network = small(num_classes)
+        self._passes = 0
+        self._folder, self._deaths = _planned()
+        self._trial = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        if self._deaths:
+            self._pid_file(int(os.environ["RANK"])).write_text(str(os.getpid()))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        self._passes += self.training
+        for death in self._deaths if self.training else ():
+            if self._passes == death.at_pass:
+                self._die(death)
+        logits: Tensor = self.network(pictures)
+        return logits
+
+    def _pid_file(self, rank: int) -> Path:
+        return self._folder / f"{self._trial}.{rank}.pid"
+
+    def _die(self, death: Death) -> None:
+        if (str(death.rank), str(death.processes)) != (
+            os.environ["RANK"],
+            os.environ["WORLD_SIZE"],
+        ):
+            return
+        died = len(list(self._folder.glob(f"{self._trial}.{death.rank}.*.died")))
+        if died < death.times:
+            (self._folder / f"{self._trial}.{death.rank}.{died}.died").touch()
+            os.kill(int(self._pid_file(death.victim).read_text()), signal.SIGKILL)
+
+
+def _planned() -> tuple[Path, list[Death]]:
+    told, _, folder = os.environ.get(DEATHS, "").partition("@")
+    deaths = []
+    for death in filter(None, told.split(",")):
+        rank, processes, victim, at_pass, times = map(int, death.split("/"))
+        deaths.append(
+            Death(rank=rank, processes=processes, victim=victim, at_pass=at_pass, times=times)
+        )
+    return Path(folder), deaths
+
+
+def dying(num_classes: int) -> nn.Module:
+    return Dying(num_classes)

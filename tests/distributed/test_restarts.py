@@ -1,0 +1,228 @@
+"""Ranks that die: the trial goes on from its last checkpoint as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardmark
+from shardmark.experiment.load import from_mapping
+from shardmark.launch.controller import run_experiment
+from shardmark.launch.local import LocalEngine
+from shardmark.report.notes import notes_of
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun, load_run
+from tests.distributed.dying import DEATHS, Death, plan
+
+pytestmark = pytest.mark.timeout(1200)
+
+REPOSITORY = Path(__file__).parents[2]
+STEPS, EVERY, DIES_AT_PASS = 10, 3, 8
+RESUMED_STEP = 6
+ON_TWO = ["ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "ps-async"]
+EQUAL = ["single", *ON_TWO[:-1], "fsdp-hybrid"]
+KILLED = "was ended by SIGKILL"
+
+
+def experiment(**changes: Any) -> dict[str, Any]:
+    return {
+        "name": "restarts",
+        "workload": {
+            "name": "classification",
+            "model": "tests.distributed.dying:dying",
+            "dataset": "digits",
+        },
+        "recipe": {
+            "global_batch": 16,
+            "steps": STEPS,
+            "threads_per_rank": 1,
+            # Its state has counters, and a rate of its own for each step.
+            "optimizer": {"name": "adamw", "lr": 0.01},
+            "schedule": {"name": "cosine"},
+        },
+        "matrix": {"strategy": ON_TWO, "world_size": [2]},
+        "measure": {
+            "warmup_steps": 1,
+            "sample_seconds": 0.1,
+            "evaluate": "end",
+            "verify": False,
+            "probe": False,
+        },
+        "device": "cpu",
+    } | changes
+
+
+MATRICES = (
+    {"strategy": ON_TWO, "world_size": [2]},
+    {"strategy": ["single"], "world_size": [1]},
+    {"strategy": ["fsdp-hybrid"], "world_size": [4]},
+)
+
+
+class Lasting(LocalEngine):
+    """Outlives a run: the libraries are loaded once for all of them."""
+
+    def close(self) -> None: ...
+
+    def end(self) -> None:
+        super().close()
+
+
+def run(out: Path, engine: Lasting, **limits: Any) -> StoredRun:
+    """All matrices in one folder."""
+    for matrix in MATRICES:
+        mapping = experiment(matrix=matrix, limits={"trial_seconds": 120} | limits)
+        run_experiment(from_mapping(mapping), out, engine=engine)
+    return load_run(out)
+
+
+Runs = tuple[StoredRun, StoredRun]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """The same trials undisturbed, and each with a death in its eighth step."""
+    folder = tmp_path_factory.mktemp("restarts")
+    others = [
+        Death(rank=0, processes=1, victim=0, at_pass=DIES_AT_PASS),
+        Death(rank=1, processes=2, victim=1, at_pass=DIES_AT_PASS),
+        Death(rank=3, processes=4, victim=3, at_pass=DIES_AT_PASS),
+        # With parameter servers three processes: the server, which `ps-async` cannot miss either.
+        Death(rank=1, processes=3, victim=2, at_pass=DIES_AT_PASS),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)  # where the user's models are
+        patch.setenv(DEATHS, plan(folder, *others))
+        engine = Lasting()
+        try:
+            restarted = run(folder / "restarted", engine, max_restarts=2, checkpoint_steps=EVERY)
+            # They have the same names, so that nobody dies a second time.
+            return run(folder / "undisturbed", engine), restarted
+        finally:
+            engine.end()
+
+
+def of(run: StoredRun, strategy: str) -> TrialResult:
+    (found,) = (trial for trial in run.trials if trial.strategy == strategy)
+    return found
+
+
+def steps(run: StoredRun, strategy: str) -> list[dict[str, Any]]:
+    file = run.path / "trials" / of(run, strategy).id / "steps.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("strategy", EQUAL)
+def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(runs: Runs, strategy: str) -> None:
+    undisturbed, restarted = (of(run, strategy) for run in runs)
+    assert undisturbed.outcome is Outcome.OK, undisturbed.failure
+    assert restarted.outcome is Outcome.OK, restarted.failure
+    same = ("rank", "step", "epoch", "loss", "learning_rate", "samples")
+    told = [[[line[key] for key in same] for line in steps(run, strategy)] for run in runs]
+    assert told[0] == told[1], "each step once, with the same loss"
+    for before, after in zip(undisturbed.ranks, restarted.ranks, strict=True):
+        assert before.final_weights_sha256 == after.final_weights_sha256
+        assert before.initial_weights_sha256 == after.initial_weights_sha256
+        assert before.sample_order_sha256 == after.sample_order_sha256
+        assert [epoch.quality for epoch in before.epochs] == [
+            epoch.quality for epoch in after.epochs
+        ]
+        assert before.samples_total == after.samples_total
+        if before.exchange is not None and after.exchange is not None:
+            assert before.exchange.pushes == after.exchange.pushes
+            assert before.exchange.updates == after.exchange.updates
+            assert before.exchange.sent_bytes == after.exchange.sent_bytes
+
+
+@pytest.mark.parametrize("strategy", [*EQUAL, "ps-async"])
+def test_a_restart_is_told_and_measured(runs: Runs, strategy: str) -> None:
+    trial = of(runs[1], strategy)
+    assert trial.outcome is Outcome.OK, trial.failure
+    (restart,) = trial.restarts
+    assert restart.restart == 1
+    assert KILLED in restart.reason or "the parameter server" in restart.reason
+    values = {name: summary.value for name, summary in trial.metrics.items() if summary is not None}
+    assert values["restarts"] == 1
+    assert 0 < values["lost_seconds"] < trial.total_seconds
+    assert 0 < values["checkpoint_seconds"] < trial.total_seconds
+    assert values["checkpoint_bytes"] > 1000
+    workers = [rank for rank in trial.ranks if rank.role == "worker"]
+    assert {one.step for rank in workers for one in rank.resumes} == {RESUMED_STEP}
+    assert {one.step for one in trial.ranks[0].checkpoints} == {3, 6, 9}
+    files = {file.name for file in (runs[1].path / "trials" / trial.id).iterdir()}
+    assert files <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
+
+
+def test_windows_have_neither_checkpoints_nor_cold_steps(runs: Runs) -> None:
+    (rank, _) = of(runs[1], "ddp").ranks
+    spans = [(window.first_step, window.end_step) for window in rank.windows]
+    assert spans == [(1, 3), (3, 6), (7, 9), (9, 10)]
+    assert [line["measured"] for line in steps(runs[1], "ddp")[:STEPS]] == [
+        index not in (0, RESUMED_STEP) for index in range(STEPS)
+    ]
+
+
+def test_what_ranks_hold_alike_is_written_once(runs: Runs) -> None:
+    replicas = of(runs[1], "ddp").ranks
+    shards = of(runs[1], "fsdp").ranks
+    first, second = (rank.checkpoints[0].written_bytes for rank in replicas)
+    assert first > 2 * second
+    first, second = (rank.checkpoints[0].written_bytes for rank in shards)
+    assert 0.8 < first / second < 1.25
+
+
+def test_no_update_of_an_asynchronous_server_is_lost_or_made_twice(runs: Runs) -> None:
+    server = of(runs[1], "ps-async").ranks[2]
+    assert server.exchange is not None
+    assert server.exchange.updates == 2 * STEPS
+    assert sum(server.exchange.staleness.values()) == 2 * STEPS
+    assert len(steps(runs[1], "ps-async")) == 2 * STEPS
+
+
+def test_undisturbed_trials_tell_no_restart_and_write_no_checkpoint(runs: Runs) -> None:
+    trial = of(runs[0], "ddp")
+    assert trial.restarts == ()
+    values = {name: trial.metrics[name] for name in ("restarts", "lost_seconds")}
+    assert [value.value for value in values.values() if value is not None] == [0, 0]
+    assert trial.missing["checkpoint_bytes"] == "no checkpoint was written"
+
+
+def test_the_table_says_so(runs: Runs) -> None:
+    from shardmark.analysis.comparison import compare
+
+    texts = [note.text for note in notes_of(compare([runs[1]]))]
+    (note,) = (text for text in texts if text.startswith("RESTARTED: ddp"))
+    assert "1 time, lost" in note
+    assert not [text for text in texts if "no checkpoint was written" in text]
+
+
+def test_what_happens_again_and_again_fails_after_the_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death, an error of the model's own; running out of memory is not tried again."""
+    monkeypatch.chdir(REPOSITORY)
+    again = Death(rank=1, processes=2, victim=1, at_pass=1, times=9)
+    monkeypatch.setenv(DEATHS, plan(tmp_path, again))
+    models = ["dying:dying", "misbehaving:raises", "misbehaving:has_no_memory"]
+    mapping = experiment(
+        matrix={
+            "strategy": ["ddp"],
+            "world_size": [2],
+            "workload.model": [f"tests.distributed.{name}" for name in models],
+        },
+        limits={"max_restarts": 1, "checkpoint_steps": EVERY, "trial_seconds": 120},
+    )
+    trials = shardmark.load(run_experiment(from_mapping(mapping), tmp_path / "run")).trials
+    ended = {str(trial.trial["workload"]["model"]).rpartition(":")[2]: trial for trial in trials}
+    reasons = {name: t.failure.reason for name, t in ended.items() if t.failure is not None}
+    assert ended["dying"].outcome is Outcome.FAILED
+    assert reasons["dying"] == f"rank 1 {KILLED} (after 1 restart)"
+    assert [restart.reason for restart in ended["dying"].restarts] == [f"rank 1 {KILLED}"]
+    assert ended["raises"].outcome is Outcome.FAILED
+    assert reasons["raises"].startswith("rank 1: ValueError: the model does not like this picture")
+    assert reasons["raises"].endswith("(after 1 restart)")
+    assert ended["has_no_memory"].outcome is Outcome.OUT_OF_MEMORY
+    assert ended["has_no_memory"].restarts == ()
