@@ -75,18 +75,23 @@ def _panel(
     series: Sequence[Series],
     x_of: Mapping[str, float],
 ) -> Panel:
-    unlimited = any(bits_per_second(name) is None for name in x_of)
+    names = {place: name for name, place in x_of.items()}
+    labels = (
+        name if bits_per_second(name) is None else f"{place:g}"
+        for place, name in sorted(names.items())
+    )
     return Panel(
         title=title,
         kind="line",
-        x_label="Link speed (Gbit/s; right end: unlimited)" if unlimited else "Link speed (Gbit/s)",
+        x_label="Link speed (Gbit/s)",
         y_label=y_label,
         x_unit="Gbit/s",
         y_unit=y_unit,
         series=tuple(one for one in series if one.x),
         x_logarithmic=True,
         y_logarithmic=True,
-        x_ticks=tuple(sorted(x_of.values())),
+        x_ticks=tuple(sorted(names)),
+        x_tick_labels=tuple(labels),
     )
 
 

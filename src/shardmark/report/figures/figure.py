@@ -52,6 +52,8 @@ class Panel:
     y_logarithmic: bool = False
     x_ticks: tuple[float, ...] = ()
     """Where the ticks are; empty leaves it to the library."""
+    x_tick_labels: tuple[str, ...] = ()
+    """What stands at the ticks, where that is not their numbers."""
     x_from_zero: bool = False
     y_from_zero: bool = True
     marked: bool = True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from shardmark.report.figures.figure import HORIZONTAL, STACKED, Panel, Series
 from shardmark.report.figures.looks import (
@@ -201,7 +201,9 @@ def _numeric_axes(axes: Axes, panel: Panel) -> None:
     if panel.x_ticks:
         axes.xaxis.set_major_locator(FixedLocator(panel.x_ticks))
         axes.xaxis.set_minor_locator(NullLocator())
-    if panel.x_ticks or panel.x_logarithmic:
+    if panel.x_tick_labels:
+        axes.xaxis.set_major_formatter(FixedFormatter(panel.x_tick_labels))
+    elif panel.x_ticks or panel.x_logarithmic:
         axes.xaxis.set_major_formatter(plain)
     if panel.x_from_zero and not panel.x_logarithmic and axes.get_xlim()[1] > 0:
         axes.set_xlim(left=0)

@@ -116,7 +116,9 @@ def _x_axis(panel: Panel) -> dict[str, Any]:
         axis |= {"showgrid": False, "ticks": "outside", "ticklen": 5, "tickcolor": "rgba(0,0,0,0)"}
     if panel.x_ticks:
         axis |= {"tickmode": "array", "tickvals": list(panel.x_ticks)}
-        axis["ticktext"] = [f"{tick:g}" for tick in panel.x_ticks]
+        axis["ticktext"] = [
+            *(shown_text(label) for label in panel.x_tick_labels),
+        ] or [f"{tick:g}" for tick in panel.x_ticks]
     return axis
 
 
