@@ -48,7 +48,6 @@ ZERO = {
         "reduce_bucket_size": BUCKET_ELEMENTS,
         "allgather_bucket_size": BUCKET_ELEMENTS,
         "round_robin_gradients": False,
-        "stage3_param_persistence_threshold": 100_000,
     },
     "steps_per_print": 2**31,
     "wall_clock_breakdown": False,

@@ -176,8 +176,9 @@ EXPLAINED = {
     "zero-1": "DeepSpeed adds an fp32 copy of the rank's partition, and keeps averaged gradients "
     "of that partition beside the gradients that await reduction",
     "zero-2": "DeepSpeed adds an fp32 copy of the rank's partition, and a bucket of 25 MiB",
-    "zero-3": "parameters under 100,000 elements stay whole, those in use are gathered, and an "
-    "fp32 copy of the partition is added",
+    "zero-3": "every parameter stays whole between its forward and its backward pass, since "
+    "max_reuse_distance and max_live_parameters, 1e9 elements each, exceed the model, and lies "
+    "beside its shard; DeepSpeed adds an fp32 copy of the partition and a bucket of 25 MiB",
 }
 """Why `held` differs from `defined`, from the libraries' sources."""
 

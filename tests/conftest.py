@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,10 @@ from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
 )
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell: commands under test would ignore Ctrl-C, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GRACE_SECONDS = 2.0
 """For what ends by itself a moment later, such as a data loader's worker."""

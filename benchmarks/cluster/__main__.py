@@ -18,6 +18,7 @@ turns.  Everything is taken down again, whatever happens.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(TERMINATED))
+    try:
+        code = _answer(options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader left.  Python would try to flush once more on its way out, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def _answer(options: argparse.Namespace) -> int:
     try:
         verbs = {
             "run": _run,
@@ -143,14 +155,18 @@ def _collectives(options: argparse.Namespace) -> int:
 
 
 def _links_table(options: argparse.Namespace) -> int:
-    from benchmarks.cluster.link_speeds import read_speeds, turns_of
+    from benchmarks.cluster.link_speeds import read_speeds
     from benchmarks.cluster.link_speeds_report import markdown, write_table
+    from benchmarks.cluster.link_speeds_turns import turns_of
 
     speeds = read_speeds(options.runs)
+    # Where the runs were kept on this machine is nobody else's concern.
+    runs = options.runs.resolve().name if options.runs.is_absolute() else options.runs
+    before = set(options.out.glob("*")) if options.out.is_dir() else set()
+    stored = write_table(speeds, options.out, f"python -m benchmarks.cluster links-table {runs}")
     print(markdown(speeds, turns_of(speeds)))
-    command = f"python -m benchmarks.cluster links-table {options.runs}"
-    for path in write_table(speeds, options.out, command):
-        print(f"stored: {path}")
+    for path in stored:
+        print(f"{'replaced' if path in before else 'stored'}: {path}")
     return 0
 
 

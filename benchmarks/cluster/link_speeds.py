@@ -1,25 +1,26 @@
-"""Step time and bytes of strategies over links of several speeds, and where their order turns."""
+"""Step time and bytes of strategies over links of several speeds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from math import inf
 from pathlib import Path
 
 from benchmarks.cluster.speed import UNLIMITED, bits_per_second
 
 from shardmark.analysis.bandwidth import traffic_of
-from shardmark.analysis.comparison import compare
+from shardmark.analysis.comparison import Comparison, compare
 from shardmark.analysis.effects import Effect, between_all, holm
-from shardmark.analysis.rows import Row
+from shardmark.analysis.rows import EXECUTION_KEYS, NODES, OWN_COLUMNS, Row, plain
+from shardmark.analysis.stability import Instability, warnings_of
 from shardmark.analysis.statistics import Estimate, estimate_mean
 from shardmark.analysis.verdicts import is_different
-from shardmark.analysis.wire import wires_of
+from shardmark.analysis.wire import WireOfRow, wires_of
 from shardmark.errors import InputError
 from shardmark.report.page_facts import planned_trials
-from shardmark.results.store import RunFolder, StoredRun, is_run, load_run
+from shardmark.results.store import StoredRun, is_run, load_run
 
 LOOPBACK = "lo"
 RATE = "samples_per_second"
@@ -38,6 +39,8 @@ class Cell:
     """Sent over all interfaces, the loopback included, per training rank and step."""
     between_nodes_bytes: float | None
     """The same without the loopback."""
+    peak_bytes_per_second: float | None
+    """The most between two samplings over one interface but the loopback, in one direction."""
 
     @property
     def step(self) -> Estimate:
@@ -53,9 +56,12 @@ class Speed:
     planned: int | None
     """Trials that the experiment asks for; None where that cannot be told."""
     cells: Mapping[str, Cell]
-    """By label, the fastest strategy first."""
+    """By name, the fastest strategy first."""
     differences: Mapping[tuple[str, str], Effect]
-    """Of the step time, first over second, corrected for all pairs at this speed."""
+    """Of the step time, first over second, for pairs that train the same thing on as many ranks;
+    corrected for all of them at this speed."""
+    warnings: tuple[Instability, ...] = ()
+    """What was not calm while it ran, the worst of each kind first."""
 
     @property
     def gigabits_per_second(self) -> float:
@@ -72,32 +78,42 @@ class Speed:
         return None
 
     @property
+    def peak_bytes_per_second(self) -> float | None:
+        """The most that a link was seen to carry; None where no strategy tells."""
+        known = (cell.peak_bytes_per_second for cell in self.cells.values())
+        return max((one for one in known if one is not None), default=None)
+
+    def places(self) -> dict[str, int]:
+        """From 1 for the fastest, among those that train the same thing on as many ranks."""
+        seen: Counter[object] = Counter()
+        found = {}
+        for name, cell in self.cells.items():
+            group = group_of(cell.row)
+            seen[group] += 1
+            found[name] = seen[group]
+        return found
+
+    @property
     def complete(self) -> bool:
         return self.planned is None or len(self.run.trials) >= self.planned
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """A pair whose order is shown at two speeds, and is another at each."""
-
-    first: str
-    """Faster over the faster links."""
-    second: str
-    before: str
-    """The slowest speed so far at which `first` is shown to be faster."""
-    after: str
-    """The next one at which `second` is."""
 
 
 def read_speeds(folder: Path) -> list[Speed]:
     """Every run in the folder that has a result, the fastest links first; named by its speed.
 
-    Raises `InputError` where there is none.
+    Raises `InputError` where there is none, or a folder beside them is named by no speed.
     """
     if not folder.is_dir():
         raise InputError(str(folder), "is no folder", "one with a run for each link speed")
-    found = [_speed(path) for path in sorted(folder.iterdir()) if is_run(path)]
-    speeds = [one for one in found if one.cells]
+    names = {path: _name(path) for path in sorted(folder.iterdir()) if _is_shown(path)}
+    runs = {path: load_run(path) for path in names if is_run(path)}
+    compared = {path: compare([run], None) for path, run in runs.items()}
+    all_rows = [row for found in compared.values() for row in found.rows]
+    speeds = [
+        _speed(names[path], run, compared[path], all_rows)
+        for path, run in runs.items()
+        if _measured(compared[path])
+    ]
     if not speeds:
         raise InputError(
             str(folder), "holds no run with a result", "`experiment --out` writes such a folder"
@@ -106,71 +122,92 @@ def read_speeds(folder: Path) -> list[Speed]:
 
 
 def labels_of(speeds: Sequence[Speed]) -> list[str]:
-    """In the order of the fastest links."""
+    """Names of the rows in the order of the fastest links."""
     return list(dict.fromkeys(label for speed in speeds for label in speed.cells))
 
 
-def turns_of(speeds: Sequence[Speed]) -> list[Turn]:
-    """All of them, from the fastest links on; speeds at which nothing is shown are passed over."""
-    found = []
-    for one, other in combinations(labels_of(speeds), 2):
-        leader: str | None = None
-        last = ""
-        for speed in speeds:
-            now = speed.faster(one, other)
-            if now is None:
-                continue
-            if leader is not None and now != leader:
-                found.append(Turn(first=leader, second=now, before=last, after=speed.name))
-            leader, last = now, speed.name
-    return found
+def group_of(row: Row) -> tuple[object, ...]:
+    """What two rows share whose step times may be held against one another."""
+    varied = sorted((key, plain(one)) for key, one in row.varied.items())
+    trained = tuple((key, one) for key, one in varied if key not in EXECUTION_KEYS)
+    return (row.workload, row.precision, row.world_size, trained)
 
 
-def crossings_of(speeds: Sequence[Speed]) -> set[frozenset[str]]:
-    """Pairs whose means have not the same order at every speed, shown or not."""
-    found = set()
-    for one, other in combinations(labels_of(speeds), 2):
-        both = [speed.cells for speed in speeds if one in speed.cells and other in speed.cells]
-        if len({cells[one].step.value < cells[other].step.value for cells in both}) > 1:
-            found.add(frozenset((one, other)))
-    return found
+def name_of(row: Row, among: Sequence[Row]) -> str:
+    """The row's label, with ranks, nodes and other keys where these differ among the rows."""
+    parts = [row.label]
+    if len({one.world_size for one in among}) > 1:
+        parts.append(f"{row.world_size} ranks")
+    if len({one.nodes for one in among}) > 1:
+        parts.append(f"{row.nodes} node{'s' if row.nodes > 1 else ''}")
+    if len({one.precision for one in among}) > 1:
+        parts.append(row.precision)
+    parts += (
+        f"{key.rpartition('.')[2]} {plain(value)}"
+        for key, value in row.varied.items()
+        if key not in OWN_COLUMNS and key != NODES
+    )
+    return ", ".join(parts)
 
 
-def _speed(path: Path) -> Speed:
+def _is_shown(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def _name(path: Path) -> str:
     name = path.name.replace("-", "/")
-    bits_per_second(name)  # its own message where the folder is not named by a speed
-    run = load_run(path)
-    rows = [row for row in compare([run], None).rows if row.ok_trials and row.values.get(RATE)]
-    cells = {row.label: _cell(row) for row in rows}
+    try:
+        bits_per_second(name)
+    except InputError:
+        raise InputError(
+            str(path),
+            "is a folder that is not named by a link speed",
+            "beside the runs only such as unlimited, 10gbit, 200mbit",
+        ) from None
+    return UNLIMITED if name.lower() == UNLIMITED else name
+
+
+def _measured(comparison: Comparison) -> list[Row]:
+    return [row for row in comparison.rows if row.ok_trials and row.values.get(RATE)]
+
+
+def _speed(name: str, run: StoredRun, comparison: Comparison, among: Sequence[Row]) -> Speed:
+    """Raises `InputError` for two rows of one name."""
+    rows = _measured(comparison)
+    count = Counter(name_of(row, among) for row in rows)
+    twice = [one for one, times in count.items() if times > 1]
+    if twice:
+        raise InputError(str(run.path), f"has several rows {twice[0]!r}", "one row of each name")
+    cells = {name_of(one.row, among): _cell(one) for one in wires_of(rows)}
     labels = sorted(cells, key=lambda label: cells[label].step.value)
-    pairs = between_all([cells[label].step_seconds for label in labels])
-    corrected = holm(list(pairs.values()))
+    effects: dict[tuple[str, str], Effect] = {}
+    for group in dict.fromkeys(group_of(cells[label].row) for label in labels):
+        own = [label for label in labels if group_of(cells[label].row) == group]
+        pairs = between_all([cells[label].step_seconds for label in own])
+        effects |= {(own[one], own[other]): effect for (one, other), effect in pairs.items()}
     return Speed(
-        name=UNLIMITED if name.lower() == UNLIMITED else name,
+        name=name,
         run=run,
         planned=planned_trials(run),
         cells={label: cells[label] for label in labels},
-        differences={
-            (labels[one], labels[other]): effect
-            for (one, other), effect in zip(pairs, corrected, strict=True)
-        },
+        differences=dict(zip(effects, holm(list(effects.values())), strict=True)),
+        warnings=warnings_of(comparison),
     )
 
 
-def _cell(row: Row) -> Cell:
+def _cell(wire: WireOfRow) -> Cell:
+    row = wire.row
     batch = _batch(row)
-    (wire,) = wires_of([row])
-    between = [
-        one.sent.step_bytes.value
-        for one in traffic_of(row).interfaces
-        if one.name != LOOPBACK and one.sent.step_bytes is not None
-    ]
+    links = [one for one in traffic_of(row).interfaces if one.name != LOOPBACK]
+    between = [one.sent.step_bytes.value for one in links if one.sent.step_bytes is not None]
+    peaks = [way.peak_bytes_per_second for one in links for way in (one.sent, one.received)]
     return Cell(
         row=row,
         step_seconds={repeat: batch / rate for repeat, rate in row.values[RATE].items()},
         formula_bytes=wire.defined_bytes,
         interface_bytes=wire.interface_bytes,
         between_nodes_bytes=sum(between) / row.world_size if between else None,
+        peak_bytes_per_second=max((one for one in peaks if one is not None), default=None),
     )
 
 
@@ -179,8 +216,3 @@ def _batch(row: Row) -> int:
     recipe = row.ok_trials[0].trial["recipe"]
     per_rank = recipe.get("per_rank_batch")
     return int(recipe["global_batch"] if per_rank is None else per_rank * row.world_size)
-
-
-def environments(speeds: Sequence[Speed]) -> list[dict[str, object]]:
-    """Machine and versions of each run."""
-    return [RunFolder(speed.run.path).read_environment() for speed in speeds]

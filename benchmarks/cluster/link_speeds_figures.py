@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isinf
 
-from benchmarks.cluster.link_speeds import Speed, labels_of
+from benchmarks.cluster.link_speeds import Cell, Speed, group_of, labels_of
 from benchmarks.cluster.speed import bits_per_second
 
+from shardmark.analysis.statistics import Estimate, estimate_ratio
 from shardmark.report.figures.figure import Figure, Panel, Series, with_ranges
 
 MEGABYTE = 1e6
@@ -19,22 +20,19 @@ BEYOND = 10.0
 def figures_of(speeds: Sequence[Speed], stem: str) -> list[Figure]:
     """Step time over link speed, alone and over that of `ddp`; bytes by strategy."""
     x_of = _places(speeds)
-    absolute = [_line(speeds, label, x_of, {}) for label in labels_of(speeds)]
-    reference = {
-        speed.name: speed.cells[REFERENCE].step.value
-        for speed in speeds
-        if REFERENCE in speed.cells
-    }
-    relative = [_line(speeds, label, x_of, reference) for label in labels_of(speeds)]
+    labels = labels_of(speeds)
+    absolute = [_line(speeds, label, x_of, lambda _, cell: cell.step) for label in labels]
+    relative = [_line(speeds, label, x_of, _over_reference) for label in labels]
     panels = [_panel("Step time", "Step time (s)", "s", absolute, x_of)]
-    if reference:
+    if any(one.x for one in relative):
         title = f"Over that of {REFERENCE}"
         panels.append(_panel(title, f"Step time / {REFERENCE}'s", "", relative, x_of))
     step = Figure(
         name=stem,
         title="Step time over link speed",
-        caption="Mean over the repeats with 95 % intervals, and the means over those of"
-        f" {REFERENCE}. Unlimited links stand at the right end.",
+        caption="Mean over the repeats, and the ratio to"
+        f" {REFERENCE} in the same repeat, with 95 % intervals. Unlimited links stand at the right"
+        " end.",
         panels=tuple(panels),
         columns=2,
     )
@@ -50,21 +48,50 @@ def _places(speeds: Sequence[Speed]) -> dict[str, float]:
     }
 
 
-def _line(
-    speeds: Sequence[Speed], label: str, x_of: Mapping[str, float], over: Mapping[str, float]
-) -> Series:
-    """Slow links first; without `over` in seconds, else as a share of it."""
-    here = [
-        one for one in reversed(speeds) if label in one.cells and (not over or one.name in over)
+def _over_reference(speed: Speed, cell: Cell) -> Estimate | None:
+    """From the pairs of the same repeat, which whatever holds up a whole repeat leaves alone."""
+    alike = [
+        one
+        for one in speed.cells.values()
+        if one.row.label == REFERENCE
+        and group_of(one.row) == group_of(cell.row)
+        and one.row.nodes == cell.row.nodes
     ]
-    steps = [(one.cells[label].step, over.get(one.name, 1.0)) for one in here]
+    if len(alike) != 1:
+        return None
+    base = alike[0].step_seconds
+    repeats = sorted(base.keys() & cell.step_seconds.keys())
+    if not repeats:
+        return None
+    return estimate_ratio([cell.step_seconds[n] for n in repeats], [base[n] for n in repeats])
+
+
+def _line(
+    speeds: Sequence[Speed],
+    label: str,
+    x_of: Mapping[str, float],
+    value_of: Callable[[Speed, Cell], Estimate | None],
+) -> Series:
+    """Slow links first, where there is a value."""
+    here = [
+        (one.name, found)
+        for one in reversed(speeds)
+        if label in one.cells and (found := value_of(one, one.cells[label])) is not None
+    ]
+    alike = [cell.row for one in speeds for name, cell in one.cells.items() if name == label]
+    variants = [
+        name
+        for name in labels_of(speeds)
+        if any(name in one.cells and one.cells[name].row.label == alike[0].label for one in speeds)
+    ]
     return Series(
         name=label,
-        x=[x_of[one.name] for one in here],
-        y=[step.value / base for step, base in steps],
-        low=None if over else [step.low for step, _ in steps],
-        high=None if over else [step.high for step, _ in steps],
-        style=speeds[0].cells[label].row.strategy if label in speeds[0].cells else label,
+        x=[x_of[name] for name, _ in here],
+        y=[found.value for _, found in here],
+        low=[found.low for _, found in here],
+        high=[found.high for _, found in here],
+        style=alike[0].strategy,
+        variant=variants.index(label),
     )
 
 

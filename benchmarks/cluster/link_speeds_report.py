@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isinf
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,36 @@ from typing import Any
 from benchmarks.cluster.link_speeds import (
     Cell,
     Speed,
-    Turn,
-    crossings_of,
-    environments,
     labels_of,
-    turns_of,
 )
+from benchmarks.cluster.link_speeds_facts import facts_table
 from benchmarks.cluster.link_speeds_figures import MEGABYTE, figures_of
-from benchmarks.recording import VERSIONS, Table, place
+from benchmarks.cluster.link_speeds_runs import (
+    around,
+    calm_of,
+    calm_table,
+    environments,
+    load_lines,
+    over_all,
+    runs_table,
+)
+from benchmarks.cluster.link_speeds_turns import Turn, crossings_of, turns_of
+from benchmarks.recording import Table, place
 
 from shardmark.analysis.statistics import Estimate
 from shardmark.report.figures.images import write_images
 
 NAME = "link-speeds"
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 STEPS_NOTE = (
     "Seconds for a step of all ranks' samples, from the throughput of the measured windows, with"
-    " the 95 % interval over the repeats; in brackets the place at that speed, by the mean."
+    " the 95 % interval over the repeats; in brackets the place at that speed, by the mean, among"
+    " those on as many ranks."
 )
 BYTES_NOTE = (
     "MB (10^6 bytes) sent for each training rank and step, mean over the repeats: between nodes /"
-    " over all interfaces, the loopback included. formula: what the strategy's definition needs."
+    " over all interfaces, the loopback included. formula: what the strategy's"
+    " definition needs within nodes and between them; the second number compares with it."
 )
 TURNS_NOTE = (
     "A pair is named where its order is shown at both speeds, by the test behind the verdicts of"
@@ -41,15 +51,15 @@ TURNS_NOTE = (
 
 def write_table(speeds: Sequence[Speed], out: Path, command: str) -> list[Path]:
     """`DATE-link-speeds.json`, `.md`, and both figures as `.png` and `.svg`; the paths."""
-    around = _around(environments(speeds))
-    stem = f"{around['date'][:10]}-{NAME}"
+    where = around(environments(speeds))
+    stem = f"{where['date'][:10]}-{NAME}"
     turns = turns_of(speeds)
     out.mkdir(parents=True, exist_ok=True)
     content = {
         "benchmark": NAME,
-        **around,
+        **where,
         "command": command,
-        "speeds": [_speed_json(speed) for speed in speeds],
+        "speeds": [_speed_json(speed, speeds[0]) for speed in speeds],
         "turns": [
             {"first": t.first, "second": t.second, "before": t.before, "after": t.after}
             for t in turns
@@ -60,16 +70,23 @@ def write_table(speeds: Sequence[Speed], out: Path, command: str) -> list[Path]:
     images = write_images(figures, out)
     shown = "\n\n".join(f"![{one.title}]({one.name}.svg)\n\n{one.caption}" for one in figures)
     (out / f"{stem}.md").write_text(
-        f"# {NAME}\n\n{markdown(speeds, turns)}\n\n{shown}\n\n{place(around)}\n\n`{command}`\n"
+        f"{markdown(speeds, turns)}\n\n{shown}\n\n{place(where)}\n\n`{command}`\n"
     )
     return [out / f"{stem}.json", out / f"{stem}.md", *images]
 
 
 def markdown(speeds: Sequence[Speed], turns: Sequence[Turn]) -> str:
-    """Both tables, the order at each speed, and the turns."""
+    """What was run, step times, how calm it was, the turns, and the bytes."""
+    cores = around(environments(speeds))["machine"]["cores"]
     parts = [
+        f"# {title(speeds)}",
         *_unfinished(speeds),
+        facts_table(speeds, cores).markdown(),
+        "## Step time",
         steps_table(speeds).markdown(),
+        *load_lines(speeds),
+        runs_table(speeds).markdown(),
+        calm_table(speeds).markdown(),
         "## Where the order turns",
         "\n".join(turn_lines(speeds, turns)),
         TURNS_NOTE,
@@ -79,12 +96,16 @@ def markdown(speeds: Sequence[Speed], turns: Sequence[Turn]) -> str:
     return "\n\n".join(parts)
 
 
+def title(speeds: Sequence[Speed]) -> str:
+    count = len(speeds)
+    number = NUMBERS[count] if count < len(NUMBERS) else str(count)
+    return f"Strategies over links of {number} speed{'' if count == 1 else 's'}"
+
+
 def steps_table(speeds: Sequence[Speed]) -> Table:
     """A line for each strategy, a column for each speed."""
     places = {
-        (speed.name, label): number
-        for speed in speeds
-        for number, label in enumerate(speed.cells, start=1)
+        (speed.name, label): number for speed in speeds for label, number in speed.places().items()
     }
     rows = []
     for label in labels_of(speeds):
@@ -153,7 +174,8 @@ def _megabytes(value: float | None) -> str:
     return "-" if value is None else f"{value / MEGABYTE:.1f}"
 
 
-def _speed_json(speed: Speed) -> dict[str, Any]:
+def _speed_json(speed: Speed, fastest: Speed) -> dict[str, Any]:
+    ratio = over_all(speed, fastest)
     return {
         "speed": speed.name,
         "gigabits_per_second": None
@@ -161,6 +183,9 @@ def _speed_json(speed: Speed) -> dict[str, Any]:
         else speed.gigabits_per_second,
         "trials": len(speed.run.trials),
         "planned": speed.planned,
+        "not_calm": calm_of(speed),
+        "peak_bytes_per_second": speed.peak_bytes_per_second,
+        "step_time_over_fastest_links": None if ratio is None else _estimate(ratio),
         "strategies": {label: _cell_json(cell) for label, cell in speed.cells.items()},
         "differences": [
             {
@@ -180,33 +205,16 @@ def _speed_json(speed: Speed) -> dict[str, Any]:
 def _cell_json(cell: Cell) -> dict[str, Any]:
     step, sent = cell.step, cell.interface_bytes
     return {
-        "step_seconds": {"value": step.value, "low": step.low, "high": step.high, "n": step.n},
+        "ranks": cell.row.world_size,
+        "nodes": cell.row.nodes,
+        "step_seconds": _estimate(step),
         "step_seconds_by_repeat": {str(n): value for n, value in cell.step_seconds.items()},
         "formula_bytes": cell.formula_bytes,
         "interface_bytes": None if sent is None else sent.value,
         "between_nodes_bytes": cell.between_nodes_bytes,
+        "peak_bytes_per_second": cell.peak_bytes_per_second,
     }
 
 
-def _around(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Date, machine and versions of the first run, without the machine's name; all commits."""
-    first = found[0]
-    cuda = first.get("cuda") or {}
-    return {
-        "date": first["date"],
-        "machine": {
-            "cpu": first["cpu"]["model"],
-            "cores": first["cpu"]["usable_cores"],
-            "memory_bytes": first["memory"]["total_bytes"],
-            "os": first["os"],
-            "cuda_devices": [device["name"] for device in cuda.get("devices", ())],
-        },
-        "versions": {
-            "python": first["python"],
-            "shardmark": first["shardmark"],
-            **{name: first["packages"][name] for name in VERSIONS},
-        },
-        "git": first.get("git"),
-        "commits": [(one.get("git") or {}).get("commit") for one in found],
-        "load_before": [one.get("load") for one in found],
-    }
+def _estimate(found: Estimate) -> dict[str, Any]:
+    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import shardmark
+from shardmark.errors import InputError
 from shardmark.experiment.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.launch.local import LocalEngine
@@ -149,6 +150,8 @@ def test_a_restart_is_told_and_measured(runs: Runs, strategy: str) -> None:
     assert 0 < values["lost_seconds"] < trial.total_seconds
     assert 0 < values["checkpoint_seconds"] < trial.total_seconds
     assert values["checkpoint_bytes"] > 1000
+    for name in ("peak_rss_bytes", "cpu_percent", "context_switches"):
+        assert values.get(name, 0) > 0, trial.missing
     workers = [rank for rank in trial.ranks if rank.role == "worker"]
     assert {one.step for rank in workers for one in rank.resumes} == {RESUMED_STEP}
     assert {one.step for one in trial.ranks[0].checkpoints} == {3, 6, 9}
@@ -196,6 +199,9 @@ def test_the_table_says_so(runs: Runs) -> None:
     texts = [note.text for note in notes_of(compare([runs[1]]))]
     (note,) = (text for text in texts if text.startswith("RESTARTED: ddp"))
     assert "1 time, lost" in note
+    (cost,) = (text for text in texts if text.startswith("CHECKPOINTS: "))
+    assert " a trial, " in cost
+    assert "% to the measured training time" in cost
     assert not [text for text in texts if "no checkpoint was written" in text]
 
 
@@ -226,3 +232,13 @@ def test_what_happens_again_and_again_fails_after_the_restarts(
     assert reasons["raises"].endswith("(after 1 restart)")
     assert ended["has_no_memory"].outcome is Outcome.OUT_OF_MEMORY
     assert ended["has_no_memory"].restarts == ()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_trial(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    limits = {"max_restarts": 1, "checkpoint_dir": str(file / "checkpoints")}
+    mapping = experiment(matrix={"strategy": ["single"], "world_size": [1]}, limits=limits)
+    with pytest.raises(InputError, match=r"limits.checkpoint_dir: .*: Not a directory"):
+        run_experiment(from_mapping(mapping), tmp_path / "run")
+    assert load_run(tmp_path / "run").trials == ()

@@ -21,6 +21,8 @@ from shardmark.analysis.traffic_samples import (
 from shardmark.analysis.windows import counter_increase
 from shardmark.results.schema import RankRecord
 
+FEWEST_READINGS = 10
+"""In a repeat's windows, for a peak and a busy share: fewer miss what goes on between them."""
 IDLE_SHARE = 1e-3
 """An interface that carried less than this of what the busiest one did is not shown."""
 
@@ -34,7 +36,7 @@ class OneWay:
     mean_bytes_per_second: float | None
     """In the measured windows."""
     peak_bytes_per_second: float | None
-    """Between two samplings in the windows; the largest of all repeats."""
+    """Between two samplings in the windows; the largest of the repeats with enough of them."""
     busy_share: float | None
     """Of the windows' time, how much went by at more than half of the repeat's peak."""
     over_time: OverTime
@@ -79,7 +81,7 @@ class TrafficOfRow:
     """Without those that carried next to nothing."""
     ranks: tuple[OfRank, ...]
     missing: Mapping[str, str]
-    """`interfaces`, `ranks`: why there are none, or some are not known."""
+    """`interfaces`, `ranks`, `peaks`: why there are none, or some are not known."""
 
 
 def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
@@ -120,6 +122,7 @@ def _one_way(
 ) -> OneWay:
     per_step: list[float] = []
     means: list[float] = []
+    readings: list[int] = []
     peaks: list[float] = []
     shares: list[float] = []
     series: list[OverTime] = []
@@ -135,9 +138,15 @@ def _one_way(
         rates = rates_of(points)
         series.append(trial.over_time(node, rates))
         within = trial.within(node, rates)
-        if within:
+        readings.append(len(within))
+        if len(within) >= FEWEST_READINGS:
             peaks.append(max(one.bytes_per_second for one in within))
             shares.append(share_above(within, peaks[-1] / 2))
+    if not peaks:
+        missing["peaks"] = (
+            f"at most {max(readings)} samples in the windows of a repeat, and a peak or busy share"
+            f" needs {FEWEST_READINGS}: train longer, or shorten measure.sample_seconds"
+        )
     return OneWay(
         step_bytes=estimate_mean(per_step) if len(per_step) == len(trials) else None,
         mean_bytes_per_second=_mean(means),

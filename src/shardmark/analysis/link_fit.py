@@ -96,10 +96,18 @@ def link_summary(record: NetworkRecord) -> str:
     for reach, words in (("between_hosts", "between hosts"), ("same_host", "on one host")):
         for one in messages:
             if one.reach == reach and one.fit is not None:
-                latency = one.fit.latency_seconds.value * 1e6
-                speed = one.fit.bytes_per_second.value / 1e6
-                return f"{start}: {latency:.0f} us and {speed:.0f} MB/s {words}"
+                latency = _words(one.fit.latency_seconds, 1e6, "us")
+                speed = _words(one.fit.bytes_per_second, 1e-6, "MB/s")
+                return f"{start}: {latency} and {speed} {words}"
     return f"{start}: no fit"
+
+
+def _words(found: Bounds, scale: float, unit: str) -> str:
+    """The value with its 95 % interval."""
+    value = f"{found.value * scale:.0f} {unit}"
+    if found.low is None or found.high is None:
+        return f"{value} (no bounds)"
+    return f"{value} ({found.low * scale:.0f} to {found.high * scale:.0f})"
 
 
 def _fitted(operation: MeasuredOperation) -> MeasuredOperation:

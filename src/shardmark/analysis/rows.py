@@ -100,7 +100,8 @@ class Row:
     def place(self) -> str:
         """The row in words, for a note."""
         bare = ("workload.model", "workload.dataset")  # such a name tells by itself what it is
-        keys = {key: "" if key in bare else f"{key}=" for key in self.varied}
+        names = {NODES: "nodes=", **dict.fromkeys(bare, "")}
+        keys = {key: names.get(key, f"{key}=") for key in self.varied}
         varied = "".join(f", {keys[key]}{plain(value)}" for key, value in self.varied.items())
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{self.label} on {ranks}{varied}"

@@ -29,6 +29,8 @@ _HIGHEST_OF_DEVICE = {
     "temperature_celsius": "temperature_celsius",
 }
 _MEAN_OF_DEVICE = {"gpu_utilization": "utilization_percent", "power_watts": "power_watts"}
+_COUNTERS = ("cpu_seconds", "context_switches")
+"""Of a process, since it began."""
 _DEVICE_METRICS = (*_HIGHEST_OF_DEVICE, *_MEAN_OF_DEVICE, "energy_joules")
 
 
@@ -159,14 +161,22 @@ def _network(sample: Sample) -> dict[str, Mapping[str, object]]:
 
 
 def _process_points(samples: Iterable[Sample], rank: RankRecord, field: str) -> list[Point]:
-    return [
-        (_at(sample), value)
-        for sample in samples
-        for one in _objects(sample, "ranks")
-        if one.get("rank") == rank.rank
-        and one.get("pid") == rank.pid  # not an earlier process that was restarted
-        and (value := number(one.get(field))) is not None
-    ]
+    """Of the rank's process, and of those that were the rank before it was restarted."""
+    points: list[Point] = []
+    pid: object = None
+    before = 0.0
+    for sample in samples:
+        for one in _objects(sample, "ranks"):
+            value = number(one.get(field))
+            if one.get("rank") != rank.rank or value is None:
+                continue
+            if one.get("pid") != rank.pid and not rank.resumes:
+                continue
+            if field in _COUNTERS and pid not in (None, one.get("pid")):
+                before = points[-1][1]  # a new process counts from nothing
+            pid = one.get("pid")
+            points.append((_at(sample), before + value))
+    return points if pid == rank.pid else []
 
 
 def _device_points(samples: Iterable[Sample], uuid: str, field: str) -> list[Point]:

@@ -108,10 +108,10 @@ class SampledTrial:
         )
 
     def _process(self, rank: RankRecord) -> Iterator[tuple[float, Sample]]:
-        """The rank's process in each sample of its node."""
+        """The rank's process in each sample of its node; its bytes count on over restarts."""
         for sample in self.nodes.get(rank.node, ()):
             for one in _objects(sample.get("ranks")):
-                if one.get("rank") == rank.rank and one.get("pid") == rank.pid:
+                if one.get("rank") == rank.rank and (rank.resumes or one.get("pid") == rank.pid):
                     yield _at(sample), one
 
 

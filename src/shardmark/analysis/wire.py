@@ -64,6 +64,12 @@ class WireOfRow:
         sent = self.interface_bytes
         return None if sent is None else _ratio(sent.value, self.defined_bytes)
 
+    @property
+    def backend_ratio(self) -> float | None:
+        """Sent over counted: what backend and protocols add to what the library asks for."""
+        sent = self.interface_bytes
+        return None if sent is None else _ratio(sent.value, self.counted_bytes)
+
 
 def wires_of(rows: Sequence[Row]) -> list[WireOfRow]:
     """Each row that ended ok at least once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -86,6 +86,10 @@ def doctor(
             )
         )
         return
+    _refuse_of_network(
+        {"--ranks": ranks, "--for": largest_of, "--run": run},
+        {"--device": (device, "auto"), "--seconds": (seconds, 8.0)},
+    )
     from shardmark.measure.environment import machine
     from shardmark.measure.gpus import all_cuda_devices
     from shardmark.measure.machine_checks import (
@@ -107,6 +111,19 @@ def doctor(
     broken = [check for check in checks if check.name in ESSENTIAL and check.state is State.MISSING]
     if broken:
         raise typer.Exit(1)
+
+
+def _refuse_of_network(
+    optional: Mapping[str, object], with_default: Mapping[str, tuple[object, object]]
+) -> None:
+    """Raise `InputError` for options that say nothing without --network."""
+    from shardmark.errors import InputError
+
+    given = [name for name, value in optional.items() if value is not None]
+    given += [name for name, (value, default) in with_default.items() if value != default]
+    if given:
+        found = "found without --network"
+        raise InputError(", ".join(given), found, "add --network, or leave this out")
 
 
 def strategy_availability(here: Machine) -> list[Availability]:

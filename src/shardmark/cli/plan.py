@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from shardmark.cli.progress import shown
 from shardmark.experiment.schema import Trial
+from shardmark.experiment.sizes import NODES
 
 if TYPE_CHECKING:
     from shardmark.experiment.matrix import Plan
+    from shardmark.strategies._protocol import Machine
 
 GAP = "  "
 """Between columns; no column has it inside."""
@@ -23,8 +26,30 @@ def plan_lines(plan: Plan) -> list[str]:
     return [*lines, f"{_counted(trials, 'trial')}, {_counted(cells, 'cell')} left out"]
 
 
+def unavailable_lines(trials: Iterable[Trial], machine: Machine) -> list[str]:
+    """What this machine lacks for the trials of one node, each reason once, with its remedy."""
+    from shardmark.errors import StrategyUnavailable
+    from shardmark.strategies import build_strategy
+
+    counts: Counter[str] = Counter()
+    for trial in trials:
+        strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+        try:
+            if trial.nodes == 1:
+                strategy.check(trial.world_size, machine, trial.recipe)
+        except StrategyUnavailable as error:
+            counts[f"{error.reason}; {error.remedy}" if error.remedy else error.reason] += 1
+    return [
+        f"{_counted(count, 'trial')} {'is' if count == 1 else 'are'} recorded as unavailable here:"
+        f" {reason}"
+        for reason, count in counts.items()
+    ]
+
+
 def _row(number: int, trial: Trial) -> list[str]:
     varied = {**trial.strategy.options, **trial.varied}
+    if NODES in varied:
+        varied["nodes"] = varied.pop(NODES)
     return [
         f"{number:4d}",
         trial.id,

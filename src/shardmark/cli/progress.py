@@ -16,7 +16,7 @@ from shardmark.cli.pace import Pace
 from shardmark.experiment.cells import describe
 from shardmark.experiment.problems import show
 from shardmark.experiment.schema import Trial
-from shardmark.experiment.sizes import Size
+from shardmark.experiment.sizes import NODES, Size
 from shardmark.launch.listener import Reading, Silent
 from shardmark.results.schema import Outcome, TrialResult
 
@@ -118,9 +118,9 @@ class Quiet(Silent):
 
 
 def title(trial: Trial) -> str:
-    """What tells the trial apart: `ddp on 2 ranks, recipe.precision=bf16, repeat 2 of 3`."""
+    """What tells the trial apart: `ddp on 4 ranks of 2 nodes, recipe.precision=bf16`."""
     parts = [describe(trial.strategy, Size(world_size=trial.world_size, nodes=trial.nodes))]
-    parts += [f"{key}={shown(value)}" for key, value in trial.varied.items()]
+    parts += [f"{key}={shown(value)}" for key, value in trial.varied.items() if key != NODES]
     if trial.measure.repeats > 1:
         parts.append(f"repeat {trial.repeat + 1} of {trial.measure.repeats}")
     return ", ".join(parts)

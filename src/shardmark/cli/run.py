@@ -141,16 +141,19 @@ def _print_results(folder: Path, *, quiet: bool) -> bool:
 
 def _print_plan(experiment: Experiment) -> None:
     """The trials in their order and the cells left out; asks no device and reads no data."""
-    from shardmark.cli.plan import plan_lines
+    from shardmark.cli.plan import plan_lines, unavailable_lines
     from shardmark.experiment.matrix import expand
     from shardmark.launch.engines import submission
     from shardmark.measure.environment import machine
 
-    plan = expand(experiment, "cuda" if machine(experiment.device).device_type == "cuda" else "cpu")
+    here = machine(experiment.device)
+    plan = expand(experiment, "cuda" if here.device_type == "cuda" else "cpu")
     typer.echo("\n".join(plan_lines(plan)))
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
-    for line in submission(experiment, ["shardmark", *without]):
-        typer.echo(f"{experiment.engine['name']}: {line}")
+    engine = experiment.engine["name"]
+    lacking = unavailable_lines(plan.trials, here) if engine == "local" else []
+    for line in [*submission(experiment, ["shardmark", *without]), *lacking]:
+        typer.echo(f"{engine}: {line}")
 
 
 @contextmanager

@@ -23,9 +23,7 @@ from shardmark.experiment.problems import (
     show,
 )
 from shardmark.experiment.schema import Measure, Placement, Recipe, SlowRanks
-
-MOST_RANKS = 2**16
-"""A world size above this is a slip of the hand."""
+from shardmark.experiment.sizes import MOST_RANKS
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "recipe": Recipe,

@@ -15,13 +15,11 @@ from shardmark.experiment.cell_checks import check_batches, check_slow_ranks
 from shardmark.experiment.cells import Cell, describe, resolve_cell
 from shardmark.experiment.problems import join, show
 from shardmark.experiment.schema import Experiment, StrategySpec, Trial
-from shardmark.experiment.sizes import SIZE_AXES, Misfit, Size, sizes_of
+from shardmark.experiment.sizes import NODES, SIZE_AXES, Misfit, Size, sizes_of
 from shardmark.experiment.trial_id import trial_id
 
 if TYPE_CHECKING:
     from shardmark.strategies._protocol import Strategy
-
-NODES = "placement.nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +133,12 @@ def _asked_sizes(experiment: Experiment, left_out: list[LeftOut]) -> list[Size]:
         for size in found
         if isinstance(size, Misfit)
     )
-    return [size for size in found if isinstance(size, Size)]
+    sizes = [size for size in found if isinstance(size, Size)]
+    if not sizes:
+        reasons = "; ".join(map(str, left_out))
+        where = f"{experiment.name}: world_size, placement"
+        raise InputError(where, "no size that is asked for fits", reasons)
+    return sizes
 
 
 def _sizes(

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from shardmark.experiment.optimization import Model, Optimizer, Schedule
+from shardmark.experiment.sizes import MOST_RANKS
 
 __all__ = [
     "EXCLUSIVE",
@@ -116,9 +117,9 @@ class Placement(Model):
     Any of the three follows from the others.
     """
 
-    nodes: PositiveInt | None = None
+    nodes: Annotated[PositiveInt, Field(le=MOST_RANKS)] | None = None
     """Machines of a trial; one if nothing says otherwise."""
-    ranks_per_node: PositiveInt | None = None
+    ranks_per_node: Annotated[PositiveInt, Field(le=MOST_RANKS)] | None = None
     """Training ranks on each of them; parameter servers come on top."""
 
 

@@ -8,7 +8,10 @@ from itertools import product
 from typing import Any
 
 DEFAULT_WORLD_SIZE = 2
-SIZE_AXES = ("world_size", "placement.nodes", "placement.ranks_per_node")
+MOST_RANKS = 2**16
+"""A world size above this is a slip of the hand."""
+NODES = "placement.nodes"
+SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,10 @@ def sizes_of(
 def _size(world_size: int | None, nodes: int | None, each: int | None) -> Size | Misfit:
     if world_size is None:
         nodes = nodes or 1
-        return Size(world_size=nodes * (each or max(1, DEFAULT_WORLD_SIZE // nodes)), nodes=nodes)
+        world_size = nodes * (each or max(1, DEFAULT_WORLD_SIZE // nodes))
+        if world_size > MOST_RANKS:
+            return Misfit(world_size=world_size, reason=f"allowed are at most {MOST_RANKS} ranks")
+        return Size(world_size=world_size, nodes=nodes)
     if nodes is None:
         nodes = max(1, world_size // each) if each else 1
     if nodes * (each or world_size // nodes) == world_size:

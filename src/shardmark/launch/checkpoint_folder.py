@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from shardmark.errors import InputError
 from shardmark.experiment.schema import Trial
 
 FOLDER_VARIABLE = "SHARDMARK_CHECKPOINTS"
@@ -40,6 +43,33 @@ def folder_on_node(trial: Trial, run_directory: str, node: int, *, here: bool) -
     digits = hashlib.sha256(run_directory.encode()).hexdigest()[:12]
     base = Path(tempfile.gettempdir() if given is None else given).expanduser()
     return base / f"shardmark-{trial.id}-{digits}" / f"node-{node}"
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `InputError` unless files can be made there; makes the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise not_writable(folder, error) from error
+
+
+def not_writable(folder: Path, error: BaseException) -> InputError:
+    """What to say of a folder for checkpoints that cannot be used."""
+    why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+    return InputError(
+        "limits.checkpoint_dir",
+        f"{folder} on {platform.node()} cannot be written: {why or type(error).__name__}",
+        "give a folder with room that every node can write, or none",
+    )
+
+
+def check_given(trials: Iterable[Trial]) -> None:
+    """Raise `InputError` for a `checkpoint_dir` that this machine cannot write."""
+    wanted = {one.limits.checkpoint_dir for one in trials if one.limits.max_restarts}
+    for given in sorted(wanted - {None}, key=str):
+        check_writable(Path(str(given)).expanduser())
 
 
 def remove(folder: Path | None) -> None:

@@ -167,7 +167,7 @@ class ClusterEngine:
             self._starter.start(self._roster)
             if self._roster.wanted > 1:
                 self._tell(f"waiting for {self._roster.wanted} nodes at {self._roster.place}")
-            self._roster.wait(self._join_seconds, self._starter.check)
+            self._roster.wait(self._join_seconds, self._starter.check, self._tell)
             for member in self._roster.members():
                 self._tell(f"{member.title} is here, {member.address}")
         return self._roster

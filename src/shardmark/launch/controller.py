@@ -16,6 +16,7 @@ from shardmark.experiment.matrix import Plan, expand
 from shardmark.experiment.schema import Experiment, Trial
 from shardmark.experiment.trial_id import cell_id
 from shardmark.launch._engine import Engine
+from shardmark.launch.checkpoint_folder import check_given
 from shardmark.launch.engines import build_engine
 from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
@@ -79,6 +80,7 @@ def run_experiment(
         listener.planned(len(plan.trials), len(plan.trials) - len(todo), plan.left_out)
         if todo:
             trials = [trial for _, trial in todo]
+            check_given(trials)
             engine.load(_modules(trials), machine.device_type)
             if experiment.measure.verify:
                 _verify(folder, trials, engine, machine, listener)

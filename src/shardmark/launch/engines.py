@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shardmark.experiment.axes import canonical
 from shardmark.experiment.matrix import expand
 from shardmark.experiment.optimization import Model
 from shardmark.launch import local, ray_engine, slurm, torchrun
@@ -15,6 +13,7 @@ from shardmark.launch._engine import Engine, Errand, Tell
 from shardmark.launch.joining import own_versions
 from shardmark.launch.local import LocalEngine, LocalOptions
 from shardmark.launch.ray_plan import RayOptions, rooms
+from shardmark.launch.run_key import EXPERIMENT, sections
 from shardmark.launch.slurm_options import SlurmOptions
 
 if TYPE_CHECKING:
@@ -113,9 +112,11 @@ def most_nodes(experiment: Experiment) -> int:
 
 
 def run_key(experiment: Experiment) -> dict[str, str]:
-    """The experiment, as a hash, and the versions that must be the same on every node."""
-    content = canonical(experiment.model_dump(mode="json", exclude={"engine"}))
-    return {"experiment": hashlib.sha256(content.encode()).hexdigest()[:16], **own_versions()}
+    """Hashes of the experiment's sections, and the versions that must be the same on every node."""
+    return {
+        EXPERIMENT: sections(experiment.model_dump(mode="json", exclude={"engine"})),
+        **own_versions(),
+    }
 
 
 def _chosen(experiment: Experiment) -> tuple[Kind[Any], Model]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import socket
 import sys
 import time
@@ -87,6 +88,8 @@ def main() -> int:
     parser.add_argument("--key", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--join-seconds", type=float, default=300.0)
     given = parser.parse_args()
+    # An end from outside is tidy: ranks are ended, and folders removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     number = given.number if given.number_from is None else int(os.environ[given.number_from])
     try:
         node = join(
@@ -97,6 +100,10 @@ def main() -> int:
             key=dict(pair.split("=", 1) for pair in given.key) | own_versions(),
             join_seconds=given.join_seconds,
         )
+    except ShardmarkError as error:
+        print(error, file=sys.stderr)
+        return 1
+    try:
         reason = node.serve()
     except ShardmarkError as error:
         reason = str(error)

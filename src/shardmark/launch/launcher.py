@@ -4,6 +4,7 @@ starts the ranks anew, and when that is of no use."""
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from shardmark.experiment.schema import Trial
 from shardmark.launch.checkpoint_folder import LAUNCHED_VARIABLE, folder_of_rank
 from shardmark.launch.deaths import DeathWatch
 from shardmark.launch.leftovers import LOGS, rank_record
-from shardmark.launch.outcome import Ending, ProcessEnd, decide, kernel_oom_kills
+from shardmark.launch.outcome import Ending, ProcessEnd, decide, kernel_oom_kills, on_node
 from shardmark.launch.restarts import RESTARTS_FILE
 from shardmark.launch.seats import Place
 from shardmark.measure.progress import progress_file
@@ -37,11 +38,19 @@ class Launcher(LocalElasticAgent):
     """The launcher of one node.  A trial without restarts is started once, as it always was."""
 
     def __init__(
-        self, spec: WorkerSpec, logs: DefaultLogsSpecs, *, folder: Path, ranks: Sequence[int]
+        self,
+        spec: WorkerSpec,
+        logs: DefaultLogsSpecs,
+        *,
+        folder: Path,
+        ranks: Sequence[int],
+        node: int | None,
     ) -> None:
+        """`node` is this one's number, None where a trial has no other."""
         super().__init__(spec, logs, start_method="fork", shutdown_timeout=3)
         self._folder = folder
         self._ranks = ranks
+        self._node = node
         self._deaths = DeathWatch()
         self._starts = 0
         self._kills_before = kernel_oom_kills()
@@ -89,10 +98,12 @@ class Launcher(LocalElasticAgent):
         outcome, failure = decide(
             ending, records, processes=len(self._ranks), trial_seconds=0, progress=()
         )
-        bad_data = any(r.error is not None and r.error.kind == "data" for r in records)
-        if outcome is not Outcome.FAILED or failure is None or bad_data:
+        lasting = any(r.error is not None and r.error.kind in ("data", "input") for r in records)
+        if outcome is not Outcome.FAILED or failure is None or lasting:
             self._remaining_restarts = 0  # it would end in the same way again
             return
+        if self._node is not None and failure.rank is not None:
+            failure = on_node(failure, self._node, platform.node())
         times = [end.at_seconds for end in ending.failures]
         times += [r.error.at_seconds for r in records if r.error is not None]
         cause = RestartRecord(
@@ -169,7 +180,8 @@ def launched(
         local_addr=place.address,
     )
     logs = DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL)
-    launcher = Launcher(spec, logs, folder=folder, ranks=seats)
+    node = place.node if trial.nodes > 1 else None
+    launcher = Launcher(spec, logs, folder=folder, ranks=seats, node=node)
     try:
         result = launcher.run()
     finally:

@@ -7,8 +7,6 @@ run is over, or is gone.
 from __future__ import annotations
 
 import queue
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -24,21 +22,19 @@ from shardmark.launch.channel import Channel, ChannelEndedError, Message, files_
 from shardmark.launch.checkpoint_folder import FOLDER_VARIABLE, folder_on_node, remove
 from shardmark.launch.interfaces import interface_variables
 from shardmark.launch.leftovers import NODE_SAMPLES, number_logs
+from shardmark.launch.mirror import Mirror
 from shardmark.launch.nursery_process import AGENT_FILE, NurseryProcess, process_ends, show_stacks
 from shardmark.launch.outcome import kernel_oom_kills
 from shardmark.launch.restarts import RESTARTS_FILE, read_restarts
 from shardmark.launch.roster import BEAT_SECONDS
 from shardmark.launch.sampling import RankSampler
+from shardmark.launch.scratch import LOCK_FILE, remove_abandoned, scratch_folder
 from shardmark.launch.seats import PLACE_FILE, Place, seats_of
 from shardmark.measure.environment import environment
 
 TICK_SECONDS = 0.2
-MIRROR_SECONDS = 1.0
 TRIAL_FILE = "trial.json"
-MIRRORED = ("rank-*.json", "rank-*.progress")
-"""Small files that the controller looks at while a trial runs."""
-
-NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE, RESTARTS_FILE)
+NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE, RESTARTS_FILE, LOCK_FILE)
 AGENT_LOG = "agent.node-{}.log"
 
 
@@ -67,6 +63,7 @@ class Node:
 
     def serve(self) -> str | None:
         """Until the run is over: None, or why the controller cannot be reached any more."""
+        remove_abandoned()
         threads = [threading.Thread(target=work) for work in (self._hear, self._beat)]
         for thread in threads:
             thread.start()
@@ -114,18 +111,21 @@ class Node:
             if self._here:
                 directory = Path(request["directory"])
             else:
-                directory = Path(tempfile.mkdtemp(prefix="shardmark-node-"))
-                stack.callback(shutil.rmtree, directory, ignore_errors=True)
+                directory = stack.enter_context(scratch_folder())
                 if request["trial"] is not None:
                     (directory / TRIAL_FILE).write_text(request["trial"])
             checkpoints = self._checkpoints(request)
-            stack.callback(self._forget, checkpoints)
+            stack.callback(self._forget, checkpoints, request)
             kills_before = kernel_oom_kills()
             try:
                 exit_code = self._watched(request, directory, checkpoints)
             except ShardmarkError as error:
                 self._channel.send({"error": str(error)})
                 return
+            except BaseException:
+                self._gone = True
+                self._nursery.close()  # nobody writes into folders that are removed now
+                raise
             self._send_all(request, directory)
             ends = [asdict(end) for end in process_ends(directory)]
             kills = kernel_oom_kills() - kills_before
@@ -144,9 +144,12 @@ class Node:
             remove(folder)
         return folder
 
-    def _forget(self, checkpoints: Path | None) -> None:
-        """Remove them, unless this node may come back for them."""
-        if not self._gone:
+    def _forget(self, checkpoints: Path | None, request: Message) -> None:
+        """Remove them, unless another process may come for them in this one's place."""
+        if checkpoints is None:
+            return
+        limits = Trial.model_validate_json(request["trial"]).limits
+        if not (self._gone and limits.node_return_seconds):
             remove(checkpoints)
 
     def _watched(self, request: Message, directory: Path, checkpoints: Path | None) -> int:
@@ -221,24 +224,3 @@ class Node:
         with suppress(ChannelEndedError):
             while not self._closing.wait(min(BEAT_SECONDS, self._patience / 5)):
                 self._channel.send({"beat": time.time()})
-
-
-class Mirror:
-    """Sends the small files of a trial's folder as they change."""
-
-    def __init__(self, channel: Channel, directory: Path) -> None:
-        self._channel = channel
-        self._directory = directory
-        self._sent: dict[str, bytes] = {}
-        self._due = 0.0
-
-    def look(self) -> None:
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + MIRROR_SECONDS
-        for path in (found for pattern in MIRRORED for found in self._directory.glob(pattern)):
-            with suppress(FileNotFoundError):
-                content = path.read_bytes()
-                if self._sent.get(path.name) != content:
-                    self._channel.send({"file": path.name, "last": True}, content)
-                    self._sent[path.name] = content

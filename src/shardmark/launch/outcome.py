@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shardmark.errors import DataError, StrategyUnavailable
+from shardmark.errors import DataError, InputError, StrategyUnavailable
 from shardmark.launch.deaths import describe
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
 
@@ -64,7 +64,7 @@ class Ending:
 
 def error_kind(
     error: BaseException,
-) -> Literal["out_of_memory", "unavailable", "data", "exception"]:
+) -> Literal["out_of_memory", "unavailable", "data", "input", "exception"]:
     """What kind of end an exception is; torch's classes are known by name, without torch."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "out_of_memory"
@@ -76,7 +76,7 @@ def error_kind(
         return "unavailable"
     if isinstance(error, DataError):
         return "data"
-    return "exception"
+    return "input" if isinstance(error, InputError) else "exception"
 
 
 def kernel_oom_kills() -> int:
@@ -127,6 +127,13 @@ def decide(
     if found := _first_of_kind(errors, "unavailable"):
         return Outcome.UNAVAILABLE, _failure(*found)
     return _exited(ending, errors, finished=len(ranks) - len(errors), processes=processes)
+
+
+def on_node(failure: Failure, node: int, host: str | None) -> Failure:
+    """The failure of a rank with its node, for trials that have several."""
+    where = f"node {node}" if host is None else f"node {node}, {host}"
+    reason = f"{failure.reason} (rank {failure.rank} is on {where})"
+    return failure.model_copy(update={"node": node, "reason": reason})
 
 
 def _node_lost(lost: LostNode) -> Failure:

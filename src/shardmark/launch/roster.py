@@ -14,6 +14,7 @@ from pathlib import Path
 from shardmark.errors import ShardmarkError
 from shardmark.launch.channel import Channel, ChannelEndedError, Message, keep_piece
 from shardmark.launch.outcome import LostNode
+from shardmark.launch.run_key import difference
 
 BEAT_SECONDS = 1.0
 GREETING_SECONDS = 10.0
@@ -65,24 +66,38 @@ class Roster:
         self._key = dict(key)
         self._patience = patience
         self._members: dict[int, Member] = {}
+        self._refusals: list[str] = []
+        """Only ever grows: its thread appends, others read."""
         self._directory: Path | None = None
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self._start(self._accept, "roster-accept")
         self._start(self._beat, "roster-beat")
 
-    def wait(self, seconds: float, check: Callable[[], None]) -> None:
-        """Until all nodes have come.  Raises `ShardmarkError`; `check` may raise earlier."""
+    def wait(self, seconds: float, check: Callable[[], None], tell: Callable[[str], None]) -> None:
+        """Until all nodes have come, telling which one was refused.
+
+        Raises `ShardmarkError`; `check` may raise earlier.
+        """
         deadline = time.monotonic() + seconds
-        while len(self._members) < self.wanted:
+        told = 0
+        while True:
+            for refusal in self._refusals[told:]:
+                tell(refusal)
+                told += 1
+            if len(self._members) >= self.wanted:
+                return
             check()
             if time.monotonic() > deadline:
-                missing = sorted(set(range(self.wanted)) - set(self._members))
-                raise ShardmarkError(
-                    f"node {', '.join(map(str, missing))} has not come within {seconds:g} s; "
-                    "is the same command running there, and can it reach this machine?"
-                )
+                raise ShardmarkError(self._missing(seconds))
             time.sleep(_POLL_SECONDS / 4)
+
+    def _missing(self, seconds: float) -> str:
+        missing = sorted(set(range(self.wanted)) - set(self._members))
+        who = f"node {', '.join(map(str, missing))} has not come within {seconds:g} s"
+        if self._refusals:
+            return "; ".join((who, *dict.fromkeys(self._refusals)))
+        return f"{who}; is the same command running there, and can it reach this machine?"
 
     def member(self, number: int) -> Member:
         return self._members[number]
@@ -152,7 +167,7 @@ class Roster:
             try:
                 hello, _ = channel.receive()
                 member = self._greet(hello, channel)
-            except (ChannelEndedError, KeyError, TypeError):
+            except (ChannelEndedError, KeyError, TypeError, ValueError):
                 channel.close()
                 continue
             channel.set_patience(self._patience)
@@ -162,6 +177,8 @@ class Roster:
     def _greet(self, hello: Message, channel: Channel) -> Member:
         number, problem = self._number(hello)
         if problem is not None:
+            who = "a node" if hello["number"] is None else f"node {hello['number']}"
+            self._refusals.append(f"{who} ({hello['host']}) came and was refused: {problem}")
             channel.send({"refused": problem})
             raise ChannelEndedError(problem)
         channel.send({"welcome": number, "patience_seconds": self._patience})
@@ -175,9 +192,9 @@ class Roster:
 
     def _number(self, hello: Message) -> tuple[int, str | None]:
         """The number that the node gets, or why it gets none."""
-        for name, value in self._key.items():
-            if hello["key"].get(name) != value:
-                return -1, f"its {name} is {hello['key'].get(name)}, here it is {value}"
+        problem = difference(hello["key"], self._key)
+        if problem is not None:
+            return -1, problem
         taken = {number for number, one in self._members.items() if one.lost is None}
         wish = hello["number"]
         if wish is None:

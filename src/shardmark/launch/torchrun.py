@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
@@ -87,6 +88,43 @@ def check(options: TorchrunOptions, nodes: int) -> None:
             f"{options.rendezvous or 'missing'}, and the experiment takes {nodes} nodes",
             "give HOST:PORT of node 0 in the same command on every node, or engine.hosts",
         )
+    rank = own_rank(options)
+    if rank is not None and rank >= nodes:
+        raise InputError(
+            RANK_VARIABLE if options.node_rank is None else "engine.node_rank",
+            f"found {rank}, and the experiment takes {nodes} node{'' if nodes == 1 else 's'}",
+            f"allowed is 0 to {nodes - 1}" if nodes > 1 else "allowed is 0",
+        )
+    if nodes > 1 and options.hosts:
+        _check_others_reach(options, nodes)
+
+
+def _check_others_reach(options: TorchrunOptions, nodes: int) -> None:
+    """By a loopback address, each of the others would come to itself."""
+    host = options.address[0]
+    if "{host}" not in options.remote or not _loops_back(host):
+        return
+    others = [one for one in options.hosts[1:nodes] if not _is_here(one)]
+    if others:
+        raise InputError(
+            "engine.hosts" if options.rendezvous is None else "engine.rendezvous",
+            f"{host} is every machine's own name for itself, and {others[0]} is another machine",
+            "give node 0 a name or an address by which the others reach it",
+        )
+
+
+def _loops_back(host: str) -> bool:
+    """By its text: a machine's name may lead to its loopback there, elsewhere to the machine."""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+
+
+def _is_here(host: str) -> bool:
+    if _loops_back(host):
+        return True
+    try:
+        return is_own(resolved(host.rpartition("@")[2]))
+    except InputError:
+        return False
 
 
 def own_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.environ) -> int | None:

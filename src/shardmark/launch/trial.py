@@ -23,7 +23,7 @@ from shardmark.launch.leftovers import (
     read_lines,
 )
 from shardmark.launch.listener import ProgressListener, Reading
-from shardmark.launch.outcome import Ending, decide
+from shardmark.launch.outcome import Ending, decide, on_node
 from shardmark.launch.sampling import RankSampler
 from shardmark.launch.seats import check_trial, seats_of
 from shardmark.measure.progress import reached
@@ -203,6 +203,5 @@ def _with_node(
     if failure is None or failure.rank is None or trial.nodes == 1:
         return failure
     node = next(n for n, seats in enumerate(seats_of(trial)) if failure.rank in seats)
-    host = next((f", {record.host}" for record in ranks if record.rank == failure.rank), "")
-    reason = f"{failure.reason} (rank {failure.rank} is on node {node}{host})"
-    return failure.model_copy(update={"node": node, "reason": reason})
+    host = next((record.host for record in ranks if record.rank == failure.rank), None)
+    return on_node(failure, node, host)

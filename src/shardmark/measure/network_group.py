@@ -26,8 +26,8 @@ def joined(folder: Path | None) -> Iterator[torch.device]:
     device = torch.device("cpu")
     if device_type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        if device.index >= torch.cuda.device_count():
-            raise SystemExit(f"rank {rank} has no CUDA device: there are {device.index} here")
+        if device.index >= (count := torch.cuda.device_count()):
+            raise SystemExit(f"rank {rank} has no CUDA device: the number of them here is {count}")
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)

@@ -13,7 +13,7 @@ from shardmark.report.against_claims import claims_sections, words_sections
 from shardmark.report.against_labels import printed, published_cell, shown_as
 from shardmark.report.against_notes import difference_notes, headline_notes
 from shardmark.report.against_plausibility import plausibility_section
-from shardmark.report.epochs import epoch_notes, left_out, variant_cells
+from shardmark.report.epochs import epoch_notes, left_out, nodes_column, variant_cells
 from shardmark.report.quantities import Quantity, quantity
 from shardmark.report.sections import Section
 from shardmark.report.tables import Column, Table
@@ -133,6 +133,7 @@ def _labels(pairs: Sequence[Pair]) -> list[Column]:
     if any(variants):
         columns.append(Column(title="variant", cells=variants, numeric=False))
     ranks = tuple(str(pair.world_size) for pair in pairs)
+    columns += nodes_column([pair.row for pair in pairs])
     return [*columns, Column(title="ranks", cells=ranks)]
 
 

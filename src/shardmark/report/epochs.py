@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.epochs import EpochsOfRow, epochs_of
-from shardmark.analysis.rows import Row, plain
+from shardmark.analysis.rows import NODES, Row, plain
 from shardmark.report.data import (
     estimate_columns,
     flat,
@@ -59,11 +59,18 @@ def epochs_section(comparison: Comparison) -> Section:
 def variants(rows: Sequence[Row]) -> list[Column]:
     """What tells rows of one strategy and number of ranks apart; no column where nothing does."""
     cells = variant_cells(rows)
-    return [Column(title="variant", cells=cells, numeric=False)] if any(cells) else []
+    found = [Column(title="variant", cells=cells, numeric=False)] if any(cells) else []
+    return found + nodes_column(rows)
+
+
+def nodes_column(rows: Sequence[Row | None]) -> list[Column]:
+    """None where no row says its nodes; an empty cell where there is no row."""
+    cells = tuple("" if row is None else plain(row.varied.get(NODES, "")) for row in rows)
+    return [Column(title="nodes", cells=cells)] if any(cells) else []
 
 
 def variant_cells(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Experiment and precision where they differ, then the varied values."""
+    """Experiment and precision where they differ, then the varied values but for the nodes."""
     experiments = len({row.experiment for row in rows}) > 1
     precisions = len({row.precision for row in rows}) > 1
     return tuple(
@@ -71,7 +78,7 @@ def variant_cells(rows: Sequence[Row]) -> tuple[str, ...]:
             [
                 *([row.experiment] if experiments else []),
                 *([row.precision] if precisions else []),
-                *(plain(value) for value in row.varied.values()),
+                *(plain(value) for key, value in row.varied.items() if key != NODES),
             ]
         )
         for row in rows

@@ -10,6 +10,8 @@ from shardmark.report.tables import NOTHING, Column, Table, number
 from shardmark.results.network import Bounds, LinkFit, MeasuredOperation, NetworkRecord
 
 MICROSECONDS, MEGABYTES = 1e6, 1e-6
+WIDEST_FACTOR = 4.0
+"""Between the ends of a bandwidth's interval; beyond it, the bandwidth is not known."""
 REACHES = {"same_host": "one host", "between_hosts": "between hosts"}
 
 
@@ -91,4 +93,20 @@ def _notes(record: NetworkRecord) -> list[str]:
         for one in record.operations
         if one.reason is not None
     ]
+    noisy = [
+        f"{one.operation.replace('_', ' ')} ({REACHES[one.reach]})"
+        for one in record.operations
+        if one.fit is not None and _too_wide(one.fit.bytes_per_second)
+    ]
+    if noisy:
+        notes.append(
+            f"Bandwidth too noisy: measure longer, on a machine at rest. Wider than a factor of"
+            f" {WIDEST_FACTOR:g}: {', '.join(noisy)}."
+        )
     return notes
+
+
+def _too_wide(found: Bounds) -> bool:
+    if found.low is None or found.high is None:
+        return True
+    return found.high > WIDEST_FACTOR * found.low

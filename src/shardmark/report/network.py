@@ -18,7 +18,8 @@ EXPLANATION = (
     "MB (10^6 bytes) that the network carries for one training rank in one step. formula: by the"
     " strategy's definition. collectives: those that a probed step called, each moving what it must"
     " and no more. interfaces: sent over all interfaces of the hosts in the measured steps, headers"
-    " and other programs included. Ratios are to the formula."
+    " and other programs included. Ratios are to the formula; interfaces / collectives is what the"
+    " backend and the protocols add."
 )
 LETTERS = "n ranks; P bytes of all parameters, G of the trained ones' gradients."
 
@@ -38,6 +39,10 @@ def network_section(comparison: Comparison) -> Section:
         Column(title="ratio", cells=tuple(_times(one.counted_ratio) for one in found)),
         Column(title="interfaces\nMB", cells=tuple(_sent(one) for one in found)),
         Column(title="ratio", cells=tuple(_times(one.interface_ratio) for one in found)),
+        Column(
+            title="interfaces /\ncollectives",
+            cells=tuple(_times(one.backend_ratio) for one in found),
+        ),
     )
     return Section(
         title="Bytes on the network",
@@ -56,6 +61,7 @@ def network_json(comparison: Comparison) -> list[dict[str, object]]:
             "collective_ratio": one.counted_ratio,
             "interface_bytes": _estimate(one.interface_bytes),
             "interface_ratio": one.interface_ratio,
+            "backend_ratio": one.backend_ratio,
             "kinds": {
                 kind.kind: {
                     "ranks": kind.ranks,

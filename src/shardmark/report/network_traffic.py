@@ -41,6 +41,7 @@ def interfaces_section(found: Sequence[TrafficOfRow]) -> Section:
         *_one_way("received", listed, lambda one: one.received),
     )
     notes = [INTERFACES_NOTE] if listed else ["No interface was sampled."]
+    notes += _missing(found, "peaks", "Peak and busy left out")
     if not any(one.ranks for one in found):
         notes += _missing(found, "ranks")
     return Section(
@@ -188,12 +189,12 @@ def _of_kind(
     return Column(title=title, cells=tuple(text_of(one) for _, one in listed), numeric=numeric)
 
 
-def _missing(found: Sequence[TrafficOfRow], what: str) -> list[str]:
+def _missing(found: Sequence[TrafficOfRow], what: str, said: str = "Not known") -> list[str]:
     reasons: dict[str, list[str]] = {}
     for one in found:
         if what in one.missing:
             reasons.setdefault(one.missing[what], []).append(one.row.place)
-    return [f"Not known: {text}{where(places, len(found))}." for text, places in reasons.items()]
+    return [f"{said}: {text}{where(places, len(found))}." for text, places in reasons.items()]
 
 
 def _estimated(found: Estimate | None) -> str:

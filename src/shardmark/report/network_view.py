@@ -84,8 +84,8 @@ def network_csv(comparison: Comparison) -> str:
             *(f"{way}_{key}" for key in _WAY_NAMES),
         )
     ]
-    own = (*names, *estimate_columns("interface_bytes"), "interface_ratio", "node", "interface")
-    return format_csv(lines, [*keys, *own, *ways])
+    sent = (*estimate_columns("interface_bytes"), "interface_ratio", "backend_ratio")
+    return format_csv(lines, [*keys, *names, *sent, "node", "interface", *ways])
 
 
 _WAY_NAMES = ("mean_bytes_per_second", "peak_bytes_per_second", "busy_share")
@@ -98,6 +98,7 @@ def _csv_lines(wire: WireOfRow, traffic: TrafficOfRow) -> Iterable[dict[str, obj
         "collective_ratio": wire.counted_ratio,
         **dict(flat("interface_bytes", wire.interface_bytes)),
         "interface_ratio": wire.interface_ratio,
+        "backend_ratio": wire.backend_ratio,
     }
     if not traffic.interfaces:
         yield whole

@@ -19,6 +19,7 @@ from shardmark.analysis.verdicts import (
     SLOWER,
 )
 from shardmark.measure.metrics import METRICS, NO_CHECKPOINTS, NO_SERVERS, NO_SUCH_METRIC
+from shardmark.report.restart_notes import checkpoints, restarted
 from shardmark.report.seeds import seeds_note
 
 
@@ -29,6 +30,7 @@ class NoteKind(StrEnum):
     FAILURE = "failure"
     LOST = "lost"
     RESTARTED = "restarted"
+    CHECKPOINTS = "checkpoints"
     NOT_EQUIVALENT = "not equivalent"
     EQUIVALENCE = "equivalence"
     REPEATS = "repeats"
@@ -61,7 +63,8 @@ def notes_of(
         parts = [
             (NoteKind.FAILURE, _failures(rows)),
             (NoteKind.LOST, _lost(rows)),
-            (NoteKind.RESTARTED, _restarted(rows)),
+            (NoteKind.RESTARTED, restarted(rows)),
+            (NoteKind.CHECKPOINTS, checkpoints(rows)),
             (NoteKind.NOT_EQUIVALENT, _not_equivalent(rows)),
             (NoteKind.EQUIVALENCE, _equivalence(rows)),
             (NoteKind.REPEATS, _repeats(rows)),
@@ -69,7 +72,7 @@ def notes_of(
             (NoteKind.VERDICTS, _verdicts(rows)),
             (NoteKind.UNSTABLE, _unstable(found)),
             (NoteKind.LABEL, _labels(rows)),
-            (NoteKind.RELATION, [_sentence(note) for note in comparison.notes]),
+            (NoteKind.RELATION, _relations(comparison)),
             (NoteKind.GAP, _gaps(rows)),
         ]
     parts.append((NoteKind.DAMAGED, _damaged(comparison)))
@@ -104,22 +107,6 @@ def _lost(rows: Sequence[Row]) -> list[str]:
         for rank in trial.ranks
         if rank.lost is not None
     ]
-
-
-def _restarted(rows: Sequence[Row]) -> list[str]:
-    """Trials that went on from a checkpoint: what happened, and what it took."""
-    notes = []
-    for row in rows:
-        for trial in row.ok_trials:
-            lost = trial.metrics.get("lost_seconds")
-            if trial.restarts and lost is not None:
-                count = len(trial.restarts)
-                times = "1 time" if count == 1 else f"{count} times"
-                notes.append(
-                    f"RESTARTED: {row.place}: trial {trial.id} {times}, lost {lost.value:.3g} s;"
-                    f" the first time because {trial.restarts[0].reason}."
-                )
-    return notes
 
 
 def _not_equivalent(rows: Sequence[Row]) -> list[str]:
@@ -239,5 +226,10 @@ def _unfinished(comparison: Comparison) -> list[str]:
     return [f"Begun without a result: {missing}."] if missing else []
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+def _relations(comparison: Comparison) -> list[str]:
+    """As sentences; a strategy's name at the beginning stays as it is."""
+    names = tuple(row.label for row in comparison.rows)
+    return [
+        f"{note}." if note.startswith(names) else f"{note[:1].upper()}{note[1:]}."
+        for note in comparison.notes
+    ]

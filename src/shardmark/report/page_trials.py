@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from shardmark.analysis.rows import Row, plain
+from shardmark.analysis.rows import NODES, Row, plain
 from shardmark.report.page_tables import PageTable, page_table
 from shardmark.report.tables import NOTHING, Column, number
 from shardmark.results.schema import RankRecord, TrialResult
@@ -73,7 +73,8 @@ def _whose(rows: Sequence[Row], listed: Sequence[Listed]) -> list[Column]:
         columns.append(_column("precision", listed, lambda one: one[0].precision, numeric=False))
     for key in keys:
         cells = tuple(plain(row.varied[key]) if key in row.varied else "" for row, _ in listed)
-        columns.append(Column(title=key, cells=cells, numeric=False))
+        title = "nodes" if key == NODES else key
+        columns.append(Column(title=title, cells=cells, numeric=False))
     return columns
 
 

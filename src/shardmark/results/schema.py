@@ -186,7 +186,7 @@ class RankRecord(Stored):
 class RankError(Stored):
     """Why one rank ended early."""
 
-    kind: Literal["out_of_memory", "unavailable", "data", "exception"]
+    kind: Literal["out_of_memory", "unavailable", "data", "input", "exception"]
     message: str
     remedy: str | None = None
     at_seconds: float

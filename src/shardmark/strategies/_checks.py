@@ -18,10 +18,11 @@ def needs_company(world_size: int) -> str | None:
 def check_devices(strategy: str, needed: int, machine: Machine) -> None:
     """One CUDA device a rank; on the CPU ranks share the cores."""
     if machine.device_type == "cuda" and needed > machine.device_count:
+        fewer = f"use at most {machine.device_count} ranks, or " if machine.device_count else ""
         raise StrategyUnavailable(
             strategy,
             f"it needs {needed} CUDA devices and this machine offers {machine.device_count}",
-            f"use at most {machine.device_count} ranks, or set device: cpu",
+            f"{fewer}set device: cpu",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -37,11 +38,16 @@ if TYPE_CHECKING:
     from shardmark.workloads._protocol import Workload
 
 MiB = 2**20
+PREFETCHED_ELEMENTS = 50_000_000
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""DeepSpeed's own defaults: gathered ahead at once, and updated at once, in stage 3."""
 REDUCED_WHOLE_NOTE = (
     "DeepSpeed all-reduces whole buckets and keeps a part: 2 (n-1)/n G in place of (n-1)/n G"
 )
 STAGE_3_NOTE = (
-    "parameters of fewer than persistence_threshold elements stay whole: they are gathered once"
+    "a parameter that max_reuse_distance or max_live_parameters lets DeepSpeed keep between its "
+    "forward and its backward pass is gathered once, not twice; one of fewer than "
+    "persistence_threshold elements too"
 )
 
 
@@ -59,6 +65,13 @@ class Zero(CollectiveStrategy):
     """Reduce gradients while the backward pass goes on (CUDA streams; no effect on the CPU)."""
     persistence_threshold: Annotated[int, Field(ge=0)] = 100_000
     """Stage 3: parameters of fewer elements stay whole on every rank."""
+    max_reuse_distance: Annotated[int, Field(ge=0)] = 1_000_000_000
+    """Stage 3: a parameter stays whole if it is used again within this many elements.  The default
+    keeps a model of up to half as many whole from forward to backward; 0 for this and for
+    `max_live_parameters` frees each parameter after its use."""
+    max_live_parameters: Annotated[int, Field(ge=0)] = 1_000_000_000
+    """Stage 3: gathers ahead of need until this many elements are whole.  What gathering ahead
+    finds whole and needed again is not freed; 0 gathers nothing ahead."""
     mixed_precision: Literal["autocast", "native"] = "autocast"
     """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters, other mathematics."""
 
@@ -142,7 +155,7 @@ class Zero(CollectiveStrategy):
         settings = common_settings(recipe)
         if recipe.precision != "fp32":
             settings["mixed_precision"] = self.mixed_precision
-        return settings
+        return settings | self._parameter_settings()
 
     def start(self, workload: Workload, recipe: Recipe, process: Process) -> ZeroWorker:
         from shardmark.strategies._zero import start_engine
@@ -160,7 +173,7 @@ class Zero(CollectiveStrategy):
             "reduce_bucket_size": bucket_elements,
             "allgather_bucket_size": bucket_elements,
             "round_robin_gradients": False,
-            "stage3_param_persistence_threshold": self.persistence_threshold,
+            **self._parameter_settings(),
         }
         if recipe.cpu_offload:
             zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -181,6 +194,28 @@ class Zero(CollectiveStrategy):
             "steps_per_print": 2**31,
             "wall_clock_breakdown": False,
             **self._precision(recipe),
+        }
+
+    def _parameter_settings(self) -> dict[str, object]:
+        """How stage 3 gathers and frees parameters: DeepSpeed's keys, each default written out."""
+        if self.stage != 3:
+            return {}
+        return {
+            "stage3_param_persistence_threshold": self.persistence_threshold,
+            "stage3_model_persistence_threshold": sys.maxsize,
+            "stage3_max_reuse_distance": self.max_reuse_distance,
+            "stage3_max_live_parameters": self.max_live_parameters,
+            "stage3_prefetch_bucket_size": PREFETCHED_ELEMENTS,
+            "stage3_module_granularity_threshold": 0,
+            "stage3_use_all_reduce_for_fetch_params": False,
+            "stage3_allgather_sequential": False,
+            "stage3_gather_16bit_weights_on_model_save": False,
+            "sub_group_size": SUB_GROUP_ELEMENTS,
+            "zero_hpz_partition_size": 1,
+            "zero_quantized_weights": False,
+            "zero_quantized_nontrainable_weights": False,
+            "zero_quantized_gradients": False,
+            "memory_efficient_linear": True,
         }
 
     def _precision(self, recipe: Recipe) -> dict[str, Any]:

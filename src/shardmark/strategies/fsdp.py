@@ -112,7 +112,7 @@ class HybridFSDP(CollectiveStrategy):
     name: str = "fsdp-hybrid"
     shard_group: Annotated[int, Field(ge=2)] | None = None
     """Ranks that share one copy of the model, neighbours in rank order; null: those of one node,
-    or 2 on a single node."""
+    or 2 on a single node.  Groups lie inside nodes, or take up whole nodes."""
     wrap: Wrap = "blocks"
     mixed_precision: MixedPrecision = "autocast"
 
@@ -120,9 +120,15 @@ class HybridFSDP(CollectiveStrategy):
         group = self._group(world_size, nodes)
         if group == 1:
             return "one rank on each node has nobody there to shard the model with"
-        if world_size % group == 0 and world_size > group:
-            return None
-        return f"{world_size} ranks do not make two or more groups of shard_group {group}"
+        if world_size % group or world_size <= group:
+            return f"{world_size} ranks do not make two or more groups of shard_group {group}"
+        each = world_size // nodes
+        if each % group and group % each:
+            return (
+                f"nodes of {each} ranks do not hold whole groups of shard_group {group}: "
+                "some would lie in a node and others across nodes"
+            )
+        return None
 
     def _group(self, world_size: int, nodes: int) -> int:
         if self.shard_group is not None:

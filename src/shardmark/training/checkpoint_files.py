@@ -7,6 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardmark.launch.checkpoint_folder import check_writable, not_writable
 from shardmark.strategies._protocol import Kept
 
 STATE_FILE = "state.json"
@@ -53,6 +55,10 @@ class CheckpointFiles:
         """A line for each start of the training."""
         return self.own / "places.jsonl"
 
+    def check(self) -> None:
+        """Raise `InputError` where nothing can be written."""
+        check_writable(self.own)
+
     def steps(self) -> list[int]:
         """Of all whole checkpoints, in order; one that shares needs the shared part as well."""
         found = {step: path / STATE_FILE for path, step in _generations(self.own)}
@@ -68,10 +74,11 @@ class CheckpointFiles:
         newest = self.steps()[-1:]
         self.drop(lambda old: old not in newest)
         written = 0
-        if self.leads and kept.shared:
-            written += _written(self.shared / f"step-{step}", kept.shared, {})
         content = {"shares": bool(kept.shared), "counts": dict(kept.counts), **state}
-        return written + _written(self.own / f"step-{step}", kept.own, content)
+        with _named(self.folder):
+            if self.leads and kept.shared:
+                written += _written(self.shared / f"step-{step}", kept.shared, {})
+            return written + _written(self.own / f"step-{step}", kept.own, content)
 
     def load(self, step: int) -> tuple[Kept, dict[str, Any]]:
         """The checkpoint of that step, on the CPU."""
@@ -90,9 +97,10 @@ class CheckpointFiles:
                     shutil.rmtree(path)
 
     def append(self, file: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-        self.own.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as opened:
-            opened.writelines(json.dumps(line) + "\n" for line in lines)
+        with _named(self.folder):
+            self.own.mkdir(parents=True, exist_ok=True)
+            with file.open("a") as opened:
+                opened.writelines(json.dumps(line) + "\n" for line in lines)
 
     def lines(self, file: Path) -> list[dict[str, Any]]:
         """The objects of a file of lines; one that was cut short is left out."""
@@ -128,6 +136,23 @@ def _generations(folder: Path) -> Iterator[tuple[Path, int]]:
         number = path.name.removeprefix("step-")
         if number.isdecimal():
             yield path, int(number)
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """A disk that is full or read-only is the setting's matter: `InputError`.
+
+    torch collects what went wrong in an exception that is no `Exception`.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except OSError as error:
+        raise not_writable(folder, error) from error
+    except CheckpointException as collected:
+        cause = next(iter(collected.failures.values()))[0]
+        raise not_writable(folder, cause) from cause
 
 
 def _written(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> int:

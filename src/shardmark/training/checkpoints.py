@@ -46,6 +46,7 @@ class Checkpoints:
         files = CheckpointFiles(
             folder_of_rank(directory), process.rank, leads=process.local_rank == 0
         )
+        files.check()
         absent = files.own / ABSENT_FILE
         offer = None if absent.exists() else files.steps()
         offers: list[Any] = [None] * process.world_size

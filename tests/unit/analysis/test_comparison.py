@@ -312,5 +312,5 @@ def test_nodes_differ_and_are_compared() -> None:
     for nodes in (1, 2):
         row = row_of(comparison, "ddp", 2, nodes=nodes)
         assert row.metrics["speedup"] is not None
-        assert row.baseline == "single on 1 rank, placement.nodes=1"
+        assert row.baseline == "single on 1 rank, nodes=1"
         assert row.metrics["scaling_efficiency"] is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import yaml
 from benchmarks.cluster.__main__ import main
-from benchmarks.cluster.link_speeds import crossings_of, read_speeds, turns_of
+from benchmarks.cluster.link_speeds import read_speeds
 from benchmarks.cluster.link_speeds_figures import figures_of
 from benchmarks.cluster.link_speeds_report import markdown, steps_table
+from benchmarks.cluster.link_speeds_runs import load_lines, over_all, runs_table
+from benchmarks.cluster.link_speeds_turns import crossings_of, turns_of
 
 from shardmark.errors import InputError
 from shardmark.results.schema import TrialResult
@@ -66,7 +69,10 @@ def trials(steps: Mapping[str, float], repeats: int = 3) -> Sequence[TrialResult
     ]
 
 
-def write_speed(folder: Path, name: str, made: Sequence[TrialResult], repeats: int = 3) -> None:
+def write_speed(
+    folder: Path, name: str, made: Sequence[TrialResult], repeats: int = 3, others: float = 0.0
+) -> None:
+    """`others`: share of the cores that is not the ranks'."""
     path = write_run(folder / name, made)
     wanted = EXPERIMENT | {
         "matrix": {"strategy": ["ddp", "fsdp", "fsdp-hybrid"]},
@@ -76,16 +82,18 @@ def write_speed(folder: Path, name: str, made: Sequence[TrialResult], repeats: i
     (path / "experiment.yaml").write_text(yaml.safe_dump(wanted))
     RunFolder(path).write_environment(ENVIRONMENT)
     for trial in made:
-        lines = [
+        lines: list[Mapping[str, Any]] = [
             {
                 "node": node,
                 "at_seconds": FIRST_STEP_AT_SECONDS + at,
+                "machine": {"cpu_seconds": 2 * at * others, "cores": 2},
+                "ranks": [{"rank": 2 * node, "pid": node, "cpu_seconds": 0.0}],
                 "network": {
                     name: {"bytes_sent": at * rate, "bytes_received": at * rate}
                     for name, rate in RATES.items()
                 },
             }
-            for at in range(-1, 10)
+            for at in (number / 4 for number in range(-4, 40))
             for node in (0, 1)
         ]
         write_samples(path, trial.id, lines)
@@ -166,7 +174,16 @@ def test_the_command_writes_numbers_text_and_figures(
     assert f"]({stem}.svg)" in text
     assert "at 200mbit fsdp-hybrid is faster by" in text
     assert "0123456789" in text
-    assert text.split("\n\n")[1] in capsys.readouterr().out
+    assert text.startswith("# Strategies over links of three speeds\n\n| what | value |")
+    assert "| model | resnet18, fp32 |" in text
+    assert "share the 2 cores of one machine" in text
+    assert f"`python -m benchmarks.cluster links-table {runs.name}`" in text
+    assert str(runs) not in text
+    printed = capsys.readouterr().out
+    assert text.split("\n\n")[1] in printed
+    assert "replaced" not in printed
+    assert main(["links-table", str(runs), "--out", str(out)]) == 0
+    assert f"replaced: {out / stem}.md" in capsys.readouterr().out
 
 
 def test_figures_have_every_speed_in_place(runs: Path) -> None:
@@ -175,7 +192,12 @@ def test_figures_have_every_speed_in_place(runs: Path) -> None:
     lines = {one.name: one for one in relative.series}
     assert list(lines["ddp"].x) == [0.2, 10.0, 100.0]
     assert list(lines["ddp"].y) == [1.0, 1.0, 1.0]
-    assert absolute.x_label.endswith("unlimited)")
+    # The repeats' noise is in both of a pair: what is left are the strategies' own parts.
+    ratio = lines["fsdp"].y[0], (lines["fsdp"].low or [None])[0], (lines["fsdp"].high or [None])[0]
+    assert ratio == pytest.approx((1.9993, 1.991, 2.008), abs=2e-3)
+    assert 1.5 in relative.y_log_ticks
+    assert 1.5 not in absolute.y_log_ticks
+    assert absolute.x_tick_labels == ("0.2", "10", "unlimited")
     between, inside = carried.panels[0].series
     assert list(inside.y) == pytest.approx([2 * one for one in between.y if one is not None])
 
@@ -186,6 +208,96 @@ def test_what_is_no_such_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no run"):
         read_speeds(tmp_path)
     write_run(tmp_path / "quick", [])
-    with pytest.raises(InputError, match="link speed: found 'quick'"):
+    with pytest.raises(InputError, match="/quick: is a folder that is not named by a link speed"):
         read_speeds(tmp_path)
     assert main(["links-table", str(tmp_path)]) == 2
+
+
+def test_other_programs_are_said_with_the_load(runs: Path, tmp_path: Path) -> None:
+    runs = Path(shutil.copytree(runs, tmp_path / "runs"))
+    shutil.rmtree(runs / "10gbit")
+    write_speed(runs, "10gbit", trials(STEPS["10gbit"]), others=0.4)
+    speeds = read_speeds(runs)
+    text = markdown(speeds, [])
+    assert "| unlimited | nothing found | - | - |" in text
+    assert "| 10gbit | other processes | 9 of 9 | 40% of the 2 cores were used by others" in text
+    assert "| 10gbit | 2026-11-21 12:00 | 9 of 9 | no | 0.1, 0.1, 0.1 |" in text
+    assert "**Other programs used the machine" in text
+
+
+def test_a_limit_above_what_links_carried_is_no_cause(runs: Path) -> None:
+    """39 MB/s without a limit are 0.31 Gbit/s, above which 10gbit lies and 200mbit does not."""
+    speeds = read_speeds(runs)
+    assert speeds[0].peak_bytes_per_second == pytest.approx(39e6, rel=1e-3)
+    (line,) = load_lines(speeds)
+    assert "The limit of 10gbit lies above" in line
+    assert "0.31 Gbit/s" in line
+    ratio = over_all(speeds[1], speeds[0])
+    assert ratio is not None
+    assert ratio.value == pytest.approx((0.6 / 0.5 * 1.0 / 0.9 * 0.61 / 0.8) ** (1 / 3), rel=0.01)
+    assert "Yet steps took" in line
+    assert "beyond both intervals: ddp, fsdp" in line
+
+
+def on_nodes(made: Sequence[TrialResult], nodes: int) -> list[TrialResult]:
+    return [
+        one.model_copy(
+            update={
+                "id": f"{one.id}-n{nodes}",
+                "trial": {**one.trial, "nodes": nodes},
+                "varied": {"placement.nodes": nodes},
+            }
+        )
+        for one in made
+    ]
+
+
+def test_rows_of_one_label_are_told_apart(tmp_path: Path) -> None:
+    """One run with one and with two nodes, and of two numbers of ranks."""
+    here, there = (on_nodes(trials({"ddp": s}), n) for s, n in ((0.5, 1), (0.7, 2)))
+    write_speed(tmp_path, "unlimited", [*here, *there])
+    (speed,) = read_speeds(tmp_path)
+    assert list(speed.cells) == ["ddp, 1 node", "ddp, 2 nodes"]
+    assert speed.faster("ddp, 1 node", "ddp, 2 nodes") == "ddp, 1 node"
+    few = [one.model_copy(update={"id": f"{one.id}-few", "world_size": 2}) for one in there]
+    write_speed(tmp_path, "1gbit", few)
+    unlimited, slow = read_speeds(tmp_path)
+    assert list(unlimited.cells) == ["ddp, 4 ranks, 1 node", "ddp, 4 ranks, 2 nodes"]
+    assert slow.places() == {"ddp, 2 ranks, 2 nodes": 1}
+
+
+def test_places_and_pairs_are_among_as_many_ranks(tmp_path: Path) -> None:
+    made = trials({"ddp": 0.5, "fsdp": 0.9})
+    few = [
+        one.model_copy(update={"id": f"{one.id}-few", "world_size": 2})
+        for one in trials({"ddp": 0.3, "fsdp": 0.6})
+    ]
+    write_speed(tmp_path, "unlimited", [*made, *few])
+    (speed,) = read_speeds(tmp_path)
+    assert speed.places() == {
+        "ddp, 2 ranks": 1,
+        "ddp, 4 ranks": 1,
+        "fsdp, 2 ranks": 2,
+        "fsdp, 4 ranks": 2,
+    }
+    assert set(speed.differences) == {
+        ("ddp, 2 ranks", "fsdp, 2 ranks"),
+        ("ddp, 4 ranks", "fsdp, 4 ranks"),
+    }
+
+
+def test_a_reader_that_left_is_no_error(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", buffering=1, errors="replace") as closed:
+        monkeypatch.setattr("sys.stdout", closed)
+        assert main(["links-table", str(runs), "--out", str(tmp_path)]) == 0
+        monkeypatch.undo()
+    assert (tmp_path / "2026-11-21-link-speeds.md").is_file()
+
+
+def test_verdicts_stand_beside_their_run(runs: Path) -> None:
+    speeds = read_speeds(runs)
+    assert [row[3] for row in runs_table(speeds).rows] == ["no", "no", "no"]

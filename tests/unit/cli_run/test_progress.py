@@ -181,6 +181,8 @@ def test_title_tells_trials_apart() -> None:
         "matrix.strategy=[{name: fsdp-hybrid, shard_group: 2}]", "matrix.world_size=[4]"
     )
     assert title(hybrid) == "fsdp-hybrid (shard_group=2) on 4 ranks"
+    nodes = trials("matrix.strategy=[ddp]", "matrix.world_size=[2]", "matrix.nodes=[1, 2]")
+    assert {title(trial) for trial in nodes} == {"ddp on 2 ranks", "ddp on 2 ranks of 2 nodes"}
 
 
 def test_figures_are_those_that_are_known(time: Time) -> None:

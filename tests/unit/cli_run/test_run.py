@@ -282,6 +282,29 @@ def test_dry_run_tells_cells_apart(answer: Answer) -> None:
     assert len({row[1] for row in rows}) == 4
 
 
+def test_dry_run_says_what_this_machine_lacks(answer: Answer) -> None:
+    """Of one node; of several, `local` says that it has none of them."""
+    changes = (
+        "matrix.strategy=[ddp]",
+        "matrix.world_size=[2]",
+        "matrix.nodes=[1, 2]",
+        "matrix.recipe.precision=[fp16, bf16]",
+    )
+    options = [word for change in (*changes, "device=cpu") for word in ("--set", change)]
+    code, printed, _ = answer("quickstart", "--dry-run", *options)
+    assert code == 0
+    assert "  nodes=2" in printed
+    assert "placement.nodes" not in printed
+    fp16 = "fp16 with loss scaling needs a CUDA device; set recipe.precision to bf16 or fp32"
+    assert printed.splitlines()[-2:] == [
+        "local: trials on 2 nodes are recorded as unavailable here; "
+        "--engine torchrun, slurm or ray runs them",
+        f"local: 1 trial is recorded as unavailable here: {fp16}",
+    ]
+    _, printed, _ = answer("quickstart", "--dry-run", *options, "--set", "engine.name=slurm")
+    assert fp16 not in printed, "other machines have what they have"
+
+
 def test_dry_run_refuses_what_cannot_be_planned(answer: Answer) -> None:
     code, _, err = answer("quickstart", "--dry-run", "--set", "recipe.global_batch=7")
     assert code == 2

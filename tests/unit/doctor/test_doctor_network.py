@@ -84,6 +84,22 @@ def test_wrong_options(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--ranks", "3"), "--ranks"),
+        (("--device", "cpu", "--for", "quickstart"), "--for, --device"),
+        (("--run", "nowhere", "--seconds", "1"), "--run, --seconds"),
+    ],
+)
+def test_options_of_network_are_not_ignored_without_it(
+    options: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *options]) == 2
+    said = f"{named}: found without --network; add --network, or leave this out"
+    assert said in capsys.readouterr().err
+
+
 def test_under_torchrun_it_says_how_many(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

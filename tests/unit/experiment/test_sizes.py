@@ -79,15 +79,35 @@ def test_nodes_are_an_axis_and_a_varied_key(make: Make) -> None:
 
 
 def test_fixed_nodes_are_told_where_a_cell_has_others(make: Make) -> None:
-    plan = expand(make("placement.nodes=2", "placement.ranks_per_node=2"), "cpu")
-    assert [str(cell) for cell in plan.left_out] == [
-        "2 ranks: 2 nodes with 2 ranks each are not 2 ranks",
-    ]
     plan = expand(make("placement.nodes=2"), "cpu")
     assert _cells(plan) == {("alone", 1, 1), ("both", 2, 2)}
     assert {trial.varied["placement.nodes"] for trial in plan.trials} == {1, 2}
     (trial,) = expand(make("placement.nodes=2", "matrix.strategy=[both]"), "cpu").trials
     assert trial.varied == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reasons"),
+    [
+        (
+            ("placement.ranks_per_node=2", "matrix.world_size=[3, 5]"),
+            "3 ranks: 1 node with 2 ranks each are not 3 ranks; "
+            "5 ranks: 2 nodes with 2 ranks each are not 5 ranks",
+        ),
+        (
+            ("matrix={strategy: [alone]}", "placement.nodes=65536", "placement.ranks_per_node=2"),
+            "131072 ranks: allowed are at most 65536 ranks",
+        ),
+    ],
+)
+def test_nothing_runs_where_no_size_fits(
+    make: Make, settings: tuple[str, ...], reasons: str
+) -> None:
+    """Not even a strategy that only runs alone: it was not asked for alone."""
+    with pytest.raises(InputError) as caught:
+        expand(make(*settings), "cpu")
+    said = "test: world_size, placement: no size that is asked for fits"
+    assert str(caught.value) == f"{said}; {reasons}"
 
 
 def test_one_node_changes_no_id(make: Make) -> None:
@@ -100,6 +120,14 @@ def test_one_node_changes_no_id(make: Make) -> None:
     ("setting", "said"),
     [
         ("placement.nodes=0", "--set placement.nodes: found 0; allowed is greater than 0"),
+        (
+            "placement.nodes=99999999",
+            "placement.nodes: found 99999999; allowed is less than or equal to 65536",
+        ),
+        (
+            "matrix.ranks_per_node=[2, 65537]",
+            "matrix.placement.ranks_per_node at [1]: found 65537; allowed is less than or equal",
+        ),
         ("matrix.nodes=[2, 0]", "--set matrix.placement.nodes at [1]: found 0"),
         ("placement.node=2", "--set placement.node: no such key; nearest: 'placement.nodes'"),
         ("engine=slurp", "--set engine at name: found 'slurp'; allowed are local"),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,6 +125,22 @@ def test_nodes_that_cannot_be_started_are_not_waited_for(
     starter.reason = "the command that starts node 1 ended"
     with pytest.raises(ShardmarkError, match="the command that starts node 1 ended"):
         engine.machine("cpu")
+
+
+def test_refused_node_is_told_of(
+    engine: ClusterEngine, starter: FakeStarter, told: list[str]
+) -> None:
+    strangers: list[FakeNode] = []
+
+    def one_fails(roster: Roster) -> None:
+        strangers.append(FakeNode(roster, 2, torch="2"))
+        starter.start(roster)
+
+    engine._starter = SimpleNamespace(start=one_fails, check=starter.check, close=starter.close)
+    engine.machine("cpu")
+    assert told[1] == "node 2 (host-2) came and was refused: its torch is 2, here it is 1"
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_environments_are_named_by_node(engine: ClusterEngine, starter: FakeStarter) -> None:

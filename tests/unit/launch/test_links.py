@@ -86,7 +86,8 @@ def test_links_between_nodes_are_measured_before_the_trials_and_fitted(tmp_path:
     assert linked.engine.calls.index("load cpu") < linked.engine.calls.index("run ddp")
     assert notes == [
         "measuring the links between 2 ranks on 2 nodes, about 8 s",
-        "links between 2 ranks, gloo: 100 us and 100 MB/s between hosts (network.json)",
+        "links between 2 ranks, gloo: 100 us (100 to 100) and 100 MB/s (100 to 100)"
+        " between hosts (network.json)",
     ]
     stored = read_network(tmp_path / "run")
     assert stored is not None

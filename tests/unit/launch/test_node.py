@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.launch import mirror as mirroring
 from shardmark.launch import node
 from shardmark.launch.joining import join
-from shardmark.launch.node import Mirror, Node
+from shardmark.launch.mirror import Mirror
+from shardmark.launch.node import Node
 from shardmark.launch.roster import Roster
 from tests.unit.launch.nodes import KEY, FakeNode
 
@@ -31,7 +33,7 @@ def joined(roster: Roster, number: int) -> Node:
 def test_small_files_follow_when_they_change(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(mirroring, "MIRROR_SECONDS", 0.0)
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()

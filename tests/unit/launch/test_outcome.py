@@ -43,7 +43,7 @@ CPU_MESSAGE = (
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out_of_memory"),
         (StrategyUnavailable("ddp", "no", "two"), "unavailable"),
         (DataError("train", "no pictures", "add some"), "data"),
-        (InputError("workload.model", "a list", "a tensor"), "exception"),
+        (InputError("workload.model", "a list", "a tensor"), "input"),
         (OSError(errno.ENOSPC, "No space left on device"), "exception"),
         (RuntimeError("Connection closed by peer"), "exception"),
         (ValueError("CUDA out of memory is only quoted here"), "exception"),

@@ -13,6 +13,7 @@ import pytest
 from shardmark.errors import ShardmarkError
 from shardmark.launch.channel import PIECE_BYTES, Channel, ChannelEndedError, keep_piece
 from shardmark.launch.roster import Roster
+from shardmark.launch.run_key import difference, sections
 from tests.unit.launch.nodes import KEY, FakeNode
 
 PATIENCE = 1.0
@@ -48,12 +49,15 @@ def until(condition: Callable[[], object], seconds: float = 10) -> None:
 def nothing() -> None: ...
 
 
+def silent(_: str) -> None: ...
+
+
 def test_nodes_are_numbered_by_wish_or_as_they_come(
     roster: Roster, come: Callable[..., FakeNode]
 ) -> None:
     numbers = [come(wish).greeting.get("welcome") for wish in (None, 0, None)]
     assert numbers == [1, 0, 2], "none is made node 0, which has the controller's files"
-    roster.wait(5, nothing)
+    roster.wait(5, nothing, silent)
     assert [member.number for member in roster.members()] == [0, 1, 2]
 
 
@@ -82,7 +86,43 @@ def test_one_too_many_is_refused(come: Callable[..., FakeNode]) -> None:
 def test_who_has_not_come_is_named(roster: Roster, come: Callable[..., FakeNode]) -> None:
     come(1)
     with pytest.raises(ShardmarkError, match=r"node 0, 2 has not come within 0\.1 s"):
-        roster.wait(0.1, nothing)
+        roster.wait(0.1, nothing, silent)
+
+
+def test_who_came_and_was_refused_is_told_at_once(
+    roster: Roster, come: Callable[..., FakeNode]
+) -> None:
+    """While others are still waited for; and why nobody else came is said in the end."""
+    come(0)
+    come(1, torch="2")
+    come(None, experiment="other")
+    told: list[tuple[str, float]] = []
+    refused = [
+        "node 1 (host-1) came and was refused: its torch is 2, here it is 1",
+        "a node (host-None) came and was refused: its experiment is other, here it is e",
+    ]
+    started = time.monotonic()
+    with pytest.raises(ShardmarkError) as caught:
+        roster.wait(1, nothing, lambda text: told.append((text, time.monotonic() - started)))
+    assert [text for text, _ in told] == refused
+    assert max(seconds for _, seconds in told) < 0.9, "before the time is up"
+    assert str(caught.value) == "; ".join(("node 1, 2 has not come within 1 s", *refused))
+
+
+def test_sections_that_differ_are_named() -> None:
+    """In whatever order they come; a section that one side lacks differs, too."""
+    content = {"name": "e", "recipe": {"steps": 1}, "matrix": {"strategy": ["ddp"]}}
+    here = {"experiment": sections(content), "torch": "1"}
+    assert difference(here, here) is None
+    other = sections(content | {"recipe": {"steps": 2}, "matrix": {"strategy": ["fsdp"]}})
+    said = "its experiment is another one, with a different matrix, recipe"
+    assert difference(here | {"experiment": other}, here) == said
+    fewer = sections({key: content[key] for key in ("name", "recipe")})
+    said = "its experiment is another one, with a different matrix"
+    assert difference(here | {"experiment": fewer}, here) == said
+    assert difference({"torch": "1"}, here) == (
+        f"its experiment is None, here it is {here['experiment']}"
+    )
 
 
 def test_something_that_is_no_node_is_sent_away(roster: Roster) -> None:
@@ -96,7 +136,7 @@ def test_something_that_is_no_node_is_sent_away(roster: Roster) -> None:
 
 def test_answers_come_from_all(roster: Roster, come: Callable[..., FakeNode]) -> None:
     nodes = [come(number) for number in range(3)]
-    roster.wait(10, nothing)
+    roster.wait(10, nothing, silent)
     nodes[2].answers["machine"] = {"cores": 7}
     found = roster.ask([0, 2], {"do": "machine", "device": "cpu"})
     assert found[2] == {"cores": 7}

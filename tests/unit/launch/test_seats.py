@@ -64,6 +64,13 @@ def test_every_process_has_a_seat(name: str) -> None:
         (8, 2, None, None),
         (2, 2, None, "one rank on each node has nobody there to shard the model with"),
         (8, 2, 2, None),
+        (8, 4, 4, None),
+        (6, 2, 3, None),
+        (
+            *(6, 2, 2),
+            "nodes of 3 ranks do not hold whole groups of shard_group 2: "
+            "some would lie in a node and others across nodes",
+        ),
         (8, 2, 8, "8 ranks do not make two or more groups of shard_group 8"),
     ],
 )

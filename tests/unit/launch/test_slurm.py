@@ -295,7 +295,7 @@ def test_step_that_cannot_start_says_why(
     step = Step(SlurmOptions(), 2, KEY, job="7", title="t")
     step.start(roster)
     with pytest.raises(ShardmarkError, match=r"the step t ended with code 3 .* no such node"):
-        roster.wait(20, step.check)
+        roster.wait(20, step.check, lambda _: None)
     step.close()
     assert f"--port\n{roster.port}\n" in (tmp_path / "words").read_text()
     left = (tmp_path / "environment").read_text()

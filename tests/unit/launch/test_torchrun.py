@@ -16,6 +16,7 @@ from shardmark.launch.host_commands import Commands
 from shardmark.launch.interfaces import INTERFACE_VARIABLES, interface_of, interface_variables
 from shardmark.launch.joining import join
 from shardmark.launch.roster import Roster
+from shardmark.launch.run_key import difference
 from shardmark.launch.torchrun import TorchrunOptions, own_rank
 from tests.unit.launch.fakes import experiment
 from tests.unit.launch.nodes import KEY
@@ -50,12 +51,45 @@ def test_options_that_say_nothing_are_refused(given: dict[str, object], said: st
         ({}, "engine.rendezvous: missing, and the experiment takes 2 nodes"),
         ({"rendezvous": "a:0"}, "engine.rendezvous: a:0, and the experiment takes 2 nodes"),
         ({"hosts": ["a"]}, "engine.hosts: 1 hosts, and the experiment takes 2 nodes"),
+        (
+            {"rendezvous": "192.0.2.1:1", "node_rank": 5},
+            "engine.node_rank: found 5, and the experiment takes 2 nodes; allowed is 0 to 1",
+        ),
+        (
+            {"rendezvous": "localhost:1", "hosts": ["localhost", "b.invalid"]},
+            "engine.rendezvous: localhost is every machine's own name for itself, and b.invalid",
+        ),
+        (
+            {"rendezvous": "127.0.1.1:1", "hosts": ["a", "user@192.0.2.1"]},
+            "engine.rendezvous: 127.0.1.1 is every machine's own name for itself, and user@192",
+        ),
+        (
+            {"hosts": ["localhost", "192.0.2.1"]},
+            "engine.hosts: localhost is every machine's own name for itself, and 192.0.2.1",
+        ),
     ],
 )
 def test_too_little_for_so_many_nodes(given: dict[str, object], where: str) -> None:
     with pytest.raises(InputError) as caught:
         torchrun.build(options(**given), 2, KEY, silent)
     assert str(caught.value).startswith(where)
+
+
+def test_nodes_of_one_machine_may_meet_at_its_loopback() -> None:
+    torchrun.check(options(rendezvous="localhost:1", hosts=["localhost", "127.0.0.1"]), 2)
+    started_here = options(rendezvous="[::1]:1", hosts=["a", "b"], remote="sh -c {quoted}")
+    torchrun.check(started_here, 2)
+
+
+def test_number_beyond_the_nodes_is_refused_before_it_dials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHARDMARK_NODE_RANK", "2")
+    given = options(rendezvous="192.0.2.1:1")
+    with pytest.raises(InputError, match=r"SHARDMARK_NODE_RANK: found 2, and .* takes 2 nodes"):
+        torchrun.serve(given, 2, KEY, silent)
+    with pytest.raises(InputError, match=r"SHARDMARK_NODE_RANK: found 2, and .* takes 1 node;"):
+        torchrun.serve(given, 1, KEY, silent)
 
 
 def test_number_comes_from_option_or_environment() -> None:
@@ -148,7 +182,8 @@ def test_key_is_the_experiments_whatever_the_engine() -> None:
     assert most_nodes(one) == 2
     other = ("placement.nodes=2", "matrix.strategy=[ddp]", "engine.name=torchrun")
     assert run_key(one) == run_key(experiment(*other, "engine.node_rank=1"))
-    assert run_key(one)["experiment"] != run_key(experiment())["experiment"]
+    said = "its experiment is another one, with a different matrix, placement"
+    assert difference(run_key(experiment()), run_key(one)) == said
 
 
 def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,14 +183,14 @@ def test_what_is_said_of_nodes_is_held_against_as_many_nodes(tmp_path: Path) -> 
     ] == [
         (
             "samples_per_second",
-            "fsdp on 2 ranks, placement.nodes=1",
-            "zero-2 on 2 ranks, placement.nodes=1",
+            "fsdp on 2 ranks, nodes=1",
+            "zero-2 on 2 ranks, nodes=1",
             1.25,
         ),
         (
             "memory_ratio",
-            "zero-2 on 4 ranks, placement.nodes=2",
-            "fsdp on 4 ranks, placement.nodes=2",
+            "zero-2 on 4 ranks, nodes=2",
+            "fsdp on 4 ranks, nodes=2",
             0.9,
         ),
     ]

@@ -73,6 +73,8 @@ def test_a_library_that_asks_for_more_and_a_backend_that_sends_more() -> None:
     """DeepSpeed all-reduces where a reduce-scatter would do; gloo does so beneath FSDP."""
     zero = {"all_reduce": 4_000_000, "all_gather": 2_000_000}
     rows = compared(trial("zero-2", 2, zero, 6e6), trial("fsdp", 2, FSDP, 8e6)).rows
+    backend = {one.row.strategy: one.backend_ratio for one in wires_of(rows)}
+    assert backend == pytest.approx({"zero-2": 1.0, "fsdp": 8 / 6})
     ratios = {one.row.strategy: (one.counted_ratio, one.interface_ratio) for one in wires_of(rows)}
     assert ratios["zero-2"] == pytest.approx((1.5, 1.5))
     assert ratios["fsdp"] == pytest.approx((1.0, 8 / 6))
@@ -129,11 +131,11 @@ def test_the_table() -> None:
     titles = [column.title for column in section.table.columns]
     assert titles == [
         *("strategy", "ranks", "formula\nMB", "collectives\nMB", "ratio"),
-        *("interfaces\nMB", "ratio"),
+        *("interfaces\nMB", "ratio", "interfaces /\ncollectives"),
     ]
     assert section.table.rows == (
-        ("ddp", "2", "4.00", "4.00", "1.00", "4.10", "1.02"),
-        ("fsdp", "2", "6.00", "6.00", "1.00", "-", "-"),
+        ("ddp", "2", "4.00", "4.00", "1.00", "4.10", "1.02", "1.02"),
+        ("fsdp", "2", "6.00", "6.00", "1.00", "-", "-", "-"),
     )
     text = render_sections([section], Markup.TEXT)
     assert "Formula of ddp: all-reduce: 2 (n-1)/n G." in text

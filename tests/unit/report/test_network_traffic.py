@@ -19,10 +19,17 @@ from shardmark.analysis.bandwidth import traffic_of
 from shardmark.analysis.comparison import Comparison, compare
 from shardmark.analysis.series import sampled
 from shardmark.report.figures import figures_of
+from shardmark.report.links import links_section
 from shardmark.report.network_view import network_csv, network_data, network_sections
 from shardmark.report.page import write_report
 from shardmark.report.page_network import network_parts
-from shardmark.results.network import NetworkRecord, write_network
+from shardmark.results.network import (
+    Bounds,
+    LinkFit,
+    MeasuredOperation,
+    NetworkRecord,
+    write_network,
+)
 from shardmark.results.schema import RankRecord
 from shardmark.results.store import RunFolder, load_run
 
@@ -154,6 +161,46 @@ def test_bursts_have_a_peak_and_are_seldom_busy(tmp_path: Path) -> None:
     assert one.received.busy_share == 0.0
 
 
+def test_few_samples_give_no_peak(tmp_path: Path) -> None:
+    """Every second, seven in the windows: the mean is known, a peak is not."""
+    run = write_run(tmp_path, [invented_trial("ddp", 2)])
+    lines = [sample(float(at), {"lo": (9.0, 9.0)}, {}, None) for at in range(-1, 10)]
+    write_samples(run, "ddp-2-0", lines)
+    comparison = compare([load_run(run)])
+    found = traffic_of(comparison.rows[0])
+    (one,) = found.interfaces
+    assert one.sent.mean_bytes_per_second == pytest.approx(9)
+    assert (one.sent.peak_bytes_per_second, one.sent.busy_share) == (None, None)
+    assert found.missing["peaks"].startswith("at most 7 samples in the windows of a repeat")
+    table = {part.title: part.table for part in network_sections(comparison)}
+    notes = table["Bandwidth by interface"].notes
+    assert any(note.startswith("Peak and busy left out: at most 7") for note in notes)
+
+
+def test_bandwidths_that_are_hardly_known_are_said() -> None:
+    def operation(low: float | None, high: float | None) -> MeasuredOperation:
+        fit = LinkFit(
+            latency_seconds=Bounds(value=1e-4, low=None, high=None),
+            bytes_per_second=Bounds(value=1e8, low=low, high=high),
+            residual=0.1,
+        )
+        return MeasuredOperation(
+            operation="all_reduce", reach="between_hosts", ranks=(0, 1), sizes=(), fit=fit
+        )
+
+    def noisy(low: float | None, high: float | None) -> bool:
+        made = record().model_copy(update={"operations": (operation(low, high),)})
+        return any(
+            note.startswith("Bandwidth too noisy: measure longer")
+            and "all reduce (between hosts)" in note
+            for note in links_section(made).table.notes
+        )
+
+    assert noisy(4e7, 1.7e8)
+    assert not noisy(5e7, 1.9e8)
+    assert noisy(None, None)
+
+
 def test_samples_that_end_too_early_are_said(tmp_path: Path) -> None:
     run = write_run(tmp_path, [invented_trial("ddp", 2)])
     lines = [sample(at, {"lo": (9.0, 9.0)}, {}, None) for at in TIMES if at < 3]
@@ -216,6 +263,8 @@ def test_json_and_csv_have_base_units(nodes: Comparison) -> None:
         ("1", "eth0"),
     ]
     assert float(lines[2]["received_mean_bytes_per_second"]) == pytest.approx(3900)
+    assert "backend_ratio" in lines[0]
+    assert "backend_ratio" in row
 
 
 def test_the_command(nodes: Comparison, capsys: pytest.CaptureFixture[str]) -> None:

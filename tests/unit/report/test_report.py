@@ -16,7 +16,7 @@ from tests.golden.invented import invented_trial
 from shardmark.analysis.comparison import Comparison, compare
 from shardmark.measure.metrics import METRICS
 from shardmark.report.data import render_csv, render_json
-from shardmark.report.epochs import epochs_section
+from shardmark.report.epochs import epochs_section, variants
 from shardmark.report.markdown import render_markdown
 from shardmark.report.notes import NoteKind, notes_of
 from shardmark.report.tables import Table, comparison_table, number
@@ -418,3 +418,21 @@ def test_servers_and_lost_workers_are_told() -> None:
     (note,) = [note for note in table.notes if note.startswith("LOST")]
     assert "ps-async on 2 ranks: rank 1 was ended by SIGKILL and the others trained on" in note
     assert "stale" not in {c.title for c in comparison_table(compared(trial)).columns}
+
+
+def test_nodes_have_one_name() -> None:
+    """A column of their own in every table, and the same word in a note, after a name as it is."""
+    varied = [{"placement.nodes": nodes, "recipe.cpu_offload": nodes == 2} for nodes in (1, 2)]
+    trials = [
+        invented_trial("single", 1, varied=varied[0]),
+        *(invented_trial("ddp", 2, varied=one) for one in varied),
+    ]
+    columns = {column.title: column.cells for column in variants(compared(*trials).rows)}
+    assert columns == {"variant": ("false", "false", "true"), "nodes": ("1", "1", "2")}
+    assert variants(compared(trials[0]).rows[:0]) == []
+    said = notes(*trials)
+    assert not any("placement.nodes" in note for note in said)
+    assert (
+        "ddp on 2 ranks, nodes=2, recipe.cpu_offload=true is compared with"
+        " single on 1 rank, nodes=1, recipe.cpu_offload=false." in said
+    )

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.errors import InputError
 from shardmark.experiment.load import from_mapping
 from shardmark.experiment.matrix import expand
 from shardmark.experiment.schema import Trial
-from shardmark.launch.checkpoint_folder import folder_on_node, remove
+from shardmark.launch.checkpoint_folder import check_given, folder_on_node, remove
+from shardmark.launch.outcome import on_node
 from shardmark.launch.restarts import RESTARTS_FILE, first_causes, read_restarts
-from shardmark.results.schema import RestartRecord
+from shardmark.results.schema import Failure, RestartRecord
 from shardmark.strategies import build_strategy
 
 
@@ -86,3 +88,20 @@ def test_who_cannot_go_on_says_why(
     changed = trial().recipe.model_copy(update=recipe)
     found = build_strategy(name, options).resumes(changed)
     assert found is None if why is None else why in (found or "")
+
+
+def test_a_folder_that_cannot_be_made_is_named_by_its_key(tmp_path: Path) -> None:
+    good, file = tmp_path / "new" / "good", tmp_path / "file"
+    file.touch()
+    check_given([trial(max_restarts=1, checkpoint_dir=str(good))])
+    assert list(good.iterdir()) == []
+    bad = str(file / "below")
+    check_given([trial(checkpoint_dir=bad), trial(max_restarts=1)])  # nothing is written
+    with pytest.raises(InputError, match=r"limits\.checkpoint_dir: .*below on .*Not a directory"):
+        check_given([trial(max_restarts=1, checkpoint_dir=bad)])
+
+
+def test_a_failure_names_the_node_of_its_rank() -> None:
+    failure = on_node(Failure(reason="rank 3 was ended by SIGKILL", rank=3), 1, "b")
+    assert failure.reason == "rank 3 was ended by SIGKILL (rank 3 is on node 1, b)"
+    assert failure.node == 1

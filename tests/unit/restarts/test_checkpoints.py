@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
+from typing import Never
 
 import pytest
 import torch
+from torch.distributed.checkpoint import filesystem
 
+from shardmark.errors import InputError
 from shardmark.measure.recorder import Recorder
 from shardmark.strategies._protocol import Kept, Portion, Shard
 from shardmark.training.checkpoint_files import CheckpointFiles, newest_common
@@ -68,6 +72,22 @@ def test_others_of_the_node_read_what_the_first_rank_wrote(tmp_path: Path) -> No
     found, _ = second.load(10)
     assert torch.equal(found.own["shard"], torch.ones(3))
     assert torch.equal(found.shared["whole"], torch.tensor(2.0))
+
+
+def test_a_disk_that_takes_nothing_is_told_by_its_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rank-0").touch()
+    with pytest.raises(InputError, match=r"limits\.checkpoint_dir"):
+        files(tmp_path).check()
+
+    class Full(filesystem.FileSystemWriter):
+        def write_data(self, *_: object, **__: object) -> Never:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(filesystem, "FileSystemWriter", Full)
+    with pytest.raises(InputError, match="cannot be written: No space left on device"):
+        files(tmp_path / "other").save(10, kept(1.0), {})
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_names_fix_options() -> None:
         ),
         ("fsdp-hybrid", {"shard_group": 2.5}, "option shard_group: found 2.5; Input should be"),
         ("zero-3", {"persistence_threshold": -1}, "found -1; Input should be greater than or"),
+        ("zero-3", {"max_reuse_distance": -1}, "found -1; Input should be greater than or"),
+        ("zero-3", {"max_live_parameters": 0.5}, "found 0.5; Input should be a valid integer"),
         ("zero-2", {"mixed_precision": "amp"}, "Input should be 'autocast' or 'native'"),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from shardmark.measure.metrics import METRICS, TRIAL_METRICS
-from shardmark.results.schema import ProbeRecord, Summary
+from shardmark.results.schema import ProbeRecord, ResumeRecord, Summary
 from tests.unit.summarise.trials import (
     epochs,
     probe,
@@ -290,6 +292,24 @@ def test_an_earlier_process_is_not_the_rank() -> None:
     metrics, missing = summarised([record(0, pid=999), record(1)])
     assert metrics["threads"] is None
     assert missing["threads"] == "rank 0: no sample was taken"
+
+
+def test_a_restarted_rank_counts_on_in_its_new_process() -> None:
+    """Without `resumes` a process of another number is not the rank's."""
+    resumes = (ResumeRecord(restart=1, step=3, at_seconds=1012.0, lost_seconds=2.0),)
+    lines: list[dict[str, Any]] = sample_lines()
+    for line in lines:
+        (rank, _) = line["ranks"]
+        if line["at_seconds"] <= 1012:
+            rank["pid"] = 999
+        else:
+            rank["cpu_seconds"] -= 6.0  # half a second in each of the first twelve
+    again = record(0).model_copy(update={"resumes": resumes})
+    metrics, _ = summarised([again, record(1)], samples=lines)
+    assert value(metrics, "cpu_percent") == pytest.approx(75)
+    assert value(metrics, "peak_rss_bytes") == 2500
+    _, missing = summarised(samples=lines)
+    assert missing["cpu_percent"] == "rank 0: no sample was taken before the first window"
 
 
 def test_no_samples() -> None:

@@ -10,6 +10,8 @@ from typing import Literal
 HORIZONTAL = ("horizontal_bars", "stacked_horizontal")
 """Kinds whose categories go down the page."""
 STACKED = ("stacked_bars", "stacked_horizontal")
+LOG_TICKS, FINE_LOG_TICKS = (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+"""Times a power of ten: ticks of a logarithmic axis of values, and of one of less than a decade."""
 WHISKER_SHARE = 0.5
 """How far intervals may reach beyond the values, as a share of what the values span."""
 
@@ -68,6 +70,13 @@ class Panel:
         present = dict.fromkeys(str(x) for series in self.series for x in series.x)
         ordered = [name for name in self.category_order if name in present]
         return tuple(dict.fromkeys((*ordered, *present)))
+
+    @property
+    def y_log_ticks(self) -> tuple[float, ...]:
+        """Times a power of ten, where the values' axis is logarithmic."""
+        if self.y_range is None or self.y_range[1] >= 10 * self.y_range[0]:
+            return LOG_TICKS
+        return FINE_LOG_TICKS
 
     @property
     def longest(self) -> int:

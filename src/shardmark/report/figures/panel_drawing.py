@@ -196,7 +196,7 @@ def _numeric_axes(axes: Axes, panel: Panel) -> None:
     if panel.y_logarithmic:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_locator(LogLocator(subs=panel.y_log_ticks))
         axes.yaxis.set_minor_locator(NullLocator())
     if panel.x_ticks:
         axes.xaxis.set_major_locator(FixedLocator(panel.x_ticks))

@@ -128,7 +128,7 @@ def _y_axis(panel: Panel) -> dict[str, Any]:
         ends = [log10(end) for end in panel.y_range] if panel.y_logarithmic else [*panel.y_range]
         axis["range"] = ends
         if panel.y_logarithmic:
-            ticks = [sign * 10**power for power in range(-12, 13) for sign in (1, 2, 5)]
+            ticks = [sign * 10**power for power in range(-12, 13) for sign in panel.y_log_ticks]
             shown = [tick for tick in ticks if panel.y_range[0] <= tick <= panel.y_range[1]]
             if 2 <= len(shown) <= _MOST_TICKS:
                 axis |= {"tickmode": "array", "tickvals": shown}
