@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
     pytest_collection_modifyitems,
@@ -22,6 +23,9 @@ from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell: commands under test would ignore Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+settings.register_profile("any machine", deadline=None)  # a busy one takes as long as it likes
+settings.load_profile("any machine")
 
 GRACE_SECONDS = 2.0
 """For what ends by itself a moment later, such as a data loader's worker."""

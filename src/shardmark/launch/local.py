@@ -36,7 +36,8 @@ def submission(options: LocalOptions, nodes: int, command: Sequence[str]) -> lis
     if nodes == 1:
         return []
     most = "2 nodes" if nodes == 2 else f"2 to {nodes} nodes"
-    return [f"trials on {most} are recorded as unavailable here; --engine torchrun, slurm or ray runs them"]
+    others = "--engine torchrun, slurm or ray runs them"
+    return [f"trials on {most} are recorded as unavailable here; {others}"]
 
 
 class LocalEngine:
