@@ -213,3 +213,23 @@ def test_the_samplers_own_lines_have_these_columns(tmp_path: Path) -> None:
         for row, value in zip(rows, column.values, strict=True):
             if column.name in row:
                 assert row[column.name] == value, column.name
+
+
+def test_what_a_rank_sent_is_a_row_for_each_interface(tmp_path: Path) -> None:
+    run = exportable(tmp_path / "run", ok_trial())
+    path = tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl"
+    sent = {name: {"bytes_sent": 3, "bytes_received": 5} for name in ("lo", "eth0")}
+    ranks = [
+        {"rank": 0, "pid": 9, "threads": 2, "network": sent},
+        {"rank": 1, "pid": 10, "threads": 2, "network": None},  # the kernel did not tell
+        {"rank": 2, "pid": 11, "threads": 2},  # of an older version
+    ]
+    path.write_text(json.dumps({"at_seconds": 1.5, "ranks": ranks, "network": {}}) + "\n")
+    (source,) = sources_of([run])
+    rows = sample_rows(source, run.trials[0])
+    assert [row["subject"] for row in rows] == ["rank", *["rank's interface"] * 2, "rank", "rank"]
+    assert not any("network" in row for row in rows)
+    assert rows[1] == {
+        **{"at_seconds": 1.5, "subject": "rank's interface", "rank": 0, "pid": 9},
+        **{"interface": "lo", "bytes_sent": 3, "bytes_received": 5},
+    }

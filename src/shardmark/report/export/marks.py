@@ -60,11 +60,21 @@ def step_rows(source: Source, trial: TrialResult) -> list[Record]:
 
 
 def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
-    """One a sampling and rank, interface, GPU, or the machine; it has that subject's columns."""
+    """One a sampling and rank, rank's interface, interface, GPU, or the machine.
+
+    Each has its subject's columns.
+    """
     rows: list[Record] = []
     for line in _lines(source, trial, SAMPLES_FILE):
         at = {"at_seconds": line.get("at_seconds")}
-        rows += [{**at, "subject": "rank", **one} for one in line.get("ranks", ())]
+        for one in line.get("ranks", ()):
+            own = {key: value for key, value in one.items() if key != "network"}
+            rows.append({**at, "subject": "rank", **own})
+            of_rank = {"rank": one.get("rank"), "pid": one.get("pid")}
+            rows += [
+                {**at, "subject": "rank's interface", **of_rank, "interface": name, **counters}
+                for name, counters in (one.get("network") or {}).items()
+            ]
         rows += [
             {**at, "subject": "interface", "interface": name, **counters}
             for name, counters in line.get("network", {}).items()
