@@ -1,7 +1,8 @@
 """Two workers share out a run of all tests, or of all unit tests.
 
 Tests that start ranks or network namespaces want both cores and have time limits: one worker has
-them all, one after another and first of all.  The other one takes everything else, file by file.
+them, one after another and first of all.  The other one takes everything else, file by file, and
+at the end those of ranks whose outcome depends on no clock.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ ONE_AFTER_ANOTHER = (
     "tests/unit/bench/",  # network namespaces, as those of tests/cluster
 )
 
+AT_THE_END = ("tests/distributed/test_same_mathematics.py", "tests/distributed/test_verify.py")
+ORDER = {"ranks": 0, "last": 2}
+
 
 def scope_of(node_id: str) -> str:
     """Tests of one scope run on one worker, in their order."""
+    if node_id.startswith(AT_THE_END):
+        return "last"
     return "ranks" if node_id.startswith(ONE_AFTER_ANOTHER) else node_id.partition("::")[0]
 
 
@@ -46,4 +52,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: scope_of(item.nodeid) != "ranks")
+    items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid), 1))
