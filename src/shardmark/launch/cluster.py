@@ -16,12 +16,11 @@ from shardmark.experiment.schema import Trial
 from shardmark.launch._engine import Task
 from shardmark.launch.channel import Message
 from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
-from shardmark.launch.restarts import first_causes
+from shardmark.launch.restarts import NoticedCause, first_causes
 from shardmark.launch.returning import Returns, patience_seconds, with_returns
 from shardmark.launch.roster import Member, NodeLostError, Roster
 from shardmark.launch.seats import Place, seats_of
 from shardmark.launch.watch import Watch
-from shardmark.results.schema import RestartRecord
 from shardmark.strategies._protocol import Machine
 
 TICK_SECONDS = 0.2
@@ -230,7 +229,7 @@ class ClusterEngine:
             oom_kills=sum(answer["oom_kills"] for answer in watch.answers.values()),
             lost=lost,
             restarts=first_causes(
-                RestartRecord(**one | {"at_seconds": one["at_seconds"] - ahead[number]})
+                NoticedCause(**one | {"at_seconds": one["at_seconds"] - ahead[number]})
                 for number, answer in watch.answers.items()
                 for one in answer.get("restarts", ())
             ),

@@ -6,9 +6,16 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 PAUSE_SECONDS = 0.005
+PROVOKED = frozenset({signal.SIGTERM, signal.SIGABRT})
+"""Signals that end a rank because another one has ended: the launcher's, and a library's own."""
+SAME_TIME_SECONDS = 1.0
+"""So far apart two nodes may see one end: their clocks differ, and a death is noticed by polling,
+a closed connection at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +26,34 @@ class Death:
     exit_code: int
     """Negative: the signal that ended it."""
     at_seconds: float
+
+
+class Cause(Protocol):
+    """What may have ended a trial's ranks."""
+
+    @property
+    def at_seconds(self) -> float: ...
+
+    @property
+    def unprovoked(self) -> bool: ...
+
+
+CauseT = TypeVar("CauseT", bound=Cause)
+
+
+def first_cause(found: Sequence[CauseT]) -> CauseT | None:
+    """The one that came first; of those that came with it, one that no other rank provoked."""
+    first = min(found, key=lambda one: one.at_seconds, default=None)
+    if first is None:
+        return None
+    last_seconds = first.at_seconds + SAME_TIME_SECONDS
+    with_it = [one for one in found if one.unprovoked and one.at_seconds <= last_seconds]
+    return min(with_it, key=lambda one: one.at_seconds, default=first)
+
+
+def is_unprovoked(exit_code: int) -> bool:
+    """Whether something from outside its trial, or its own fault, ended the process by a signal."""
+    return exit_code < 0 and -exit_code not in PROVOKED
 
 
 class DeathWatch:

@@ -23,14 +23,14 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from shardmark.experiment.schema import Trial
 from shardmark.launch.checkpoint_folder import LAUNCHED_VARIABLE, folder_of_rank
-from shardmark.launch.deaths import DeathWatch
+from shardmark.launch.deaths import DeathWatch, first_cause
 from shardmark.launch.leftovers import LOGS, rank_record
 from shardmark.launch.outcome import Ending, ProcessEnd, decide, kernel_oom_kills, on_node
-from shardmark.launch.restarts import RESTARTS_FILE
+from shardmark.launch.restarts import RESTARTS_FILE, NoticedCause
 from shardmark.launch.seats import Place
 from shardmark.measure.progress import progress_file
 from shardmark.measure.rank_files import JOINED_FILE, LOST_FILE, rank_file
-from shardmark.results.schema import Outcome, RestartRecord
+from shardmark.results.schema import Outcome
 from shardmark.training.checkpoint_files import ABSENT_FILE, rank_folder
 
 
@@ -104,10 +104,14 @@ class Launcher(LocalElasticAgent):
             return
         if self._node is not None and failure.rank is not None:
             failure = on_node(failure, self._node, platform.node())
+        end = first_cause(ending.failures)
         times = [end.at_seconds for end in ending.failures]
         times += [r.error.at_seconds for r in records if r.error is not None]
-        cause = RestartRecord(
-            restart=self._starts, at_seconds=min(times, default=time.time()), reason=failure.reason
+        cause = NoticedCause(
+            restart=self._starts,
+            at_seconds=min(times, default=time.time()),
+            reason=failure.reason,
+            unprovoked=end is not None and end.unprovoked,
         )
         with (self._folder / RESTARTS_FILE).open("a") as file:
             file.write(cause.model_dump_json() + "\n")

@@ -18,7 +18,7 @@ from shardmark.launch.nursery_process import (
     show_stacks,
 )
 from shardmark.launch.outcome import Ending, kernel_oom_kills
-from shardmark.launch.restarts import read_restarts
+from shardmark.launch.restarts import first_causes, read_restarts
 from shardmark.strategies._protocol import Machine
 
 __all__ = ["ENVIRONMENT", "TICK_SECONDS", "LocalEngine", "LocalOptions", "submission"]
@@ -101,7 +101,7 @@ class LocalEngine:
             agent_exit_code=exit_code,
             failures=process_ends(directory),
             oom_kills=kernel_oom_kills() - kills_before,
-            restarts=read_restarts(directory),
+            restarts=first_causes(read_restarts(directory)),
         )
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.errors import DataError, InputError, StrategyUnavailable
-from shardmark.launch.deaths import describe
+from shardmark.launch.deaths import describe, first_cause, is_unprovoked
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
 
 MEMORY_MESSAGES = (
@@ -34,6 +34,11 @@ class ProcessEnd:
     exit_code: int
     """Negative: the signal that ended it."""
     at_seconds: float
+
+    @property
+    def unprovoked(self) -> bool:
+        """Whether no other rank's end can have ended it in this way."""
+        return is_unprovoked(self.exit_code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +117,7 @@ def decide(
         return Outcome.OUT_OF_MEMORY, Failure(
             reason=f"rank {rank}: {_first_line(error.message)}", remedy=MEMORY_REMEDY, rank=rank
         )
-    first = min(ending.failures, key=lambda end: end.at_seconds, default=None)
+    first = first_cause(ending.failures)
     rank_killed = first is not None and first.exit_code == -signal.SIGKILL
     agent_killed = first is None and ending.agent_exit_code == -signal.SIGKILL
     if ending.oom_kills and (rank_killed or agent_killed) and ending.how == "exited":
@@ -154,7 +159,7 @@ def _exited(
     if ending.lost is not None:
         return Outcome.FAILED, _node_lost(ending.lost)
     # A rank that dies drags the others down with it, so the first death is the cause.
-    end = min(ending.failures, key=lambda e: e.at_seconds, default=None)
+    end = first_cause(ending.failures)
     if errors and (end is None or end.exit_code >= 0 or end.exit_code == -signal.SIGTERM):
         return Outcome.FAILED, _failure(*min(errors, key=lambda found: found[1].at_seconds))
     if end is not None:

@@ -150,6 +150,19 @@ def test_signal_is_the_cause_of_the_others_errors(number: int, name: str) -> Non
     assert decided(end, [lost]) == (Outcome.FAILED, expected)
 
 
+def test_a_kill_noticed_a_little_late_on_another_node_is_still_the_cause() -> None:
+    lost = record(0, "exception", "RuntimeError: Connection closed by peer", at_seconds=3.98)
+    end = ending(code=1, failures=[(0, 1, 3.99), (1, -9, 4.02)])
+    expected = failure("rank 1 was ended by SIGKILL", rank=1)
+    assert decided(end, [lost]) == (Outcome.FAILED, expected)
+
+
+def test_a_library_that_aborts_because_a_peer_is_gone_is_no_cause() -> None:
+    ranks = [record(0, "exception", "ValueError: bad", at_seconds=4.0)]
+    end = ending(code=1, failures=[(0, 1, 4.01), (1, -6, 4.05)])
+    assert decided(end, ranks) == (Outcome.FAILED, failure("rank 0: ValueError: bad", rank=0))
+
+
 def test_signal_without_a_name_is_told_by_its_number() -> None:
     end = ending(code=1, failures=[(1, -40, 5.0)])
     found = decided(end, [record(0)])

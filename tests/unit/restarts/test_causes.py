@@ -12,13 +12,17 @@ from shardmark.experiment.matrix import expand
 from shardmark.experiment.schema import Trial
 from shardmark.launch.checkpoint_folder import check_given, folder_on_node, remove
 from shardmark.launch.outcome import on_node
-from shardmark.launch.restarts import RESTARTS_FILE, first_causes, read_restarts
-from shardmark.results.schema import Failure, RestartRecord
+from shardmark.launch.restarts import RESTARTS_FILE, NoticedCause, first_causes, read_restarts
+from shardmark.results.schema import Failure
 from shardmark.strategies import build_strategy
 
 
-def cause(restart: int, at_seconds: float, reason: str) -> RestartRecord:
-    return RestartRecord(restart=restart, at_seconds=at_seconds, reason=reason)
+def cause(
+    restart: int, at_seconds: float, reason: str, *, unprovoked: bool = False
+) -> NoticedCause:
+    return NoticedCause(
+        restart=restart, at_seconds=at_seconds, reason=reason, unprovoked=unprovoked
+    )
 
 
 def test_the_first_of_several_nodes_names_the_cause() -> None:
@@ -26,6 +30,16 @@ def test_the_first_of_several_nodes_names_the_cause() -> None:
         [cause(2, 9.0, "b"), cause(1, 5.0, "connection reset"), cause(1, 4.0, "killed")]
     )
     assert [one.reason for one in found] == ["killed", "b"]
+
+
+def test_a_closed_connection_seen_sooner_than_the_death_behind_it_is_no_cause() -> None:
+    peer, killed = (
+        cause(1, 4.0, "rank 0: Connection closed by peer"),
+        cause(1, 4.02, "rank 2 was ended by SIGKILL", unprovoked=True),
+    )
+    later = killed.model_copy(update={"at_seconds": 7.0})
+    assert [one.reason for one in first_causes([peer, killed])] == [killed.reason]
+    assert [one.reason for one in first_causes([peer, later])] == [peer.reason], "tidied up"
 
 
 def test_a_line_cut_short_ends_the_file(tmp_path: Path) -> None:
