@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.kept_engine import kept_engine  # noqa: F401  (a fixture)
 from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
     pytest_collection_modifyitems,
     pytest_xdist_auto_num_workers,
@@ -23,6 +24,9 @@ from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Started in the background of a shell: commands under test would ignore Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Before torch is imported: two workers share two cores, and idle threads of OpenMP spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("any machine", deadline=None)  # a busy one takes as long as it likes
 settings.load_profile("any machine")

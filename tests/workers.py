@@ -22,7 +22,10 @@ ONE_AFTER_ANOTHER = (
     "tests/unit/bench/",  # network namespaces, as those of tests/cluster
 )
 
-AT_THE_END = ("tests/distributed/test_same_mathematics.py", "tests/distributed/test_verify.py")
+AT_THE_END = (
+    *("tests/distributed/test_detection.py", "tests/distributed/test_same_mathematics.py"),
+    "tests/distributed/test_verify.py",
+)
 ORDER = {"ranks": 0, "last": 2}
 
 

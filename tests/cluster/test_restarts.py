@@ -16,16 +16,10 @@ from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
 from tests.cluster.needs import why_no_bench
-from tests.cluster.test_torchrun import (
-    REPOSITORY,
-    by_strategy,
-    command,
-    losses,
-    steps,
-    wait_for,
-    written,
-)
-from tests.distributed.dying import DEATHS, Death, plan
+from tests.cluster.one_machine import by_strategy, losses
+from tests.cluster.test_torchrun import REPOSITORY, command, steps, wait_for, written
+from tests.distributed.dying import Death, plan
+from tests.kept_engine import DEATHS, KeptEngine
 
 pytestmark = [
     pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),
@@ -56,7 +50,9 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     assert left == [[], []], "no process is left on any node"
 
 
-def test_all_ranks_of_a_node_die_and_training_goes_on(nodes: Bench, tmp_path: Path) -> None:
+def test_all_ranks_of_a_node_die_and_training_goes_on(
+    nodes: Bench, tmp_path: Path, kept_engine: KeptEngine
+) -> None:
     """Ranks 2 and 3, which are node 1's, in their sixth step; the checkpoint is the fifth's."""
     shared = tmp_path / "checkpoints"
     limits = {"max_restarts": 1, "checkpoint_steps": 5, "checkpoint_dir": str(shared)}
@@ -69,11 +65,11 @@ def test_all_ranks_of_a_node_die_and_training_goes_on(nodes: Bench, tmp_path: Pa
         lambda _: words,
         seconds=600,
         logs=tmp_path,
-        environment={DEATHS: plan(tmp_path, *deaths)},
+        environment={DEATHS: plan(tmp_path / "deaths.txt", tmp_path, *deaths)},
     )
     assert codes == [0, 0], (tmp_path / "node0.log").read_text()[-2000:]
     two = load_run(out, verify=True)
-    one = load_run(run_experiment(from_mapping(CHANGES), tmp_path / "one"))
+    one = load_run(run_experiment(from_mapping(CHANGES), tmp_path / "one", engine=kept_engine))
     for strategy, trial in by_strategy(two).items():
         assert trial.outcome is Outcome.OK, trial.failure
         told = [[loss for *_, loss in losses(run, strategy)] for run in (one, two)]
@@ -92,7 +88,7 @@ def test_all_ranks_of_a_node_die_and_training_goes_on(nodes: Bench, tmp_path: Pa
 
 def test_a_node_that_comes_back_takes_up_its_part(nodes: Bench, tmp_path: Path) -> None:
     """Node 1 is killed with all that it has started; the same command is run there again."""
-    total, every = 400, 20
+    total, every = 160, 20
     limits = {"max_restarts": 1, "checkpoint_steps": every, "node_return_seconds": 200}
     recipe = CHANGES["recipe"] | {"steps": total}
     matrix = {"strategy": ["ddp"], "world_size": [2]}

@@ -19,15 +19,14 @@ import pytest
 import yaml
 from benchmarks.cluster import namespaces
 
-from shardmark.experiment.load import from_mapping
-from shardmark.launch.controller import run_experiment
 from shardmark.measure.progress import reached
 from shardmark.measure.rank_files import RESULT_FILE
 from shardmark.results.schema import Outcome
-from shardmark.results.store import load_run
+from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
+from tests.cluster.one_machine import ENDLESS, EXPERIMENT, by_strategy, check_same
 from tests.cluster.slurm_cluster import SlurmCluster, slurm, why_no_slurm
-from tests.cluster.test_torchrun import by_strategy, losses, wait_for
+from tests.cluster.test_torchrun import wait_for
 
 pytest.importorskip("submitit", reason="no submitit: pip install 'shardmark[slurm]'")
 WHY_NOT = why_no_bench() or why_no_slurm()
@@ -39,23 +38,11 @@ pytestmark = [
 REPOSITORY = Path(__file__).parents[2]
 LONG_SECONDS = 600
 """For the libraries to be loaded, also where others use the machine."""
-EXPERIMENT: dict[str, Any] = {
-    "name": "jobs",
-    "workload": {
-        "name": "classification",
-        "model": "tests.distributed.models:small",
-        "dataset": "digits",
-    },
-    "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
+TWO_TRIALS: dict[str, Any] = {
+    "placement": {"nodes": 2},
+    "engine": {"name": "slurm"},
     "matrix": {"strategy": ["single", "ddp"]},
-    "measure": {"warmup_steps": 1, "evaluate": "end", "verify": False, "link_seconds": 0},
-    "device": "cpu",
-}
-ENDLESS = {
-    "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
-    "matrix": {"strategy": ["ddp", "fsdp"]},
-    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0},
-    "limits": {"trial_seconds": 600},
+    "measure": EXPERIMENT["measure"] | {"link_seconds": 0},
 }
 
 
@@ -82,8 +69,7 @@ def cluster(daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def command(tmp_path: Path, *settings: str, **changes: Any) -> list[str]:
     """On two nodes; the network interface is to be found, not to be told."""
     experiment = tmp_path / "experiment.yaml"
-    content = EXPERIMENT | {"placement": {"nodes": 2}, "engine": {"name": "slurm"}} | changes
-    experiment.write_text(yaml.safe_dump(content))
+    experiment.write_text(yaml.safe_dump(EXPERIMENT | TWO_TRIALS | changes))
     unset = ["env", "-u", "GLOO_SOCKET_IFNAME", "-u", "NCCL_SOCKET_IFNAME"]
     words = [*unset, sys.executable, "-m", "shardmark", "run", str(experiment)]
     given = [word for setting in settings for word in ("--set", setting)]
@@ -95,23 +81,23 @@ def ended(process: subprocess.Popen[bytes], log: Path) -> tuple[int, str]:
     return process.wait(timeout=LONG_SECONDS), log.read_text()
 
 
-def own_script(tmp_path: Path, words: list[str], log: Path) -> list[str]:
-    """Has the command given inside an allocation; `sbatch --wait` ends with its exit code."""
+def submitted(cluster: SlurmCluster, tmp_path: Path, words: list[str]) -> None:
+    """Have the command given inside an allocation, in a job of one's own."""
     script = tmp_path / "job.sh"
-    script.write_text(f"#!/bin/sh\n{shlex.join(words)} > {log} 2>&1\n")
+    script.write_text(f"#!/bin/sh\n{shlex.join(words)} > {tmp_path / '1.txt'} 2>&1\n")
     asked = ("--nodes=2", "--ntasks-per-node=1", "--exclusive", "--output=/dev/null")
-    return ["sbatch", "--wait", *asked, str(script)]
+    cluster.answer("sbatch", *asked, str(script))
 
 
 def test_own_job_that_was_cancelled_is_finished_by_a_submitted_one(
-    cluster: SlurmCluster, tmp_path: Path
+    cluster: SlurmCluster, tmp_path: Path, one: StoredRun
 ) -> None:
     """Each trial is a step; the same files as one machine's, losses equal to the last bit."""
-    words, out, log = command(tmp_path), tmp_path / "run", tmp_path / "1.txt"
-    first = cluster.start(own_script(tmp_path, words, log), tmp_path / "sbatch.txt")
+    words, out = command(tmp_path), tmp_path / "run"
+    submitted(cluster, tmp_path, words)
     wait_for(lambda: any((out / "trials").glob("single-*/result.json")), LONG_SECONDS)
     cluster.answer("scancel", *cluster.jobs())
-    assert ended(first, log)[0] != 0
+    wait_for(lambda: not cluster.jobs(), 60)
     assert not (out / "slurm").exists(), "nothing was submitted"
     (single,) = (trial for trial in load_run(out).trials if trial.strategy == "single")
     assert single.outcome is Outcome.OK
@@ -129,20 +115,7 @@ def test_own_job_that_was_cancelled_is_finished_by_a_submitted_one(
     two = load_run(out, verify=True)
     assert by_strategy(two)["single"] == single, "what was measured stays"
     assert by_strategy(two)["ddp"].id in names, "a step of its own"
-    _check_as_local(tmp_path)
-
-
-def _check_as_local(tmp_path: Path) -> None:
-    two = load_run(tmp_path / "run", verify=True)
-    one = load_run(run_experiment(from_mapping(EXPERIMENT), tmp_path / "one"), verify=True)
-    assert {trial.outcome for trial in (*one.trials, *two.trials)} == {Outcome.OK}
-    for strategy in ("single", "ddp"):
-        assert losses(two, strategy) == losses(one, strategy)
-        here, there = (run.path / "trials" / by_strategy(run)[strategy].id for run in (one, two))
-        assert {path.name for path in here.iterdir()} == {path.name for path in there.iterdir()}
-        assert (
-            by_strategy(one)[strategy].metrics.keys() == by_strategy(two)[strategy].metrics.keys()
-        )
+    check_same(one, two)
     places = [(rank.rank, rank.host, rank.node) for rank in by_strategy(two)["ddp"].ranks]
     assert places == [(0, "node1", 0), (1, "node2", 1)]
     environment = json.loads((two.path / "environment.json").read_text())

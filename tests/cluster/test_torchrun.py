@@ -16,12 +16,11 @@ from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
 from shardmark.analysis.comparison import compare
-from shardmark.experiment.load import from_mapping
-from shardmark.launch.controller import run_experiment
 from shardmark.results.network import read_network
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
+from tests.cluster.one_machine import ENDLESS, EXPERIMENT, by_strategy, check_same
 
 pytestmark = [
     pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),
@@ -31,27 +30,6 @@ pytestmark = [
 REPOSITORY = Path(__file__).parents[2]
 NODE_SECONDS = 6
 PORT = 29417
-EXPERIMENT: dict[str, Any] = {
-    "name": "nodes",
-    "workload": {
-        "name": "classification",
-        "model": "tests.distributed.models:small",
-        "dataset": "digits",
-    },
-    "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
-    "matrix": {"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 2}]},
-    "measure": {
-        **{"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "verify": True},
-        "link_seconds": 1,
-    },
-    "device": "cpu",
-}
-ENDLESS = {
-    "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
-    "matrix": {"strategy": ["ddp", "fsdp"]},
-    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0},
-    "limits": {"trial_seconds": 600},
-}
 
 
 @pytest.fixture
@@ -80,17 +58,6 @@ def command(experiment: Path, out: Path, *settings: str) -> list[str]:
     return words + [word for setting in settings for word in ("--set", setting)]
 
 
-def losses(run: StoredRun, strategy: str) -> list[tuple[int, int, float]]:
-    (trial,) = (trial for trial in run.trials if trial.strategy == strategy)
-    lines = (run.path / "trials" / trial.id / "steps.jsonl").read_text().splitlines()
-    found = map(json.loads, lines)
-    return [(line["rank"], line["step"], line["loss"]) for line in found]
-
-
-def by_strategy(run: StoredRun) -> dict[str, TrialResult]:
-    return {trial.strategy: trial for trial in run.trials}
-
-
 def wait_for(condition: Callable[[], bool], seconds: float) -> float:
     """Seconds until it held."""
     started = time.monotonic()
@@ -108,22 +75,20 @@ def steps(out: Path, rank: int) -> int:
     return max((one.steps for one in found if one is not None), default=0)
 
 
-def test_two_nodes_train_what_one_machine_trains(nodes: Bench, tmp_path: Path) -> None:
+def test_two_nodes_train_what_one_machine_trains(
+    nodes: Bench, tmp_path: Path, one: StoredRun
+) -> None:
     """The same command on both; the same files, losses equal to the last bit, ranks in place."""
     out = tmp_path / "two"
     rendezvous = f"engine.rendezvous={nodes.nodes[0].address}:{PORT}"
-    words = command(written(tmp_path), out, rendezvous)
+    words = command(written(tmp_path), out, rendezvous, "measure.verify=true")
     codes = nodes.run_everywhere(lambda _: words, seconds=600, logs=tmp_path)
     assert codes == [0, 0], (tmp_path / "node0.log").read_text()[-2000:]
     two = load_run(out, verify=True)
-    one = load_run(run_experiment(from_mapping(EXPERIMENT), tmp_path / "one"), verify=True)
-    assert {trial.outcome for trial in (*one.trials, *two.trials)} == {Outcome.OK}
-    for strategy in ("single", "ddp", "ps-sync"):
-        assert losses(two, strategy) == losses(one, strategy)
+    check_same(one, two)
     verdicts = two.verification.verdicts if two.verification is not None else ()
     assert [verdict.equivalent for verdict in verdicts] == [True] * 3
     _check_places(by_strategy(two))
-    _check_files(one, two)
     _check_samples(out / "trials" / by_strategy(two)["ddp"].id / "samples.jsonl")
     _check_links(one, two)
     environment = json.loads((out / "environment.json").read_text())
@@ -157,21 +122,6 @@ def _check_places(trials: dict[str, TrialResult]) -> None:
     workers = [(0, "node0", 0, 0, "worker", "cpu"), (1, "node1", 1, 0, "worker", "cpu")]
     servers = [(2, "node0", 0, 1, "server", "cpu"), (3, "node1", 1, 1, "server", "cpu")]
     assert places == {"single": workers[:1], "ddp": workers, "ps-sync": [*workers, *servers]}
-
-
-def _lacking(trial: TrialResult) -> dict[str, str]:
-    """So short a trial may be over before the sampler has seen its ranks, wherever it runs."""
-    reasons = trial.missing.items()
-    return {name: why for name, why in reasons if "no sample was taken" not in why}
-
-
-def _check_files(one: StoredRun, two: StoredRun) -> None:
-    for strategy, trial in by_strategy(two).items():
-        files = {file.name for file in (two.path / "trials" / trial.id).iterdir()}
-        other = one.path / "trials" / by_strategy(one)[strategy].id
-        assert files == {file.name for file in other.iterdir()}
-        assert trial.metrics.keys() == by_strategy(one)[strategy].metrics.keys()
-        assert _lacking(trial) == _lacking(by_strategy(one)[strategy])
 
 
 def _check_samples(file: Path) -> None:

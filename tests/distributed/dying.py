@@ -10,9 +10,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from tests.distributed.models import small
-
-DEATHS = "SHARDMARK_TEST_DEATHS"
-"""What `plan` writes."""
+from tests.kept_engine import DEATHS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +25,11 @@ class Death:
     """How often; each leaves a file in the plan's folder, so that it is not died again."""
 
 
-def plan(folder: Path, *deaths: Death) -> str:
-    """For the environment variable."""
+def plan(file: Path, folder: Path, *deaths: Death) -> str:
+    """Write who is to die; the file's name, for the environment.  The folder has who died."""
     told = (f"{d.rank}/{d.processes}/{d.victim}/{d.at_pass}/{d.times}" for d in deaths)
-    return f"{','.join(told)}@{folder}"
+    file.write_text(f"{','.join(told)}@{folder}")
+    return str(file)
 
 
 class Dying(nn.Module):
@@ -69,7 +68,8 @@ class Dying(nn.Module):
 
 
 def _planned() -> tuple[Path, list[Death]]:
-    told, _, folder = os.environ.get(DEATHS, "").partition("@")
+    file = Path(os.environ.get(DEATHS, "no plan"))
+    told, _, folder = (file.read_text() if file.exists() else "").partition("@")
     deaths = []
     for death in filter(None, told.split(",")):
         rank, processes, victim, at_pass, times = map(int, death.split("/"))

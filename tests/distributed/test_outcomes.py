@@ -22,7 +22,7 @@ from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
 
 REPOSITORY = Path(__file__).parents[2]
 MODELS = ("killed", "crashes", "hangs", "allocates_too_much", "has_no_memory", "raises")
-TRIAL_SECONDS = 20
+TRIAL_SECONDS = 15
 # Verification would meet the misbehaving model first.
 MEASURE = {"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False}
 
@@ -52,10 +52,14 @@ def of_a_run(process: psutil.Process) -> bool:
         return False
 
 
-def no_descendant_left() -> bool:
-    """Whether nobody is left, a moment being granted to those that are on their way out."""
+def descendants() -> set[psutil.Process]:
+    return set(filter(of_a_run, psutil.Process().children(recursive=True)))
+
+
+def none_left_but(before: set[psutil.Process]) -> bool:
+    """Whether nobody else is left, a moment being granted to those that are on their way out."""
     deadline = time.monotonic() + 5
-    while any(map(of_a_run, psutil.Process().children(recursive=True))):
+    while descendants() - before:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.1)
@@ -80,10 +84,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory, cgroup: bool) -> dict[str, T
     """One run in which every trial but the last ends badly."""
     models = [*MODELS, *(["outgrows_its_cgroup"] if cgroup else [])]
     out = tmp_path_factory.mktemp("outcomes") / "run"
+    before = descendants()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)  # where the user's models are
         run_experiment(from_mapping(experiment(*models)), out)
-    assert no_descendant_left()
+    assert none_left_but(before)
     return by_model(shardmark.load(out).trials)
 
 
@@ -92,7 +97,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, cgroup: bool) -> dict[str, T
     [
         ("killed", Outcome.FAILED, "rank 1 was ended by SIGKILL"),
         ("crashes", Outcome.FAILED, "rank 1 was ended by SIGSEGV"),
-        ("hangs", Outcome.TIMED_OUT, "limits.trial_seconds = 20 s: rank 0 had taken 2 steps"),
+        ("hangs", Outcome.TIMED_OUT, "limits.trial_seconds = 15 s: rank 0 had taken 2 steps"),
         ("allocates_too_much", Outcome.OUT_OF_MEMORY, "rank 1: RuntimeError: "),
         ("has_no_memory", Outcome.OUT_OF_MEMORY, "rank 1: MemoryError: no memory left for a list"),
         ("raises", Outcome.FAILED, "rank 1: ValueError: the model does not like this picture"),
@@ -134,21 +139,24 @@ def command(out: Path, mapping: dict[str, Any]) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_progress(out: Path, seconds: float = 120) -> None:
-    """Until a rank of some trial has written its progress file."""
+def wait_for_progress(out: Path, *, trials: int = 1, seconds: float = 120) -> None:
+    """Until so many trials have begun, and a rank of one under way has said how far it is."""
     deadline = time.monotonic() + seconds
-    while not list(out.glob("trials/*/rank-1.progress")):
-        assert time.monotonic() < deadline, "no trial began"
+    while len(list(out.glob("trials/*"))) < trials or not list(
+        out.glob("trials/*/rank-1.progress")
+    ):
+        assert time.monotonic() < deadline, "no such trial began"
         time.sleep(0.1)
 
 
 @pytest.mark.timeout(240)
 def test_interrupting_stores_it_and_the_same_command_finishes(tmp_path: Path) -> None:
-    """Ctrl-C at a slow step; a result cut in half as by a power failure; then the same again."""
-    out = tmp_path / "run"
-    mapping = experiment("is_slow", measure=MEASURE | {"repeats": 2})
+    """Ctrl-C at a slow step of the third trial, and the first one's result cut in half as by a
+    power failure; then the same again."""
+    out, before = tmp_path / "run", descendants()
+    mapping = experiment("is_slow", measure=MEASURE | {"repeats": 3})
     first = command(out, mapping)
-    wait_for_progress(out)
+    wait_for_progress(out, trials=3)
     time.sleep(1)
     first.send_signal(signal.SIGINT)
     began = time.monotonic()
@@ -156,26 +164,19 @@ def test_interrupting_stores_it_and_the_same_command_finishes(tmp_path: Path) ->
     assert time.monotonic() - began < 10
     assert first.returncode == 130, printed
     assert "Traceback" not in printed
-    assert no_descendant_left()
-    outcomes = [trial.outcome for trial in shardmark.load(out).trials]
-    assert outcomes == [Outcome.INTERRUPTED]
+    assert none_left_but(before)
+    trials = sorted(shardmark.load(out).trials, key=lambda trial: trial.order)
+    assert [trial.outcome for trial in trials] == [Outcome.OK, Outcome.OK, Outcome.INTERRUPTED]
 
+    victim, kept = (out / "trials" / trial.id / "result.json" for trial in trials[:2])
+    measured = kept.read_bytes()
+    victim.write_bytes(victim.read_bytes()[:2000])
     second = command(out, mapping)
     printed, _ = second.communicate(timeout=120)
     assert second.returncode == 0, printed
-    trials = shardmark.load(out).trials
-    assert [trial.outcome for trial in trials] == [Outcome.OK, Outcome.OK]
-
-    victim = out / "trials" / trials[0].id / "result.json"
-    kept = out / "trials" / trials[1].id / "result.json"
-    before = kept.read_bytes()
-    victim.write_bytes(victim.read_bytes()[:2000])
-    third = command(out, mapping)
-    printed, _ = third.communicate(timeout=120)
-    assert third.returncode == 0, printed
     assert "measured again" in printed
-    assert kept.read_bytes() == before
-    assert len(shardmark.load(out).trials) == 2
+    assert kept.read_bytes() == measured
+    assert [trial.outcome for trial in shardmark.load(out).trials] == [Outcome.OK] * 3
     assert not shardmark.load(out).damaged
 
 

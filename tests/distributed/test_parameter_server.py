@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from shardmark.analysis.evidence import RankEvidence, put_together
 from shardmark.experiment.load import from_mapping
 from shardmark.experiment.schema import Recipe, StrategySpec, Trial
 from shardmark.launch.controller import run_experiment, verify_experiment
-from shardmark.launch.local import LocalEngine
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
@@ -28,6 +26,7 @@ from shardmark.workloads._protocol import BatchPlan
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_outcomes import REPOSITORY, experiment
 from tests.distributed.test_verify import RECIPES, STEPS, recipe, trial
+from tests.kept_engine import KeptEngine
 
 PROCESSES = 4
 BENCHES = Benches()
@@ -138,31 +137,9 @@ def test_gradients_that_travel_in_bf16_are_noticed(
 ASYNCHRONOUS = ["ps-async", {"name": "ps-bounded", "staleness": 1}]
 
 
-class KeptEngine(LocalEngine):
-    """Outlives a run, so that the next one need not load the libraries again."""
-
-    def close(self) -> None:
-        """Ended by `end`."""
-
-    def end(self) -> None:
-        super().close()
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[KeptEngine]:
-    before = set(psutil.Process().children(recursive=True))
-    made = KeptEngine()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(REPOSITORY)  # where the user's models are
-        made.machine("cpu")
-    yield made
-    made.end()
-    assert not set(psutil.Process().children(recursive=True)) - before
-
-
 @pytest.fixture(scope="module")
 def ended(
-    engine: KeptEngine, tmp_path_factory: pytest.TempPathFactory
+    kept_engine: KeptEngine, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], TrialResult]:
     """Trials in which somebody dies, or is slow."""
     out = tmp_path_factory.mktemp("ends")
@@ -171,20 +148,24 @@ def ended(
         patch.chdir(REPOSITORY)
         killed = experiment("killed")
         killed["matrix"]["strategy"] = ["ps-sync", *ASYNCHRONOUS]
-        run_experiment(from_mapping(killed), out / "killed", engine=engine)
+        run_experiment(from_mapping(killed), out / "killed", engine=kept_engine)
         dying = experiment("server_dies", recipe={"global_batch": 16, "steps": 200})
         dying["matrix"]["strategy"] = ["ps-async"]
-        run_experiment(from_mapping(dying), out / "server", engine=engine)
+        run_experiment(from_mapping(dying), out / "server", engine=kept_engine)
         early = experiment("dies_at_start")
         early["matrix"]["strategy"] = ["ps-async"]
-        run_experiment(from_mapping(early), out / "early", engine=engine)
+        run_experiment(from_mapping(early), out / "early", engine=kept_engine)
         slow = experiment("is_slow", slow_ranks={1: 3.0})
         slow["recipe"] = {"global_batch": 16, "steps": 24}
         slow["matrix"] = {"strategy": ["ps-sync", *ASYNCHRONOUS], "world_size": [2]}
-        slow["workload"] = {"name": "classification", "model": "resnet18", "dataset": "digits"}
+        slow["workload"] = {
+            "name": "classification",
+            "model": "tests.distributed.models:wide",
+            "dataset": "digits",
+        }
         slow["measure"] = slow["measure"] | {"evaluate": "end"}
         slow["limits"] = {"trial_seconds": 120}
-        run_experiment(from_mapping(slow), out / "slow", engine=engine)
+        run_experiment(from_mapping(slow), out / "slow", engine=kept_engine)
     assert not set(psutil.Process().children(recursive=True)) - before
     return {
         (folder, result.strategy): result
@@ -272,7 +253,7 @@ def test_every_gradient_and_parameter_is_counted(ended: Ended) -> None:
         assert all(r.probe is not None and r.probe.optimizer_state_bytes == 0 for r in workers)
 
 
-def test_promises_are_verified(engine: KeptEngine, tmp_path: Path) -> None:
+def test_promises_are_verified(kept_engine: KeptEngine, tmp_path: Path) -> None:
     told = experiment("killed")
     told["matrix"] = {"strategy": ASYNCHRONOUS, "world_size": [2]}
     told["workload"] = {
@@ -283,7 +264,7 @@ def test_promises_are_verified(engine: KeptEngine, tmp_path: Path) -> None:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)
-        found = verify_experiment(from_mapping(told), tmp_path / "verification", engine=engine)
+        found = verify_experiment(from_mapping(told), tmp_path / "verification", engine=kept_engine)
     for one in found.verdicts:
         assert one.equivalent is None, one.cause
         assert one.promise is not None

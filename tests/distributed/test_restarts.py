@@ -12,11 +12,11 @@ import shardmark
 from shardmark.errors import InputError
 from shardmark.experiment.load import from_mapping
 from shardmark.launch.controller import run_experiment
-from shardmark.launch.local import LocalEngine
 from shardmark.report.notes import notes_of
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
-from tests.distributed.dying import DEATHS, Death, plan
+from tests.distributed.dying import Death, plan
+from tests.kept_engine import KeptEngine
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -63,16 +63,7 @@ MATRICES = (
 )
 
 
-class Lasting(LocalEngine):
-    """Outlives a run: the libraries are loaded once for all of them."""
-
-    def close(self) -> None: ...
-
-    def end(self) -> None:
-        super().close()
-
-
-def run(out: Path, engine: Lasting, **limits: Any) -> StoredRun:
+def run(out: Path, engine: KeptEngine, **limits: Any) -> StoredRun:
     """All matrices in one folder."""
     for matrix in MATRICES:
         mapping = experiment(matrix=matrix, limits={"trial_seconds": 120} | limits)
@@ -84,7 +75,7 @@ Runs = tuple[StoredRun, StoredRun]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+def runs(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> Runs:
     """The same trials undisturbed, and each with a death in its eighth step."""
     folder = tmp_path_factory.mktemp("restarts")
     others = [
@@ -96,14 +87,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)  # where the user's models are
-        patch.setenv(DEATHS, plan(folder, *others))
-        engine = Lasting()
-        try:
-            restarted = run(folder / "restarted", engine, max_restarts=2, checkpoint_steps=EVERY)
-            # They have the same names, so that nobody dies a second time.
-            return run(folder / "undisturbed", engine), restarted
-        finally:
-            engine.end()
+        plan(kept_engine.deaths, folder, *others)
+        restarted = run(folder / "restarted", kept_engine, max_restarts=2, checkpoint_steps=EVERY)
+        kept_engine.deaths.unlink()
+        return run(folder / "undisturbed", kept_engine), restarted
 
 
 def of(run: StoredRun, strategy: str) -> TrialResult:
@@ -206,12 +193,12 @@ def test_the_table_says_so(runs: Runs) -> None:
 
 
 def test_what_happens_again_and_again_fails_after_the_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_engine: KeptEngine
 ) -> None:
     """A death, an error of the model's own; running out of memory is not tried again."""
     monkeypatch.chdir(REPOSITORY)
     again = Death(rank=1, processes=2, victim=1, at_pass=1, times=9)
-    monkeypatch.setenv(DEATHS, plan(tmp_path, again))
+    plan(kept_engine.deaths, tmp_path, again)
     models = ["dying:dying", "misbehaving:raises", "misbehaving:has_no_memory"]
     mapping = experiment(
         matrix={
@@ -221,7 +208,9 @@ def test_what_happens_again_and_again_fails_after_the_restarts(
         },
         limits={"max_restarts": 1, "checkpoint_steps": EVERY, "trial_seconds": 120},
     )
-    trials = shardmark.load(run_experiment(from_mapping(mapping), tmp_path / "run")).trials
+    out = run_experiment(from_mapping(mapping), tmp_path / "run", engine=kept_engine)
+    kept_engine.deaths.unlink()
+    trials = shardmark.load(out).trials
     ended = {str(trial.trial["workload"]["model"]).rpartition(":")[2]: trial for trial in trials}
     reasons = {name: t.failure.reason for name, t in ended.items() if t.failure is not None}
     assert ended["dying"].outcome is Outcome.FAILED
@@ -234,11 +223,13 @@ def test_what_happens_again_and_again_fails_after_the_restarts(
     assert ended["has_no_memory"].restarts == ()
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_the_first_trial(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_trial(
+    tmp_path: Path, kept_engine: KeptEngine
+) -> None:
     file = tmp_path / "file"
     file.touch()
     limits = {"max_restarts": 1, "checkpoint_dir": str(file / "checkpoints")}
     mapping = experiment(matrix={"strategy": ["single"], "world_size": [1]}, limits=limits)
     with pytest.raises(InputError, match=r"limits.checkpoint_dir: .*: Not a directory"):
-        run_experiment(from_mapping(mapping), tmp_path / "run")
+        run_experiment(from_mapping(mapping), tmp_path / "run", engine=kept_engine)
     assert load_run(tmp_path / "run").trials == ()

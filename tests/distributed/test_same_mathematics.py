@@ -27,6 +27,7 @@ STEPS = 3
 PLAN = BatchPlan(global_batch=32, seed=3)
 SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4)
 ADAMW = Optimizer(name="adamw", lr=1e-3, weight_decay=0.01)
+WIDE = "tests.distributed.models:wide"
 TWO_RANKS = ("ddp", "fsdp", "fsdp-grad-op", "zero-0", "zero-1", "zero-2", "zero-3")
 
 
@@ -40,14 +41,14 @@ class Case:
     """Largest allowed difference of a parameter tensor, in units of its own norm."""
 
 
-def case(model: str = "resnet18", relative: float = 1e-5, **recipe: Any) -> Case:
+def case(model: str = WIDE, relative: float = 1e-5, **recipe: Any) -> Case:
     common = {"global_batch": 32, "steps": STEPS, "optimizer": SGD, "seed": 3}
     return Case(recipe=Recipe.model_validate(common | recipe), model=model, relative=relative)
 
 
 SMALL = "tests.distributed.models:small"
 CASES = {
-    "resnet18 sgd": case(),
+    "wide sgd": case(),
     "small clipped": case(SMALL, gradient_clipping=0.1),
     "small accumulated, checkpointed": case(
         SMALL, gradient_accumulation=2, activation_checkpointing=True
@@ -166,8 +167,8 @@ def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
 
 
 def test_what_is_held_is_what_the_strategy_shards(two_ranks: list[dict[Any, Trained]]) -> None:
-    """ResNet-18 with momentum: parameters, gradients and momentum are P bytes each when whole."""
-    held = {name: two_ranks[0][name, "resnet18 sgd"].held for name in TWO_RANKS}
+    """SGD with momentum: parameters, gradients and momentum are P bytes each when whole."""
+    held = {name: two_ranks[0][name, "wide sgd"].held for name in TWO_RANKS}
     whole = held["ddp"]["parameter_bytes"]
     assert set(held["ddp"].values()) == {whole}
     assert held["fsdp"] == dict.fromkeys(held["fsdp"], pytest.approx(whole / 2, rel=0.01))
@@ -175,11 +176,12 @@ def test_what_is_held_is_what_the_strategy_shards(two_ranks: list[dict[Any, Trai
     # DeepSpeed's stages 1 to 3 hold half of the momentum and half of an fp32 copy.
     for stage in ("zero-1", "zero-2", "zero-3"):
         assert held[stage]["optimizer_state_bytes"] == pytest.approx(whole, rel=0.01)
-    assert held["zero-2"]["gradient_bytes"] < 0.7 * whole
+    # Half, and the layer whose gradient is under way.
+    assert held["zero-2"]["gradient_bytes"] < 0.8 * whole
 
 
 def test_collectives_carry_what_the_strategy_says(two_ranks: list[dict[Any, Trained]]) -> None:
-    trained = {name: two_ranks[0][name, "resnet18 sgd"] for name in TWO_RANKS}
+    trained = {name: two_ranks[0][name, "wide sgd"] for name in TWO_RANKS}
     whole = trained["ddp"].held["parameter_bytes"]
     assert trained["ddp"].collectives["all_reduce"].payload_bytes == whole
     # A rank's own part of every gather: half of the parameters, before forward and backward.

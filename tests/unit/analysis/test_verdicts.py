@@ -85,7 +85,7 @@ def noises(kind: str, comparisons: int) -> list[float]:
 
 
 @pytest.mark.parametrize("repeats", [3, 5])
-@pytest.mark.parametrize("comparisons", [1, 4, 6, 9, 28])
+@pytest.mark.parametrize("comparisons", [1, 6, 28])
 @pytest.mark.parametrize(
     "kind", ["equal noise", "noisy row", "noisy baseline", "both noisy", "disturbed"]
 )

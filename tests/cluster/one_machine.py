@@ -1,0 +1,80 @@
+"""What every engine runs on two nodes, and this machine alone for comparison."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shardmark.experiment.load import from_mapping
+from shardmark.launch.controller import run_experiment
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun, load_run
+from tests.kept_engine import REPOSITORY, KeptEngine
+
+STRATEGIES = ("single", "ddp", "ps-sync")
+EXPERIMENT: dict[str, Any] = {
+    "name": "nodes",
+    "workload": {
+        "name": "classification",
+        "model": "tests.distributed.models:small",
+        "dataset": "digits",
+    },
+    "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 2}]},
+    "measure": {
+        **{"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "verify": False},
+        "link_seconds": 1,
+    },
+    "device": "cpu",
+}
+ENDLESS: dict[str, Any] = {
+    "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
+    "matrix": {"strategy": ["ddp", "fsdp"]},
+    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0},
+    "limits": {"trial_seconds": 600},
+}
+
+
+@pytest.fixture(scope="session")
+def one(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> StoredRun:
+    """The experiment on this machine."""
+    folder = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)  # where the user's model is
+        run_experiment(from_mapping(EXPERIMENT), folder / "run", engine=kept_engine)
+    return load_run(folder / "run", verify=True)
+
+
+def by_strategy(run: StoredRun) -> dict[str, TrialResult]:
+    return {trial.strategy: trial for trial in run.trials}
+
+
+def losses(run: StoredRun, strategy: str) -> list[tuple[int, int, float]]:
+    """Rank, step and loss."""
+    file = run.path / "trials" / by_strategy(run)[strategy].id / "steps.jsonl"
+    found = map(json.loads, file.read_text().splitlines())
+    return [(line["rank"], line["step"], line["loss"]) for line in found]
+
+
+def check_same(one: StoredRun, two: StoredRun) -> None:
+    """Losses equal to the last bit, the same files, the same metrics, the same ones missing."""
+    assert {trial.outcome for trial in (*one.trials, *two.trials)} == {Outcome.OK}
+    assert by_strategy(two).keys() <= by_strategy(one).keys()
+    for strategy, trial in by_strategy(two).items():
+        assert losses(two, strategy) == losses(one, strategy)
+        other = by_strategy(one)[strategy]
+        names = [
+            {file.name for file in (run.path / "trials" / there.id).iterdir()}
+            for run, there in ((one, other), (two, trial))
+        ]
+        assert names[0] == names[1]
+        assert trial.metrics.keys() == other.metrics.keys()
+        assert _lacking(trial) == _lacking(other)
+
+
+def _lacking(trial: TrialResult) -> dict[str, str]:
+    """So short a trial may be over before the sampler has seen its ranks, wherever it runs."""
+    reasons = trial.missing.items()
+    return {name: why for name, why in reasons if "no sample was taken" not in why}

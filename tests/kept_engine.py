@@ -1,0 +1,45 @@
+"""One engine of this machine for many tests: loading the libraries costs seconds each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardmark.launch.local import LocalEngine
+
+DEATHS = "SHARDMARK_TEST_DEATHS"
+"""Names the file in which `tests.distributed.dying` looks for who is to die."""
+REPOSITORY = Path(__file__).parents[1]
+
+
+class KeptEngine(LocalEngine):
+    """Outlives a run."""
+
+    def __init__(self, deaths: Path) -> None:
+        super().__init__()
+        self.deaths = deaths
+        """What its ranks find at `DEATHS`; not there unless a test writes it."""
+
+    def close(self) -> None:
+        """Ended by `end`."""
+
+    def end(self) -> None:
+        super().close()
+
+
+@pytest.fixture(scope="session")
+def kept_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptEngine]:
+    before = set(psutil.Process().children(recursive=True))
+    made = KeptEngine(tmp_path_factory.mktemp("kept") / "deaths.txt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(REPOSITORY)  # where the user's models are
+        patch.setenv(DEATHS, str(made.deaths))
+        made.machine("cpu")
+    yield made
+    made.end()
+    left = set(psutil.Process().children(recursive=True)) - before
+    # Python's own helpers may have come meanwhile.
+    assert not [one for one in left if "from multiprocessing." not in " ".join(one.cmdline())]
