@@ -67,7 +67,7 @@ def raises(num_classes: int) -> nn.Module:
 
 def is_slow(num_classes: int) -> nn.Module:
     """Takes its time at the third step, so that somebody can interrupt it."""
-    return Misbehaving(num_classes, lambda: time.sleep(4))
+    return Misbehaving(num_classes, lambda: time.sleep(3))
 
 
 def outgrows_its_cgroup(num_classes: int) -> nn.Module:

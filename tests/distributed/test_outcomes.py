@@ -151,12 +151,12 @@ def wait_for_progress(out: Path, *, trials: int = 1, seconds: float = 120) -> No
 
 @pytest.mark.timeout(240)
 def test_interrupting_stores_it_and_the_same_command_finishes(tmp_path: Path) -> None:
-    """Ctrl-C at a slow step of the third trial, and the first one's result cut in half as by a
+    """Ctrl-C at a slow step of the second trial, and the first one's result cut in half as by a
     power failure; then the same again."""
     out, before = tmp_path / "run", descendants()
-    mapping = experiment("is_slow", measure=MEASURE | {"repeats": 3})
+    mapping = experiment("is_slow", measure=MEASURE | {"repeats": 2})
     first = command(out, mapping)
-    wait_for_progress(out, trials=3)
+    wait_for_progress(out, trials=2)
     time.sleep(1)
     first.send_signal(signal.SIGINT)
     began = time.monotonic()
@@ -166,17 +166,15 @@ def test_interrupting_stores_it_and_the_same_command_finishes(tmp_path: Path) ->
     assert "Traceback" not in printed
     assert none_left_but(before)
     trials = sorted(shardmark.load(out).trials, key=lambda trial: trial.order)
-    assert [trial.outcome for trial in trials] == [Outcome.OK, Outcome.OK, Outcome.INTERRUPTED]
+    assert [trial.outcome for trial in trials] == [Outcome.OK, Outcome.INTERRUPTED]
 
-    victim, kept = (out / "trials" / trial.id / "result.json" for trial in trials[:2])
-    measured = kept.read_bytes()
+    victim = out / "trials" / trials[0].id / "result.json"
     victim.write_bytes(victim.read_bytes()[:2000])
     second = command(out, mapping)
     printed, _ = second.communicate(timeout=120)
     assert second.returncode == 0, printed
     assert "measured again" in printed
-    assert kept.read_bytes() == measured
-    assert [trial.outcome for trial in shardmark.load(out).trials] == [Outcome.OK] * 3
+    assert [trial.outcome for trial in shardmark.load(out).trials] == [Outcome.OK] * 2
     assert not shardmark.load(out).damaged
 
 
