@@ -47,26 +47,45 @@ class Change:
 def change_of(points: Sequence[tuple[float, float]]) -> Change | None:
     """The jump that parts the series best; None where none does, with a tenth on either side.
 
-    The gap between the two sides is at least half of the change, unlike in a steady drift.  Of all
-    orders of n values, 2 / C(n, k) have the k least or the k largest ones first; the p-value
-    is the sum over all k on which neither side is shorter.
+    The gap between the two sides is at least half of the change, unlike in a steady drift.  The
+    value during which the change happened may lie between them, and is then of neither side.  Of
+    all orders of n values, 2 / C(n, k) have the k least or the k largest ones first; the p-value
+    is the sum over all k on which neither side is shorter, with and without a value between.
     """
     ordered = sorted(points)
     values = [value for _, value in ordered]
-    count = len(values)
-    shortest = max(2, math.ceil(SHORTEST_SHARE * count))
+    for between in (0, 1):
+        found = _parted(values, between)
+        if found is not None:
+            before, after = found
+            size = median(values[after:]) - median(values[:before])
+            p_value = _share_of_orders(len(values), min(before, len(values) - after))
+            return Change(ordered[after][0], size, p_value)
+    return None
+
+
+def _parted(values: Sequence[float], between: int) -> tuple[int, int] | None:
+    """How many values lie before the change, and at which one they have changed."""
+    shortest = max(2, math.ceil(SHORTEST_SHARE * len(values)))
     gaps = {
         split: max(
-            min(values[split:]) - max(values[:split]), min(values[:split]) - max(values[split:])
+            min(values[split + between :]) - max(values[:split]),
+            min(values[:split]) - max(values[split + between :]),
         )
-        for split in range(shortest, count - shortest + 1)
+        for split in range(shortest, len(values) - between - shortest + 1)
     }
     if not gaps:
         return None
     best = max(gaps, key=lambda split: gaps[split])
-    size = median(values[best:]) - median(values[:best])
+    size = median(values[best + between :]) - median(values[:best])
     if gaps[best] <= 0 or gaps[best] < abs(size) / 2:
         return None
-    side = min(best, count - best)
-    orders = math.fsum(2 / math.comb(count, split) for split in range(side, count - side + 1))
-    return Change(ordered[best][0], size, min(1.0, orders))
+    return best, best + between
+
+
+def _share_of_orders(count: int, side: int) -> float:
+    """Of random orders, those that are parted with at least so many values on either side."""
+    parted = math.fsum(
+        2 / math.comb(n, split) for n in (count, count - 1) for split in range(side, n - side + 1)
+    )
+    return min(1.0, parted)

@@ -149,8 +149,21 @@ def test_a_change_is_no_drift_and_no_pause() -> None:
     found = change_of([(at, 5.0 if at >= 30 else 1.0 + at / 100) for at, _ in line])
     assert found is not None
     assert found.time == 30.0
-    orders = sum(2 / math.comb(40, split) for split in range(10, 31))
-    assert found.p_value == pytest.approx(orders)
+    orders = [2 / math.comb(n, split) for n in (40, 39) for split in range(10, n - 9)]
+    assert found.p_value == pytest.approx(sum(orders))
+
+
+def test_the_step_in_which_it_changed_lies_between() -> None:
+    """As of a link that became slower while gradients were on their way."""
+    before, after = [-2.3, -1.9] * 6, [0.06, -0.12] * 6
+    levels = [*before, -1.0, *after]
+    found = change_of([(float(step), value) for step, value in enumerate(levels)])
+    assert found is not None
+    assert found.time == 13.0
+    assert found.size == pytest.approx(2.07)
+    assert found.p_value < 1e-5
+    two_between = [*before, -1.1, -0.95, *after]
+    assert change_of([(float(step), value) for step, value in enumerate(two_between)]) is None
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
