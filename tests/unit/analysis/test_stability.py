@@ -162,7 +162,7 @@ def test_the_step_in_which_it_changed_lies_between() -> None:
     assert found.time == 13.0
     assert found.size == pytest.approx(2.07)
     assert found.p_value < 1e-5
-    two_between = [*before, -1.1, -0.95, *after]
+    two_between = [*before, -1.04, -0.98, *after]
     assert change_of([(float(step), value) for step, value in enumerate(two_between)]) is None
 
 
