@@ -55,8 +55,13 @@ def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def surroundings() -> dict[str, Any]:
-    """Date, machine and versions, without the machine's name."""
+    """Date, machine and versions of here and now, and what may disturb."""
     found = environment(ROOT)
+    return around(found) | {"variables": found["variables"], "load_before": found["load"]}
+
+
+def around(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Date, machine and versions of an environment, without the machine's name."""
     return {
         "date": found["date"],
         "machine": {
@@ -64,16 +69,16 @@ def surroundings() -> dict[str, Any]:
             "cores": found["cpu"]["usable_cores"],
             "memory_bytes": found["memory"]["total_bytes"],
             "os": found["os"],
-            "cuda_devices": [device["name"] for device in found["cuda"]["devices"]],
+            "cuda_devices": [
+                device["name"] for device in (found.get("cuda") or {}).get("devices", ())
+            ],
         },
         "versions": {
             "python": found["python"],
             "shardmark": found["shardmark"],
             **{name: found["packages"][name] for name in VERSIONS},
         },
-        "git": found["git"],
-        "variables": found["variables"],
-        "load_before": found["load"],
+        "git": found.get("git"),
     }
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.recording import VERSIONS, Table
+from benchmarks import recording
+from benchmarks.recording import Table
 
 from shardmark.analysis.stability import Kind
 from shardmark.analysis.statistics import Estimate, estimate_ratio
@@ -34,24 +35,8 @@ def environments(speeds: Sequence[Speed]) -> list[dict[str, Any]]:
 
 
 def around(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Date, machine and versions of the first run, without the machine's name; all commits."""
-    first = found[0]
-    cuda = first.get("cuda") or {}
-    return {
-        "date": first["date"],
-        "machine": {
-            "cpu": first["cpu"]["model"],
-            "cores": first["cpu"]["usable_cores"],
-            "memory_bytes": first["memory"]["total_bytes"],
-            "os": first["os"],
-            "cuda_devices": [device["name"] for device in cuda.get("devices", ())],
-        },
-        "versions": {
-            "python": first["python"],
-            "shardmark": first["shardmark"],
-            **{name: first["packages"][name] for name in VERSIONS},
-        },
-        "git": first.get("git"),
+    """Date, machine and versions of the first run; all commits and loads."""
+    return recording.around(found[0]) | {
         "commits": [(one.get("git") or {}).get("commit") for one in found],
         "load_before": [one.get("load") for one in found],
     }

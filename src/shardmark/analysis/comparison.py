@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from statistics import fmean
 
-from shardmark.analysis.rows import NODES, Row, rows_of
+from shardmark.analysis.rows import Row, rows_of
 from shardmark.analysis.statistics import Estimate, estimate_mean, estimate_ratio
 from shardmark.analysis.verdicts import METRIC, common_repeats, judged
 from shardmark.errors import InputError
+from shardmark.experiment.sizes import NODES
 from shardmark.results.reading import Damaged
 from shardmark.results.store import StoredRun
 

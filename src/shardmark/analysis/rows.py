@@ -12,6 +12,7 @@ from typing import Any
 
 from shardmark.analysis.effects import Effect
 from shardmark.analysis.statistics import Estimate, estimate_mean
+from shardmark.experiment.sizes import NODES, title_of
 from shardmark.experiment.trial_id import cell_id
 from shardmark.measure.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
 from shardmark.results.schema import Outcome, TrialResult
@@ -20,7 +21,6 @@ from shardmark.results.store import StoredRun
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
 
-NODES = "placement.nodes"
 EXECUTION_KEYS = frozenset(
     {
         "recipe.activation_checkpointing",
@@ -100,8 +100,7 @@ class Row:
     def place(self) -> str:
         """The row in words, for a note."""
         bare = ("workload.model", "workload.dataset")  # such a name tells by itself what it is
-        names = {NODES: "nodes=", **dict.fromkeys(bare, "")}
-        keys = {key: names.get(key, f"{key}=") for key in self.varied}
+        keys = {key: "" if key in bare else f"{title_of(key)}=" for key in self.varied}
         varied = "".join(f", {keys[key]}{plain(value)}" for key, value in self.varied.items())
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{self.label} on {ranks}{varied}"

@@ -6,8 +6,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from shardmark.analysis.comparison import ratio_between
-from shardmark.analysis.rows import NODES, Row, plain
+from shardmark.analysis.rows import Row, plain
 from shardmark.analysis.statistics import Estimate
+from shardmark.experiment.sizes import NODES
 
 RATE = "samples_per_second"
 

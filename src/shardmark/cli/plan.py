@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardmark.cli.progress import shown
 from shardmark.experiment.schema import Trial
-from shardmark.experiment.sizes import NODES
+from shardmark.experiment.sizes import title_of
 
 if TYPE_CHECKING:
     from shardmark.experiment.matrix import Plan
@@ -47,9 +47,7 @@ def unavailable_lines(trials: Iterable[Trial], machine: Machine) -> list[str]:
 
 
 def _row(number: int, trial: Trial) -> list[str]:
-    varied = {**trial.strategy.options, **trial.varied}
-    if NODES in varied:
-        varied["nodes"] = varied.pop(NODES)
+    varied = {title_of(key): one for key, one in (trial.strategy.options | trial.varied).items()}
     return [
         f"{number:4d}",
         trial.id,

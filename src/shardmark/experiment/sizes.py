@@ -14,6 +14,11 @@ NODES = "placement.nodes"
 SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
 
 
+def title_of(key: str) -> str:
+    """What tables and notes call an axis: that of nodes by one word, others by their key."""
+    return "nodes" if key == NODES else key
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     """Training ranks, and the nodes that they are shared out to equally."""

@@ -14,8 +14,8 @@ PAUSE_SECONDS = 0.005
 PROVOKED = frozenset({signal.SIGTERM, signal.SIGABRT})
 """Signals that end a rank because another one has ended: the launcher's, and a library's own."""
 SAME_TIME_SECONDS = 1.0
-"""So far apart two nodes may see one end: their clocks differ, and a death is noticed by polling,
-a closed connection at once."""
+"""So far apart nodes may tell of one end: their clocks differ, and a rank that waits for another
+sees its connection close before that one's launcher has taken note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

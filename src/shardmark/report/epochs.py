@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 
 from shardmark.analysis.comparison import Comparison
 from shardmark.analysis.epochs import EpochsOfRow, epochs_of
-from shardmark.analysis.rows import NODES, Row, plain
+from shardmark.analysis.rows import Row, plain
+from shardmark.experiment.sizes import NODES
 from shardmark.report.data import (
     estimate_columns,
     flat,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardmark.analysis.parity import LARGEST
-from shardmark.analysis.rows import NODES, Row, plain
+from shardmark.analysis.rows import Row, plain
+from shardmark.experiment.sizes import title_of
 from shardmark.report.tables import NOTHING
 from shardmark.results.store import StoredRun
 from shardmark.results.verification import Check, Verdict
@@ -128,10 +129,7 @@ def _place(verdict: Verdict) -> str:
     options = ", ".join(f"{key}={plain(one)}" for key, one in verdict.strategy_options.items())
     label = f"{verdict.strategy} ({options})" if options else verdict.strategy
     ranks = "1 rank" if verdict.world_size == 1 else f"{verdict.world_size} ranks"
-    varied = "".join(
-        f", {'nodes' if key == NODES else key}={plain(value)}"
-        for key, value in verdict.varied.items()
-    )
+    varied = "".join(f", {title_of(key)}={plain(value)}" for key, value in verdict.varied.items())
     return f"{label} on {ranks}, {verdict.precision}{varied}"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from shardmark.analysis.rows import NODES, Row, plain
+from shardmark.analysis.rows import Row, plain
+from shardmark.experiment.sizes import title_of
 from shardmark.report.page_tables import PageTable, page_table
 from shardmark.report.tables import NOTHING, Column, number
 from shardmark.results.schema import RankRecord, TrialResult
@@ -73,8 +74,7 @@ def _whose(rows: Sequence[Row], listed: Sequence[Listed]) -> list[Column]:
         columns.append(_column("precision", listed, lambda one: one[0].precision, numeric=False))
     for key in keys:
         cells = tuple(plain(row.varied[key]) if key in row.varied else "" for row, _ in listed)
-        title = "nodes" if key == NODES else key
-        columns.append(Column(title=title, cells=cells, numeric=False))
+        columns.append(Column(title=title_of(key), cells=cells, numeric=False))
     return columns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 from collections.abc import Callable
 from itertools import islice
@@ -137,6 +138,7 @@ def test_broken_picture_ends_the_trial(make_folder: MakeFolder, workers: int) ->
         ids(made, 3)
     assert str(caught.value).startswith(f"{broken}: cannot be read as a picture (")
     assert "workload.on_broken: skip" in str(caught.value)
+    assert not multiprocessing.active_children(), "though the error keeps the generator's frame"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
