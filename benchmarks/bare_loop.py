@@ -52,7 +52,7 @@ ZERO = {
     "steps_per_print": 2**31,
     "wall_clock_breakdown": False,
 }
-"""What `shardmark.strategies.deepspeed` sets for fp32; `overhead.py` compares the two."""
+"""What `shardmark.strategies.deepspeed.strategy` sets for fp32; `overhead.py` compares the two."""
 
 Step = Callable[[Any, Any], Tensor]
 """Pictures and what is to be learned from them -> the loss."""

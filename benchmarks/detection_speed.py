@@ -80,7 +80,7 @@ def check_same_settings(options: argparse.Namespace) -> int:
 
     import overhead
     from bare_detection import ReferencePictures, blocks_of, build_model
-    from shardmark.strategies._blocks import wrapped
+    from shardmark.strategies.blocks import wrapped
     from shardmark.workloads import build_workload, check_data
 
     overhead.check_same_settings()
@@ -101,9 +101,9 @@ def check_same_settings(options: argparse.Namespace) -> int:
 
 def order_of(samples: int, *, ranks: int, steps: int) -> Order:
     """Shardmark's."""
-    from shardmark.strategies._protocol import Shard
-    from shardmark.workloads._order import ShardOrder
-    from shardmark.workloads._protocol import BatchPlan
+    from shardmark.core.shares import Shard
+    from shardmark.workloads.base import BatchPlan
+    from shardmark.workloads.order import ShardOrder
 
     plan = BatchPlan(global_batch=GLOBAL_BATCH, seed=SEED)
     shards = (Shard(index=rank, count=ranks) for rank in range(ranks))
@@ -112,7 +112,7 @@ def order_of(samples: int, *, ranks: int, steps: int) -> Order:
 
 
 def run_shardmark(run: Shardmark, strategy: str, pair: int, order: Order) -> dict[str, Any]:
-    from shardmark.training.identity import sample_order_sha256
+    from shardmark.train.identity import sample_order_sha256
 
     result = run.trial(strategy, pair)
     for rank, steps in zip(result.ranks, order, strict=True):

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from shardmark.launch.device_type import DEVICE_TYPE_VARIABLE
-from shardmark.strategies._protocol import Process
+from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
+from shardmark.strategies.base import Process
 
 
 def run_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, seconds: float) -> list[Any]:

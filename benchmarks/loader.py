@@ -26,10 +26,10 @@ from torch.utils.data import DataLoader
 
 from bare_detection import ReferencePictures, together
 from recording import ROOT, Table, options_of, spread, store, surroundings
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._detection_task import Detection
-from shardmark.workloads._protocol import BatchPlan
-from shardmark.workloads.detection import DetectionOptions
+from shardmark.core.shares import Shard
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.workloads.detection.task import Detection
 
 NAME = "loader"
 DATA = ROOT.parent / "shared" / "data" / "coco-mini"

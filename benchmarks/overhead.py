@@ -23,9 +23,9 @@ def check_same_settings() -> None:
     import torch
 
     from bare_loop import SGD, ZERO
-    from shardmark.experiment.schema import Optimizer, Recipe
-    from shardmark.strategies._protocol import Process
-    from shardmark.strategies.deepspeed import Zero
+    from shardmark.core.recipe import Optimizer, Recipe
+    from shardmark.strategies.base import Process
+    from shardmark.strategies.deepspeed.strategy import Zero
 
     recipe = Recipe(global_batch=64, steps=1, optimizer=Optimizer(name="sgd", **SGD))
     process = Process(

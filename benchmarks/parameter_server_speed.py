@@ -50,7 +50,7 @@ def check_same_buckets() -> None:
 
     from bare_loop import BUCKET_MB
     from bare_server import buckets_of
-    from shardmark.strategies._parameter_layout import layout_of
+    from shardmark.strategies.parameter_server.parameter_layout import layout_of
 
     model = resnet18(num_classes=10)
     (ours,) = layout_of(model, servers=SERVERS, bucket_bytes=BUCKET_MB * 2**20, wire="fp32")

@@ -119,7 +119,7 @@ def judged(trials: Sequence[Any], killer: Killer) -> tuple[Counter[tuple[str, st
 def measured(options: argparse.Namespace) -> tuple[Any, Killer, list[str]]:
     """The run, its killer, and what was left behind."""
     import shardmark
-    from shardmark.experiment.load import from_mapping
+    from shardmark.config.load import from_mapping
     from shardmark.launch.controller import run_experiment
 
     repeats = -(-options.trials // len(options.strategies))

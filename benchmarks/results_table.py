@@ -16,11 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from recording import RESULTS, ROOT, VERSIONS
 from shardmark.analysis.comparison import compare
 from shardmark.report.data import render_json
 from shardmark.report.markdown import render_markdown
 from shardmark.report.tables import comparison_table
+
+from recording import RESULTS, ROOT, VERSIONS
 from shardmark.results.store import RunFolder, load_run
 
 BLOCK = re.compile(r"(<!-- results-table -->\n).*?(\n<!-- /results-table -->)", re.DOTALL)

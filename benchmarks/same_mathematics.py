@@ -3,7 +3,7 @@
     python benchmarks/same_mathematics.py [--batch 32 64] [--model resnet18] [--small]
 
 Every strategy on 2 ranks (`fsdp-hybrid` on 4, with `ddp` beside it) on digits with momentum,
-against a single process that plays all ranks in turn (`shardmark.training.reference`).  The
+against a single process that plays all ranks in turn (`shardmark.equivalence.reference`).  The
 deviation is the 2-norm of the difference over the 2-norm of the reference: of all parameters as one
 vector, and of the tensor that differs most.
 
@@ -24,14 +24,15 @@ from torch import Tensor
 
 from groups import run_ranks
 from recording import Table, options_of, store, surroundings
-from shardmark.experiment.schema import Recipe
-from shardmark.measure.probe import NoSpans
+from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Shard
+from shardmark.equivalence.reference import Reference
 from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Process, Server, Shard
-from shardmark.training.reference import Reference
-from shardmark.training.schedule import step_seed
+from shardmark.strategies.base import Process, Server
+from shardmark.train.probe import NoSpans
+from shardmark.train.schedule import step_seed
 from shardmark.workloads import build_workload
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.workloads.base import BatchPlan
 from sides import add_sources_to_path
 
 NAME = "same_mathematics"

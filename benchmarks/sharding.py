@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from groups import run_ranks
 from recording import Table, options_of, store, surroundings
-from shardmark.experiment.load import from_mapping
+from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.results.store import load_run
 from shardmark.strategies import build_strategy
@@ -31,7 +31,7 @@ from sides import add_sources_to_path, metric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardmark.strategies._protocol import Process, Worker
+    from shardmark.strategies.base import Process, Worker
 
 NAME = "sharding"
 RANKS = 4
@@ -112,7 +112,7 @@ class Marks:
     def span(self, name: str) -> Iterator[None]:
         import time
 
-        from shardmark.measure.probe import held_bytes
+        from shardmark.train.probe import held_bytes
 
         if name in ("backward", "optimizer"):
             held = held_bytes(self._worker.held_state())
@@ -130,12 +130,13 @@ def audit(process: Process, model: str, name: str) -> dict[str, int]:
 
     from torch.profiler import ProfilerActivity, profile
 
-    from shardmark.experiment.schema import Recipe
-    from shardmark.measure.memory import memory_changes
-    from shardmark.measure.probe import NoSpans
-    from shardmark.strategies._protocol import Server, Shard
+    from shardmark.core.recipe import Recipe
+    from shardmark.core.shares import Shard
+    from shardmark.measure.memory.tensors import memory_changes
+    from shardmark.strategies.base import Server
+    from shardmark.train.probe import NoSpans
     from shardmark.workloads import build_workload
-    from shardmark.workloads._protocol import BatchPlan
+    from shardmark.workloads.base import BatchPlan
 
     gc.collect()  # what the strategy before left must not be freed inside the profile
     workload = build_workload(workload_of(model), seed=0)

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from recording import BENCHMARKS, ROOT
-from shardmark.experiment.load import from_mapping
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Trial
+from shardmark.config.load import from_mapping
 from shardmark.launch.listener import Silent
-from shardmark.launch.local import ENVIRONMENT, LocalEngine
+from shardmark.launch.local.engine import ENVIRONMENT, LocalEngine
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.strategies import build_strategy
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data
 
 GLOBAL_BATCH = 64

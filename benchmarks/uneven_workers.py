@@ -20,7 +20,7 @@ from typing import Any
 
 from recording import Table, options_of, store, surroundings
 from shardmark import run
-from shardmark.analysis.statistics import Estimate, estimate_mean, estimate_ratio
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean, estimate_ratio
 from shardmark.results.schema import TrialResult
 from sides import add_sources_to_path, metric
 

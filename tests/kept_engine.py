@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardmark.launch.local import LocalEngine
+from shardmark.launch.local.engine import LocalEngine
 
 DEATHS = "SHARDMARK_TEST_DEATHS"
 """Names the file in which `tests.distributed.dying` looks for who is to die."""

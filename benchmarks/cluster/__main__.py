@@ -29,8 +29,8 @@ from benchmarks.cluster.collectives import MB, measure, table
 from benchmarks.cluster.speed import UNLIMITED, bits_per_second
 from benchmarks.recording import RESULTS
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.experiment.load import load_experiment
+from shardmark.config.load import load_experiment
+from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engines import most_nodes
 
 BAD_INPUT = 2

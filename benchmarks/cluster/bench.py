@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.cluster import namespaces
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_NODES = 64

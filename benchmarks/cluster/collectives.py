@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.cluster.bench import ROOT, Node, bench
 
-from shardmark.errors import ShardmarkError
+from shardmark.core.errors import ShardmarkError
 
 MEASURING_SECONDS = 600.0
 MB = 1e6

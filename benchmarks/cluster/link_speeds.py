@@ -10,17 +10,17 @@ from pathlib import Path
 
 from benchmarks.cluster.speed import UNLIMITED, bits_per_second
 
-from shardmark.analysis.bandwidth import traffic_of
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.effects import Effect, between_all, holm
-from shardmark.analysis.rows import EXECUTION_KEYS, OWN_COLUMNS, Row, plain
-from shardmark.analysis.stability import Instability, warnings_of
-from shardmark.analysis.statistics import Estimate, estimate_mean
-from shardmark.analysis.verdicts import is_different
-from shardmark.analysis.wire import WireOfRow, wires_of
-from shardmark.errors import InputError
-from shardmark.experiment.sizes import NODES
-from shardmark.report.page_facts import planned_trials
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.rows import EXECUTION_KEYS, OWN_COLUMNS, Row, plain
+from shardmark.analysis.diagnose.stability import Instability, warnings_of
+from shardmark.analysis.network.bandwidth import traffic_of
+from shardmark.analysis.network.wire import WireOfRow, wires_of
+from shardmark.analysis.statistics.effects import Effect, between_all, holm
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.statistics.verdicts import is_different
+from shardmark.config.sizes import NODES
+from shardmark.core.errors import InputError
+from shardmark.report.page.facts import planned_trials
 from shardmark.results.store import StoredRun, is_run, load_run
 
 LOOPBACK = "lo"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.recording import Table
 
-from shardmark.analysis.rows import Row, plain
+from shardmark.analysis.compare.rows import Row, plain
 from shardmark.strategies import build_strategy
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from math import isinf
 from benchmarks.cluster.link_speeds import Cell, Speed, group_of, labels_of
 from benchmarks.cluster.speed import bits_per_second
 
-from shardmark.analysis.statistics import Estimate, estimate_ratio
+from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
 from shardmark.report.figures.figure import Figure, Panel, Series, with_ranges
 
 MEGABYTE = 1e6

@@ -27,7 +27,7 @@ from benchmarks.cluster.link_speeds_runs import (
 from benchmarks.cluster.link_speeds_turns import Turn, crossings_of, turns_of
 from benchmarks.recording import Table, place
 
-from shardmark.analysis.statistics import Estimate
+from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.report.figures.images import write_images
 
 NAME = "link-speeds"

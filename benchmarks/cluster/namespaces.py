@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from shardmark.errors import ShardmarkError
+from shardmark.core.errors import ShardmarkError
 
 NAMESPACES = Path("/run/netns")
 INTERFACE = "eth0"

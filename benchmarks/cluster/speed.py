@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
 UNLIMITED = "unlimited"

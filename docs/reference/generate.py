@@ -17,8 +17,8 @@ from experiment_file import experiment_file
 from markup import code, page, paragraphs, table
 
 from shardmark.cli import app
-from shardmark.measure.catalogue import Metric
-from shardmark.measure.metrics import METRICS
+from shardmark.core.metrics import METRICS
+from shardmark.core.metrics.catalogue import Metric
 
 
 def main(folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardmark.api import Run, load, run
-    from shardmark.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
+    from shardmark.core.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
 
 __version__ = "0.1.0"
 
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'core.errors')}"), name)
 
 
 def __dir__() -> list[str]:

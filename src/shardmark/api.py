@@ -13,8 +13,8 @@ from shardmark.results.store import StoredRun, load_run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shardmark.analysis.comparison import Comparison
-    from shardmark.experiment.schema import Experiment
+    from shardmark.analysis.compare.comparison import Comparison
+    from shardmark.config.experiment import Experiment
     from shardmark.report.export._protocol import Source
     from shardmark.report.export.tables import By
     from shardmark.results.schema import TrialResult
@@ -50,7 +50,7 @@ class Run:
 
         Raises `InputError` for a baseline strategy that was not measured.
         """
-        from shardmark.analysis.comparison import compare
+        from shardmark.analysis.compare.comparison import compare
 
         return compare([self.stored], baseline)
 
@@ -106,7 +106,7 @@ def run(
 
 
 def _resolve(experiment: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
-    from shardmark.experiment.load import from_mapping, load_experiment
+    from shardmark.config.load import from_mapping, load_experiment
 
     if isinstance(experiment, str | Path):
         return load_experiment(experiment)

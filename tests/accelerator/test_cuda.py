@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from shardmark.experiment.load import from_mapping
+from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
-from shardmark.measure.gpus import all_cuda_devices, visible_cuda_devices
+from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import load_run
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardmark.analysis.comparison import compare
+from shardmark.analysis.compare.comparison import compare
 from shardmark.report.figures import figures_of
-from shardmark.report.page import render_page
+from shardmark.report.page.page import render_page
 from shardmark.results.store import load_run
 from tests.browser.runs import hostile_run, large_run, small_run
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shardmark.experiment.trial_id import cell_id
-from shardmark.measure.rank_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.results.schema import (
     EpochRecord,
     Failure,
@@ -20,6 +19,7 @@ from shardmark.results.schema import (
 )
 from shardmark.results.store import RunFolder
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
+from shardmark.trials.trial_id import cell_id
 from tests.golden.invented import EXPERIMENT, STARTED_AT_SECONDS, invented_rank, invented_trial
 
 STEPS = 60

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.experiment.load import from_mapping
+from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run

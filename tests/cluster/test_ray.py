@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from shardmark.measure.progress import reached
+from shardmark.measure.step.progress import reached
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.one_machine import ENDLESS, EXPERIMENT, by_strategy, check_same

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
-from shardmark.experiment.load import from_mapping
+from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run

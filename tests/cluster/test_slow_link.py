@@ -17,8 +17,8 @@ import yaml
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
-from shardmark.analysis.comparison import compare
-from shardmark.analysis.stability import Kind, warnings_of
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.diagnose.stability import Kind, warnings_of
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import load_run
 from tests.cluster.needs import why_no_bench

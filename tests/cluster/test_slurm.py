@@ -19,8 +19,8 @@ import pytest
 import yaml
 from benchmarks.cluster import namespaces
 
-from shardmark.measure.progress import reached
-from shardmark.measure.rank_files import RESULT_FILE
+from shardmark.core.run_files import RESULT_FILE
+from shardmark.measure.step.progress import reached
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
@@ -127,7 +127,7 @@ def test_lost_node_and_interrupt(cluster: SlurmCluster, tmp_path: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "log.txt"
     started = cluster.start(command(tmp_path, **ENDLESS), log)
     wait_for(lambda: training(out, 0), LONG_SECONDS)
-    (process,) = running(cluster, 2, b"shardmark.launch.joining")
+    (process,) = running(cluster, 2, b"shardmark.launch.nodes.joining")
     os.kill(process, signal.SIGKILL)
     wait_for(lambda: training(out, 1), LONG_SECONDS)
     os.kill(running(cluster, 0, b"shardmark\0run")[0], signal.SIGINT)

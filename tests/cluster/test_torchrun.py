@@ -15,7 +15,7 @@ import yaml
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
-from shardmark.analysis.comparison import compare
+from shardmark.analysis.compare.comparison import compare
 from shardmark.results.network import read_network
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
@@ -69,7 +69,7 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> float:
 
 def steps(out: Path, rank: int) -> int:
     """Steps of a trial under way, as the controller's folder has them."""
-    from shardmark.measure.progress import reached
+    from shardmark.measure.step.progress import reached
 
     found = (reached(one, rank) for one in (out / "trials").glob("*"))
     return max((one.steps for one in found if one is not None), default=0)

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 from shardmark.cli import pace, progress, screen
 from shardmark.cli.run import _terminable
-from shardmark.experiment.matrix import expand
 from shardmark.launch.listener import Reading
 from shardmark.results.schema import Failure, Outcome
+from shardmark.trials.matrix import expand
 from tests.commands.terminal import resize
 from tests.golden.invented import invented_trial
 from tests.unit.launch.fakes import experiment

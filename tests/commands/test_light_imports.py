@@ -52,7 +52,10 @@ for more in ([], ["--pareto", "--scaling", "--epochs", "--time-to", "train_loss"
     "drawing of the page": ("import shardmark.report.figures.plotly_drawing", NUMBERS | DRAWING),
     "workloads": (
         """
-from shardmark.workloads import check_data, classification, datasets, models
+from shardmark.workloads.vision import options as classification
+from shardmark.workloads import datasets
+from shardmark.workloads import models
+from shardmark.workloads import check_data
 check_data({"name": "classification", "model": "convnext_tiny"})
 check_data({"name": "classification", "dataset": "random", "model": "timm:resnet18"})
 """,
@@ -60,8 +63,9 @@ check_data({"name": "classification", "dataset": "random", "model": "timm:resnet
     ),
     "detection": (
         """
-from shardmark.workloads import check_data, detectors
-from shardmark.workloads.detection import DetectionOptions
+from shardmark.workloads.detection import detectors
+from shardmark.workloads import check_data
+from shardmark.workloads.detection.options import DetectionOptions
 for place in (given["detection"], given["coco"]):
     mapping = {"name": "detection", "dataset": "coco", "data_dir": place}
     for more in ({}, {"model": "maskrcnn_resnet50_fpn"}):
@@ -73,9 +77,9 @@ for place in (given["detection"], given["coco"]):
     "presets": (
         """
 from pathlib import Path
-from shardmark.experiment.json_schema import experiment_schema
-from shardmark.experiment.load import load_experiment, preset_names, to_yaml
-from shardmark.experiment.matrix import expand
+from shardmark.config.json_schema import experiment_schema
+from shardmark.config.load import load_experiment, preset_names, to_yaml
+from shardmark.trials.matrix import expand
 for name in preset_names():
     experiment = load_experiment(name)
     assert experiment.name == name, name
@@ -89,9 +93,10 @@ experiment_schema()
     ),
     "what is measured from outside": (
         """
-import shardmark.analysis.summarise, shardmark.cli.doctor
-import shardmark.measure.environment, shardmark.measure.machine_checks, shardmark.measure.sampler
-shardmark.measure.environment.machine()
+import shardmark.analysis.trial.summarise, shardmark.cli.doctor
+import shardmark.measure.system.environment, shardmark.measure.system.machine_checks
+import shardmark.measure.system.sampler
+shardmark.measure.system.environment.machine()
 """,
         {"torch"},
     ),

@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.experiment.load import load_experiment
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.trial_id import cell_id
-from shardmark.launch import torchrun
-from shardmark.launch.local import LocalEngine
+from shardmark.config.engines import TorchrunOptions
+from shardmark.config.load import load_experiment
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.local.engine import LocalEngine
+from shardmark.launch.nodes import torchrun
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial_id import cell_id
 from tests.unit.launch.nodes import KEY
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 IDS = """
 import json, sys
-from shardmark.experiment.schema import Measure, Recipe, StrategySpec
-from shardmark.experiment.trial_id import cell_id, trial_id
+from shardmark.core.recipe import Measure, Recipe
+from shardmark.trials.trial import StrategySpec
+from shardmark.trials.trial_id import cell_id, trial_id
 print(trial_id(workload={"name": "toy", "b": 1, "a": [1, None]}, world_size=4, repeat=0,
     slow_ranks={1: 2.0, 0: 3.0},
     recipe=Recipe(global_batch=8, steps=1, precision="bf16"), device_type="cpu",
@@ -86,7 +88,7 @@ def test_node_that_cannot_be_started_is_told(
     """And node 0's process, which would wait for the others, is ended."""
     monkeypatch.chdir(tmp_path)
     given = {"hosts": ["localhost", "b"], "remote": remote, "rendezvous": "127.0.0.1:0"}
-    options = torchrun.TorchrunOptions.model_validate(given)
+    options = TorchrunOptions.model_validate(given)
     engine = torchrun.build(options, 2, KEY, lambda _: None)
     with pytest.raises(error, match=said):
         engine.machine("cpu")

@@ -11,12 +11,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from shardmark.experiment.schema import Recipe
-from shardmark.measure.recorder import Spans
+from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Shard
+from shardmark.measure.step.recorder import Spans
 from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Process, Shard
-from shardmark.strategies.deepspeed import Zero
-from shardmark.workloads._protocol import Batch, Workload
+from shardmark.strategies.base import Process
+from shardmark.strategies.deepspeed.strategy import Zero
+from shardmark.workloads.base import Batch, Workload
 
 
 class Faulty:
@@ -57,7 +58,7 @@ def scaled(factor: float) -> Callable[..., Started]:
 
 def clipped_by_default(workload: Workload, recipe: Recipe, process: Process) -> Started:
     """DeepSpeed, told nothing about clipping."""
-    from shardmark.strategies._zero import start_engine
+    from shardmark.strategies.deepspeed.worker import start_engine
 
     config = Zero(stage=1).config(recipe, process)
     del config["gradient_clipping"]

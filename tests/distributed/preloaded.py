@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 
-from shardmark.launch.nursery_process import PRELOADED
+from shardmark.launch.local.nursery_process import PRELOADED
 
-for name in (*PRELOADED, "shardmark.strategies._zero_preload"):
+for name in (*PRELOADED, "shardmark.strategies.deepspeed.preload"):
     importlib.import_module(name)
 
 # As in the package's own nursery: DeepSpeed's start collects garbage many times.

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from shardmark.launch.device_type import DEVICE_TYPE_VARIABLE
-from shardmark.launch.nursery_process import ENVIRONMENT
-from shardmark.strategies._protocol import Process
+from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
+from shardmark.launch.local.nursery_process import ENVIRONMENT
+from shardmark.strategies.base import Process
 
 JOIN_SECONDS = 350
 REPOSITORY = Path(__file__).parents[2]

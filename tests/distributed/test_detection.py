@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
-from shardmark.analysis.evidence import RankEvidence, put_together
-from shardmark.experiment.schema import Limits, Measure, Optimizer, Recipe, StrategySpec, Trial
-from shardmark.measure.recorder import Spans
+from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
+from shardmark.equivalence.compare import Benches, verdict_on
+from shardmark.equivalence.evidence import RankEvidence, put_together
+from shardmark.measure.step.recorder import Spans
 from shardmark.results.verification import Verdict
-from shardmark.strategies._protocol import Process
-from shardmark.training.judge import Benches, verdict_on
+from shardmark.strategies.base import Process
+from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import check_data
-from shardmark.workloads._detection_batch import DetectionBatch
-from shardmark.workloads._proposals import PictureSampler
-from shardmark.workloads._protocol import Batch, Workload
+from shardmark.workloads.base import Batch, Workload
+from shardmark.workloads.detection.batch import DetectionBatch
+from shardmark.workloads.detection.proposals import PictureSampler
 from tests.distributed.faults import Faulty, Started, clipped_by_default, ddp, scaled, start
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_verify import STEPS, evidence

@@ -7,19 +7,19 @@ from statistics import median
 
 import pytest
 
-from shardmark.analysis.link_fit import with_fits
-from shardmark.errors import ShardmarkError
-from shardmark.measure import network_probe
-from shardmark.measure.network_probe import probe_network
+from shardmark.analysis.network.link_fit import with_fits
+from shardmark.core.errors import ShardmarkError
+from shardmark.measure.network import network_probe
+from shardmark.measure.network.network_probe import probe_network
 from shardmark.results.network import NetworkRecord
-from shardmark.strategies._protocol import Process
+from shardmark.strategies.base import Process
 from tests.distributed.ranks import run_ranks
 
 SECONDS = 1.0
 
 
 def measured(process: Process) -> NetworkRecord | None:
-    from shardmark.measure.network_ranks import measure_links
+    from shardmark.measure.network.network_ranks import measure_links
 
     return measure_links(process.device, seconds=SECONDS)
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import shardmark
-from shardmark.experiment.load import from_mapping
+from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES

@@ -11,18 +11,19 @@ import pytest
 import torch
 
 import shardmark
-from shardmark.analysis.evidence import RankEvidence, put_together
-from shardmark.experiment.load import from_mapping
-from shardmark.experiment.schema import Recipe, StrategySpec, Trial
+from shardmark.config.load import from_mapping
+from shardmark.core.recipe import Recipe
+from shardmark.equivalence.capture import testify as take_evidence
+from shardmark.equivalence.compare import Benches, verdict_on
+from shardmark.equivalence.evidence import RankEvidence, put_together
 from shardmark.launch.controller import run_experiment, verify_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Process, Server
-from shardmark.training.judge import Benches, verdict_on
-from shardmark.training.testimony import testify as take_evidence
+from shardmark.strategies.base import Process, Server
+from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import build_workload
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.workloads.base import BatchPlan
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_outcomes import REPOSITORY, experiment
 from tests.distributed.test_verify import RECIPES, STEPS, recipe, trial
@@ -54,7 +55,7 @@ def evidence(process: Process, of: Trial) -> RankEvidence | None:
     if isinstance(role, Server):
         role.serve()
         return None
-    shard = strategy.placement(of.world_size)[process.rank]
+    shard = strategy.layout(of.world_size).ranks[process.rank].share
     assert shard is not None
     found = take_evidence(
         role,

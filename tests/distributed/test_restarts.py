@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import shardmark
-from shardmark.errors import InputError
-from shardmark.experiment.load import from_mapping
+from shardmark.config.load import from_mapping
+from shardmark.core.errors import InputError
 from shardmark.launch.controller import run_experiment
-from shardmark.report.notes import notes_of
+from shardmark.report.table.notes import notes_of
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.distributed.dying import Death, plan
@@ -187,7 +187,7 @@ def test_undisturbed_trials_tell_no_restart_and_write_no_checkpoint(runs: Runs) 
 
 
 def test_the_table_says_so(runs: Runs) -> None:
-    from shardmark.analysis.comparison import compare
+    from shardmark.analysis.compare.comparison import compare
 
     texts = [note.text for note in notes_of(compare([runs[1]]))]
     (note,) = (text for text in texts if text.startswith("RESTARTED: ddp"))

@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardmark.experiment.schema import Optimizer, Recipe
-from shardmark.measure.collectives import CollectiveCounter
-from shardmark.measure.probe import HeldSpans, NoSpans
+from shardmark.core.recipe import Optimizer, Recipe
+from shardmark.core.shares import Shard
+from shardmark.equivalence.reference import Reference
+from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Process, Server, Shard
-from shardmark.training.identity import weights_sha256
-from shardmark.training.reference import Reference
-from shardmark.training.schedule import step_seed
+from shardmark.strategies.base import Process, Server
+from shardmark.train.identity import weights_sha256
+from shardmark.train.probe import HeldSpans, NoSpans
+from shardmark.train.schedule import step_seed
 from shardmark.workloads import build_workload
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.workloads.base import BatchPlan
 from tests.distributed.ranks import run_ranks
 
 STEPS = 3

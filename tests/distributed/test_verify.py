@@ -7,22 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from shardmark.analysis.evidence import RankEvidence, put_together
-from shardmark.experiment.schema import (
-    Limits,
-    Measure,
-    Optimizer,
-    Recipe,
-    StrategySpec,
-    Trial,
-)
+from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
+from shardmark.core.shares import Shard
+from shardmark.equivalence.capture import testify as take_evidence
+from shardmark.equivalence.compare import Benches, verdict_on
+from shardmark.equivalence.evidence import RankEvidence, put_together
 from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Process, Server, Shard
-from shardmark.training.judge import Benches, verdict_on
-from shardmark.training.testimony import testify as take_evidence
+from shardmark.strategies.base import Process, Server
+from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import build_workload
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.workloads.base import BatchPlan
 from tests.distributed.faults import FAULTS
 from tests.distributed.ranks import run_ranks
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli import main
-from shardmark.experiment.strict_yaml import parse_yaml
+from shardmark.core.strict_yaml import parse_yaml
 from tests.docs.pages import ROOT, blocks, cases, commands, inline_commands, parse
 
 STORED = ROOT / "tests" / "golden" / "v1"

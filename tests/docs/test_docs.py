@@ -15,13 +15,15 @@ import yaml
 
 import shardmark
 from shardmark.cli import app, main
-from shardmark.experiment.load import from_mapping, load_experiment, preset_names, preset_text
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Experiment, Recipe
-from shardmark.experiment.strict_yaml import parse_yaml
-from shardmark.measure.metrics import METRICS
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import from_mapping, load_experiment, preset_names, preset_text
+from shardmark.core.machine import Machine
+from shardmark.core.metrics import METRICS
+from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Shard
+from shardmark.core.strict_yaml import parse_yaml
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
-from shardmark.strategies._protocol import Machine, Shard
+from shardmark.trials.matrix import expand
 from shardmark.workloads.datasets import DATASETS
 from shardmark.workloads.models import MODELS
 from tests.docs.pages import (
@@ -118,7 +120,10 @@ def test_the_example_of_a_strategy_is_one(monkeypatch: pytest.MonkeyPatch, tmp_p
     strategy = build_strategy("unbucketed", {})
     strategy.check(2, MACHINE, Recipe(global_batch=2, steps=1))
     assert strategy.makes_sense(2) is None
-    assert strategy.placement(2) == (Shard(index=0, count=2), Shard(index=1, count=2))
+    assert tuple(rank.share for rank in strategy.layout(2).ranks) == (
+        Shard(index=0, count=2),
+        Shard(index=1, count=2),
+    )
     monkeypatch.delitem(sys.modules, "unbucketed")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardmark.measure.metrics import METRICS, TRIAL_METRICS
-from shardmark.measure.rank_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.core.metrics import METRICS, TRIAL_METRICS
+from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.results.schema import (
     CollectiveRecord,
     EpochRecord,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.comparison import compare
-from shardmark.measure.metrics import METRICS
-from shardmark.report.tables import comparison_table
+from shardmark.analysis.compare.comparison import compare
+from shardmark.core.metrics import METRICS
+from shardmark.report.table.tables import comparison_table
 from shardmark.results.schema import SCHEMA_VERSION, Outcome
 from shardmark.results.store import load_run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.link_fit import with_fits
+from shardmark.analysis.network.link_fit import with_fits
 from shardmark.results.network import (
     NETWORK_FILE,
     NETWORK_SCHEMA_VERSION,

@@ -18,7 +18,7 @@ from shardmark.cli.report import report
 from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.verify import verify
-from shardmark.errors import ShardmarkError
+from shardmark.core.errors import ShardmarkError
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shardmark.analysis.against import Against
-    from shardmark.analysis.comparison import Comparison
-    from shardmark.report.sections import View
+    from shardmark.analysis.compare.comparison import Comparison
+    from shardmark.analysis.studies.against import Against
+    from shardmark.report.table.sections import View
 
 RECOMMENDATION = "Which one when"
 
@@ -118,15 +118,15 @@ def compare(
     }
     names = [name for name, wanted in asked.items() if wanted]
     _check_options(["--epochs", *names] if epochs else names, form, paper)
-    from shardmark.analysis.comparison import compare as compare_runs
-    from shardmark.papers import load_paper
+    from shardmark.analysis.compare.comparison import compare as compare_runs
+    from shardmark.analysis.studies import load_paper
     from shardmark.results.store import load_run
 
     study = None if paper is None else load_paper(paper)
     folders = {path.expanduser().resolve(): path.expanduser() for path in runs}
     comparison = compare_runs([load_run(path) for path in folders.values()], baseline)
     if study is not None:
-        from shardmark.analysis.against import set_against
+        from shardmark.analysis.studies.against import set_against
 
         output = _beside(comparison, set_against(comparison, study), form, epochs)
     elif epochs or names:
@@ -145,16 +145,16 @@ def render(comparison: Comparison, form: Format = Format.TEXT) -> str:
 
     On a terminal a table that is wider than it is divided; CSV is the table alone.
     """
-    from shardmark.report.recommendation import recommendation_json, recommendation_lines
+    from shardmark.report.answers.recommendation import recommendation_json, recommendation_lines
 
     if form in (Format.CSV, Format.JSON):
-        from shardmark.report.data import render_csv, render_json
+        from shardmark.report.table.data import render_csv, render_json
 
         if form is Format.CSV:
             return render_csv(comparison)
         return render_json(comparison, {"recommendation": recommendation_json(comparison)})
-    from shardmark.report.sections import Markup, render_points, render_table
-    from shardmark.report.tables import comparison_table
+    from shardmark.report.table.sections import Markup, render_points, render_table
+    from shardmark.report.table.tables import comparison_table
 
     markup, width = Markup(form.value), terminal_width()
     tasks = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in comparison.rows)
@@ -186,12 +186,12 @@ def _check_options(views: Sequence[str], form: Format, paper: str | None) -> Non
 
 def _views(comparison: Comparison, names: Sequence[str], time_to: str | None) -> list[View]:
     """In the order of the names, whatever that of the options."""
-    from shardmark.report.epochs import epochs_view
-    from shardmark.report.network_view import network_view
-    from shardmark.report.pareto import pareto_view
-    from shardmark.report.per_node import nodes_view
-    from shardmark.report.scaling import scaling_view
-    from shardmark.report.time_to_quality import time_to_view
+    from shardmark.report.views.epochs import epochs_view
+    from shardmark.report.views.network_view import network_view
+    from shardmark.report.views.pareto import pareto_view
+    from shardmark.report.views.per_node import nodes_view
+    from shardmark.report.views.scaling import scaling_view
+    from shardmark.report.views.time_to_quality import time_to_view
 
     makers: dict[str, Callable[[], View]] = {
         "--scaling": lambda: scaling_view(comparison),
@@ -205,8 +205,8 @@ def _views(comparison: Comparison, names: Sequence[str], time_to: str | None) ->
 
 
 def _viewed(comparison: Comparison, views: Sequence[View], form: Format) -> str:
-    from shardmark.report.data import render_json
-    from shardmark.report.sections import Markup, render_sections
+    from shardmark.report.table.data import render_json
+    from shardmark.report.table.sections import Markup, render_sections
 
     if form is Format.CSV:
         (view,) = views
@@ -219,12 +219,12 @@ def _viewed(comparison: Comparison, views: Sequence[View], form: Format) -> str:
 
 def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool) -> str:
     """The comparison and the study; with `epochs` only the tables by epoch."""
-    from shardmark.report.against import against_sections, epoch_sections, no_epochs
-    from shardmark.report.against_data import against_csv, against_epochs_csv, against_json
-    from shardmark.report.data import render_json
-    from shardmark.report.epochs import epochs_json
-    from shardmark.report.recommendation import recommendation_json
-    from shardmark.report.sections import Markup, render_sections
+    from shardmark.report.answers.recommendation import recommendation_json
+    from shardmark.report.studies.against import against_sections, epoch_sections, no_epochs
+    from shardmark.report.studies.against_data import against_csv, against_epochs_csv, against_json
+    from shardmark.report.table.data import render_json
+    from shardmark.report.table.sections import Markup, render_sections
+    from shardmark.report.views.epochs import epochs_json
 
     if form is Format.CSV:
         for note in no_epochs(against) if epochs else ():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from shardmark.measure.machine_checks import Check
-    from shardmark.strategies._protocol import Machine
+    from shardmark.core.machine import Machine
+    from shardmark.measure.system.machine_checks import Check
 
 RANKS = (2, 1, 3, 4)
 """Numbers of ranks in the order in which a strategy is asked whether it makes sense with them."""
@@ -90,9 +90,9 @@ def doctor(
         {"--ranks": ranks, "--for": largest_of, "--run": run},
         {"--device": (device, "auto"), "--seconds": (seconds, 8.0)},
     )
-    from shardmark.measure.environment import machine
-    from shardmark.measure.gpus import all_cuda_devices
-    from shardmark.measure.machine_checks import (
+    from shardmark.measure.system.environment import machine
+    from shardmark.measure.system.gpus import all_cuda_devices
+    from shardmark.measure.system.machine_checks import (
         ESSENTIAL,
         State,
         device_checks,
@@ -117,7 +117,7 @@ def _refuse_of_network(
     optional: Mapping[str, object], with_default: Mapping[str, tuple[object, object]]
 ) -> None:
     """Raise `InputError` for options that say nothing without --network."""
-    from shardmark.errors import InputError
+    from shardmark.core.errors import InputError
 
     given = [name for name, value in optional.items() if value is not None]
     given += [name for name, (value, default) in with_default.items() if value != default]
@@ -128,8 +128,8 @@ def _refuse_of_network(
 
 def strategy_availability(here: Machine) -> list[Availability]:
     """Each strategy with its default options and the first number of ranks that makes sense."""
-    from shardmark.errors import StrategyUnavailable
-    from shardmark.experiment.schema import Recipe
+    from shardmark.core.errors import StrategyUnavailable
+    from shardmark.core.recipe import Recipe
     from shardmark.strategies import STRATEGIES, build_strategy
 
     recipe = Recipe(global_batch=64, steps=1)

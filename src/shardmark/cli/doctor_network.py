@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 
 if TYPE_CHECKING:
-    from shardmark.measure.network_probe import Device
+    from shardmark.measure.network.network_probe import Device
     from shardmark.results.network import NetworkRecord
 
 STARTED_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -37,7 +37,7 @@ def measure_network(options: NetworkOptions) -> None:
 
     Started by `torchrun` on every node, the ranks are those; else they are started here.
     """
-    from shardmark.analysis.link_fit import with_fits
+    from shardmark.analysis.network.link_fit import with_fits
     from shardmark.results.network import write_network
     from shardmark.results.store import is_run
 
@@ -60,14 +60,14 @@ def _measured(options: NetworkOptions) -> NetworkRecord | None:
     if all(name in os.environ for name in STARTED_BY_LAUNCHER):
         if options.ranks is not None or options.experiment is not None:
             raise InputError("--ranks, --for", "found under torchrun", "it says how many there are")
-        from shardmark.measure.network_group import joined
-        from shardmark.measure.network_probe import DEVICE_VARIABLE
-        from shardmark.measure.network_ranks import measure_links
+        from shardmark.measure.network.network_group import joined
+        from shardmark.measure.network.network_probe import DEVICE_VARIABLE
+        from shardmark.measure.network.network_ranks import measure_links
 
         os.environ[DEVICE_VARIABLE] = device
         with joined(None) as where:
             return measure_links(where, seconds=options.seconds)
-    from shardmark.measure.network_probe import probe_network
+    from shardmark.measure.network.network_probe import probe_network
 
     return probe_network(_ranks(options), device=device, seconds=options.seconds)
 
@@ -85,16 +85,12 @@ def _ranks(options: NetworkOptions) -> int:
         return options.ranks or DEFAULT_RANKS
     if options.ranks is not None:
         raise InputError("--ranks, --for", "both are given", "give one of them")
-    from shardmark.experiment.load import load_experiment
-    from shardmark.experiment.matrix import expand
-    from shardmark.strategies import build_strategy
+    from shardmark.config.load import load_experiment
+    from shardmark.trials.matrix import expand
 
     experiment = load_experiment(options.experiment)
     plan = expand(experiment, "cuda" if experiment.device == "cuda" else "cpu")
-    counts = [
-        len(build_strategy(one.strategy.name, one.strategy.options).placement(one.world_size))
-        for one in plan.trials
-    ]
+    counts = [one.layout.processes for one in plan.trials]
     most = max(counts, default=1)
     if most < 2:
         raise InputError(
@@ -106,7 +102,7 @@ def _ranks(options: NetworkOptions) -> int:
 def _shown(record: NetworkRecord, *, as_json: bool) -> str:
     if as_json:
         return record.model_dump_json(indent=2) + "\n"
-    from shardmark.report.links import links_section
-    from shardmark.report.sections import Markup, render_sections
+    from shardmark.report.table.sections import Markup, render_sections
+    from shardmark.report.views.links import links_section
 
     return render_sections([links_section(record)], Markup.TEXT)

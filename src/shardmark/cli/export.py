@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
 DATABRICKS = "databricks"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 
 
 def list_(
@@ -55,7 +55,7 @@ def _workloads() -> Mapping[str, str]:
 
 
 def _models() -> Mapping[str, str]:
-    from shardmark.workloads.detectors import DETECTORS
+    from shardmark.workloads.detection.detectors import DETECTORS
     from shardmark.workloads.models import MODELS, OTHER_MODELS
 
     return {**MODELS, **DETECTORS, **OTHER_MODELS}
@@ -68,19 +68,19 @@ def _datasets() -> Mapping[str, str]:
 
 
 def _metrics() -> Mapping[str, str]:
-    from shardmark.measure.metrics import METRICS
+    from shardmark.core.metrics import METRICS
 
     return {name: f"[{metric.unit}] {metric.definition}" for name, metric in METRICS.items()}
 
 
 def _experiments() -> Mapping[str, str]:
-    from shardmark.experiment.load import presets
+    from shardmark.config.load import presets
 
     return presets()
 
 
 def _papers() -> Mapping[str, str]:
-    from shardmark.papers import papers
+    from shardmark.analysis.studies import papers
 
     return papers()
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from shardmark.cli.progress import shown
-from shardmark.experiment.schema import Trial
-from shardmark.experiment.sizes import title_of
+from shardmark.config.sizes import title_of
+from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:
-    from shardmark.experiment.matrix import Plan
-    from shardmark.strategies._protocol import Machine
+    from shardmark.core.machine import Machine
+    from shardmark.trials.matrix import Plan
 
 GAP = "  "
 """Between columns; no column has it inside."""
@@ -28,12 +28,11 @@ def plan_lines(plan: Plan) -> list[str]:
 
 def unavailable_lines(trials: Iterable[Trial], machine: Machine) -> list[str]:
     """What this machine lacks for the trials of one node, each reason once, with its remedy."""
-    from shardmark.errors import StrategyUnavailable
-    from shardmark.strategies import build_strategy
+    from shardmark.core.errors import StrategyUnavailable
 
     counts: Counter[str] = Counter()
     for trial in trials:
-        strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+        strategy = trial.built_strategy
         try:
             if trial.nodes == 1:
                 strategy.check(trial.world_size, machine, trial.recipe)

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import typer
 
 from shardmark.cli.pace import Pace
-from shardmark.experiment.cells import describe
-from shardmark.experiment.problems import show
-from shardmark.experiment.schema import Trial
-from shardmark.experiment.sizes import NODES, Size
+from shardmark.config.problems import show
+from shardmark.config.sizes import NODES, Size
 from shardmark.launch.listener import Reading, Silent
 from shardmark.results.schema import Outcome, TrialResult
+from shardmark.trials.cells import describe
+from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shardmark.cli.screen import Screen
-    from shardmark.experiment.matrix import LeftOut
     from shardmark.launch.listener import ProgressListener
+    from shardmark.trials.matrix import LeftOut
 
 LINE_EVERY_SECONDS = 30.0
 BARE_TEXT = re.compile(r"[A-Za-z][\w.-]*")

@@ -32,8 +32,8 @@ def report(
     ] = True,
 ) -> None:
     """Write one self-contained, interactive page about one or more runs, and its figures."""
-    from shardmark.analysis.comparison import compare
-    from shardmark.report.page import default_out, write_report
+    from shardmark.analysis.compare.comparison import compare
+    from shardmark.report.page.page import default_out, write_report
     from shardmark.results.store import load_run
 
     folders = {path.expanduser().resolve(): path.expanduser() for path in runs}

@@ -15,7 +15,7 @@ import typer
 from shardmark.cli.engine import EngineOption, with_engine
 
 if TYPE_CHECKING:
-    from shardmark.experiment.schema import Experiment
+    from shardmark.config.experiment import Experiment
 
 SOME_FAILED = 1
 
@@ -55,7 +55,7 @@ def run(
     engine: EngineOption = None,
 ) -> None:
     """Run every trial of an experiment and compare them."""
-    from shardmark.experiment.load import load_experiment
+    from shardmark.config.load import load_experiment
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
     if dry_run:
@@ -87,10 +87,10 @@ def _done_elsewhere(
     experiment: Experiment, folder: Path, again: str, *, retry: bool, quiet: bool
 ) -> int | None:
     """The exit code, where a job does all of it; None where it is to be done here."""
-    from shardmark.experiment.load import to_yaml
-    from shardmark.launch._engine import Errand
+    from shardmark.config.load import to_yaml
+    from shardmark.launch.engine import Errand
     from shardmark.launch.engines import do_elsewhere
-    from shardmark.launch.slurm_job import JobEndedError
+    from shardmark.launch.slurm.job import JobEndedError
 
     given = [*(["--retry"] if retry else []), *(["--quiet"] if quiet else [])]
     errand = Errand(
@@ -125,7 +125,7 @@ def _command(
 
 def _print_results(folder: Path, *, quiet: bool) -> bool:
     """The table, and where it comes from; whether some trial failed or timed out."""
-    from shardmark.analysis.comparison import compare
+    from shardmark.analysis.compare.comparison import compare
     from shardmark.cli.compare import render
     from shardmark.results.store import load_run
 
@@ -142,9 +142,9 @@ def _print_results(folder: Path, *, quiet: bool) -> bool:
 def _print_plan(experiment: Experiment) -> None:
     """The trials in their order and the cells left out; asks no device and reads no data."""
     from shardmark.cli.plan import plan_lines, unavailable_lines
-    from shardmark.experiment.matrix import expand
     from shardmark.launch.engines import submission
-    from shardmark.measure.environment import machine
+    from shardmark.measure.system.environment import machine
+    from shardmark.trials.matrix import expand
 
     here = machine(experiment.device)
     plan = expand(experiment, "cuda" if here.device_type == "cuda" else "cpu")

@@ -16,7 +16,7 @@ import typer
 from shardmark.cli.engine import EngineOption, with_engine
 
 if TYPE_CHECKING:
-    from shardmark.experiment.schema import Experiment
+    from shardmark.config.experiment import Experiment
     from shardmark.results.verification import Verdict, Verification
 
 NOT_EQUIVALENT = 1
@@ -44,7 +44,7 @@ def verify(
 
     Exit code 0 if every strategy that could be tried is equivalent, 1 if some is not.
     """
-    from shardmark.experiment.load import load_experiment
+    from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
     from shardmark.launch.engines import elsewhere
     from shardmark.launch.listener import Silent
@@ -65,8 +65,8 @@ def verify(
 
 def _done_elsewhere(experiment: Experiment, form: Format) -> int | None:
     """The exit code, where a job does all of it; its folder stays only if that says nothing."""
-    from shardmark.experiment.load import to_yaml
-    from shardmark.launch._engine import Errand
+    from shardmark.config.load import to_yaml
+    from shardmark.launch.engine import Errand
     from shardmark.launch.engines import do_elsewhere
 
     folder = Path(f"verify-{experiment.name}-{secrets.token_hex(4)}")

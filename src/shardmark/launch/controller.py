@@ -11,18 +11,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardmark.errors import InputError
-from shardmark.experiment.matrix import Plan, expand
-from shardmark.experiment.schema import Experiment, Trial
-from shardmark.experiment.trial_id import cell_id
-from shardmark.launch._engine import Engine
-from shardmark.launch.checkpoint_folder import check_given
+from shardmark.config.experiment import Experiment
+from shardmark.core.errors import InputError
+from shardmark.core.machine import Machine
+from shardmark.launch.engine import Engine
 from shardmark.launch.engines import build_engine
 from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.verification import cells_of, verify_cells
-from shardmark.measure.environment import environment
+from shardmark.measure.system.environment import environment
 from shardmark.results.reading import Damaged
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, RunFolder
@@ -31,8 +29,10 @@ from shardmark.results.verification import (
     read_verification,
     write_verification,
 )
-from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Machine
+from shardmark.train.checkpoint_folder import check_given
+from shardmark.trials.matrix import Plan, expand
+from shardmark.trials.trial import Trial
+from shardmark.trials.trial_id import cell_id
 from shardmark.workloads import check_data
 from shardmark.workloads import options as workload_options
 
@@ -186,7 +186,7 @@ def _again(stored: TrialResult, *, retry: bool) -> bool:
 def _modules(trials: Sequence[Trial]) -> list[str]:
     names: list[str] = []
     for trial in trials:
-        strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+        strategy = trial.built_strategy
         wanted = (*strategy.loads(), *workload_options(trial.workload).loads())
         if trial.limits.max_restarts:
             wanted = (*wanted, "torch.distributed.checkpoint")

@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.optimization import Model
-from shardmark.launch import local, ray_engine, slurm, torchrun
-from shardmark.launch._engine import Engine, Errand, Tell
-from shardmark.launch.joining import own_versions
-from shardmark.launch.local import LocalEngine, LocalOptions
-from shardmark.launch.ray_plan import RayOptions, rooms
-from shardmark.launch.run_key import EXPERIMENT, sections
-from shardmark.launch.slurm_options import SlurmOptions
+from shardmark.config.engines import LocalOptions, RayOptions, SlurmOptions, TorchrunOptions
+from shardmark.core.recipe import Model
+from shardmark.launch.engine import Engine, Errand, Tell
+from shardmark.launch.local import engine as local
+from shardmark.launch.local.engine import LocalEngine
+from shardmark.launch.nodes import torchrun
+from shardmark.launch.nodes.joining import own_versions
+from shardmark.launch.nodes.run_key import EXPERIMENT, sections
+from shardmark.launch.ray import engine as ray_engine
+from shardmark.launch.ray.plan import rooms
+from shardmark.launch.slurm import engine as slurm
+from shardmark.trials.matrix import expand
 
 if TYPE_CHECKING:
-    from shardmark.experiment.schema import Experiment
+    from shardmark.config.experiment import Experiment
 
 Options = TypeVar("Options", bound=Model)
 Key = Mapping[str, str]
@@ -54,7 +57,7 @@ ENGINES: dict[str, Kind[Any]] = {
     ),
     "torchrun": Kind(
         summary="hosts without a scheduler: the same command on each, or one over a list of them",
-        options=torchrun.TorchrunOptions,
+        options=TorchrunOptions,
         build=torchrun.build,
         elsewhere=torchrun.serve,
         submission=torchrun.submission,

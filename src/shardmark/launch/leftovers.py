@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardmark.measure.rank_files import (
+from shardmark.core.run_files import (
     LOG_FILE,
     LOST_FILE,
     SAMPLES_FILE,

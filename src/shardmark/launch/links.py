@@ -8,19 +8,19 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from shardmark.analysis.link_fit import link_summary, with_fits
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.experiment.schema import Measure, StrategySpec, Trial
-from shardmark.launch._engine import Engine
+from shardmark.analysis.network.link_fit import link_summary, with_fits
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import Measure
+from shardmark.launch.engine import Engine
 from shardmark.launch.leftovers import rank_records
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.seats import check_trial
-from shardmark.measure.network_probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
+from shardmark.measure.network.network_probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
 from shardmark.results.network import NETWORK_FILE, NetworkRecord, read_network, write_network
 from shardmark.results.store import LINKS_REASON, RunFolder
-from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Machine
+from shardmark.trials.trial import StrategySpec, Trial
 
 SCRATCH = ".links"
 TRIAL_ID = "links"
@@ -66,13 +66,8 @@ def measure_run_links(
 
 def widest(trials: Iterable[Trial]) -> Trial | None:
     """The trial on most nodes, of these one with most ranks; None without one of several ranks."""
-    several = [trial for trial in trials if trial.world_size > 1 and _processes(trial) > 1]
+    several = [trial for trial in trials if trial.world_size > 1 and trial.layout.processes > 1]
     return max(several, key=lambda trial: (trial.nodes, trial.world_size), default=None)
-
-
-def _processes(trial: Trial) -> int:
-    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
-    return len(strategy.placement(trial.world_size))
 
 
 def _seconds(measure: Measure, trial: Trial) -> float:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from shardmark.experiment.matrix import LeftOut
-from shardmark.experiment.schema import Trial
-from shardmark.measure.progress import Reached
+from shardmark.measure.step.progress import Reached
 from shardmark.results.schema import TrialResult
+from shardmark.trials.matrix import LeftOut
+from shardmark.trials.trial import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shardmark.errors import DataError, InputError, StrategyUnavailable
-from shardmark.launch.deaths import describe, first_cause, is_unprovoked
+from shardmark.launch.local.deaths import describe, first_cause, is_unprovoked
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
 
-MEMORY_MESSAGES = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "Cannot allocate memory",
-)
 MEMORY_REMEDY = (
     "use a smaller batch, gradient_accumulation, activation_checkpointing, "
     "or a strategy that shards more (fsdp, zero-3)"
@@ -65,23 +56,6 @@ class Ending:
     """By rank: how far its node's clock is ahead of the controller's.  `failures` are put right."""
     restarts: tuple[RestartRecord, ...] = ()
     """Why the ranks were started anew, each time; the last attempt's end is the trial's."""
-
-
-def error_kind(
-    error: BaseException,
-) -> Literal["out_of_memory", "unavailable", "data", "input", "exception"]:
-    """What kind of end an exception is; torch's classes are known by name, without torch."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out_of_memory"
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return "out_of_memory"
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES):
-        return "out_of_memory"
-    if isinstance(error, StrategyUnavailable):
-        return "unavailable"
-    if isinstance(error, DataError):
-        return "data"
-    return "input" if isinstance(error, InputError) else "exception"
 
 
 def kernel_oom_kills() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from shardmark.launch.deaths import first_cause
+from shardmark.launch.local.deaths import first_cause
 from shardmark.results.schema import RestartRecord
 
 RESTARTS_FILE = "restarts.jsonl"

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Self
 
+from shardmark.core.run_files import rank_file
 from shardmark.launch.leftovers import rank_record
-from shardmark.measure.progress import reached
-from shardmark.measure.rank_files import rank_file
-from shardmark.measure.sampler import SystemSampler
+from shardmark.measure.step.progress import reached
+from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.schema import RankRecord
 
 

@@ -7,16 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmark.errors import StrategyUnavailable
-from shardmark.experiment.schema import Trial
-from shardmark.strategies import build_strategy
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:
-    from shardmark.launch._engine import Engine
-    from shardmark.strategies._protocol import Machine
+    from shardmark.core.machine import Machine
+    from shardmark.launch.engine import Engine
 
-NODE_VARIABLE = "SHARDMARK_NODE"
-"""Tells a rank its node's number."""
 
 PLACE_FILE = "place.json"
 
@@ -43,7 +40,7 @@ def read_place(directory: Path) -> Place:
 
 def seats_of(trial: Trial) -> tuple[tuple[int, ...], ...]:
     """The ranks of each node, in order of local rank."""
-    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    strategy = trial.built_strategy
     nodes = strategy.nodes_of(trial.world_size, trial.nodes)
     return tuple(
         tuple(rank for rank, node in enumerate(nodes) if node == number)
@@ -53,7 +50,7 @@ def seats_of(trial: Trial) -> tuple[tuple[int, ...], ...]:
 
 def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
     """Raise `StrategyUnavailable` where machines like this one cannot run it, or are not there."""
-    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    strategy = trial.built_strategy
     strategy.check(trial.world_size, machine.times(trial.nodes), trial.recipe)
     kept = strategy.resumes(trial.recipe) if trial.limits.max_restarts else None
     if kept is not None:
@@ -72,7 +69,7 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
 
 def most_devices(trial: Trial) -> int:
     """CUDA devices that the trial needs on its fullest node, one for each rank that uses one."""
-    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
+    strategy = trial.built_strategy
     return max(
         sum(strategy.rank_device(r, trial.world_size, trial.device_type) == "cuda" for r in ranks)
         for ranks in seats_of(trial)

@@ -9,10 +9,11 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmark.analysis.summarise import summarise
-from shardmark.errors import StrategyUnavailable
-from shardmark.experiment.schema import Trial
-from shardmark.launch._engine import Engine
+from shardmark.analysis.trial.summarise import summarise
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.launch.engine import Engine
 from shardmark.launch.leftovers import (
     clear,
     empty,
@@ -26,8 +27,7 @@ from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide, on_node
 from shardmark.launch.sampling import RankSampler
 from shardmark.launch.seats import check_trial, seats_of
-from shardmark.measure.progress import reached
-from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.measure.step.progress import reached
 from shardmark.results.schema import (
     Failure,
     Outcome,
@@ -37,8 +37,7 @@ from shardmark.results.schema import (
     TrialResult,
 )
 from shardmark.results.store import RunFolder
-from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Machine
+from shardmark.trials.trial import Trial
 
 TRIAL_FILE = "trial.json"
 
@@ -77,7 +76,6 @@ class TrialRunner:
     def _run(self, trial: Trial, order: int, launched: float) -> TrialResult:
         directory = self.folder.create_trial(trial.id)
         empty(directory)
-        strategy = build_strategy(trial.strategy.name, trial.strategy.options)
         try:
             check_trial(trial, self.machine, self.engine)
         except StrategyUnavailable as error:
@@ -85,12 +83,11 @@ class TrialRunner:
             return self._store(
                 trial, order, launched, outcome=Outcome.UNAVAILABLE, failure=why, ranks=()
             )
-        placement = strategy.placement(trial.world_size)
-        processes = len(placement)
+        processes = trial.layout.processes
         (directory / TRIAL_FILE).write_text(trial.model_dump_json())
         ending = self._watch(trial, directory, processes)
         records = rank_records(directory, processes)
-        came = [reached(directory, rank) for rank, shard in enumerate(placement) if shard]
+        came = [reached(directory, rank) for rank in trial.layout.training_ranks]
         outcome, failure = decide(
             ending,
             records,

@@ -7,19 +7,18 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardmark.analysis.parity import LARGEST
-from shardmark.errors import ShardmarkError, StrategyUnavailable
-from shardmark.experiment.schema import Trial
-from shardmark.experiment.trial_id import cell_id
-from shardmark.launch._engine import Engine
+from shardmark.core.errors import ShardmarkError, StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.equivalence.parity import LARGEST
+from shardmark.launch.engine import Engine
 from shardmark.launch.leftovers import merge_logs, rank_records
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import decide
 from shardmark.launch.seats import check_trial
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import REFERENCE, Cause, Verdict, Verification
-from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Machine
+from shardmark.trials.trial import Trial
+from shardmark.trials.trial_id import cell_id
 from shardmark.workloads import options
 
 STEPS = 3
@@ -83,12 +82,11 @@ def shortened(trial: Trial) -> Trial:
 
 def _testimony(trial: Trial, directory: Path, engine: Engine, machine: Machine) -> str | None:
     """Run the cell's ranks for a few steps; None, or why there is no evidence."""
-    strategy = build_strategy(trial.strategy.name, trial.strategy.options)
     try:
         check_trial(trial, machine, engine)
     except StrategyUnavailable as error:
         return f"unavailable: {error.reason}; {error.remedy}"
-    processes = len(strategy.placement(trial.world_size))
+    processes = trial.layout.processes
     (directory / TRIAL_FILE).write_text(shortened(trial).model_dump_json())
     limit = trial.limits.trial_seconds
     ending = engine.run(directory, trial_seconds=limit, on_tick=lambda: None, task="testify")

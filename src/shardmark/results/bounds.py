@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardmark.measure.metrics import METRICS
+from shardmark.core.metrics import METRICS
 from shardmark.results.schema import RankRecord, Stored, Summary, TrialResult
 
 

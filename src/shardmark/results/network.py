@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.results.files import write_whole
 from shardmark.results.schema import Stored
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from shardmark.measure.rank_files import RESULT_FILE
+from shardmark.core.run_files import RESULT_FILE
 from shardmark.results.bounds import out_of_bounds
 from shardmark.results.files import difference
 from shardmark.results.migrations import is_current, migrate

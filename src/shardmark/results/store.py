@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from shardmark.errors import InputError
-from shardmark.measure.rank_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.core.errors import InputError
+from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.results.files import file_record, flush_folder, write_whole
 from shardmark.results.reading import Damaged, read_result_of
 from shardmark.results.schema import TrialResult
@@ -72,13 +72,13 @@ class RunFolder:
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> None:
         """Store the resolved experiment."""
-        from shardmark.experiment.strict_yaml import format_yaml
+        from shardmark.core.strict_yaml import format_yaml
 
         write_whole(self.path / EXPERIMENT_FILE, format_yaml(dict(experiment)).encode())
 
     def read_experiment(self) -> dict[str, Any]:
         """The resolved experiment.  Raises `InputError` where the file is missing or broken."""
-        from shardmark.experiment.strict_yaml import parse_yaml
+        from shardmark.core.strict_yaml import parse_yaml
 
         path = self.path / EXPERIMENT_FILE
         try:

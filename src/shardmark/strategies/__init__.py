@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from shardmark.errors import InputError
-from shardmark.strategies._protocol import Strategy
+from shardmark.core.errors import InputError
+from shardmark.strategies.base import Strategy
 from shardmark.strategies.data_parallel import DataParallel
 from shardmark.strategies.ddp import DDP
-from shardmark.strategies.deepspeed import Zero
+from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.fsdp import FSDP, HybridFSDP
-from shardmark.strategies.parameter_server import (
+from shardmark.strategies.parameter_server.strategy import (
     AsynchronousServer,
     BoundedServer,
     ParameterServer,

@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardmark.errors import StrategyUnavailable
-from shardmark.strategies._checks import (
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.shares import Shard
+from shardmark.strategies.base import Process
+from shardmark.strategies.checks import (
     check_devices,
     check_no_offload,
     check_precision,
     needs_company,
 )
-from shardmark.strategies._collective import CollectiveStrategy
-from shardmark.strategies._protocol import Machine, Process, Shard
-from shardmark.strategies._settings import common_settings
-from shardmark.strategies._wire import SILENT, ModelSize, WireBytes
+from shardmark.strategies.collective import CollectiveStrategy
+from shardmark.strategies.layout import Layout, RankLayout
+from shardmark.strategies.settings import common_settings
+from shardmark.strategies.wire import SILENT, ModelSize, WireBytes
 
 if TYPE_CHECKING:
-    from shardmark.experiment.schema import Recipe
-    from shardmark.strategies._eager import EagerWorker
-    from shardmark.workloads._protocol import Workload
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.step import EagerWorker
+    from shardmark.workloads.base import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +56,9 @@ class DataParallel(CollectiveStrategy):
         check_precision(self.name, machine, recipe)
         check_no_offload(self.name, recipe, "fsdp or zero-2")
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:  # noqa: ARG002  (protocol)
-        return (Shard(index=0, count=1),)
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        """One process, which takes the whole batch and shares it out among its devices."""
+        return Layout(ranks=(RankLayout(share=Shard(index=0, count=1)),), data=world_size)
 
     def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:  # noqa: ARG002
         return (0,)
@@ -77,9 +81,9 @@ class DataParallel(CollectiveStrategy):
         }
 
     def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
-        from shardmark.strategies._blocks import build_on
-        from shardmark.strategies._eager import EagerWorker
-        from shardmark.strategies._replicas import Replicas
+        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.replicas import Replicas
+        from shardmark.strategies.step import EagerWorker
 
         model = build_on(process.device, workload, recipe)
         return EagerWorker(

@@ -10,23 +10,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from shardmark.strategies._checks import (
+from shardmark.core.machine import Machine
+from shardmark.strategies.base import Process
+from shardmark.strategies.checks import (
     check_devices,
     check_no_offload,
     check_precision,
     needs_company,
 )
-from shardmark.strategies._collective import CollectiveStrategy
-from shardmark.strategies._protocol import Machine, Process, Shard
-from shardmark.strategies._settings import common_settings
-from shardmark.strategies._wire import ModelSize, WireBytes, all_reduced
+from shardmark.strategies.collective import CollectiveStrategy
+from shardmark.strategies.layout import Layout, replicas
+from shardmark.strategies.settings import common_settings
+from shardmark.strategies.wire import ModelSize, WireBytes, all_reduced
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from shardmark.experiment.schema import Recipe
-    from shardmark.strategies._eager import EagerWorker
-    from shardmark.workloads._protocol import Workload
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.step import EagerWorker
+    from shardmark.workloads.base import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ class DDP(CollectiveStrategy):
         check_precision(self.name, machine, recipe)
         check_no_offload(self.name, recipe, "fsdp or zero-2")
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        return replicas(world_size)
 
     def wire_bytes(
         self,
@@ -68,8 +70,8 @@ class DDP(CollectiveStrategy):
     def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
         from torch.nn.parallel import DistributedDataParallel
 
-        from shardmark.strategies._blocks import build_on
-        from shardmark.strategies._eager import EagerWorker
+        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.step import EagerWorker
 
         model = build_on(process.device, workload, recipe)
         names = inspect.signature(DistributedDataParallel).parameters

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from shardmark.strategies._checks import (
+from shardmark.core.machine import Machine
+from shardmark.strategies.base import Process
+from shardmark.strategies.checks import (
     check_devices,
     check_offload_device,
     check_precision,
     needs_company,
 )
-from shardmark.strategies._collective import CollectiveStrategy
-from shardmark.strategies._protocol import Machine, Process, Shard
-from shardmark.strategies._settings import common_settings
-from shardmark.strategies._wire import (
+from shardmark.strategies.collective import CollectiveStrategy
+from shardmark.strategies.layout import Fractions, Layout, sharded
+from shardmark.strategies.settings import common_settings
+from shardmark.strategies.wire import (
     FP32_BYTES,
     PRECISION_BYTES,
     ModelSize,
@@ -33,9 +35,9 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from shardmark.experiment.schema import Recipe
-    from shardmark.strategies._eager import EagerWorker
-    from shardmark.workloads._protocol import Workload
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.step import EagerWorker
+    from shardmark.workloads.base import Workload
 
 DEFAULT_GROUP = 2
 Wrap = Literal["blocks", "layers", "root"]
@@ -65,8 +67,13 @@ class FSDP(CollectiveStrategy):
         check_precision(self.name, machine, recipe)
         check_offload_device(self.name, machine, recipe)
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        part = 1 / world_size
+        return sharded(
+            world_size,
+            group=world_size,
+            holds=Fractions(parameters=part, gradients=part, optimizer_state=part),
+        )
 
     def wire_bytes(
         self,
@@ -140,8 +147,14 @@ class HybridFSDP(CollectiveStrategy):
         check_precision(self.name, machine, recipe)
         check_offload_device(self.name, machine, recipe)
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        group = self._group(world_size, nodes)
+        part = 1 / group
+        return sharded(
+            world_size,
+            group=group,
+            holds=Fractions(parameters=part, gradients=part, optimizer_state=part),
+        )
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
@@ -213,8 +226,8 @@ def start_sharded(
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
     from torch.distributed.fsdp import fully_shard as shard
 
-    from shardmark.strategies._blocks import build_on, wrapped
-    from shardmark.strategies._eager import AUTOCAST_DTYPES, EagerWorker
+    from shardmark.strategies.blocks import build_on, wrapped
+    from shardmark.strategies.step import AUTOCAST_DTYPES, EagerWorker
 
     native = mixed_precision == "native" and recipe.precision != "fp32"
     policy = MixedPrecisionPolicy(

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardmark.strategies._checks import check_devices, check_no_offload, check_precision
-from shardmark.strategies._collective import CollectiveStrategy
-from shardmark.strategies._protocol import Machine, Process, Shard
-from shardmark.strategies._settings import common_settings
-from shardmark.strategies._wire import SILENT, ModelSize, WireBytes
+from shardmark.core.machine import Machine
+from shardmark.strategies.base import Process
+from shardmark.strategies.checks import check_devices, check_no_offload, check_precision
+from shardmark.strategies.collective import CollectiveStrategy
+from shardmark.strategies.layout import Layout, replicas
+from shardmark.strategies.settings import common_settings
+from shardmark.strategies.wire import SILENT, ModelSize, WireBytes
 
 if TYPE_CHECKING:
-    from shardmark.experiment.schema import Recipe
-    from shardmark.strategies._eager import EagerWorker
-    from shardmark.workloads._protocol import Workload
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.step import EagerWorker
+    from shardmark.workloads.base import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +34,8 @@ class Single(CollectiveStrategy):
         check_precision(self.name, machine, recipe)
         check_no_offload(self.name, recipe, "fsdp or zero-2")
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        return replicas(world_size)
 
     def wire_bytes(
         self,
@@ -51,8 +53,8 @@ class Single(CollectiveStrategy):
         return common_settings(recipe)
 
     def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
-        from shardmark.strategies._blocks import build_on
-        from shardmark.strategies._eager import EagerWorker
+        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.step import EagerWorker
 
         model = build_on(process.device, workload, recipe)
         return EagerWorker(

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from shardmark.errors import InputError
-from shardmark.workloads._options import WorkloadOptions
-from shardmark.workloads.classification import ClassificationOptions
-from shardmark.workloads.detection import DetectionOptions
+from shardmark.core.errors import InputError
+from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.vision.options import ClassificationOptions
 
 if TYPE_CHECKING:
-    from shardmark.workloads._protocol import Workload
+    from shardmark.workloads.base import Workload
 
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.golden.invented import invented_trial
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.rows import Row
-from shardmark.errors import InputError
-from shardmark.measure.metrics import METRICS
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.rows import Row
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from shardmark.measure.catalogue import Metric
-from shardmark.measure.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
+from shardmark.core.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
+from shardmark.core.metrics.catalogue import Metric
 
 CONTRACT = """
 startup_seconds epoch_seconds step_seconds data_seconds forward_seconds backward_seconds

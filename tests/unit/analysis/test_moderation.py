@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from scipy import special, stats
 
-from shardmark.analysis.moderation import (
+from shardmark.analysis.statistics.moderation import (
     Spread,
     digamma,
     moderated,

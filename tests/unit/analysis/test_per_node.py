@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.golden.invented import EXPERIMENT, STARTED_AT_SECONDS, invented_rank, invented_trial
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.per_node import LINK_METRICS, NODE_METRICS, NodeOfRow, nodes_of
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.per_node import LINK_METRICS, NODE_METRICS, NodeOfRow, nodes_of
 from shardmark.cli import main
-from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.report.per_node import nodes_section, nodes_view
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.report.views.per_node import nodes_section, nodes_view
 from shardmark.results.schema import RankRecord, TrialResult, WindowRecord
 from shardmark.results.store import RunFolder, load_run
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.lasting_change import change_of
-from shardmark.analysis.machine_stability import share_of_others
-from shardmark.analysis.raw_files import raw_lines
-from shardmark.analysis.rows import Row, rows_of
-from shardmark.analysis.stability import FALSE_ALARM_RATE, Instability, Kind, warnings_of
-from shardmark.analysis.trends import thinned, trend_of
-from shardmark.analysis.verdicts import METRIC
-from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.report.data import render_json
-from shardmark.report.notes import NoteKind, notes_of
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.rows import Row, rows_of
+from shardmark.analysis.diagnose.machine_stability import share_of_others
+from shardmark.analysis.diagnose.stability import FALSE_ALARM_RATE, Instability, Kind, warnings_of
+from shardmark.analysis.statistics.lasting_change import change_of
+from shardmark.analysis.statistics.trends import thinned, trend_of
+from shardmark.analysis.statistics.verdicts import METRIC
+from shardmark.analysis.trial.raw_files import raw_lines
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.report.table.data import render_json
+from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.results.store import RunFolder, StoredRun, load_run
 
 WINDOWS = ((7.5, 10.25), (10.75, 14.25))

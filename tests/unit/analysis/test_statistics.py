@@ -12,7 +12,7 @@ import pytest
 from scipy.special import stdtr, stdtrit
 from scipy.stats import trim_mean
 
-from shardmark.analysis.statistics import (
+from shardmark.analysis.statistics.intervals import (
     ROBUST_FROM,
     Estimate,
     degrees_of,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from tests.unit.report_compare.runs import row_with
 
-from shardmark.analysis.comparison import ratio_between
-from shardmark.analysis.explanations_time import _pairs, surprising
-from shardmark.analysis.rows import Row
-from shardmark.analysis.statistics import Estimate, estimate_mean
+from shardmark.analysis.compare.comparison import ratio_between
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.diagnose.explanations_time import _pairs, surprising
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 
 RATE = "samples_per_second"
 DRAWS = 250

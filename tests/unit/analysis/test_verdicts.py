@@ -12,16 +12,22 @@ import pytest
 from scipy.stats import ttest_1samp
 from tests.golden.invented import invented_trial
 
-from shardmark.analysis.comparison import (
+from shardmark.analysis.compare.comparison import (
     Comparison,
     compare,
     difference_between,
     ratio_between,
 )
-from shardmark.analysis.effects import Effect, between_all, holm, paired_effect, with_one_row
-from shardmark.analysis.rows import Row
-from shardmark.analysis.statistics import Estimate
-from shardmark.analysis.verdicts import FAMILY_ERROR_RATE
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.effects import (
+    Effect,
+    between_all,
+    holm,
+    paired_effect,
+    with_one_row,
+)
+from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE
 from shardmark.results.store import StoredRun
 
 FAMILIES = 1000

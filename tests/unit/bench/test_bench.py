@@ -16,7 +16,7 @@ from benchmarks.cluster.__main__ import filled, main
 from benchmarks.cluster.bench import ROOT, Node, bench
 from benchmarks.cluster.speed import bits_per_second
 
-from shardmark.errors import InputError, ShardmarkError
+from shardmark.core.errors import InputError, ShardmarkError
 
 LACKING = [tool for tool in ("ip", "tc", "unshare", "setpriv") if shutil.which(tool) is None]
 

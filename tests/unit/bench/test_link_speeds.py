@@ -18,7 +18,7 @@ from benchmarks.cluster.link_speeds_report import markdown, steps_table
 from benchmarks.cluster.link_speeds_runs import load_lines, over_all, runs_table
 from benchmarks.cluster.link_speeds_turns import crossings_of, turns_of
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run

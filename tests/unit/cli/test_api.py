@@ -12,7 +12,7 @@ import pytest
 from tests.golden.invented import invented_trial, write_run
 
 import shardmark
-from shardmark.measure.metrics import TRIAL_METRICS
+from shardmark.core.metrics import TRIAL_METRICS
 from shardmark.results.schema import Outcome
 
 EXPERIMENT = {
@@ -93,7 +93,7 @@ def test_run_takes_a_mapping(asked: list[tuple[str, Path]], tmp_path: Path) -> N
 
 
 def test_run_takes_a_file_or_an_experiment(asked: list[tuple[str, Path]], tmp_path: Path) -> None:
-    from shardmark.experiment.load import from_mapping, to_yaml
+    from shardmark.config.load import from_mapping, to_yaml
 
     experiment = from_mapping(EXPERIMENT)
     file = tmp_path / "file.yaml"

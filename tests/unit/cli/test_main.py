@@ -15,7 +15,7 @@ from tests.golden.invented import invented_trial, write_run
 import shardmark
 from shardmark import cli
 from shardmark.cli.list import listing
-from shardmark.measure.metrics import METRICS
+from shardmark.core.metrics import METRICS
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "v1"

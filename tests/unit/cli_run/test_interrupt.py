@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from shardmark import cli
-from shardmark.experiment.matrix import expand
 from shardmark.launch import controller
 from shardmark.launch.listener import Silent
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, load_run
+from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import CPU, FakeEngine, experiment
 
 SETTINGS = (

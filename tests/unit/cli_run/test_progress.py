@@ -22,11 +22,11 @@ from shardmark.cli.progress import (
     shown,
     title,
 )
-from shardmark.experiment.matrix import LeftOut, expand
-from shardmark.experiment.schema import StrategySpec, Trial
-from shardmark.experiment.strict_yaml import parse_yaml
+from shardmark.core.strict_yaml import parse_yaml
 from shardmark.launch.listener import Reading
 from shardmark.results.schema import Failure, Outcome
+from shardmark.trials.matrix import LeftOut, expand
+from shardmark.trials.trial import StrategySpec, Trial
 from tests.golden.invented import invented_trial
 from tests.unit.cli_run.test_pace import Time
 from tests.unit.launch.fakes import experiment

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from shardmark import cli
-from shardmark.analysis.comparison import compare
+from shardmark.analysis.compare.comparison import compare
 from shardmark.cli.compare import render
 from shardmark.cli.progress import Quiet
-from shardmark.errors import ShardmarkError
-from shardmark.experiment.schema import Experiment
+from shardmark.config.experiment import Experiment
+from shardmark.core.errors import ShardmarkError
 from shardmark.launch import controller
 from shardmark.results.schema import Failure, Outcome
 from shardmark.results.store import load_run

@@ -9,11 +9,16 @@ import typer
 from typer.testing import CliRunner
 
 from shardmark.cli.doctor import doctor, strategy_availability
-from shardmark.measure import machine_checks
-from shardmark.measure.gpus import CudaDevice, CudaDevices
-from shardmark.measure.machine_checks import State, device_checks, host_checks, software_checks
+from shardmark.core.machine import Machine
+from shardmark.measure.system import machine_checks
+from shardmark.measure.system.gpus import CudaDevice, CudaDevices
+from shardmark.measure.system.machine_checks import (
+    State,
+    device_checks,
+    host_checks,
+    software_checks,
+)
 from shardmark.strategies import STRATEGIES
-from shardmark.strategies._protocol import Machine
 
 CPU = Machine(device_type="cpu", device_count=0, cores=2)
 ONE_GPU = Machine(device_type="cuda", device_count=1, cores=8, device_names=("NVIDIA H200",))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shardmark.cli import main
-from shardmark.errors import ShardmarkError
-from shardmark.measure import network_probe
+from shardmark.core.errors import ShardmarkError
+from shardmark.measure.network import network_probe
 from shardmark.results.network import NetworkRecord, read_network
 from tests.golden.test_network import HERE
 

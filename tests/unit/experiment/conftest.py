@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict
 
 import shardmark.strategies
 import shardmark.workloads
-from shardmark.errors import InputError
-from shardmark.experiment.load import from_mapping, load_experiment
-from shardmark.experiment.schema import Experiment
-from shardmark.strategies._protocol import Shard
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import from_mapping, load_experiment
+from shardmark.core.errors import InputError
+from shardmark.strategies.layout import Layout, replicas
 
 BASE: dict[str, Any] = {
     "name": "test",
@@ -33,8 +33,8 @@ class Alone:
     def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size == 1 else "alone is one device"
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        return replicas(world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,8 @@ class Both:
     def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size > 1 else "one rank has nobody"
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        return tuple(Shard(index=rank, count=world_size) for rank in range(world_size))
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        return replicas(world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,8 @@ class Served:
     def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size > 1 else "one worker learns alone"
 
-    def placement(self, world_size: int) -> tuple[Shard | None, ...]:
-        workers = (Shard(index=rank, count=world_size) for rank in range(world_size))
-        return (*workers, None)
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        return replicas(world_size, servers=1)
 
 
 class ToyOptions(BaseModel):

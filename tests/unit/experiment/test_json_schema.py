@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardmark.experiment.json_schema import experiment_schema
+from shardmark.config.json_schema import experiment_schema
 
 
 def _references(schema: Any) -> Iterator[str]:

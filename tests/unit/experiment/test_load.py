@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.errors import InputError
-from shardmark.experiment.load import (
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import (
     from_mapping,
     load_experiment,
     preset_names,
     presets,
     to_yaml,
 )
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Experiment
+from shardmark.core.errors import InputError
+from shardmark.trials.matrix import expand
 
 GOOD = """
 name: test

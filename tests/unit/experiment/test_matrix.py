@@ -9,10 +9,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from shardmark.errors import InputError
-from shardmark.experiment.matrix import Plan, expand
-from shardmark.experiment.schema import Experiment, Measure, Recipe, StrategySpec, Trial
-from shardmark.experiment.trial_id import trial_id
+from shardmark.config.experiment import Experiment
+from shardmark.core.errors import InputError
+from shardmark.core.recipe import Measure, Recipe
+from shardmark.trials.matrix import Plan, expand
+from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.trials.trial_id import trial_id
 
 Make = Callable[..., Experiment]
 

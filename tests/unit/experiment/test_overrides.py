@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmark.experiment.keys import assigned
-from shardmark.experiment.overrides import apply_overrides, parse_override
-from shardmark.experiment.schema import Experiment
-from shardmark.experiment.strict_yaml import format_yaml
+from shardmark.config.experiment import Experiment
+from shardmark.config.keys import assigned
+from shardmark.config.overrides import apply_overrides, parse_override
+from shardmark.core.strict_yaml import format_yaml
 
 Make = Callable[..., Experiment]
 

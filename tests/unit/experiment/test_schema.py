@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from shardmark.experiment.schema import Experiment, Optimizer, Recipe, Schedule
+from shardmark.config.experiment import Experiment
+from shardmark.core.recipe import Optimizer, Recipe, Schedule
 
 Message = Callable[..., str]
 

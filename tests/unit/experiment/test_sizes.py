@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import InputError
-from shardmark.experiment.matrix import Plan, expand
-from shardmark.experiment.schema import Experiment
-from shardmark.experiment.sizes import Misfit, Size, sizes_of
+from shardmark.config.experiment import Experiment
+from shardmark.config.sizes import Misfit, Size, sizes_of
+from shardmark.core.errors import InputError
+from shardmark.trials.matrix import Plan, expand
 
 Make = Callable[..., Experiment]
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmark.errors import InputError
-from shardmark.experiment.strict_yaml import format_yaml, parse_yaml
+from shardmark.core.errors import InputError
+from shardmark.core.strict_yaml import format_yaml, parse_yaml
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.results.schema import (
     EpochRecord,
     Failure,

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 import shardmark
-from shardmark.errors import InputError
-from shardmark.measure.metrics import METRICS
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
 from shardmark.report.export import export_runs
 from shardmark.report.export._protocol import sources_of
 from shardmark.report.export.tables import TABLES, table_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.report.export import export_runs
 from shardmark.report.export._protocol import measurement_id
 from shardmark.results.store import StoredRun

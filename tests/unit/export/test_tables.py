@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 
 import shardmark
-from shardmark.errors import InputError
-from shardmark.measure.gpus import FIELDS
-from shardmark.measure.metrics import METRICS
-from shardmark.measure.rank_files import rank_steps_file
-from shardmark.measure.sampler import SystemSampler
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
+from shardmark.core.run_files import rank_steps_file
+from shardmark.measure.system.gpus import FIELDS
+from shardmark.measure.system.sampler import SystemSampler
 from shardmark.report.export._protocol import sources_of
 from shardmark.report.export.marks import sample_rows
 from shardmark.report.export.tables import SAMPLES, STEPS, By, table_of

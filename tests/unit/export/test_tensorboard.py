@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.report.export import export_runs
 from shardmark.results.store import StoredRun, load_run
 from tests.golden.invented import STARTED_AT_SECONDS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.report.export import export_runs
 from shardmark.results.store import StoredRun
 from tests.unit.export.runs import (

@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, write_run
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.report.figures import Figure, Panel, Series, figures_of
 from shardmark.results.schema import EpochRecord, ExchangeRecord, RankRecord, TrialResult
 from shardmark.results.store import load_run

@@ -17,8 +17,8 @@ from tests.unit.figures.runs import (
     write_steps,
 )
 
-from shardmark.analysis.comparison import compare
-from shardmark.analysis.statistics import estimate_mean
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import load_run
 

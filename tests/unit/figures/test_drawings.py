@@ -14,7 +14,7 @@ from PIL import Image
 from tests.golden.invented import invented_trial
 from tests.unit.figures.runs import comparison_of, two_epochs
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.report.figures import Figure, Panel, Series, figures_of
 from shardmark.report.figures.figure import with_ranges
 from shardmark.report.figures.images import draw, write_images

@@ -8,9 +8,9 @@ import pytest
 from tests.golden.invented import invented_trial
 from tests.unit.figures.runs import comparison_of
 
-from shardmark.analysis.rows import Row
-from shardmark.analysis.series import MOST_POINTS, loss_by_step, sampled, thinned
-from shardmark.analysis.step_parts import step_parts
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.trial.series import MOST_POINTS, loss_by_step, sampled, thinned
+from shardmark.analysis.trial.step_parts import step_parts
 from shardmark.results.schema import Failure, Outcome
 
 

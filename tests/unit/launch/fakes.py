@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.experiment.load import from_mapping
-from shardmark.experiment.matrix import LeftOut
-from shardmark.experiment.schema import Experiment, Trial
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import from_mapping
+from shardmark.core.machine import Machine
+from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.launch.listener import Reading
 from shardmark.launch.outcome import Ending
-from shardmark.measure.progress import Progress
-from shardmark.measure.rank_files import rank_file, rank_steps_file
+from shardmark.measure.step.progress import Progress
 from shardmark.results.schema import RankRecord, TrialResult
-from shardmark.strategies._protocol import Machine
+from shardmark.trials.matrix import LeftOut
+from shardmark.trials.trial import Trial
 from tests.golden.invented import invented_rank
 
 CPU = Machine(device_type="cpu", device_count=0, cores=2)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shardmark.launch.channel import Channel, ChannelEndedError, Message
-from shardmark.launch.roster import Roster
+from shardmark.launch.nodes.channel import Channel, ChannelEndedError, Message
+from shardmark.launch.nodes.roster import Roster
 
 KEY = {"experiment": "e", "torch": "1"}
 MACHINE: Message = {"device_type": "cpu", "device_count": 0, "cores": 2, "device_names": []}

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Trial
-from shardmark.launch import cluster
-from shardmark.launch.channel import Channel, Message
-from shardmark.launch.cluster import ClusterEngine
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.nodes import cluster
+from shardmark.launch.nodes.channel import Channel, Message
+from shardmark.launch.nodes.cluster import ClusterEngine
+from shardmark.launch.nodes.roster import Roster
 from shardmark.launch.outcome import ProcessEnd
-from shardmark.launch.roster import Roster
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import experiment
 from tests.unit.launch.nodes import KEY, MACHINE, FakeNode, send_file
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shardmark.errors import DataError, InputError
-from shardmark.experiment.load import from_mapping
+from shardmark.config.load import from_mapping
+from shardmark.core.errors import DataError, InputError
+from shardmark.core.machine import Machine
 from shardmark.launch import controller
 from shardmark.launch.controller import fresh_folder, run_experiment
 from shardmark.launch.outcome import Ending
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
-from shardmark.strategies._protocol import Machine
 from tests.unit.launch.fakes import INTERRUPTED, FakeEngine, Remembers, experiment
 
 FAILED = Ending(how="exited", agent_exit_code=1, failures=(), oom_kills=0)
@@ -67,7 +67,7 @@ def test_modules_of_the_workload_are_loaded(out: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(controller, "check_data", lambda _: None)
     engine = FakeEngine()
     run_experiment(experiment("workload={name: detection}"), out, engine=engine)
-    assert engine.loaded.count("shardmark.workloads._detection_task") == 1
+    assert engine.loaded.count("shardmark.workloads.detection.task") == 1
 
 
 def test_finished_trials_are_kept(out: Path) -> None:

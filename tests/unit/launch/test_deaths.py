@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardmark.launch.deaths import DeathWatch, describe
+from shardmark.launch.local.deaths import DeathWatch, describe
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.core.run_files import (
+    LOG_FILE,
+    LOST_FILE,
+    SAMPLES_FILE,
+    STEPS_FILE,
+    rank_file,
+    rank_steps_file,
+)
 from shardmark.launch.leftovers import (
     clear,
     empty,
@@ -17,14 +25,6 @@ from shardmark.launch.leftovers import (
     rank_record,
     rank_records,
     read_lines,
-)
-from shardmark.measure.rank_files import (
-    LOG_FILE,
-    LOST_FILE,
-    SAMPLES_FILE,
-    STEPS_FILE,
-    rank_file,
-    rank_steps_file,
 )
 from tests.golden.invented import invented_rank
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import ShardmarkError
-from shardmark.experiment.schema import Trial
+from shardmark.core.errors import ShardmarkError
 from shardmark.launch import controller
 from shardmark.launch.controller import run_experiment
 from shardmark.launch.outcome import Ending
@@ -20,6 +19,7 @@ from shardmark.results.network import (
     write_network,
 )
 from shardmark.results.store import RunFolder, load_run
+from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import FINE, INTERRUPTED, FakeEngine, Remembers, experiment
 
 TWO_NODES = ("matrix={strategy: [single, ddp]}", "placement={nodes: 2, ranks_per_node: 1}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardmark.launch.listener import Reading
-from shardmark.measure.progress import Reached
+from shardmark.measure.step.progress import Reached
 
 
 def rank(steps: int, loss: float | None = None, loss_steps: int | None = None) -> Reached:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.launch import mirror as mirroring
-from shardmark.launch import node
-from shardmark.launch.joining import join
-from shardmark.launch.mirror import Mirror
-from shardmark.launch.node import Node
-from shardmark.launch.roster import Roster
+from shardmark.launch.nodes import mirror as mirroring
+from shardmark.launch.nodes import node
+from shardmark.launch.nodes.joining import join
+from shardmark.launch.nodes.mirror import Mirror
+from shardmark.launch.nodes.node import Node
+from shardmark.launch.nodes.roster import Roster
 from tests.unit.launch.nodes import KEY, FakeNode
 
 

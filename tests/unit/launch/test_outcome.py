@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from shardmark.errors import DataError, InputError, StrategyUnavailable
+from shardmark.core.errors import DataError, InputError, StrategyUnavailable
 from shardmark.launch import outcome
 from shardmark.launch.outcome import (
     MEMORY_REMEDY,

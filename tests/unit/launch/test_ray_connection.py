@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.launch import ray_cluster, ray_engine
-from shardmark.launch.ray_cluster import RayCluster
-from shardmark.launch.ray_connection import connected, disconnected, ray_module, reason_of
-from shardmark.launch.ray_plan import RayOptions, Room
+from shardmark.config.engines import RayOptions
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.ray import cluster as ray_cluster
+from shardmark.launch.ray import engine as ray_engine
+from shardmark.launch.ray.cluster import RayCluster
+from shardmark.launch.ray.connection import connected, disconnected, ray_module, reason_of
+from shardmark.launch.ray.plan import Room
 from tests.unit.launch.nodes import KEY
 
 NODE = {"Alive": True, "NodeManagerHostname": "head", "Resources": {"CPU": 4.0, "node:a": 1.0}}

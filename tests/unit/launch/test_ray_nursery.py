@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.experiment.load import from_mapping
-from shardmark.experiment.matrix import expand
-from shardmark.launch import ray_judging
-from shardmark.launch.nursery_process import process_ends
-from shardmark.launch.ray_agent_files import AGENT_LOG, death_file
-from shardmark.launch.ray_nursery import RayNursery, rank_variables
-from shardmark.launch.ray_plan import Room
+from shardmark.config.load import from_mapping
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.local.nursery_process import process_ends
+from shardmark.launch.ray import judging as ray_judging
+from shardmark.launch.ray.agent_files import AGENT_LOG, death_file
+from shardmark.launch.ray.nursery import RayNursery, rank_variables
+from shardmark.launch.ray.plan import Room
 from shardmark.launch.seats import Place
+from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import MAPPING
 
 

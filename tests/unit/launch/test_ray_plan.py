@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shardmark.errors import InputError
-from shardmark.experiment.load import from_mapping
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Experiment
+from shardmark.config.engines import RayOptions
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import from_mapping
+from shardmark.core.errors import InputError
 from shardmark.launch.engines import ENGINES, submission
-from shardmark.launch.ray_plan import RayOptions, Room, bundles, gpus_of_a_rank, rooms
+from shardmark.launch.ray.plan import Room, bundles, gpus_of_a_rank, rooms
+from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import MAPPING
 
 TWO = [Room(ranks=3, devices=2), Room(ranks=1, devices=1)]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.errors import ShardmarkError
-from shardmark.launch.channel import PIECE_BYTES, Channel, ChannelEndedError, keep_piece
-from shardmark.launch.roster import Roster
-from shardmark.launch.run_key import difference, sections
+from shardmark.core.errors import ShardmarkError
+from shardmark.launch.nodes.channel import PIECE_BYTES, Channel, ChannelEndedError, keep_piece
+from shardmark.launch.nodes.roster import Roster
+from shardmark.launch.nodes.run_key import difference, sections
 from tests.unit.launch.nodes import KEY, FakeNode
 
 PATIENCE = 1.0

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardmark.core.run_files import rank_file
 from shardmark.launch import sampling
 from shardmark.launch.leftovers import rank_record
 from shardmark.launch.sampling import RankSampler
-from shardmark.measure.rank_files import rank_file
 from shardmark.results.schema import RankRecord
 from tests.golden.invented import invented_rank
 

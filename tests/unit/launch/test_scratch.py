@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.launch.scratch import LOCK_FILE, PREFIX, remove_abandoned, scratch_folder
+from shardmark.launch.nodes.scratch import LOCK_FILE, PREFIX, remove_abandoned, scratch_folder
 
 
 def test_only_what_nobody_owns_any_more_is_removed(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.errors import StrategyUnavailable
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Trial
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
 from shardmark.launch.seats import Place, check_trial, most_devices, read_place, seats_of
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
-from shardmark.strategies._protocol import Machine
 from shardmark.strategies.fsdp import HybridFSDP
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import FakeEngine, experiment
 
 DEVICES = Machine(device_type="cuda", device_count=2, cores=8)
@@ -46,11 +46,16 @@ def test_every_process_has_a_seat(name: str) -> None:
     options = {"servers": 3} if "servers" in option_names(name) else {}
     strategy = build_strategy(name, options)
     for size, nodes in ((4, 1), (4, 2), (6, 3)):
-        if strategy.makes_sense(size, nodes) is None and len(strategy.placement(size)) >= nodes:
+        if (
+            strategy.makes_sense(size, nodes) is None
+            and strategy.layout(size, nodes).processes >= nodes
+        ):
             seats = strategy.nodes_of(size, nodes)
-            assert len(seats) == len(strategy.placement(size))
+            assert len(seats) == strategy.layout(size, nodes).processes
             assert set(seats) <= set(range(nodes))
-            training = [n for n, s in zip(seats, strategy.placement(size), strict=True) if s]
+            training = [
+                n for n, s in zip(seats, strategy.layout(size, nodes).ranks, strict=True) if s.share
+            ]
             assert training == sorted(training)
             assert len({training.count(node) for node in set(training)}) == 1
 

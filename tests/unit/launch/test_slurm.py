@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Trial
-from shardmark.launch import slurm, slurm_step
+from shardmark.config.engines import SlurmOptions
+from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engines import submission
+from shardmark.launch.nodes.roster import Roster
 from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
-from shardmark.launch.roster import Roster
-from shardmark.launch.slurm import COMMON_STEP, SlurmEngine
-from shardmark.launch.slurm_options import SlurmOptions
-from shardmark.launch.slurm_step import OTHER_TASKS, Step, own_name, step_words
+from shardmark.launch.slurm import engine as slurm
+from shardmark.launch.slurm import step as slurm_step
+from shardmark.launch.slurm.engine import COMMON_STEP, SlurmEngine
+from shardmark.launch.slurm.step import OTHER_TASKS, Step, own_name, step_words
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome
 from shardmark.results.store import RunFolder
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import CPU, FINE, FakeEngine, Remembers, experiment
 from tests.unit.launch.nodes import KEY
 from tests.unit.launch.test_cluster import two_node_trial
@@ -241,7 +242,7 @@ def test_words_of_a_step() -> None:
     assert words[:4] == ["srun", "--job-name=t", "--nodes=2", "--ntasks=2"]
     assert {"--ntasks-per-node=1", "--overlap", "--gpus-per-node=4", "--mpi=none"} <= {*words}
     assert words[words.index("-m") :] == [
-        *("-m", "shardmark.launch.joining", "--host", "node1", "--port", "9"),
+        *("-m", "shardmark.launch.nodes.joining", "--host", "node1", "--port", "9"),
         *("--number-from", "SLURM_PROCID", "--here", "--join-seconds", "300"),
         *("--key", "torch=1", "--interface", "ib0"),
     ]

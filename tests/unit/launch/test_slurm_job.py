@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shardmark.errors import InputError
-from shardmark.launch import slurm, slurm_follow, slurm_job, slurm_state
-from shardmark.launch._engine import Errand
-from shardmark.launch.slurm_follow import Echo, follow
-from shardmark.launch.slurm_job import JobEndedError, parameters
-from shardmark.launch.slurm_options import SlurmOptions, flags, sbatch_options
-from shardmark.launch.slurm_state import JobState, job_state, parse_job, steps_named
+from shardmark.config.engines import SlurmOptions
+from shardmark.core.errors import InputError
+from shardmark.launch.engine import Errand
+from shardmark.launch.slurm import engine as slurm
+from shardmark.launch.slurm import follow as slurm_follow
+from shardmark.launch.slurm import job as slurm_job
+from shardmark.launch.slurm import state as slurm_state
+from shardmark.launch.slurm.follow import Echo, follow
+from shardmark.launch.slurm.job import JobEndedError, parameters
+from shardmark.launch.slurm.options import flags, sbatch_options
+from shardmark.launch.slurm.state import JobState, job_state, parse_job, steps_named
 
 SIZE = slurm.Size(nodes=2, name="e")
 RUNNING = JobState(state="RUNNING", nodes="node[1-2]", first_node="node1")

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.launch import torchrun
+from shardmark.config.engines import TorchrunOptions
+from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engines import ENGINES, most_nodes, run_key, submission
-from shardmark.launch.host_commands import Commands
-from shardmark.launch.interfaces import INTERFACE_VARIABLES, interface_of, interface_variables
-from shardmark.launch.joining import join
-from shardmark.launch.roster import Roster
-from shardmark.launch.run_key import difference
-from shardmark.launch.torchrun import TorchrunOptions, own_rank
+from shardmark.launch.nodes import torchrun
+from shardmark.launch.nodes.host_commands import Commands
+from shardmark.launch.nodes.interfaces import INTERFACE_VARIABLES, interface_of, interface_variables
+from shardmark.launch.nodes.joining import join
+from shardmark.launch.nodes.roster import Roster
+from shardmark.launch.nodes.run_key import difference
+from shardmark.launch.nodes.torchrun import own_rank
 from tests.unit.launch.fakes import experiment
 from tests.unit.launch.nodes import KEY
 
@@ -153,7 +154,7 @@ def test_remote_command_as_one_word_or_as_words(
     assert words[:2] == ["sh", "-c"]
     assert shlex.split(words[2]) == [
         *("cd", str(folder), "&&", "PYTHONPATH=/some path", "exec", sys.executable),
-        *("-m", "shardmark.launch.joining", "--host", "a", "--port", "7", "--number", "1"),
+        *("-m", "shardmark.launch.nodes.joining", "--host", "a", "--port", "7", "--number", "1"),
         *("--join-seconds", "300", "--key", "experiment=e"),
     ]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Trial
 from shardmark.launch.outcome import Ending, ProcessEnd
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome, RankError, TrialResult
 from shardmark.results.store import RunFolder
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import (
     CPU,
     FINE,

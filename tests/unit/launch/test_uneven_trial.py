@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shardmark.core.run_files import LOST_FILE, rank_file
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
-from shardmark.measure.progress import Progress
-from shardmark.measure.rank_files import LOST_FILE, rank_file
+from shardmark.measure.step.progress import Progress
 from shardmark.results.schema import Outcome, RankRecord, TrialResult
 from shardmark.results.store import RunFolder
 from tests.golden.invented import invented_rank

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardmark.measure.clock import CudaClock, HostClock, clock_for
+from shardmark.measure.step.clock import CudaClock, HostClock, clock_for
 
 
 def test_host_marks_are_seconds() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shardmark.measure.collectives import KINDS, CollectiveCounter, flat
+from shardmark.measure.step.collectives import KINDS, CollectiveCounter, flat
 from shardmark.results.schema import CollectiveRecord
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmark.measure.intervals import Interval, outside_nanoseconds, union
+from shardmark.measure.step.intervals import Interval, outside_nanoseconds, union
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])),

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from shardmark.measure.memory import (
+from shardmark.measure.memory.tensors import (
     allocator_rise_bytes,
     live_tensor_bytes,
     local,
     memory_changes,
     storage_bytes,
 )
-from shardmark.measure.probe import HeldSpans, held_bytes
-from shardmark.strategies._protocol import HeldState
+from shardmark.strategies.base import HeldState
+from shardmark.train.probe import HeldSpans, held_bytes
 from tests.unit.training.test_loop import FakeWorker
 
 MiB = 2**20

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._C._autograd import DeviceType
 
-from shardmark.measure import probe as probe_module
-from shardmark.measure.probe import exposed_communication_seconds, probe
-from shardmark.measure.recorder import Spans
-from shardmark.strategies._eager import EagerWorker
+from shardmark.measure.step.recorder import Spans
+from shardmark.strategies.step import EagerWorker
+from shardmark.train import probe as probe_module
+from shardmark.train.probe import exposed_communication_seconds, probe
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardmark.measure.progress import Progress, Reached, Teller, progress_file, reached
-from shardmark.measure.recorder import Recorder
-from shardmark.strategies._protocol import Portion, Shard
-from shardmark.training.loop import Steps, train
+from shardmark.core.shares import Portion, Shard
+from shardmark.measure.step.progress import Progress, Reached, Teller, progress_file, reached
+from shardmark.measure.step.recorder import Recorder
+from shardmark.train.loop import Steps, train
 from tests.unit.training.test_loop import FakeWorker
 from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
 

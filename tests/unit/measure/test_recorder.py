@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardmark.measure.recorder import Recorder, Window
+from shardmark.measure.step.recorder import Recorder, Window
 from tests.unit.training.toy import CountingClock, ToyWorkload
 
 WORKLOAD = ToyWorkload()
@@ -31,7 +31,7 @@ def take_step(recorder: Recorder, micro_batches: int = 1) -> None:
         for _ in range(micro_batches):
             with recorder.span("forward"):
                 pass
-    recorder.end_step(torch.zeros(()), WORKLOAD.batch((recorder.step,)))
+    recorder.end_step(torch.zeros(()), (recorder.step,))
 
 
 def test_observers_are_called_outside_of_the_window() -> None:
@@ -94,7 +94,7 @@ def test_span_that_fails_is_not_marked() -> None:
 def test_losses_are_kept_and_not_read() -> None:
     recorder = Recorder(CountingClock())
     loss = torch.zeros((), device="meta")  # reading it would raise
-    recorder.end_step(loss, WORKLOAD.batch((4, 5)))
+    recorder.end_step(loss, (4, 5))
     assert recorder.losses == [loss]
     assert recorder.sample_ids == [(4, 5)]
     assert recorder.step == 1

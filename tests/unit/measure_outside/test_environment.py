@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.measure import environment as module
-from shardmark.measure.cgroup import CgroupLimits, cgroup_limits
-from shardmark.measure.disturbance import busy_processes
-from shardmark.measure.environment import (
+from shardmark.measure.system import environment as module
+from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
+from shardmark.measure.system.disturbance import busy_processes
+from shardmark.measure.system.environment import (
     cpu_model,
     environment,
     git_state,
@@ -20,7 +20,7 @@ from shardmark.measure.environment import (
     relevant_variables,
     usable_cores,
 )
-from shardmark.measure.gpus import CudaDevice, CudaDevices
+from shardmark.measure.system.gpus import CudaDevice, CudaDevices
 
 
 def no_sleep(seconds: float) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shardmark.measure.gpus import (
+from shardmark.measure.system.gpus import (
     CudaDevice,
     CudaDevices,
     GpuReader,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.measure.peaks import PEAK_BY_NAME, PEAKS, peak_flops_per_second
+from shardmark.core.peaks import PEAK_BY_NAME, PEAKS, peak_flops_per_second
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.measure import process_tree
-from shardmark.measure.process_tree import PAGE_BYTES, ProcessTree, parse_stat
+from shardmark.measure.system import process_tree
+from shardmark.measure.system.process_tree import PAGE_BYTES, ProcessTree, parse_stat
 from tests.unit.measure_outside.fake_proc import end_process, write_process
 
 

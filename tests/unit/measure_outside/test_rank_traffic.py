@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.measure.rank_traffic import RankTraffic
-from shardmark.measure.tcp_sockets import TcpSocket, parse_socket, tcp_sockets
+from shardmark.measure.network.rank_traffic import RankTraffic
+from shardmark.measure.network.tcp_sockets import TcpSocket, parse_socket, tcp_sockets
 
 ADDRESSES = {"127.0.0.1": "lo", "10.0.0.1": "eth0"}
 FAR, OWN = "10.0.0.2", "10.0.0.1"

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from shardmark.measure.gpus import GpuReader
-from shardmark.measure.process_tree import TICKS_PER_SECOND
-from shardmark.measure.sampler import SystemSampler, network_counters
+from shardmark.measure.system.gpus import GpuReader
+from shardmark.measure.system.process_tree import TICKS_PER_SECOND
+from shardmark.measure.system.sampler import SystemSampler, network_counters
 from tests.unit.measure_outside.fake_proc import end_process, write_process
 
 NEVER = 3600.0

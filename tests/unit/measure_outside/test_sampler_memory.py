@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardmark.measure.sampler import SystemSampler
+from shardmark.measure.system.sampler import SystemSampler
 from tests.unit.measure_outside.fake_proc import write_process
 from tests.unit.measure_outside.test_sampler import NEVER, FakeGpus
 

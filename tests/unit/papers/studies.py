@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardmark.analysis.against import Against
-from shardmark.analysis.plausibility import Examined, Finding, plausibility_of
-from shardmark.papers.schema import Paper
+from shardmark.analysis.studies.against import Against
+from shardmark.analysis.studies.plausibility import Examined, Finding, plausibility_of
+from shardmark.analysis.studies.schema import Paper
 
 CLASSIFIER = {"workload.model": "resnet18", "workload.dataset": "cifar10"}
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.against import Against, Pair, set_against
-from shardmark.analysis.comparison import compare
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.studies import load_paper
+from shardmark.analysis.studies.against import Against, Pair, set_against
 from shardmark.cli import main
-from shardmark.papers import load_paper
-from shardmark.report.against import against_sections
-from shardmark.report.against_notes import headline_notes
+from shardmark.report.studies.against import against_sections
+from shardmark.report.studies.against_notes import headline_notes
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import load_run
 from tests.golden.invented import invented_trial

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.against import Against, set_against
-from shardmark.analysis.comparison import compare
-from shardmark.measure.metrics import METRICS
-from shardmark.papers import load_paper, paper_names
-from shardmark.report.against import against_sections, headline_section
-from shardmark.report.against_labels import label
-from shardmark.report.against_notes import headline_notes
-from shardmark.report.sections import render_sections
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.studies import load_paper, paper_names
+from shardmark.analysis.studies.against import Against, set_against
+from shardmark.core.metrics import METRICS
+from shardmark.report.studies.against import against_sections, headline_section
+from shardmark.report.studies.against_labels import label
+from shardmark.report.studies.against_notes import headline_notes
+from shardmark.report.table.sections import render_sections
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import load_run
 from tests.unit.papers.runs import detection_trial, scaled, write_detection

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.against import Against, set_against
-from shardmark.analysis.claims import Claim, claims_of
-from shardmark.analysis.comparison import compare
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.studies import load_paper
+from shardmark.analysis.studies.against import Against, set_against
+from shardmark.analysis.studies.claims import Claim, claims_of
 from shardmark.cli import main
-from shardmark.papers import load_paper
-from shardmark.report.against import against_sections
-from shardmark.report.against_notes import headline_notes
+from shardmark.report.studies.against import against_sections
+from shardmark.report.studies.against_notes import headline_notes
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import load_run
 from tests.golden.invented import invented_trial

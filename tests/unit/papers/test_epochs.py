@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.epochs import epochs_of, training_seconds
-from shardmark.report.epochs import epochs_csv, epochs_json, epochs_section
-from shardmark.report.sections import render_sections
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.epochs import epochs_of, training_seconds
+from shardmark.report.table.sections import render_sections
+from shardmark.report.views.epochs import epochs_csv, epochs_json, epochs_section
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from tests.unit.papers.runs import STEPS, detection_trial

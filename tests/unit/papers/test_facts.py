@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.papers.facts import KnownDetector, KnownModel, facts
+from shardmark.analysis.studies.facts import KnownDetector, KnownModel, facts
 
 KNOWN = facts()
 CLASSIFIERS = [one for one in KNOWN.models if not one.name.startswith("fasterrcnn")]

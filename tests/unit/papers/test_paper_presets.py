@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from shardmark.experiment.load import load_experiment, preset_text
-from shardmark.experiment.matrix import expand
+from shardmark.analysis.studies import load_paper, paper_names
+from shardmark.config.load import load_experiment, preset_text
 from shardmark.launch.engines import submission
-from shardmark.papers import load_paper, paper_names
+from shardmark.trials.matrix import expand
 
 
 def variants(preset: str = "lamsal-2025") -> list[list[str]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from shardmark.errors import InputError
-from shardmark.experiment.load import load_experiment, preset_names
-from shardmark.experiment.matrix import expand
-from shardmark.measure.metrics import METRICS
-from shardmark.papers import load_paper, paper_names, papers, parse_paper
-from shardmark.papers.parts import Epochs, Hardware
-from shardmark.papers.schema import Figures, Paper
-from shardmark.papers.statements import Statement
+from shardmark.analysis.studies import load_paper, paper_names, papers, parse_paper
+from shardmark.analysis.studies.parts import Epochs, Hardware
+from shardmark.analysis.studies.schema import Figures, Paper
+from shardmark.analysis.studies.statements import Statement
+from shardmark.config.load import load_experiment, preset_names
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
 from shardmark.strategies import STRATEGIES
+from shardmark.trials.matrix import expand
 
 STATED_SPEEDUPS = {"ddp": 1.6, "fsdp": 1.55, "zero-1": 1.7}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli import main
-from shardmark.report.against_plausibility import plausibility_section, shown
-from shardmark.report.sections import render_sections
+from shardmark.report.studies.against_plausibility import plausibility_section, shown
+from shardmark.report.table.sections import render_sections
 from shardmark.results.schema import TrialResult
 from tests.golden.invented import invented_trial
 from tests.unit.papers.runs import write_detection

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.against import Against, set_against
-from shardmark.analysis.comparison import compare
-from shardmark.analysis.plausibility_memory import most_saved_bytes
-from shardmark.analysis.plausibility_ratio import least_ratio
-from shardmark.analysis.plausibility_sizes import ModelState, optimizers_of, states_of
-from shardmark.papers import load_paper
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.studies import load_paper
+from shardmark.analysis.studies.against import Against, set_against
+from shardmark.analysis.studies.plausibility_memory import most_saved_bytes
+from shardmark.analysis.studies.plausibility_ratio import least_ratio
+from shardmark.analysis.studies.plausibility_sizes import ModelState, optimizers_of, states_of
 from shardmark.results.store import load_run
 from tests.golden.invented import invented_trial
 from tests.unit.papers.runs import write_detection

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.analysis.against import Against
-from shardmark.papers import load_paper
+from shardmark.analysis.studies import load_paper
+from shardmark.analysis.studies.against import Against
 from tests.unit.papers.studies import check, figure, finding, study
 
 DETECTOR = {

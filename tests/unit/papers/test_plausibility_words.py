@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import pytest
 from pydantic import ValidationError
 
-from shardmark.analysis.against import Against
-from shardmark.papers import load_paper
-from shardmark.papers.statements import Statement
-from shardmark.report.against_plausibility import plausibility_section
+from shardmark.analysis.studies import load_paper
+from shardmark.analysis.studies.against import Against
+from shardmark.analysis.studies.statements import Statement
+from shardmark.report.studies.against_plausibility import plausibility_section
 from tests.unit.papers.studies import check, figure, finding, study
 
 ORDER = "order that the words claim"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.measure.metrics import TRIAL_METRICS
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.core.metrics import TRIAL_METRICS
 from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
 from shardmark.results.store import RunFolder, load_run
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run

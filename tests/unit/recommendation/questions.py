@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardmark.analysis.comparison import Comparison
-from shardmark.analysis.recommendation import Recommendation, recommend
-from shardmark.report.recommendation import recommendation_lines
+from shardmark.analysis.advise.recommendation import Recommendation, recommend
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.report.answers.recommendation import recommendation_lines
 from tests.unit.recommendation.invented_rows import MIB, Cell
 
 SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))

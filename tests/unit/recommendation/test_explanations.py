@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.comparison import Comparison
-from shardmark.analysis.explanations import explain
-from shardmark.analysis.surprise import Explanation, Kind
-from shardmark.experiment.trial_id import cell_id
-from shardmark.report.explanations import explanation_lines, explanation_text
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.diagnose.explanations import explain
+from shardmark.analysis.diagnose.surprise import Explanation, Kind
+from shardmark.report.answers.explanations import explanation_lines, explanation_text
 from shardmark.results.verification import Check, Verdict, Verification, write_verification
+from shardmark.trials.trial_id import cell_id
 from tests.golden.invented import invented_rank
 from tests.unit.recommendation.invented_rows import MIB, Cell, compared
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.comparison import Comparison
-from shardmark.analysis.explanations import explain
-from shardmark.analysis.surprise import Explanation, Kind
-from shardmark.report.explanations import explanation_json, explanation_text
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.diagnose.explanations import explain
+from shardmark.analysis.diagnose.surprise import Explanation, Kind
+from shardmark.report.answers.explanations import explanation_json, explanation_text
 from tests.unit.recommendation.invented_rows import BATCH, Cell, compared, steps
 
 TWO = {"data": 0.010, "forward": 0.060, "backward": 0.120, "optimizer": 0.010}

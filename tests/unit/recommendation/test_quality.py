@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.rows import Row
-from shardmark.analysis.sampling import is_chance
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.sampling import is_chance
 from tests.unit.recommendation.invented_rows import compared
 from tests.unit.recommendation.questions import ASYNC, DDP, SINGLE, line_of, one_of, with_
 

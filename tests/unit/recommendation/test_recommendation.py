@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.candidates import headline_qualities
-from shardmark.analysis.comparison import Comparison
-from shardmark.analysis.recommendation import total_memory
-from shardmark.analysis.rows import Row
-from shardmark.report.recommendation import recommendation_json, recommendation_lines
+from shardmark.analysis.advise.candidates import headline_qualities
+from shardmark.analysis.advise.recommendation import total_memory
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rows import Row
+from shardmark.report.answers.recommendation import recommendation_json, recommendation_lines
 from shardmark.results.schema import Outcome
 from tests.unit.recommendation.invented_rows import MIB, Cell, compared
 from tests.unit.recommendation.questions import ASYNC, DDP, FSDP, SINGLE, line_of, one_of, with_

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from shardmark.analysis.rows import Row
-from shardmark.analysis.selection import Selection, is_positive, is_shown, select
-from shardmark.analysis.statistics import Estimate, estimate_ratio
-from shardmark.analysis.verdicts import METRIC, judged
+from shardmark.analysis.advise.selection import Selection, is_positive, is_shown, select
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
+from shardmark.analysis.statistics.verdicts import METRIC, judged
 
 DRAWS = 800
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.wire import wires_of
-from shardmark.report.network import network_json, network_section
-from shardmark.report.sections import Markup, render_sections
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.network.wire import wires_of
+from shardmark.report.table.sections import Markup, render_sections
+from shardmark.report.views.network import network_json, network_section
 from shardmark.results.schema import CollectiveRecord, ProbeRecord, RankRecord, TrialResult
 from shardmark.results.store import StoredRun
 

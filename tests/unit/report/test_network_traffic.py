@@ -15,14 +15,14 @@ from tests.golden.invented import invented_rank, invented_trial, write_run
 from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, write_samples
 
 from shardmark import cli
-from shardmark.analysis.bandwidth import traffic_of
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.series import sampled
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.network.bandwidth import traffic_of
+from shardmark.analysis.trial.series import sampled
 from shardmark.report.figures import figures_of
-from shardmark.report.links import links_section
-from shardmark.report.network_view import network_csv, network_data, network_sections
-from shardmark.report.page import write_report
-from shardmark.report.page_network import network_parts
+from shardmark.report.page.network import network_parts
+from shardmark.report.page.page import write_report
+from shardmark.report.views.links import links_section
+from shardmark.report.views.network_view import network_csv, network_data, network_sections
 from shardmark.results.network import (
     Bounds,
     LinkFit,

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from tests.golden.invented import invented_trial
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.measure.metrics import METRICS
-from shardmark.report.data import render_csv, render_json
-from shardmark.report.epochs import epochs_section, variants
-from shardmark.report.markdown import render_markdown
-from shardmark.report.notes import NoteKind, notes_of
-from shardmark.report.tables import Table, comparison_table, number
-from shardmark.report.text import render_text
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.core.metrics import METRICS
+from shardmark.report.table.data import render_csv, render_json
+from shardmark.report.table.markdown import render_markdown
+from shardmark.report.table.notes import NoteKind, notes_of
+from shardmark.report.table.tables import Table, comparison_table, number
+from shardmark.report.table.text import render_text
+from shardmark.report.views.epochs import epochs_section, variants
 from shardmark.results.reading import Damaged
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun

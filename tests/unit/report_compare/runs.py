@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.rows import Row
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.rows import Row
 from shardmark.results.schema import EpochRecord, TrialResult, WindowRecord
 from shardmark.results.store import StoredRun
 from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial

@@ -10,7 +10,7 @@ import pytest
 
 from shardmark import cli
 from shardmark.cli.compare import RECOMMENDATION, Format, render, terminal_width
-from shardmark.report.recommendation import recommendation_json, recommendation_lines
+from shardmark.report.answers.recommendation import recommendation_json, recommendation_lines
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
 from tests.unit.report_compare.runs import compared, learning_trial

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from shardmark.report.latex import escape_latex, latex_section, render_latex
-from shardmark.report.tables import Column, Table, comparison_table
+from shardmark.report.table.latex import escape_latex, latex_section, render_latex
+from shardmark.report.table.tables import Column, Table, comparison_table
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared
 from tests.unit.report_compare.tex import check_tex

@@ -12,11 +12,11 @@ from itertools import permutations
 
 import pytest
 
-from shardmark.analysis.comparison import Comparison
-from shardmark.analysis.edges import Edge
-from shardmark.analysis.pareto import NOT_EQUIVALENT, Front, fronts_of
-from shardmark.analysis.rows import Row
-from shardmark.report.pareto import pareto_csv, pareto_json, pareto_sections
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.pareto import NOT_EQUIVALENT, Front, fronts_of
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.edges import Edge
+from shardmark.report.views.pareto import pareto_csv, pareto_json, pareto_sections
 from shardmark.results.schema import Failure, Outcome
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared, row_with
@@ -227,7 +227,7 @@ def test_rows_that_beat_one_another_in_a_ring_all_stay(monkeypatch: pytest.Monke
         pairs = permutations(range(len(rows)), 2)
         return {pair: [gain if pair in beats else loss] for pair in pairs}
 
-    monkeypatch.setattr("shardmark.analysis.pareto.edges_of", ring)
+    monkeypatch.setattr("shardmark.analysis.compare.pareto.edges_of", ring)
     found = front(row("a"), row("b"), row("c"), row("d"))
     assert dominated(found) == {"d": ["a"]}
 

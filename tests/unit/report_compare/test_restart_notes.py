@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardmark.report.notes import NoteKind, notes_of
+from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.results.schema import CheckpointRecord, Summary, TrialResult
 from tests.unit.report_compare.runs import compared, learning_trial
 

@@ -8,9 +8,9 @@ import json
 
 import pytest
 
-from shardmark.analysis.comparison import Comparison
-from shardmark.analysis.scaling import scalings_of
-from shardmark.report.scaling import scaling_csv, scaling_json, scaling_sections
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.scaling import scalings_of
+from shardmark.report.views.scaling import scaling_csv, scaling_json, scaling_sections
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared

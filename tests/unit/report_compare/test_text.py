@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.report.sections import Markup, Section, render_points, render_sections, render_table
-from shardmark.report.tables import Column, Table, comparison_table
-from shardmark.report.text import blocks, render_text
+from shardmark.report.table.sections import (
+    Markup,
+    Section,
+    render_points,
+    render_sections,
+    render_table,
+)
+from shardmark.report.table.tables import Column, Table, comparison_table
+from shardmark.report.table.text import blocks, render_text
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared
 from tests.unit.report_compare.tex import check_tex

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.time_to_quality import (
+from shardmark.analysis.compare.time_to_quality import (
     TARGET_METRICS,
     TimeTo,
     common_target,
     time_to_quality,
 )
-from shardmark.errors import InputError
-from shardmark.report.sections import View
-from shardmark.report.time_to_quality import time_to_view
+from shardmark.core.errors import InputError
+from shardmark.report.table.sections import View
+from shardmark.report.views.time_to_quality import time_to_view
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared, learning_trial

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.comparison import Comparison, compare
-from shardmark.analysis.stability import REMEDIES, Instability, Kind
-from shardmark.report import page
-from shardmark.report.page_calm import by_kind, doubt
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.diagnose.stability import REMEDIES, Instability, Kind
+from shardmark.report.page import page
+from shardmark.report.page.stability import by_kind, doubt
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.golden.invented import invented_trial, write_run

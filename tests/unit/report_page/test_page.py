@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.comparison import compare
+from shardmark.analysis.compare.comparison import compare
 from shardmark.cli import main
-from shardmark.report.page import render_page
-from shardmark.report.page_assets import json_block, sentence, template_text
-from shardmark.report.page_library import plotly_library, with_fewer_kinds
+from shardmark.report.page.assets import json_block, sentence, template_text
+from shardmark.report.page.library import plotly_library, with_fewer_kinds
+from shardmark.report.page.page import render_page
 from shardmark.results.schema import Failure, Outcome
 from shardmark.results.store import load_run
 from tests.golden.invented import invented_trial, write_run

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.comparison import compare
-from shardmark.analysis.rows import Row
-from shardmark.report.page_equivalence import status_of, verified
-from shardmark.report.page_facts import machine_facts, planned_trials, progress_notes
-from shardmark.report.page_method import definitions, method
-from shardmark.report.page_outcomes import LINE_CHARACTERS, TAIL_BYTES, TAIL_LINES, log_tail, not_ok
-from shardmark.report.page_tables import leading_number, page_table
-from shardmark.report.page_trials import ranks_table, trials_table
-from shardmark.report.tables import Column
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.compare.rows import Row
+from shardmark.report.page.equivalence import status_of, verified
+from shardmark.report.page.facts import machine_facts, planned_trials, progress_notes
+from shardmark.report.page.method import definitions, method
+from shardmark.report.page.outcomes import LINE_CHARACTERS, TAIL_BYTES, TAIL_LINES, log_tail, not_ok
+from shardmark.report.page.tables import leading_number, page_table
+from shardmark.report.page.trials import ranks_table, trials_table
+from shardmark.report.table.tables import Column
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import load_run
 from shardmark.results.verification import Cause, Check, Verdict, Verification, write_verification
@@ -210,7 +210,7 @@ def checked(result: TrialResult, **fields: object) -> TrialResult:
 
 
 def verdict_of(result: TrialResult, **fields: object) -> Verdict:
-    from shardmark.experiment.trial_id import cell_id
+    from shardmark.trials.trial_id import cell_id
 
     content: dict[str, object] = {
         "id": cell_id(result.trial),

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.errors import InputError
-from shardmark.experiment.load import from_mapping
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Trial
-from shardmark.launch.checkpoint_folder import check_given, folder_on_node, remove
+from shardmark.config.load import from_mapping
+from shardmark.core.errors import InputError
 from shardmark.launch.outcome import on_node
 from shardmark.launch.restarts import RESTARTS_FILE, NoticedCause, first_causes, read_restarts
 from shardmark.results.schema import Failure
 from shardmark.strategies import build_strategy
+from shardmark.train.checkpoint_folder import check_given, folder_on_node, remove
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
 
 
 def cause(

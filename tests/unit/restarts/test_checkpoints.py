@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch.distributed.checkpoint import filesystem
 
-from shardmark.errors import InputError
-from shardmark.measure.recorder import Recorder
-from shardmark.strategies._protocol import Kept, Portion, Shard
-from shardmark.training.checkpoint_files import CheckpointFiles, newest_common
-from shardmark.training.checkpoints import Checkpoints
-from shardmark.training.loop import Steps, train
-from shardmark.training.report import RankReport
+from shardmark.core.errors import InputError
+from shardmark.core.shares import Portion, Shard
+from shardmark.measure.step.recorder import Recorder
+from shardmark.strategies.base import Kept
+from shardmark.train.checkpoint_files import CheckpointFiles, newest_common
+from shardmark.train.checkpoints import Checkpoints
+from shardmark.train.loop import Steps, train
+from shardmark.train.record import RankReport
 from tests.unit.training.test_loop import FakeWorker
 from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
 

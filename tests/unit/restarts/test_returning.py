@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from shardmark.launch.returning import Returns, with_returns
-from shardmark.launch.roster import Roster
+from shardmark.launch.nodes.returning import Returns, with_returns
+from shardmark.launch.nodes.roster import Roster
 from shardmark.results.schema import RestartRecord
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests.golden.invented import invented_trial, write_run
 
-from shardmark.analysis.comparison import compare
-from shardmark.measure.metrics import METRICS, TRIAL_METRICS
-from shardmark.report.data import render_json
+from shardmark.analysis.compare.comparison import compare
+from shardmark.core.metrics import METRICS, TRIAL_METRICS
+from shardmark.report.table.data import render_json
 from shardmark.results.bounds import Bounds, bounds_of
 from shardmark.results.store import load_run
 

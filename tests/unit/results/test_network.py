@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.results.network import NETWORK_FILE, read_network
 
 EMPTY: dict[str, Any] = {

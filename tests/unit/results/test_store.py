@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.results import files
 from shardmark.results.reading import Damaged
 from shardmark.results.schema import Failure, Outcome, RankError, TrialResult

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shardmark.strategies import _messages
-from shardmark.strategies._messages import (
+from shardmark.strategies.parameter_server import messages as _messages
+from shardmark.strategies.parameter_server.messages import (
     HEADER,
     Kind,
     from_bytes,
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pytest
     from torch import Tensor
 
-    from shardmark.strategies._parameter_layout import Bucket
-    from shardmark.strategies._serving import GradientServer
+    from shardmark.strategies.parameter_server.parameter_layout import Bucket
+    from shardmark.strategies.parameter_server.serving import GradientServer
 
 PATIENCE_SECONDS = 20.0
 

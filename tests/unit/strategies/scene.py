@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shardmark.strategies._parameter_layout import Layout, layout_of
-from shardmark.strategies._serving import GradientServer
+from shardmark.strategies.parameter_server.parameter_layout import Layout, layout_of
+from shardmark.strategies.parameter_server.serving import GradientServer
 from tests.unit.strategies.network import Client, Network, Served
 from tests.unit.training.toy import plain, recipe
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.strategies._blocks import LARGE_LEAF_ELEMENTS, blocks, checkpoint_blocks, wrapped
+from shardmark.strategies.blocks import LARGE_LEAF_ELEMENTS, blocks, checkpoint_blocks, wrapped
 
 BuildsModel = Callable[[], nn.Module]
 

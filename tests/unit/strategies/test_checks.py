@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from shardmark.errors import StrategyUnavailable
-from shardmark.experiment.schema import Recipe
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import Recipe
 from shardmark.strategies import STRATEGIES, build_strategy
-from shardmark.strategies._protocol import Machine, Process
-from shardmark.strategies._settings import common_settings
-from shardmark.strategies.deepspeed import Zero
+from shardmark.strategies.base import Process
+from shardmark.strategies.deepspeed.strategy import Zero
+from shardmark.strategies.settings import common_settings
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
 GPUS = Machine(device_type="cuda", device_count=4, cores=8)

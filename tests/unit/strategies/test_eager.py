@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.experiment.schema import Recipe
-from shardmark.measure.probe import NoSpans
+from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
-from shardmark.strategies._eager import EagerWorker, build_optimizer, state_tensors, whole
-from shardmark.strategies._protocol import Process
+from shardmark.strategies.base import Process
+from shardmark.strategies.step import EagerWorker, build_optimizer, state_tensors, whole
+from shardmark.train.probe import NoSpans
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
 PROCESS = Process(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)

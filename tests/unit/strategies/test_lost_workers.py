@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from shardmark.errors import ShardmarkError
-from shardmark.strategies._messages import Kind
+from shardmark.core.errors import ShardmarkError
+from shardmark.strategies.parameter_server.messages import Kind
 from tests.unit.strategies.scene import COUNTS, Scene
 
 if TYPE_CHECKING:

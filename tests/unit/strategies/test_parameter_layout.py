@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardmark.strategies._parameter_layout import Layout, layout_of
+from shardmark.strategies.parameter_server.parameter_layout import Layout, layout_of
 
 WIDTHS = (3, 17, 8, 31, 5, 2)
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from shardmark.errors import InputError, StrategyUnavailable
-from shardmark.experiment.schema import Recipe
+from shardmark.core.errors import InputError, StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Shard
 from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Machine, Process, Shard
+from shardmark.strategies.base import Process
 from tests.unit.training.toy import ToyWorkload, recipe
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
@@ -28,7 +30,7 @@ def refusal(name: str, machine: Machine, options: dict[str, Any], asked: Recipe)
 def test_servers_come_on_top_of_the_workers(name: str) -> None:
     strategy = build_strategy(name, {"servers": 2})
     workers = tuple(Shard(index=rank, count=3) for rank in range(3))
-    assert strategy.placement(3) == (*workers, None, None)
+    assert tuple(rank.share for rank in strategy.layout(3).ranks) == (*workers, None, None)
     assert strategy.makes_sense(1) is None, "one worker may learn from a server"
     assert strategy.backend("cuda") == strategy.backend("cpu") == "gloo"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.strategies._replicas import Replicas, moved, shares
+from shardmark.strategies.replicas import Replicas, moved, shares
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.strategies._eager import build_optimizer, state_keys
-from shardmark.strategies._messages import NOTHING_LEFT, Kind
+from shardmark.strategies.parameter_server.messages import NOTHING_LEFT, Kind
+from shardmark.strategies.step import build_optimizer, state_keys
 from tests.unit.strategies.scene import COUNTS, Scene
 from tests.unit.training.toy import plain, recipe
 

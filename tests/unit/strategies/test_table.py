@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
+from shardmark.core.shares import Shard
 from shardmark.strategies import (
     SHARED_OPTIONS,
     STRATEGIES,
@@ -15,8 +16,7 @@ from shardmark.strategies import (
     option_names,
     strategy_class,
 )
-from shardmark.strategies._protocol import Shard
-from shardmark.strategies.deepspeed import Zero
+from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.fsdp import FSDP, HybridFSDP
 
 NAMES = (
@@ -137,8 +137,10 @@ def test_hybrid_needs_two_whole_groups(
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"dp", *SERVED}))
 def test_every_rank_takes_its_slice(name: str) -> None:
     expected = tuple(Shard(index=rank, count=4) for rank in range(4))
-    assert build_strategy(name, {}).placement(4) == expected
+    assert tuple(rank.share for rank in build_strategy(name, {}).layout(4).ranks) == expected
 
 
 def test_dp_is_one_process_with_the_whole_batch() -> None:
-    assert build_strategy("dp", {}).placement(4) == (Shard(index=0, count=1),)
+    assert [rank.share for rank in build_strategy("dp", {}).layout(4).ranks] == [
+        Shard(index=0, count=1)
+    ]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shardmark.strategies._turns import Turns
+from shardmark.strategies.parameter_server.turns import Turns
 
 LIMIT_SECONDS = 20.0
 WORKERS = 4

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardmark.experiment.schema import Recipe
+from shardmark.core.recipe import Recipe
 from shardmark.strategies import STRATEGIES, build_strategy
-from shardmark.strategies._wire import ModelSize, carried_share
+from shardmark.strategies.wire import ModelSize, carried_share
 
 SIZE = ModelSize(parameters=1_000_000, trained_parameters=1_000_000)
 FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import shardmark.strategies
-from shardmark.measure.probe import NoSpans
-from shardmark.strategies._eager import build_optimizer
+from shardmark.strategies.step import build_optimizer
+from shardmark.train.probe import NoSpans
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
-STUBS = ("deepspeed", "deepspeed.utils", "shardmark.strategies._zero_preload")
+STUBS = ("deepspeed", "deepspeed.utils", "shardmark.strategies.deepspeed.preload")
 """Importing the real ones takes seconds, and minutes where an operator has to be compiled."""
 
 
@@ -29,12 +29,12 @@ def zero() -> Iterator[Any]:
         utilities = sys.modules["deepspeed.utils"]
         for name in ("full_fp32_param", "full_grad", "full_optimizer_state"):
             patch.setattr(utilities, f"safe_get_{name}", lambda p, *_: p.full, raising=False)
-        patch.delitem(sys.modules, "shardmark.strategies._zero", raising=False)
+        patch.delitem(sys.modules, "shardmark.strategies.deepspeed.worker", raising=False)
         patch.delattr(shardmark.strategies, "_zero", raising=False)
-        from shardmark.strategies import _zero
+        from shardmark.strategies.deepspeed import worker as _zero
 
         yield _zero
-        patch.delitem(sys.modules, "shardmark.strategies._zero")
+        patch.delitem(sys.modules, "shardmark.strategies.deepspeed.worker")
 
 
 class Engine:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from shardmark.strategies import build_strategy
-from shardmark.strategies._protocol import Process
-from shardmark.strategies.deepspeed import Zero
+from shardmark.strategies.base import Process
+from shardmark.strategies.deepspeed.strategy import Zero
 from tests.unit.training.toy import CPU, recipe
 
 PREFIX = "stage3_"

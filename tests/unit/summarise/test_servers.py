@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.over_ranks import train_loss
-from shardmark.measure.metrics import METRICS
+from shardmark.analysis.trial.over_ranks import train_loss
+from shardmark.core.metrics import METRICS
 from shardmark.results.schema import EpochRecord, ExchangeRecord, RankRecord, Summary
 from tests.unit.summarise.trials import record, sample_lines, step_lines, summarised
 

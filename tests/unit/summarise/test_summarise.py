@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardmark.measure.metrics import METRICS, TRIAL_METRICS
+from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.results.schema import ProbeRecord, ResumeRecord, Summary
 from tests.unit.summarise.trials import (
     epochs,

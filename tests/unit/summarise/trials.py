@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardmark.analysis.summarise import summarise
+from shardmark.analysis.trial.summarise import summarise
 from shardmark.results.schema import (
     CollectiveRecord,
     EpochRecord,

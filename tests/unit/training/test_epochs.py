@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from shardmark.experiment.schema import Limits, Measure, StrategySpec, Trial
-from shardmark.training.epochs import Training
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.core.recipe import Limits, Measure
+from shardmark.train.epochs import Training
+from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads.base import BatchPlan
 from tests.unit.training.toy import ToyWorkload, recipe
 
 

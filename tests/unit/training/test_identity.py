@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardmark.training.identity import sample_order_sha256, weights_sha256
+from shardmark.train.identity import sample_order_sha256, weights_sha256
 
 TENSORS = {
     "weight": torch.arange(6.0).view(2, 3),

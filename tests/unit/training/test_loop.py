@@ -8,11 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from shardmark.measure.recorder import Recorder, Spans
-from shardmark.strategies._collective import CollectiveWorker
-from shardmark.strategies._protocol import HeldState, Kept, Portion, Shard
-from shardmark.training.loop import Steps, train
-from shardmark.workloads._protocol import Batch
+from shardmark.core.shares import Portion, Shard
+from shardmark.measure.step.recorder import Recorder, Spans
+from shardmark.strategies.base import HeldState, Kept
+from shardmark.strategies.collective import CollectiveWorker
+from shardmark.train.loop import Steps, train
+from shardmark.workloads.base import Batch
 from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shardmark.measure.recorder import Recorder
-from shardmark.strategies._protocol import Portion, Shard
-from shardmark.training.epochs import Training, evaluate, train_epochs
-from shardmark.training.loop import Steps
-from shardmark.training.report import RankReport
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.core.shares import Portion, Shard
+from shardmark.measure.step.recorder import Recorder
+from shardmark.train.epochs import Training, evaluate, train_epochs
+from shardmark.train.loop import Steps
+from shardmark.train.record import RankReport
+from shardmark.workloads.base import BatchPlan
 from tests.unit.training.test_loop import FakeWorker
 from tests.unit.training.toy import CPU, CountingClock, ToyWorkload, normed
 

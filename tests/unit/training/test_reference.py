@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.strategies._protocol import Shard
-from shardmark.training.reference import Reference
-from shardmark.training.schedule import step_seed
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.core.shares import Shard
+from shardmark.equivalence.reference import Reference
+from shardmark.train.schedule import step_seed
+from shardmark.workloads.base import BatchPlan
 from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
 
 PLAN = BatchPlan(global_batch=8, seed=5)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from shardmark.measure.rank_files import rank_file, rank_steps_file
-from shardmark.measure.recorder import Recorder
+from shardmark.core.run_files import rank_file, rank_steps_file
+from shardmark.measure.step.recorder import Recorder
 from shardmark.results.schema import ProbeRecord, RankError, RankRecord
-from shardmark.training.identity import sample_order_sha256, weights_sha256
-from shardmark.training.loop import Steps
-from shardmark.training.report import Evaluation, RankReport
+from shardmark.train.identity import sample_order_sha256, weights_sha256
+from shardmark.train.loop import Steps
+from shardmark.train.record import Evaluation, RankReport
 from tests.unit.training.test_loop import FakeWorker
 from tests.unit.training.toy import CPU, CountingClock, ToyWorkload
 
@@ -32,7 +32,7 @@ def recorded(losses: list[float], warmup_steps: int = 1) -> Recorder:
             recorder.start_window()
         with recorder.span("step"), recorder.span("data"):
             pass
-        recorder.end_step(torch.tensor(loss), WORKLOAD.batch((2 * step, 2 * step + 1)))
+        recorder.end_step(torch.tensor(loss), (2 * step, 2 * step + 1))
     if len(losses) > warmup_steps:
         recorder.stop_window()
     return recorder

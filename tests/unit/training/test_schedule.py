@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.training.schedule import learning_rate_of, step_seed
+from shardmark.train.schedule import learning_rate_of, step_seed
 from tests.unit.training.toy import recipe
 
 

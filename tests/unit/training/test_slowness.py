@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from shardmark.training.slowness import slowed
+from shardmark.train.slowness import slowed
 
 
 class Busy:

@@ -9,10 +9,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from shardmark.experiment.schema import Recipe
-from shardmark.strategies._protocol import Portion, Shard
-from shardmark.workloads._order import every_step
-from shardmark.workloads._protocol import Batch, BatchPlan
+from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Portion, Shard
+from shardmark.workloads.base import Batch, BatchPlan
+from shardmark.workloads.order import every_step
 
 CPU = torch.device("cpu")
 SAMPLES = 24

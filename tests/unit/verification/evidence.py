@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from shardmark.analysis.evidence import Array, Evidence
-from shardmark.analysis.parity import Tolerances
-from shardmark.experiment.schema import Limits, Measure, StrategySpec, Trial
+from shardmark.core.recipe import Limits, Measure
+from shardmark.core.shares import Shard
+from shardmark.equivalence.compare import Bench, Benches, verdict_on
+from shardmark.equivalence.evidence import Array, Evidence
+from shardmark.equivalence.parity import Tolerances
 from shardmark.results.verification import Verdict
-from shardmark.strategies._protocol import Shard
-from shardmark.training.judge import Bench, Benches, verdict_on
+from shardmark.trials.trial import StrategySpec, Trial
 from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
 
 STEPS = 3

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardmark.analysis.evidence import Evidence
-from shardmark.training.variation import Noise, Variation
+from shardmark.equivalence.evidence import Evidence
+from shardmark.equivalence.variation import Noise, Variation
 from tests.unit.verification.evidence import Court, array, court, with_tensor
 
 BF16 = torch.bfloat16

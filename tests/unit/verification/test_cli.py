@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardmark import cli
-from shardmark.experiment.schema import Experiment
+from shardmark.config.experiment import Experiment
 from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.verification import shown_number

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmark.analysis.evidence import RankEvidence, put_together, seen_by_one_process
+from shardmark.equivalence.evidence import RankEvidence, put_together, seen_by_one_process
 from tests.unit.verification.evidence import array, handmade
 
 

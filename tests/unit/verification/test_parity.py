@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardmark.analysis.evidence import PARTS, Evidence
-from shardmark.analysis.parity import (
+from shardmark.equivalence.evidence import PARTS, Evidence
+from shardmark.equivalence.parity import (
     LARGEST,
     MARGIN,
     NAMES,

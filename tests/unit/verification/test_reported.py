@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from shardmark.analysis.parity import LARGEST
+from shardmark.equivalence.compare import verdict_on
+from shardmark.equivalence.parity import LARGEST
+from shardmark.equivalence.variation import Variation
 from shardmark.launch.verification import shown_number
 from shardmark.results.verification import Verdict, read_verification, write_verification
-from shardmark.training.judge import verdict_on
-from shardmark.training.variation import Variation
 from tests.unit.verification.evidence import STEPS, Court, OneBench, court
 from tests.unit.verification.verdicts import VERIFICATION
 

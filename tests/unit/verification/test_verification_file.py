@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from shardmark.experiment.load import load_experiment
-from shardmark.experiment.matrix import expand
-from shardmark.experiment.schema import Trial
-from shardmark.experiment.trial_id import cell_id
+from shardmark.config.load import load_experiment
 from shardmark.launch.verification import STEPS, cells_of, shortened
 from shardmark.results.verification import (
     VERIFICATION_FILE,
     read_verification,
     write_verification,
 )
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
+from shardmark.trials.trial_id import cell_id
 from tests.unit.verification.evidence import court
 from tests.unit.verification.verdicts import VERIFICATION
 

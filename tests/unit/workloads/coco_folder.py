@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from shardmark.workloads.datasets import annotated_data_set
-from shardmark.workloads.datasets._annotated import AnnotatedPictures, Objects
-from shardmark.workloads.detection import DetectionOptions
+from shardmark.workloads.detection.annotated import AnnotatedPictures, Objects
+from shardmark.workloads.detection.options import DetectionOptions
 
 COCO = annotated_data_set("coco")
 SQUARE = [[2, 2, 6, 2, 6, 6, 2, 6]]

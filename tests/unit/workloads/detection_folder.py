@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardmark.workloads._detection_task import Detection
-from shardmark.workloads.detection import DetectionOptions
+from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.workloads.detection.task import Detection
 
 CATEGORIES = {3: "gizmo", 18: "dog", 90: "person"}
 """Ids with gaps, as COCO's; the second and third name are COCO's, too."""

@@ -19,14 +19,14 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torchmetrics.detection import MeanAveragePrecision
 
-from shardmark.workloads._average_precision import (
+from shardmark.workloads.detection.annotated import Objects, RunLengths
+from shardmark.workloads.detection.average_precision import (
     OVERLAPS,
     RECALLS,
     Detections,
     EvaluatedPicture,
     average_precision,
 )
-from shardmark.workloads.datasets._annotated import Objects, RunLengths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

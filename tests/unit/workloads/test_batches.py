@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from shardmark.errors import DataError, InputError
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._classification_task import Classification
-from shardmark.workloads._order import epoch_order
-from shardmark.workloads._pictures import PADDING, ImageBatch, crop_flip
-from shardmark.workloads._protocol import BatchPlan
-from shardmark.workloads.classification import ClassificationOptions
+from shardmark.core.errors import DataError, InputError
+from shardmark.core.shares import Shard
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.order import epoch_order
+from shardmark.workloads.pictures import PADDING, ImageBatch, crop_flip
+from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.workloads.vision.task import Classification
 
 PLAN = BatchPlan(global_batch=8, seed=3)
 WHOLE = Shard(index=0, count=1)

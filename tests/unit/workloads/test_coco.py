@@ -18,7 +18,7 @@ from tests.unit.workloads.coco_folder import (
     write_folder,
 )
 
-from shardmark.errors import DataError, InputError
+from shardmark.core.errors import DataError, InputError
 
 COCO_MINI = Path(__file__).parents[4] / "shared" / "data" / "coco-mini"
 

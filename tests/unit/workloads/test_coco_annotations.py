@@ -17,8 +17,8 @@ from tests.unit.workloads.coco_folder import (
     write_folder,
 )
 
-from shardmark.errors import DataError
-from shardmark.workloads.datasets import _coco_parsing
+from shardmark.core.errors import DataError
+from shardmark.workloads.detection import coco_parsing as _coco_parsing
 
 
 @pytest.fixture

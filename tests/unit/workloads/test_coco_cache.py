@@ -18,8 +18,8 @@ from tests.unit.workloads.coco_folder import (
     write_folder,
 )
 
-from shardmark.workloads.datasets import _coco_parsing
-from shardmark.workloads.datasets._cache import cache_folder
+from shardmark.workloads.datasets.cache import cache_folder
+from shardmark.workloads.detection import coco_parsing as _coco_parsing
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from tests.unit.workloads.coco_folder import (
     write_folder,
 )
 
-from shardmark.errors import DataError
-from shardmark.workloads.datasets._annotated import AnnotatedReading
+from shardmark.core.errors import DataError
+from shardmark.workloads.detection.annotated import AnnotatedReading
 
 SKIP = {"on_broken": "skip"}
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from shardmark.errors import DataError
-from shardmark.workloads.classification import ClassificationOptions
-from shardmark.workloads.datasets import _sources, picture_data_set
-from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
+from shardmark.core.errors import DataError
+from shardmark.workloads.datasets import picture_data_set
+from shardmark.workloads.datasets import sources as _sources
+from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
+from shardmark.workloads.vision.options import ClassificationOptions
 
 
 def load(seed: int = 0, **fields: Any) -> LabelledPictures:

@@ -12,10 +12,10 @@ import torch
 from tests.unit.workloads.detection_folder import CATEGORIES, SIZES, task
 from torch import Tensor
 
-from shardmark.errors import DataError, InputError
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._detection_batch import DetectionBatch, Target
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.core.errors import DataError, InputError
+from shardmark.core.shares import Shard
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.detection.batch import DetectionBatch, Target
 
 PLAN = BatchPlan(global_batch=4, seed=3)
 WHOLE = Shard(index=0, count=1)

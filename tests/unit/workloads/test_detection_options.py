@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 from tests.unit.workloads.detection_folder import options as on
 
-from shardmark.errors import DataError, InputError
+from shardmark.core.errors import DataError, InputError
 from shardmark.workloads import WORKLOADS, check_data, options
-from shardmark.workloads.detection import DetectionOptions
-from shardmark.workloads.detectors import DETECTORS
+from shardmark.workloads.detection.detectors import DETECTORS
+from shardmark.workloads.detection.options import DetectionOptions
 
 
 def test_defaults() -> None:
@@ -21,7 +21,7 @@ def test_defaults() -> None:
     assert WORKLOADS["detection"] is type(chosen) is DetectionOptions
     assert (chosen.model, chosen.dataset) == ("fasterrcnn_resnet50_fpn", "digits-detection")
     assert chosen.folder is None
-    assert chosen.loads() == ("shardmark.workloads._detection_task",)
+    assert chosen.loads() == ("shardmark.workloads.detection.task",)
 
 
 @pytest.mark.parametrize("name", DETECTORS)

@@ -16,12 +16,12 @@ from tests.unit.workloads.detection_folder import SIZES, task
 from tests.unit.workloads.test_models import weights_hash
 from torch import Tensor, nn
 
-from shardmark.errors import InputError
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._average_precision import EvaluatedPicture
-from shardmark.workloads._detection_batch import DetectionBatch
-from shardmark.workloads._detection_task import Detection
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.core.errors import InputError
+from shardmark.core.shares import Shard
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.detection.average_precision import EvaluatedPicture
+from shardmark.workloads.detection.batch import DetectionBatch
+from shardmark.workloads.detection.task import Detection
 
 CPU = torch.device("cpu")
 WHOLE = Shard(index=0, count=1)

@@ -12,12 +12,12 @@ from tests.unit.workloads.detection_folder import options
 from tests.unit.workloads.test_models import weights_hash
 from torch import nn
 
-from shardmark.errors import InputError
-from shardmark.workloads._detector_building import build_detector
-from shardmark.workloads._own_detectors import fasterrcnn_swin_t_fpn
-from shardmark.workloads._proposals import sample_by_picture
-from shardmark.workloads._small_fcos import fcos_resnet18_fpn
-from shardmark.workloads.detectors import DETECTORS
+from shardmark.core.errors import InputError
+from shardmark.workloads.detection.building import build_detector
+from shardmark.workloads.detection.detectors import DETECTORS
+from shardmark.workloads.detection.own_detectors import fasterrcnn_swin_t_fpn
+from shardmark.workloads.detection.proposals import sample_by_picture
+from shardmark.workloads.detection.small_fcos import fcos_resnet18_fpn
 
 CLASSES = ("gizmo", "dog", "person")
 SMALLER: dict[str, dict[str, Any]] = {

@@ -17,9 +17,11 @@ from tests.unit.workloads.detection_folder import options
 from torch import Tensor, nn
 from torchvision.models import get_model, get_model_builder, get_model_weights
 
-from shardmark.errors import DataError
-from shardmark.workloads._detector_building import build_detector
-from shardmark.workloads._detector_weights import (
+from shardmark.core.errors import DataError
+from shardmark.workloads.detection.building import build_detector
+from shardmark.workloads.detection.detectors import DETECTORS
+from shardmark.workloads.detection.own_detectors import OWN_DETECTORS
+from shardmark.workloads.detection.weights import (
     BACKBONES,
     PUBLISHED,
     WeightsFile,
@@ -27,8 +29,6 @@ from shardmark.workloads._detector_weights import (
     ensure,
     imagenet_weights,
 )
-from shardmark.workloads._own_detectors import OWN_DETECTORS
-from shardmark.workloads.detectors import DETECTORS
 
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 CLASSES = ("gizmo", "dog", "N/A", "person")

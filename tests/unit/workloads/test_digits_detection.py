@@ -13,18 +13,18 @@ import pytest
 from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
 
-from shardmark.errors import DataError
-from shardmark.workloads.datasets import digits_detection
-from shardmark.workloads.datasets._digit_canvases import (
+from shardmark.core.errors import DataError
+from shardmark.workloads.datasets.digits import read_splits
+from shardmark.workloads.detection import digits_detection
+from shardmark.workloads.detection.digit_canvases import (
     CANVAS_SIZE,
     CATEGORY_IDS,
     Glyphs,
     draw_canvas,
     run_lengths,
 )
-from shardmark.workloads.datasets.digits import read_splits
-from shardmark.workloads.datasets.digits_detection import make
-from shardmark.workloads.detection import DetectionOptions
+from shardmark.workloads.detection.digits_detection import make
+from shardmark.workloads.detection.options import DetectionOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

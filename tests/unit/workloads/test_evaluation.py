@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._classification_task import Classification, EvaluationPart
-from shardmark.workloads.classification import ClassificationOptions
+from shardmark.core.shares import Shard
+from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.workloads.vision.task import Classification, EvaluationPart
 
 CPU = torch.device("cpu")
 
@@ -71,7 +71,7 @@ def test_more_ranks_than_samples() -> None:
 
 
 def test_a_model_learns_the_made_up_pictures() -> None:
-    from shardmark.workloads._protocol import BatchPlan
+    from shardmark.workloads.base import BatchPlan
 
     made = task(training_samples=256)
     model = Counting(10)

@@ -15,11 +15,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from shardmark.errors import DataError, InputError
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._classification_task import Classification
-from shardmark.workloads._protocol import BatchPlan
-from shardmark.workloads.classification import ClassificationOptions
+from shardmark.core.errors import DataError, InputError
+from shardmark.core.shares import Shard
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.workloads.vision.task import Classification
 
 MakeFolder = Callable[..., Path]
 WHOLE = Shard(index=0, count=1)

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from shardmark.errors import InputError
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._classification_task import Classification
-from shardmark.workloads._flops import training_flops
-from shardmark.workloads._protocol import BatchPlan
-from shardmark.workloads.classification import ClassificationOptions
+from shardmark.core.errors import InputError
+from shardmark.core.shares import Shard
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.flops import training_flops
+from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.workloads.vision.task import Classification
 
 
 def task(model: str, seed: int = 0, **fields: Any) -> Classification:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shardmark.errors import DataError, InputError
+from shardmark.core.errors import DataError, InputError
 from shardmark.workloads import WORKLOADS, build_workload, check_data, options
-from shardmark.workloads.classification import ClassificationOptions
 from shardmark.workloads.datasets import DATASETS
-from shardmark.workloads.detection import DetectionOptions
+from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.models import MODELS, model_known, registered_names
+from shardmark.workloads.vision.options import ClassificationOptions
 
 
 def test_options_are_those_of_the_named_task() -> None:

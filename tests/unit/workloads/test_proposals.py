@@ -11,12 +11,12 @@ from scipy.stats import chi2
 from tests.unit.workloads.detection_folder import options, task, write
 from torch import Tensor
 
-from shardmark.strategies._protocol import Shard
-from shardmark.workloads._detection_task import Detection
-from shardmark.workloads._detector_building import build_detector
-from shardmark.workloads._order import seed_of
-from shardmark.workloads._proposals import PictureSampler, sample_by_picture
-from shardmark.workloads._protocol import BatchPlan
+from shardmark.core.shares import Shard
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.detection.building import build_detector
+from shardmark.workloads.detection.proposals import PictureSampler, sample_by_picture
+from shardmark.workloads.detection.task import Detection
+from shardmark.workloads.order import seed_of
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from faster_coco_eval.core import mask as coding
 
-from shardmark.workloads.datasets._run_lengths import drawn
+from shardmark.workloads.detection.run_lengths import drawn
 
 
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.05, 0.5, 0.95, 1.0])

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardmark.errors import InputError, ShardmarkError
-from shardmark.experiment.trial_id import cell_id
+from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
+from shardmark.trials.trial_id import cell_id
 
 
 class MissingExtra(ShardmarkError):  # noqa: N818  (as `StrategyUnavailable`)

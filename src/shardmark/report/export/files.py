@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.report.export._protocol import Exported, Source
 from shardmark.report.export.places import unwritable
 from shardmark.report.export.tables import TABLES, Table, table_of

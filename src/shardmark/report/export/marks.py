@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.analysis.epochs import elapsed_seconds, training_seconds
-from shardmark.analysis.over_ranks import train_loss
-from shardmark.errors import InputError
-from shardmark.measure.rank_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.analysis.compare.epochs import elapsed_seconds, training_seconds
+from shardmark.analysis.trial.over_ranks import train_loss
+from shardmark.core.errors import InputError
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.report.export._protocol import Source
 from shardmark.results.schema import Outcome, RankRecord, TrialResult
 

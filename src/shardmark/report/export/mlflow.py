@@ -9,8 +9,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from shardmark import __version__
-from shardmark.analysis.rows import plain
-from shardmark.errors import InputError
+from shardmark.analysis.compare.rows import plain
+from shardmark.core.errors import InputError
 from shardmark.report.export._protocol import (
     Exported,
     Source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 
 
 def unwritable(where: str, error: OSError, allowed: str = "name another --out") -> InputError:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardmark.analysis.rows import other_varied, plain
-from shardmark.errors import InputError
-from shardmark.measure.metrics import METRICS, TRIAL_METRICS
+from shardmark.analysis.compare.rows import other_varied, plain
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.report.export._protocol import Source, values_of
 from shardmark.report.export.marks import Record, epoch_rows, sample_rows, step_rows
 from shardmark.results.schema import TrialResult

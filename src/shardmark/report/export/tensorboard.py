@@ -8,8 +8,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from shardmark.analysis.rows import plain
-from shardmark.errors import InputError
+from shardmark.analysis.compare.rows import plain
+from shardmark.core.errors import InputError
 from shardmark.report.export._protocol import (
     Exported,
     Source,

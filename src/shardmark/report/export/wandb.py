@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.report.export._protocol import (
     Exported,
     Source,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardmark.analysis.comparison import Comparison
+from shardmark.analysis.compare.comparison import Comparison
 from shardmark.report.figures.figure import Figure, Panel, Series, with_ranges
 from shardmark.report.figures.grouping import groups_of
 from shardmark.report.figures.interfaces import interface_figures

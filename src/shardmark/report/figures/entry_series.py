@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from shardmark.analysis.statistics import Estimate
+from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.report.figures.figure import Panel, Series
 from shardmark.report.figures.grouping import Entry, Group, facets_of
 

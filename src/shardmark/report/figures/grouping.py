@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardmark.analysis.epochs import EpochsOfRow, epochs_of
-from shardmark.analysis.rows import Row, plain
+from shardmark.analysis.compare.epochs import EpochsOfRow, epochs_of
+from shardmark.analysis.compare.rows import Row, plain
 from shardmark.report.figures.looks import short
 
 LONGEST_NAME = 40

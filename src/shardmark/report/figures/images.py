@@ -14,7 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from shardmark.errors import InputError
+from shardmark.core.errors import InputError
 from shardmark.report.figures.figure import HORIZONTAL, Figure, Panel
 from shardmark.report.figures.looks import LONGEST_SHOWN, short
 from shardmark.report.figures.panel_drawing import draw_panel

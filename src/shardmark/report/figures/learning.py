@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from shardmark.analysis.epochs import Epoch
+from shardmark.analysis.compare.epochs import Epoch
 from shardmark.report.figures.entry_series import estimates_series, having, readable
 from shardmark.report.figures.figure import Figure, Panel, Series
 from shardmark.report.figures.grouping import Entry, Group, in_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardmark.analysis.series import OverTime, Sampled, sampled
+from shardmark.analysis.trial.series import OverTime, Sampled, sampled
 from shardmark.report.figures.entry_series import series_of
 from shardmark.report.figures.figure import Figure, Panel
 from shardmark.report.figures.grouping import MOST_ROWS_READ, Entry, Group, facets_of, in_parts

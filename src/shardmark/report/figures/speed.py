@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardmark.analysis.rows import Row
-from shardmark.analysis.statistics import Estimate
-from shardmark.analysis.step_parts import StepParts, step_parts
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.analysis.trial.step_parts import StepParts, step_parts
 from shardmark.report.figures.entry_series import estimates_series
 from shardmark.report.figures.figure import Figure, Panel, Series
 from shardmark.report.figures.grouping import Entry, Group, by_bars, in_parts, with_metric

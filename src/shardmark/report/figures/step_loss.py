@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardmark.analysis.series import OverTime, loss_by_step
+from shardmark.analysis.trial.series import OverTime, loss_by_step
 from shardmark.report.figures.entry_series import having, readable, series_of
 from shardmark.report.figures.figure import Figure, Panel
 from shardmark.report.figures.grouping import MOST_ROWS_READ, Group, in_parts

@@ -6,9 +6,9 @@ import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
-    from shardmark.workloads.classification import ClassificationOptions
-    from shardmark.workloads.datasets._annotated import AnnotatedDataSet
-    from shardmark.workloads.datasets._sources import LabelledPictures
+    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.detection.annotated import AnnotatedDataSet
+    from shardmark.workloads.vision.options import ClassificationOptions
 
 DATASETS: dict[str, str] = {
     "digits": "handwritten digits of scikit-learn, 1,437 + 360 of 8 x 8, no download (the default)",
@@ -22,13 +22,13 @@ DATASETS: dict[str, str] = {
 """Name -> one line."""
 
 _MODULES = {
-    "digits": "digits",
-    "mnist": "mnist",
-    "cifar10": "cifar10",
-    "imagefolder": "imagefolder",
-    "random": "random_pictures",
-    "digits-detection": "digits_detection",
-    "coco": "coco",
+    "digits": "datasets.digits",
+    "mnist": "datasets.mnist",
+    "cifar10": "datasets.cifar10",
+    "imagefolder": "datasets.imagefolder",
+    "random": "datasets.random_pictures",
+    "digits-detection": "detection.digits_detection",
+    "coco": "detection.coco",
 }
 
 
@@ -44,9 +44,9 @@ class PictureDataSet(Protocol):
 
 def picture_data_set(name: str) -> PictureDataSet:
     """The module of the data set of that name."""
-    return cast("PictureDataSet", importlib.import_module(f"{__name__}.{_MODULES[name]}"))
+    return cast("PictureDataSet", importlib.import_module(f"shardmark.workloads.{_MODULES[name]}"))
 
 
 def annotated_data_set(name: str) -> AnnotatedDataSet:
     """The module of the detection data set of that name."""
-    return cast("AnnotatedDataSet", importlib.import_module(f"{__name__}.{_MODULES[name]}"))
+    return cast("AnnotatedDataSet", importlib.import_module(f"shardmark.workloads.{_MODULES[name]}"))

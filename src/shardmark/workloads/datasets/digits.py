@@ -6,15 +6,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmark.errors import DataError
-from shardmark.workloads.datasets._checks import check_sample_counts
+from shardmark.core.errors import DataError
+from shardmark.workloads.datasets.checks import check_sample_counts
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shardmark.workloads.classification import ClassificationOptions
-    from shardmark.workloads.datasets._sources import LabelledPictures
+    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.vision.options import ClassificationOptions
 
     Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
@@ -38,7 +38,7 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """A fixed split: with the samples sorted by class, each fifth one validates."""
     import torch
 
-    from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
+    from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 
     check(options)
     size = options.image_size or IMAGE_SIZE

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardmark.workloads.datasets._checks import check_sample_counts
-from shardmark.workloads.datasets._folders import FolderSplit, find_splits
+from shardmark.workloads.datasets.checks import check_sample_counts
+from shardmark.workloads.datasets.folders import FolderSplit, find_splits
 
 if TYPE_CHECKING:
-    from shardmark.workloads.classification import ClassificationOptions
-    from shardmark.workloads.datasets._sources import LabelledPictures
+    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.vision.options import ClassificationOptions
 
 LARGEST_OWN_SIZE = 224
 MEAN = (0.485, 0.456, 0.406)
@@ -26,7 +26,7 @@ def check(options: ClassificationOptions) -> None:
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """Find the files; pictures are decoded when they are read."""
-    from shardmark.workloads.datasets._sources import Files, LabelledPictures
+    from shardmark.workloads.datasets.sources import Files, LabelledPictures
 
     training, validation = find_splits(options.folder)
     image_size = options.image_size or own_size(training)

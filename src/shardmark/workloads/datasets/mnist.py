@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardmark.workloads.datasets._checks import check_sample_counts
-from shardmark.workloads.datasets._layout import check_layout, read_splits
+from shardmark.workloads.datasets.checks import check_sample_counts
+from shardmark.workloads.datasets.layout import check_layout, read_splits
 
 if TYPE_CHECKING:
-    from shardmark.workloads.classification import ClassificationOptions
-    from shardmark.workloads.datasets._sources import LabelledPictures
+    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.vision.options import ClassificationOptions
 
 IMAGE_SIZE = 32
 TRAINING_SAMPLES = 60_000
@@ -34,7 +34,7 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """All pictures in memory, with one channel."""
     from torchvision.datasets import MNIST
 
-    from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
+    from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 
     size = options.image_size or IMAGE_SIZE
     training, validation = (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-    from shardmark.workloads.classification import ClassificationOptions
-    from shardmark.workloads.datasets._sources import InMemory, LabelledPictures
+    from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
+    from shardmark.workloads.vision.options import ClassificationOptions
 
 IMAGE_SIZE = 32
 CLASSES = 10
@@ -27,8 +27,8 @@ def check(options: ClassificationOptions) -> None:
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """Half a pattern of the class and half noise, so that there is something to learn."""
-    from shardmark.workloads._order import generator
-    from shardmark.workloads.datasets._sources import LabelledPictures
+    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.order import generator
 
     classes = options.classes or CLASSES
     size = options.image_size or IMAGE_SIZE
@@ -54,8 +54,8 @@ def _make(
     import numpy as np
     import torch
 
-    from shardmark.workloads._order import generator
-    from shardmark.workloads.datasets._sources import InMemory
+    from shardmark.workloads.datasets.sources import InMemory
+    from shardmark.workloads.order import generator
 
     drawn = generator(seed, "pictures", 1 + split)
     labels = drawn.integers(0, len(patterns), samples)

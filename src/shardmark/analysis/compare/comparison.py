@@ -1,0 +1,202 @@
+"""Sets the rows of one or more runs in relation: speed-up, scaling efficiency, memory ratio."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from statistics import fmean
+
+from shardmark.analysis.compare.rows import Row, rows_of
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean, estimate_ratio
+from shardmark.analysis.statistics.verdicts import METRIC, common_repeats, judged
+from shardmark.config.sizes import NODES
+from shardmark.core.errors import InputError
+from shardmark.results.reading import Damaged
+from shardmark.results.store import StoredRun
+
+DEFAULT_BASELINE = "single"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Every cell of the compared runs, set in relation to its baseline."""
+
+    rows: tuple[Row, ...]
+    baseline: str
+    """Strategy that `speedup` and `memory_ratio` refer to."""
+    notes: tuple[str, ...]
+    """Relations that could not be computed, and why."""
+    damaged: tuple[Damaged, ...]
+    """Stored trials that were not believed."""
+    missing: tuple[str, ...]
+    """Trials that were begun and left no result."""
+
+
+def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Comparison:
+    """Relate every row to the baseline strategy under the same conditions.
+
+    The default baseline is `single` on one rank; another one is taken at the row's world size where
+    that was measured, else at its smallest.  Runs are never related to one another.  Raises
+    `InputError` for a baseline that no run measured.
+    """
+    rows = rows_of(runs)
+    if baseline is not None:
+        _check_baseline(baseline, rows)
+    strategy = baseline or DEFAULT_BASELINE
+    bases = [_baseline_of(row, _comparable(row, rows), strategy) for row in rows]
+    related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
+    return Comparison(
+        rows=judged([row for row, _ in related], bases),
+        baseline=strategy,
+        notes=tuple(dict.fromkeys(note for _, notes in related for note in notes)),
+        damaged=tuple(damaged for run in runs for damaged in run.damaged),
+        missing=tuple(trial_id for run in runs for trial_id in run.missing),
+    )
+
+
+def _check_baseline(baseline: str, rows: Sequence[Row]) -> None:
+    measured = list(dict.fromkeys(row.strategy for row in rows))
+    if baseline not in measured:
+        near = get_close_matches(baseline, measured, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        allowed = f"measured were {', '.join(measured) or 'none'}{hint}"
+        raise InputError("--baseline", f"no trial used strategy {baseline!r}", allowed)
+
+
+def _comparable(row: Row, rows: Sequence[Row]) -> list[Row]:
+    return [other for other in rows if row.comparable(other)]
+
+
+def _relate(
+    row: Row, base: Row | None, rows: Sequence[Row], baseline: str
+) -> tuple[Row, list[str]]:
+    """The row with the metrics that only a comparison has, and notes where one is partial."""
+    missing = dict(row.missing)
+    metrics = dict(row.metrics)
+    notes: list[str] = []
+    if base is None:
+        notes = [_no_baseline(row, baseline)]
+        missing["speedup"] = missing["memory_ratio"] = notes[0]
+    else:
+        for name, of in (("speedup", "samples_per_second"), ("memory_ratio", "peak_memory_bytes")):
+            metrics[name] = _ratio(row, base, of)
+            if metrics[name] is None:
+                missing[name] = _no_ratio(row, base, of)
+        notes = _about_baseline(row, base, missing.get("speedup"))
+    comparable = _comparable(row, rows)
+    reference = _smallest(row, comparable) or _baseline_of(row, comparable, DEFAULT_BASELINE)
+    if reference is not None:
+        metrics["scaling_efficiency"] = _ratio(row, reference, "samples_per_second", per_rank=True)
+    if metrics["scaling_efficiency"] is None:
+        missing["scaling_efficiency"] = (
+            f"no smaller world size and no `{DEFAULT_BASELINE}` under the same conditions"
+            if reference is None
+            else _no_ratio(row, reference, "samples_per_second")
+        )
+    baseline_place = None if base is None else base.place
+    return replace(row, metrics=metrics, missing=missing, baseline=baseline_place), notes
+
+
+def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[str]:
+    """Other conditions than the baseline's, and repeats that only one of the two has."""
+    if no_speedup is not None:
+        return [] if _value(row, METRIC) is None else [f"no speed-up: {no_speedup}"]
+    notes = [f"{row.place} is compared with {base.place}"] if row.differing(base) else []
+    own, others = row.values[METRIC], base.values[METRIC]
+    common = len(common_repeats(row, base, METRIC))
+    if own.keys() != others.keys():
+        repeats = f"{common} common repeat{'' if common == 1 else 's'} (of {len(own)} and"
+        with_base = f"{row.place} with {base.place}: {repeats} {len(others)})"
+        notes.append(
+            f"paired {with_base}" if common >= 2 else f"no interval and no verdict: {with_base}"
+        )
+    return notes
+
+
+def _baseline_of(row: Row, comparable: Sequence[Row], baseline: str) -> Row | None:
+    """The baseline's row: the same conditions first, then the same world size, then the fewest."""
+    candidates = (
+        other
+        for other in comparable
+        if other.strategy == baseline and (baseline != DEFAULT_BASELINE or other.world_size == 1)
+    )
+    return min(
+        candidates,
+        key=lambda other: (
+            len(row.differing(other)),
+            other.world_size != row.world_size,
+            other.world_size,
+            len(other.strategy_options),
+            other.place,
+        ),
+        default=None,
+    )
+
+
+def _smallest(row: Row, comparable: Sequence[Row]) -> Row | None:
+    """The same strategy on the fewest ranks that have a throughput; None unless that is fewer."""
+    smaller = [
+        other
+        for other in comparable
+        if other.label == row.label
+        and row.differing(other) <= {NODES}  # more ranks may be more nodes
+        and other.world_size < row.world_size
+        and _value(other, "samples_per_second") is not None
+    ]
+    return min(
+        smaller, key=lambda other: (len(row.differing(other)), other.world_size), default=None
+    )
+
+
+def ratio_between(row: Row, other: Row, metric: str) -> Estimate | None:
+    """The row's metric over the other's, with a 95 % interval from the repeats that both have.
+
+    With fewer than two common repeats the ratio of the means, without interval; None where one of
+    the two was not measured or the other is zero.
+    """
+    return _ratio(row, other, metric)
+
+
+def difference_between(row: Row, other: Row, metric: str) -> Estimate | None:
+    """The row's metric minus the other's, in its unit; intervals and None as `ratio_between`."""
+    above, below = row.values.get(metric), other.values.get(metric)
+    if not above or not below:
+        return None
+    common = common_repeats(row, other, metric)
+    if len(common) >= 2:
+        return estimate_mean([above[repeat] - below[repeat] for repeat in common])
+    value = fmean(above.values()) - fmean(below.values())
+    return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
+
+
+def _ratio(row: Row, base: Row, name: str, *, per_rank: bool = False) -> Estimate | None:
+    above, below = row.values.get(name), base.values.get(name)
+    if not above or not below or sum(below.values()) <= 0:
+        return None
+    scale = base.world_size / row.world_size if per_rank else 1.0
+    common = common_repeats(row, base, name)
+    if len(common) >= 2 and all(below[repeat] > 0 for repeat in common):
+        return estimate_ratio(
+            [above[repeat] * scale for repeat in common], [below[repeat] for repeat in common]
+        )
+    value = fmean(above.values()) / fmean(below.values()) * scale
+    return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
+
+
+def _value(row: Row, name: str) -> float | None:
+    estimate = row.metrics[name]
+    return None if estimate is None else estimate.value
+
+
+def _no_baseline(row: Row, baseline: str) -> str:
+    conditions = "".join(f", {key}={value}" for key, value in row.varied.items())
+    return (
+        f"no speed-up: {row.experiment} has no `{baseline}` to compare with at"
+        f" {row.precision}{conditions}"
+    )
+
+
+def _no_ratio(row: Row, base: Row, name: str) -> str:
+    lacking = row if _value(row, name) is None else base
+    return f"{lacking.place} has no {name}: {lacking.missing.get(name, 'it is zero')}"

@@ -1,0 +1,152 @@
+"""A row epoch by epoch: seconds of training, loss and quality, over the repeats that ended ok."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.trial.over_ranks import train_loss
+from shardmark.results.schema import EpochRecord, RankRecord, TrialResult, WindowRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One epoch of a row."""
+
+    number: int
+    """Counted from 1, as people do."""
+    metrics: Mapping[str, Estimate | None]
+    """`epoch_seconds`, `elapsed_seconds`, `train_loss`, `evaluation_seconds` and every quality."""
+    missing: Mapping[str, str]
+    """Metric -> why it is None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochsOfRow:
+    """All epochs of a row; none where the recipe counts steps."""
+
+    row: Row
+    epochs: tuple[Epoch, ...]
+    warmup_steps: int
+    """First steps of the first epoch: they are in its seconds, and in no other metric."""
+    reason: str | None = None
+    """Why there is no epoch."""
+
+
+def epochs_of(row: Row) -> EpochsOfRow:
+    """The row's epochs, each a mean over the repeats."""
+    trials = row.ok_trials
+    if not trials:
+        return EpochsOfRow(row=row, epochs=(), warmup_steps=0, reason="no trial ended ok")
+    first = trials[0].trial
+    if first.get("recipe", {}).get("steps") is not None:
+        steps = first["recipe"]["steps"]
+        reason = f"the recipe counts {steps} steps and no epochs"
+        return EpochsOfRow(row=row, epochs=(), warmup_steps=0, reason=reason)
+    records = [_first_worker(trial) for trial in trials]
+    numbers = sorted({epoch.epoch for record in records for epoch in record.epochs})
+    return EpochsOfRow(
+        row=row,
+        epochs=tuple(_epoch(trials, number) for number in numbers),
+        warmup_steps=first.get("measure", {}).get("warmup_steps", 0),
+        reason=None if numbers else "no epoch was recorded",
+    )
+
+
+def training_seconds(trial: TrialResult, number: int) -> float | str:
+    """Seconds of one epoch's training on the slowest rank, evaluation left out; or why not known.
+
+    An epoch of measured steps is one window, with the device idle at both ends.  The first epoch
+    begins with the warm-up, which belongs to no window: its time counts from the first step of the
+    training (Unix time, noted while the device was idle) to the end of its window, so that it
+    includes the warm-up steps as they were.
+    """
+    seconds = [_rank_seconds(rank, number) for rank in _workers(trial)]
+    known = [one for one in seconds if not isinstance(one, str)]
+    if len(known) < len(seconds):
+        return next(one for one in seconds if isinstance(one, str))
+    return max(known) if known else "no rank that trains left a record"
+
+
+def elapsed_seconds(trial: TrialResult, number: int) -> float | str:
+    """Training time from the first step to the end of the epoch, evaluations left out."""
+    passed = [training_seconds(trial, earlier) for earlier in range(number + 1)]
+    known = [one for one in passed if not isinstance(one, str)]
+    if len(known) < len(passed):
+        return next(one for one in passed if isinstance(one, str))
+    return sum(known)
+
+
+def _rank_seconds(rank: RankRecord, number: int) -> float | str:
+    epoch = _record(rank, number)
+    if epoch is None:
+        return f"rank {rank.rank} did not record this epoch"
+    window = _window(rank, epoch)
+    if window is None:
+        return "all its steps are warm-up, which is not timed"
+    if window.first_step == epoch.first_step:
+        return window.window_seconds
+    if epoch.first_step == 0 and rank.first_step_at_seconds is not None:
+        return window.started_at_seconds + window.window_seconds - rank.first_step_at_seconds
+    return "some of its steps are warm-up, which is not timed"
+
+
+def _window(rank: RankRecord, epoch: EpochRecord) -> WindowRecord | None:
+    """The one that ends with the epoch."""
+    for window in rank.windows:
+        if epoch.first_step <= window.first_step and window.end_step == epoch.end_step:
+            return window
+    return None
+
+
+def _epoch(trials: Sequence[TrialResult], number: int) -> Epoch:
+    found = [_values(trial, number) for trial in trials]
+    metrics: dict[str, Estimate | None] = {}
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(name for values in found for name in values):
+        values = [one.get(name, "not recorded") for one in found]
+        numbers = [value for value in values if not isinstance(value, str)]
+        metrics[name] = estimate_mean(numbers) if numbers else None
+        if not numbers:
+            missing[name] = next(value for value in values if isinstance(value, str))
+    return Epoch(number=number + 1, metrics=metrics, missing=missing)
+
+
+def _values(trial: TrialResult, number: int) -> dict[str, float | str]:
+    record = _record(_first_worker(trial), number)
+    seconds = training_seconds(trial, number)
+    values: dict[str, float | str] = {
+        "epoch_seconds": seconds,
+        "elapsed_seconds": elapsed_seconds(trial, number),
+    }
+    if record is None:
+        return values
+    values["train_loss"] = train_loss(_workers(trial), number)
+    if record.evaluation_seconds is not None:
+        values["evaluation_seconds"] = record.evaluation_seconds
+    for name, value in (record.quality or {}).items():
+        values[name] = _finite(value, "it is not a finite number")
+    return values
+
+
+def _finite(value: float | None, reason: str) -> float | str:
+    return reason if value is None or not math.isfinite(value) else value
+
+
+def _workers(trial: TrialResult) -> list[RankRecord]:
+    ordered = sorted(trial.ranks, key=lambda rank: rank.rank)
+    return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
+
+
+def _first_worker(trial: TrialResult) -> RankRecord:
+    """Every rank stores the same losses and qualities, so the first one's count."""
+    workers = _workers(trial)
+    assert workers, "a trial that ended ok has a rank that trains"
+    return workers[0]
+
+
+def _record(rank: RankRecord, number: int) -> EpochRecord | None:
+    return next((epoch for epoch in rank.epochs if epoch.epoch == number), None)

@@ -1,0 +1,194 @@
+"""The metrics of one node: those of its ranks, its devices and its interfaces alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.trial.over_ranks import Result, number, over_ranks
+from shardmark.analysis.trial.raw_files import Line, raw_lines
+from shardmark.analysis.trial.system_metrics import device_metrics, network_metrics, process_metrics
+from shardmark.analysis.trial.training_metrics import (
+    communication_metrics,
+    memory_metrics,
+    rate_metrics,
+    read_steps,
+    slowest,
+    time_metrics,
+    windows_of,
+)
+from shardmark.analysis.trial.windows import Windows
+from shardmark.core.metrics import METRICS
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.results.schema import RankRecord, Summary, TrialResult
+from shardmark.results.store import RunFolder
+
+MOST_BYTES = 64 * 2**20
+"""Of a raw file that is read as a whole; of a longer one, even parts."""
+LOOPBACK = "lo"
+LINK_METRICS = ("link_sent_bytes_per_second", "link_received_bytes_per_second")
+"""Beside the catalogue's, which count the loopback, too: over all other interfaces of the node."""
+OF_NO_NODE = ("epoch_seconds", "total_seconds", "model_flops_per_second", "mfu")
+"""A trial's, or samples per second in another unit."""
+NODE_METRICS = (
+    *(
+        metric.name
+        for metric in METRICS.values()
+        if metric.group in ("time", "rate", "memory", "network", "processes", "device")
+        and metric.name not in (*OF_NO_NODE, "speedup", "scaling_efficiency", "memory_ratio")
+    ),
+    "nonfinite_steps",
+    "skipped_steps",
+    "data_errors",
+)
+"""Of the catalogue: what differs from node to node, and is no relation between trials."""
+NO_WINDOW = "no window was measured on the node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverRanks:
+    """How a metric is spread over the node's ranks, mean over the repeats."""
+
+    mean: float
+    maximum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOfRow:
+    """One node of one row, over the trials that ended ok."""
+
+    row: Row
+    node: int
+    hosts: tuple[str, ...]
+    ranks: tuple[int, ...]
+    """Servers included."""
+    servers: int
+    metrics: Mapping[str, Estimate | None]
+    """`NODE_METRICS` and `LINK_METRICS`; each comes from the ranks as the catalogue says."""
+    over_ranks: Mapping[str, OverRanks]
+    missing: Mapping[str, str]
+
+
+def nodes_of(rows: Sequence[Row]) -> list[NodeOfRow]:
+    """Every node of every row that ended ok at least once; reads the trials' raw files."""
+    found: list[NodeOfRow] = []
+    for row in rows:
+        trials = [(trial, *_raw(row, trial)) for trial in row.ok_trials]
+        numbers = sorted({rank.node for trial, *_ in trials for rank in trial.ranks})
+        for node in numbers:
+            each = [
+                _of_trial(trial, node, steps, samples)
+                for trial, steps, samples in trials
+                if any(rank.node == node for rank in trial.ranks)
+            ]
+            found.append(_of_row(row, node, each))
+    return found
+
+
+def _raw(row: Row, trial: TrialResult) -> tuple[list[Line], list[Line]]:
+    """Steps and samples; lines that are none are left out."""
+    if row.folder is None:
+        return [], []
+    folder = RunFolder(row.folder).trial_folder(trial.id)
+    steps = [
+        line
+        for line in raw_lines(folder / STEPS_FILE, most_bytes=MOST_BYTES)
+        if "measured" in line and None not in (number(line.get("step")), number(line.get("rank")))
+    ]
+    samples = [
+        line
+        for line in raw_lines(folder / SAMPLES_FILE, most_bytes=MOST_BYTES)
+        if number(line.get("at_seconds")) is not None
+    ]
+    return steps, samples
+
+
+def _of_trial(
+    trial: TrialResult, node: int, steps: Sequence[Line], samples: Sequence[Line]
+) -> dict[str, Result]:
+    """The catalogue's own computations, given one node's ranks and samples.
+
+    Windows are those of the node's slowest rank, so that one clock timed them and the samples; of a
+    node that only holds parameters, those of the trial's slowest.
+    """
+    ranks = sorted((r for r in trial.ranks if r.lost is None), key=lambda rank: rank.rank)
+    here = [rank for rank in ranks if rank.node == node]
+    workers = [rank for rank in here if rank.role == "worker"]
+    own = [sample for sample in samples if sample.get("node", 0) == node]
+    taken = read_steps(steps)
+    windows = windows_of(slowest(workers or [rank for rank in ranks if rank.role == "worker"]))
+    device_type = str(trial.trial.get("device_type", "cpu"))
+    found: dict[str, Result] = dict.fromkeys((*NODE_METRICS, *LINK_METRICS), NO_WINDOW)
+    if workers:
+        found |= time_metrics(workers, taken, trial.started_at_seconds, NO_WINDOW)
+        found |= rate_metrics(workers, NO_WINDOW, NO_WINDOW)
+        found |= communication_metrics(workers)
+    found |= memory_metrics(here, device_type)
+    if windows.spans:
+        found |= network_metrics(own, windows)
+        found |= process_metrics(own, here, windows)
+        found |= device_metrics(own, windows, device_type)
+        found |= _link_metrics(own, windows)
+    return {name: found[name] for name in (*NODE_METRICS, *LINK_METRICS)} | _errors(here)
+
+
+def _errors(ranks: Sequence[RankRecord]) -> dict[str, Result]:
+    return {
+        "nonfinite_steps": over_ranks("nonfinite_steps", ranks, lambda rank: rank.nonfinite_steps),
+        "skipped_steps": over_ranks("skipped_steps", ranks, lambda rank: rank.skipped_steps),
+        "data_errors": over_ranks("data_errors", ranks, lambda rank: len(rank.data_errors)),
+    }
+
+
+def _link_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result]:
+    """Bytes a second that left the node, and that came to it."""
+    outward = [{**sample, "network": _without_loopback(sample)} for sample in samples]
+    if samples and not any(sample["network"] for sample in outward):
+        return dict.fromkeys(LINK_METRICS, "the node has no interface but its loopback")
+    totals = network_metrics(outward, windows)
+    found: dict[str, Result] = {}
+    for name, counted in zip(LINK_METRICS, ("sent", "received"), strict=True):
+        total = totals[f"network_{counted}_bytes"]
+        found[name] = (
+            total
+            if isinstance(total, str)
+            else Summary(value=total.value / windows.seconds, over="trial")
+        )
+    return found
+
+
+def _without_loopback(sample: Line) -> dict[str, object]:
+    network = sample.get("network")
+    counters = network.items() if isinstance(network, Mapping) else ()
+    return {str(name): one for name, one in counters if name != LOOPBACK}
+
+
+def _of_row(row: Row, node: int, trials: Sequence[Mapping[str, Result]]) -> NodeOfRow:
+    ranks = {r.rank: r for trial in row.ok_trials for r in trial.ranks if r.node == node}
+    metrics: dict[str, Estimate | None] = {}
+    missing: dict[str, str] = {}
+    spread: dict[str, OverRanks] = {}
+    for name in trials[0]:
+        known = [found for one in trials if isinstance(found := one[name], Summary)]
+        metrics[name] = estimate_mean([one.value for one in known]) if known else None
+        means = [one.mean for one in known if one.mean is not None]
+        most = [one.maximum for one in known if one.maximum is not None]
+        if means and most:
+            spread[name] = OverRanks(mean=fmean(means), maximum=fmean(most))
+        if not known:
+            missing[name] = str(trials[0][name])
+    return NodeOfRow(
+        row=row,
+        node=node,
+        hosts=tuple(
+            dict.fromkeys(r.host for t in row.ok_trials for r in t.ranks if r.node == node)
+        ),
+        ranks=tuple(sorted(ranks)),
+        servers=sum(rank.role == "server" for rank in ranks.values()),
+        metrics=metrics,
+        over_ranks=spread,
+        missing=missing,
+    )

@@ -1,0 +1,259 @@
+"""Groups stored trials into the rows of a comparison: the repeats of one cell together."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from shardmark.analysis.statistics.effects import Effect
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.config.sizes import NODES, title_of
+from shardmark.core.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun
+from shardmark.trials.trial_id import cell_id
+
+OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
+"""Axes that every row shows in a column of its own, so that they are no other varied key."""
+
+EXECUTION_KEYS = frozenset(
+    {
+        "recipe.activation_checkpointing",
+        "recipe.cpu_offload",
+        "recipe.gradient_accumulation",
+        NODES,
+    }
+)
+"""Axes that change how a step is computed and not what is trained.  A strategy's entry may set them
+for itself (`{name: fsdp, cpu_offload: true}`), and is then still compared with the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Trials of one row that ended alike in another outcome than `ok`."""
+
+    outcome: Outcome
+    reason: str
+    """With the remedy, where one is known."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One cell of one experiment, all its repeats."""
+
+    experiment: str
+    """Name of the experiment, with the folder's where two runs share it."""
+    workload: str
+    strategy: str
+    strategy_options: Mapping[str, Any]
+    world_size: int
+    precision: str
+    varied: Mapping[str, Any]
+    """The other axes' values by dotted key."""
+    synthetic: bool
+    """Made-up data: its quality metrics mean nothing."""
+    weak_scaling: bool
+    """`per_rank_batch`: more ranks do more work in a step, and train something else."""
+    outcomes: Mapping[str, int]
+    failed: tuple[Failed, ...]
+    metrics: Mapping[str, Estimate | None]
+    """Over the trials that ended `ok`; every metric of the catalogue."""
+    missing: Mapping[str, str]
+    """Metric -> why it is None."""
+    values: Mapping[str, Mapping[int, float]] = field(repr=False)
+    """Metric -> repeat -> value, of the trials that ended `ok`."""
+    trials: tuple[TrialResult, ...] = field(default=(), repr=False)
+    """All of the cell, by repeat."""
+    folder: Path | None = field(default=None, repr=False)
+    """Of the run."""
+    baseline: str | None = None
+    """What `speedup` and `memory_ratio` compare with."""
+    equivalent: bool | None = None
+    """Whether it trains what the reference trains; None where that was not verified."""
+    deviation: str | None = None
+    """The cause where it is not equivalent."""
+    promise: str | None = None
+    """What was shown of a strategy that is not meant to be equivalent."""
+    verdict: str | None = None
+    """`baseline`, `faster`, `slower` or `no difference shown`; None without two common repeats."""
+    effect: Effect | None = None
+    """Throughput beside the baseline's, on which the verdict rests."""
+
+    @property
+    def label(self) -> str:
+        """The strategy with its own options."""
+        options = ", ".join(f"{key}={plain(value)}" for key, value in self.strategy_options.items())
+        return f"{self.strategy} ({options})" if options else self.strategy
+
+    @property
+    def nodes(self) -> int:
+        """Machines of each trial; one in results that do not tell."""
+        return int(self.trials[0].trial.get("nodes") or 1) if self.trials else 1
+
+    @property
+    def place(self) -> str:
+        """The row in words, for a note."""
+        bare = ("workload.model", "workload.dataset")  # such a name tells by itself what it is
+        keys = {key: "" if key in bare else f"{title_of(key)}=" for key in self.varied}
+        varied = "".join(f", {keys[key]}{plain(value)}" for key, value in self.varied.items())
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"{self.label} on {ranks}{varied}"
+
+    @property
+    def ok_trials(self) -> tuple[TrialResult, ...]:
+        return tuple(result for result in self.trials if result.outcome is Outcome.OK)
+
+    def comparable(self, other: Row) -> bool:
+        """Whether both trained the same thing in the same experiment."""
+        return (self.experiment, self.workload, self.precision) == (
+            other.experiment,
+            other.workload,
+            other.precision,
+        ) and self.differing(other) <= EXECUTION_KEYS
+
+    def differing(self, other: Row) -> frozenset[str]:
+        """The varied keys in which the two differ."""
+        keys = self.varied.keys() | other.varied.keys()
+        return frozenset(key for key in keys if self.varied.get(key) != other.varied.get(key))
+
+
+def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
+    """The runs' trials by cell, in a fixed order."""
+    groups: dict[tuple[object, ...], list[TrialResult]] = {}
+    for number, (label, run) in enumerate(zip(_run_labels(runs), runs, strict=True)):
+        for result in run.trials:
+            groups.setdefault((number, label, *_cell(result)), []).append(result)
+    ordered = sorted(groups.items(), key=lambda group: (group[0][0], *_order(group[1][0])))
+    return [_in_run(_row(str(key[1]), trials), runs[int(str(key[0]))]) for key, trials in ordered]
+
+
+def _in_run(row: Row, run: StoredRun) -> Row:
+    """The row with its run's folder, and the run's verdict on what it trains."""
+    row = replace(row, folder=run.path)
+    known, trial = run.verification, row.trials[0].trial
+    verdict = known.of(cell_id(trial)) if known is not None and "strategy" in trial else None
+    if verdict is None:
+        return row
+    cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None
+    return replace(row, equivalent=verdict.equivalent, deviation=cause, promise=verdict.promise)
+
+
+def plain(value: object) -> str:
+    """A value of the experiment file as short text, the same for the same content."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def other_varied(result: TrialResult) -> dict[str, Any]:
+    """The trial's varied keys that have no column of their own."""
+    return {key: value for key, value in result.varied.items() if key not in OWN_COLUMNS}
+
+
+def _run_labels(runs: Sequence[StoredRun]) -> list[str]:
+    """Two runs of one experiment are kept apart: they may come from two machines."""
+    names = Counter(run.name for run in runs)
+    return [run.name if names[run.name] == 1 else f"{run.name} ({run.path})" for run in runs]
+
+
+def _cell(result: TrialResult) -> tuple[object, ...]:
+    return (
+        _workload_label(result),
+        result.strategy,
+        plain(result.strategy_options),
+        result.world_size,
+        result.precision,
+        plain(other_varied(result)),
+    )
+
+
+def _order(result: TrialResult) -> tuple[object, ...]:
+    """Comparable pairs first, the baseline before the rest, few ranks before many."""
+    return (
+        _workload_label(result),
+        tuple(_sortable(value) for value in other_varied(result).values()),
+        result.precision,
+        result.strategy != "single",
+        result.strategy,
+        plain(result.strategy_options),
+        result.world_size,
+    )
+
+
+def _sortable(value: object) -> tuple[bool, float, str]:
+    """Numbers by size, before everything else by its text."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return (False, float(value), "")
+    return (True, 0.0, plain(value))
+
+
+def _workload_label(result: TrialResult) -> str:
+    workload = result.trial.get("workload", {})
+    parts = (workload.get(key) for key in ("name", "model", "dataset"))
+    return " ".join(str(part) for part in parts if part is not None)
+
+
+def _row(experiment: str, trials: Sequence[TrialResult]) -> Row:
+    first = trials[0]
+    ok = [result for result in trials if result.outcome is Outcome.OK]
+    recorded = sorted({name for result in ok for name in result.metrics} - METRICS.keys())
+    values = {name: _values(ok, name) for name in (*TRIAL_METRICS, *recorded)}
+    metrics: dict[str, Estimate | None] = dict.fromkeys((*METRICS, *recorded))
+    for name, by_repeat in values.items():
+        if by_repeat:
+            metrics[name] = estimate_mean(list(by_repeat.values()))
+    return Row(
+        experiment=experiment,
+        workload=_workload_label(first),
+        strategy=first.strategy,
+        strategy_options=first.strategy_options,
+        world_size=first.world_size,
+        precision=first.precision,
+        varied=other_varied(first),
+        synthetic=any(result.synthetic for result in trials),
+        weak_scaling=first.trial.get("recipe", {}).get("per_rank_batch") is not None,
+        outcomes=dict(sorted(Counter(str(result.outcome) for result in trials).items())),
+        failed=_failed(trials),
+        metrics=metrics,
+        missing={
+            name: _reason(ok, name)
+            for name, estimate in metrics.items()
+            if estimate is None and name not in COMPARISON_METRICS
+        },
+        values=values,
+        trials=tuple(sorted(trials, key=lambda result: result.repeat)),
+    )
+
+
+def _values(ok: Sequence[TrialResult], name: str) -> dict[int, float]:
+    by_repeat: dict[int, float] = {}
+    for result in sorted(ok, key=lambda result: result.repeat):
+        summary = result.metrics.get(name)
+        if summary is not None and math.isfinite(summary.value):
+            by_repeat[result.repeat] = summary.value
+    return by_repeat
+
+
+def _reason(ok: Sequence[TrialResult], name: str) -> str:
+    if not ok:
+        return "no trial ended ok"
+    reasons = Counter(result.missing.get(name, "not recorded") for result in ok)
+    return reasons.most_common(1)[0][0]
+
+
+def _failed(trials: Sequence[TrialResult]) -> tuple[Failed, ...]:
+    counts: Counter[tuple[Outcome, str]] = Counter()
+    for result in trials:
+        if result.outcome is not Outcome.OK:
+            failure = result.failure
+            reason = "no reason was recorded" if failure is None else failure.reason
+            if failure is not None and failure.remedy is not None:
+                reason += f"; {failure.remedy}"
+            counts[result.outcome, reason] += 1
+    return tuple(Failed(outcome=how, reason=why, count=n) for (how, why), n in counts.items())

@@ -1,0 +1,98 @@
+"""Which rows differ from their baseline: one family of moderated tests over the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.effects import Effect, holm, paired_effect, with_one_row
+
+BASELINE = "baseline"
+FASTER = "faster"
+SLOWER = "slower"
+NO_DIFFERENCE = "no difference shown"
+
+FAMILY_ERROR_RATE = 0.05
+"""Highest probability of one or more false `faster` or `slower` in the whole comparison."""
+METRIC = "samples_per_second"
+METHOD = "moderated t tests of the log ratios, which share what they see of the noise"
+"""For a note: how a difference is tested."""
+
+
+def judged(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
+    """The rows with verdict and effect beside their baselines, None where there is none.
+
+    A row whose baseline has the same place is the baseline itself.
+    """
+    effects = [
+        None if _same(row, base) else effect_between(row, base)
+        for row, base in zip(rows, baselines, strict=True)
+    ]
+    found = _corrected(effects, baselines)
+    return tuple(
+        replace(row, effect=effect, verdict=BASELINE if _same(row, base) else _verdict(effect))
+        for row, base, effect in zip(rows, baselines, found, strict=True)
+    )
+
+
+def _corrected(
+    effects: Sequence[Effect | None], baselines: Sequence[Row | None]
+) -> list[Effect | None]:
+    """All of them are one family; the noise is shared by those with the same baseline."""
+    by_baseline: dict[int, dict[int, Effect]] = {}
+    for index, (effect, base) in enumerate(zip(effects, baselines, strict=True)):
+        if effect is not None:
+            by_baseline.setdefault(id(base), {})[index] = effect
+    places = [index for group in by_baseline.values() for index in group]
+    moderated = [
+        effect for group in by_baseline.values() for effect in with_one_row(list(group.values()))
+    ]
+    corrected = dict(zip(places, holm(moderated), strict=True))
+    return [corrected.get(index) for index in range(len(effects))]
+
+
+def effect_between(row: Row, base: Row | None) -> Effect | None:
+    """Of the throughput, over the repeats that both have; None for fewer than two of them."""
+    repeats = () if base is None else common_repeats(row, base, METRIC)
+    if base is None or len(repeats) < 2:
+        return None
+    return paired_effect(
+        [row.values[METRIC][repeat] for repeat in repeats],
+        [base.values[METRIC][repeat] for repeat in repeats],
+    )
+
+
+def common_repeats(row: Row, other: Row, metric: str) -> tuple[int, ...]:
+    """Repeats in which both have a value."""
+    above, below = row.values.get(metric, {}), other.values.get(metric, {})
+    return tuple(sorted(above.keys() & below.keys()))
+
+
+def _same(row: Row, base: Row | None) -> bool:
+    """Two runs of one experiment have rows of equal place."""
+    return base is not None and (row.experiment, row.workload, row.precision, row.place) == (
+        base.experiment,
+        base.workload,
+        base.precision,
+        base.place,
+    )
+
+
+def verdict_between(row: Row, other: Row) -> Effect | None:
+    """The effect on which the row's verdict rests, where the other is its baseline."""
+    is_baseline = other.verdict == BASELINE and row.baseline == other.place
+    return row.effect if is_baseline and row is not other else None
+
+
+def is_different(effect: Effect) -> bool:
+    """Whether the difference is shown: the one rule for verdicts, selections and fronts."""
+    return effect.p_corrected <= FAMILY_ERROR_RATE
+
+
+def _verdict(effect: Effect | None) -> str | None:
+    if effect is None:
+        return None
+    if not is_different(effect):
+        return NO_DIFFERENCE
+    return FASTER if effect.ratio.value > 1 else SLOWER

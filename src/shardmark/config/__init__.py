@@ -1,0 +1,1 @@
+"""What the user writes: the experiment file and its presets.  Imports no torch."""

@@ -1,0 +1,77 @@
+"""Errors that a user can cause or fix: what was found, where, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import errno
+from typing import Literal
+
+
+class ShardmarkError(Exception):
+    """Base of every error that a user can cause or fix; the command line prints it in one piece."""
+
+
+class InputError(ShardmarkError):
+    """The experiment, a run folder or an argument is wrong: exit code 2.
+
+    `where` is a file and key or an option, `found` the value met, `allowed` what would be accepted.
+    """
+
+    def __init__(self, where: str, found: str, allowed: str) -> None:
+        super().__init__(where, found, allowed)  # all positional, so that it can be pickled
+
+    def __str__(self) -> str:
+        return "{}: {}; {}".format(*self.args)
+
+
+class DataError(ShardmarkError):
+    """A data set is missing, empty or broken."""
+
+    def __init__(self, where: str, found: str, remedy: str) -> None:
+        super().__init__(where, found, remedy)
+
+    def __str__(self) -> str:
+        return "{}: {}; {}".format(*self.args)
+
+
+class StrategyUnavailable(ShardmarkError):  # noqa: N818  (an outcome, not a failure)
+    """The strategy cannot run on this machine, with this many ranks or with these options."""
+
+    def __init__(self, strategy: str, reason: str, remedy: str) -> None:
+        super().__init__(strategy, reason, remedy)
+
+    @property
+    def reason(self) -> str:
+        return str(self.args[1])
+
+    @property
+    def remedy(self) -> str:
+        return str(self.args[2])
+
+    def __str__(self) -> str:
+        return "cannot run {!r} here: {}; {}".format(*self.args)
+
+
+MEMORY_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "Cannot allocate memory",
+)
+
+
+def error_kind(
+    error: BaseException,
+) -> Literal["out_of_memory", "unavailable", "data", "input", "exception"]:
+    """What kind of end an exception is; torch's classes are known by name, without torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return "out_of_memory"
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES):
+        return "out_of_memory"
+    if isinstance(error, StrategyUnavailable):
+        return "unavailable"
+    if isinstance(error, DataError):
+        return "data"
+    return "input" if isinstance(error, InputError) else "exception"

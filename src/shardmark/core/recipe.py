@@ -1,0 +1,196 @@
+"""Optimizer and learning-rate schedule of the recipe; keys that say nothing are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+_SGD_KEYS = ("momentum", "dampening", "nesterov")
+_ADAM_KEYS = ("betas", "eps")
+_STEP_KEYS = ("every_steps", "gamma")
+
+
+class Model(BaseModel):
+    """Frozen; unknown keys, infinities and truth values in place of numbers are errors."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation not in (
+            bool,
+            Any,
+        ):
+            raise ValueError(f"found {str(value).lower()}; this key is not a yes or no")
+        return value
+
+
+class Optimizer(Model):
+    """The optimizer with every default written out; keys of the other optimizer are refused."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: PositiveFloat = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """SGD only."""
+    dampening: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """SGD only."""
+    nesterov: bool = False
+    """SGD only."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Adam and AdamW only."""
+    eps: PositiveFloat = 1e-8
+    """Adam and AdamW only."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """The same for every parameter, biases and norms included: no library's groups."""
+
+    @staticmethod
+    def foreign_keys(name: str) -> tuple[str, ...]:
+        """Keys that say nothing about the optimizer of this name."""
+        return _ADAM_KEYS if name == "sgd" else _SGD_KEYS
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"found {list(betas)}; allowed are two numbers from 0 to below 1")
+        return betas
+
+    @model_validator(mode="after")
+    def _only_own_keys(self) -> Optimizer:
+        foreign = [key for key in self.foreign_keys(self.name) if key in self.model_fields_set]
+        if foreign:
+            own = [key for key in Optimizer.model_fields if key not in self.foreign_keys(self.name)]
+            raise ValueError(
+                f"{self.name} has no {' and no '.join(foreign)}; "
+                f"leave it out: the keys of {self.name} are {', '.join(own)}"
+            )
+        if self.nesterov and (self.momentum == 0 or self.dampening != 0):
+            raise ValueError(
+                f"nesterov with momentum {self.momentum:g} and dampening {self.dampening:g}; "
+                "nesterov needs a momentum above 0 and no dampening"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_foreign_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        foreign = self.foreign_keys(self.name)
+        return {key: value for key, value in handler(self).items() if key not in foreign}
+
+
+class Schedule(Model):
+    """Learning rate over the steps of the training, as a factor on `optimizer.lr`."""
+
+    name: Literal["constant", "cosine", "step"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Linear rise over so many steps first (no relation to `measure.warmup_steps`)."""
+    every_steps: PositiveInt | None = None
+    """`step` only: multiply by `gamma` each time so many steps have been taken."""
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """`step` only."""
+
+    @model_validator(mode="after")
+    def _only_own_keys(self) -> Schedule:
+        if self.name == "step" and self.every_steps is None:
+            raise ValueError("step without every_steps; give every_steps, a positive whole number")
+        given = [key for key in _STEP_KEYS if key in self.model_fields_set]
+        if self.name != "step" and given:
+            raise ValueError(f"{self.name} has no {' and no '.join(given)}; only step has")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_foreign_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        foreign = () if self.name == "step" else _STEP_KEYS
+        return {key: value for key, value in handler(self).items() if key not in foreign}
+
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+EXCLUSIVE = (("global_batch", "per_rank_batch"), ("epochs", "steps"))
+"""Keys of the recipe of which exactly one is given."""
+
+
+class Recipe(Model):
+    """How to train: the same in every trial, unless one of these keys is an axis of the matrix."""
+
+    global_batch: PositiveInt | None = None
+    """Samples per optimizer step over all ranks.  Exactly one of this and `per_rank_batch`."""
+    per_rank_batch: PositiveInt | None = None
+    """Samples per optimizer step and rank: weak scaling, which changes the mathematics."""
+    epochs: PositiveInt | None = None
+    """Passes over the training set.  Exactly one of this and `steps`."""
+    steps: PositiveInt | None = None
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    precision: Precision = "fp32"
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    gradient_accumulation: PositiveInt = 1
+    """Micro-batches per optimizer step and rank; `global_batch` counts all of them."""
+    gradient_clipping: PositiveFloat | None = None
+    """Largest 2-norm of all gradients together; null clips nothing, in every strategy."""
+    activation_checkpointing: bool = False
+    cpu_offload: bool = False
+    tf32: bool = False
+    """Allow TensorFloat-32 in CUDA matrix products and convolutions."""
+    threads_per_rank: PositiveInt | None = None
+    """CPU threads of each rank's operators; null shares the machine's cores out evenly."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Recipe:
+        for first, second in EXCLUSIVE:
+            given = [name for name in (first, second) if getattr(self, name) is not None]
+            if len(given) != 1:
+                found = "both are given" if given else "neither is given"
+                raise ValueError(f"{found}; give exactly one of {first} and {second}")
+        return self
+
+
+class Measure(Model):
+    """What is measured, and how often."""
+
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    """First steps of the training that are left out of every performance metric."""
+    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    sample_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5
+    """Period of the system metrics, sampled from outside the ranks."""
+    probe: bool = True
+    """After the training, take untimed steps that count memory, collectives and communication."""
+    verify: bool = True
+    """Before the first trial, prove with a few steps that the strategies train the same thing."""
+    evaluate: Literal["epoch", "end", "never"] = "epoch"
+    """When the whole validation set is evaluated; never inside a measured window."""
+    link_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
+    """Time for measuring the links between the ranks once, before the first trial; 0 leaves it out.
+    null: 8 where trials have several nodes, else 0."""
+
+
+class Limits(Model):
+    """Bounds on one trial."""
+
+    trial_seconds: PositiveFloat = 1800
+    """All restarts included."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    """How often the ranks are started anew after some have died; 0 writes no checkpoints."""
+    checkpoint_steps: PositiveInt = 100
+    """Steps between two checkpoints, from which restarted ranks go on."""
+    checkpoint_dir: str | None = None
+    """Folder for checkpoints, below which each node has its own; null: the trial's folder, and on
+    other nodes the one for temporary files.  They are removed when the trial has ended."""
+    node_return_seconds: Annotated[float, Field(ge=0, le=86400)] = 0
+    """With `max_restarts`: how long a trial waits for a lost node, or another in its place."""

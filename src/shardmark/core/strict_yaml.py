@@ -1,0 +1,119 @@
+"""YAML as people write it: `5e-4` is a number, `2:00:00` and dates are text, keys come once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar
+
+import yaml
+
+from shardmark.core.errors import InputError
+
+_EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+")
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
+
+
+def _without_dates(resolvers: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {
+        first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
+        for first, pairs in resolvers.items()
+    }
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only; nothing may contain itself."""
+
+    yaml_implicit_resolvers = _without_dates(yaml.SafeLoader.yaml_implicit_resolvers)
+    yaml_constructors: ClassVar = {
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in _PLAIN_TAGS
+    }
+
+    def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
+        self._check_keys(node)
+        return {str(key): value for key, value in self.construct_mapping(node, deep=True).items()}
+
+    def sequence(self, node: yaml.SequenceNode) -> list[Any]:
+        return list(self.construct_sequence(node, deep=True))
+
+    def number(self, node: yaml.ScalarNode) -> Any:
+        """YAML 1.1 reads 2:00:00 as 7200, and nobody means that."""
+        if ":" in node.value:
+            return node.value
+        whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if key.tag not in _KEY_TAGS:
+                text = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+                raise _KeyMistake(line, f"the key {text!r} is not text", "put it in quotes")
+            if key.value in lines:
+                found = f"the key {key.value!r} is given twice, first on line {lines[key.value]}"
+                raise _KeyMistake(line, found, "give it once")
+            lines[key.value] = line
+
+
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int")
+"""Text, and the numbers of ranks; `on` and `1.5` were meant as something else."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that the loader would take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+    def text(self, data: str) -> yaml.ScalarNode:
+        # PyYAML writes these as they are, and reads them back as ends of lines.
+        style = '"' if any(character in data for character in "\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+class _KeyMistake(Exception):  # noqa: N818
+    """Line, found, allowed."""
+
+
+_Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)
+_Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.sequence)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.number)
+_Loader.add_constructor(_FLOAT_TAG, _Loader.number)
+_Dumper.add_representer(str, _Dumper.text)
+_Loader.add_implicit_resolver(
+    _FLOAT_TAG, re.compile(rf"^{_EXPONENT.pattern}$"), list("-+.0123456789")
+)
+_Dumper.add_implicit_resolver(
+    _FLOAT_TAG, re.compile(rf"^{_EXPONENT.pattern}$"), list("-+.0123456789")
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The one document in the text; raises `InputError` with the line of whatever is wrong."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except _KeyMistake as error:
+        line, found, allowed = error.args
+        raise InputError(f"{where}, line {line}", found, allowed) from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{where}, line {mark.line + 1}" if mark else where
+        problem = " ".join(filter(None, (error.context, error.problem)))
+        remedy = "indent with spaces, not tabs" if "\\t" in problem else "allowed is plain YAML"
+        raise InputError(place, problem, remedy) from None
+    except (yaml.YAMLError, ValueError, LookupError) as error:
+        problem = " ".join(str(error).split())
+        raise InputError(where, f"not YAML: {problem}", "allowed is plain YAML text") from None
+    except RecursionError:
+        raise InputError(where, "nested too deeply", "allowed is plain YAML") from None
+
+
+def format_yaml(data: Any) -> str:
+    """Text that `parse_yaml` reads back as the same data; keys keep their order."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text

@@ -1,0 +1,1 @@
+"""Proves or refutes that strategies train the same thing."""

@@ -1,0 +1,131 @@
+"""Between the nursery and the ranks of one trial: PyTorch's elastic launcher, forking."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from shardmark.core.environment_variables import NODE_VARIABLE
+from shardmark.core.run_files import JOINED_FILE, LOST_FILE
+from shardmark.launch.local.deaths import describe
+from shardmark.launch.local.launcher import launched
+from shardmark.launch.seats import read_place, seats_of
+from shardmark.trials.trial import Trial
+
+TRIAL_FILE = "trial.json"
+AGENT_FILE = "agent.json"
+AGENT_LOG = "agent.log"
+PR_SET_PDEATHSIG = 1
+REPORTED = 1
+"""Exit code of a rank that has left its error in its record."""
+
+
+def run_agent(directory: str, task: str) -> int:
+    """Start the trial's ranks, wait for them, note how each ended.  0 if all ended well.
+
+    Runs in a session of its own, so that the whole trial can be ended by one signal.
+    """
+    os.setsid()
+    die_with_parent()
+    folder = Path(directory)
+    _redirect(folder / AGENT_LOG)
+    if task == "judge":
+        from shardmark.equivalence.compare import judge_all
+
+        judge_all(folder)
+        return 0
+    trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
+    place = read_place(folder)
+    seats = seats_of(trial)[place.node]
+    fine, ends = launched(
+        rank_main,
+        (directory, task),
+        trial=trial,
+        place=place,
+        seats=seats,
+        max_restarts=trial.limits.max_restarts if task == "measure" else 0,
+    )
+    if not fine:
+        (folder / AGENT_FILE).write_text(json.dumps([asdict(end) for end in ends]))
+    return int(not fine)
+
+
+def rank_main(directory: str, task: str) -> None:
+    """What the launcher calls in each forked rank."""
+    die_with_parent()
+    # The launcher's own handler came along with the fork.  Python could not call it while the rank
+    # waits in a collective, and the launcher would wait for half a minute.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    folder = Path(directory)
+    trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
+    strategy = trial.built_strategy
+    place = read_place(folder)
+    # The launcher numbers nodes by their addresses.  Its ranks meet at the launcher's own store,
+    # so that their numbers are ours to give.
+    rank = seats_of(trial)[place.node][int(os.environ["LOCAL_RANK"])]
+    os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(place.node)}
+    trains = trial.layout.ranks[rank].share is not None
+    if trains and strategy.survives() and guarded(folder, rank):
+        return
+    _be_rank(trial, folder, task)
+
+
+def guarded(folder: Path, rank: int) -> bool:
+    """Whether this process is the guard of the rank, and the rank has ended as it may.
+
+    The launcher ends all ranks when one process dies.  A worker that can be missed runs in a child
+    of the process that the launcher watches, which notes how it died.  An error that the rank has
+    reported itself ends the trial as ever.
+    """
+    child = os.fork()
+    if child == 0:
+        die_with_parent()
+        return False
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code in (0, REPORTED):
+        if code == REPORTED:
+            os._exit(REPORTED)
+        return True
+    if not (folder / JOINED_FILE.format(rank)).exists():
+        # The others wait for it to connect: nobody can go on, and the launcher has to see it.
+        os._exit(code) if code > 0 else os.kill(os.getpid(), -code)
+    (folder / LOST_FILE.format(rank)).write_text(describe(code))
+    return True
+
+
+def _be_rank(trial: Trial, folder: Path, task: str) -> None:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(level=logging.WARNING)
+    from shardmark.equivalence.rank import capture_rank
+    from shardmark.train.links import measure_trial_links
+    from shardmark.train.rank import measure, run_rank
+
+    tasks = {"measure": measure, "testify": capture_rank, "links": measure_trial_links}
+    fine = run_rank(trial, folder, tasks[task])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not fine:
+        os._exit(REPORTED)  # the process group may be broken: nothing is to be gained by a tidy end
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _redirect(log: Path) -> None:
+    with log.open("wb") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    print(f"agent started at {time.time():.3f}", flush=True)

@@ -1,0 +1,113 @@
+"""The engine for this machine: trials are forked from one process that has loaded the libraries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmark.config.engines import LocalOptions
+from shardmark.core.environment_variables import FOLDER_VARIABLE
+from shardmark.core.machine import Machine
+from shardmark.launch.engine import Task
+from shardmark.launch.local.nursery_process import (
+    ENVIRONMENT,
+    NurseryProcess,
+    process_ends,
+    show_stacks,
+)
+from shardmark.launch.outcome import Ending, kernel_oom_kills
+from shardmark.launch.restarts import first_causes, read_restarts
+from shardmark.train.checkpoint_folder import folder_on_node, remove
+from shardmark.trials.trial import Trial
+
+__all__ = ["ENVIRONMENT", "TICK_SECONDS", "LocalEngine", "LocalOptions", "submission"]
+
+TICK_SECONDS = 0.2
+TRIAL_FILE = "trial.json"
+
+
+def submission(options: LocalOptions, nodes: int, command: Sequence[str]) -> list[str]:  # noqa: ARG001  # as every engine's
+    """Nothing is submitted; says what does not fit on one machine."""
+    if nodes == 1:
+        return []
+    most = "2 nodes" if nodes == 2 else f"2 to {nodes} nodes"
+    others = "--engine torchrun, slurm or ray runs them"
+    return [f"trials on {most} are recorded as unavailable here; {others}"]
+
+
+class LocalEngine:
+    """One machine, this one."""
+
+    samples = False
+
+    def __init__(self) -> None:
+        self._nursery = NurseryProcess()
+
+    def machine(self, device: str) -> Machine:
+        return self._nursery.machine(device)
+
+    def environments(self) -> list[dict[str, Any]]:
+        return []
+
+    def load(self, modules: Sequence[str], device_type: str) -> None:
+        self._nursery.load(modules, device_type)
+
+    def lacks(self, nodes: int) -> str | None:
+        return None if nodes == 1 else f"{nodes} nodes are asked for, and `local` has this machine"
+
+    def prepare(self, trial: Trial) -> None:
+        """The nursery is there."""
+
+    def run(
+        self,
+        directory: Path,
+        *,
+        trial_seconds: float,
+        on_tick: Callable[[], None],
+        task: Task = "measure",
+    ) -> Ending:
+        kills_before = kernel_oom_kills()
+        started = time.monotonic()
+        how = "exited"
+        exit_code = None
+        checkpoints = _checkpoints(directory, task)
+        remove(checkpoints)  # an earlier command may have been killed
+        variables = {} if checkpoints is None else {FOLDER_VARIABLE: str(checkpoints)}
+        self._nursery.begin(directory, task, variables)
+        try:
+            while exit_code is None:
+                if time.monotonic() - started > trial_seconds:
+                    how = "timed_out"
+                    show_stacks(directory)
+                    exit_code = self._nursery.reap()
+                else:
+                    exit_code = self._nursery.ended(TICK_SECONDS)
+                on_tick()
+        except KeyboardInterrupt:
+            how = "interrupted"
+            exit_code = self._nursery.reap()
+        except BaseException:
+            self._nursery.reap()
+            raise
+        finally:
+            remove(checkpoints)
+        return Ending(
+            how=how,  # type: ignore[arg-type]  # one of its three values
+            agent_exit_code=exit_code,
+            failures=process_ends(directory),
+            oom_kills=kernel_oom_kills() - kills_before,
+            restarts=first_causes(read_restarts(directory)),
+        )
+
+    def close(self) -> None:
+        self._nursery.close()
+
+
+def _checkpoints(directory: Path, task: Task) -> Path | None:
+    """Where the trial's ranks keep them; None without any."""
+    if task != "measure":
+        return None
+    trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
+    return folder_on_node(trial, str(directory.resolve()), 0, here=True)

@@ -1,0 +1,241 @@
+"""Times messages and collectives between the ranks of a process group.  Collective.
+
+torchrun --nproc-per-node=2 -m shardmark.measure.network.network_ranks FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardmark.measure.network.network_group import joined
+from shardmark.measure.network.network_probe import RECORD_FILE, SECONDS_VARIABLE
+from shardmark.results.network import (
+    MeasuredOperation,
+    NetworkRecord,
+    Operation,
+    Reach,
+    TimedSize,
+)
+
+SIZES = tuple(4**power for power in range(5, 13))
+"""Payloads, bytes: 1 KiB to 16 MiB."""
+ALWAYS_BYTES = 64 * 1024
+"""Sizes up to here are measured however slow they are: without them there is no fit."""
+LEAST_ROUNDS, MOST_ROUNDS = 3, 50
+ALWAYS_CALLS, SHORT_CALLS = 10, 3
+WARMUP_SHARE = 0.1
+"""A size is left out where one call takes more than this of the time for all."""
+SEED = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One operation with one size, ready to be called."""
+
+    operation: Operation
+    reach: Reach
+    ranks: tuple[int, ...]
+    payload_bytes: int
+    call: Callable[[], None] | None
+    """None on a rank that does not take part."""
+    per_call: float = 1.0
+    """Of one call's seconds: half a round trip is one message's."""
+    seconds: list[float] = field(default_factory=list)
+    """This rank's, one value a round."""
+
+    @property
+    def calls(self) -> int:
+        """One after the other, so that the clock and the ranks' uneven start weigh little."""
+        if self.payload_bytes <= ALWAYS_BYTES:
+            return ALWAYS_CALLS
+        return SHORT_CALLS if self.payload_bytes <= 4 * ALWAYS_BYTES else 1
+
+
+def measure_links(
+    device: torch.device, *, seconds: float, node: int | None = None
+) -> NetworkRecord | None:
+    """About so many seconds of timings; the record without fits on rank 0, None on the others.
+
+    The default process group must exist.  Sizes and operations are interleaved, in another order
+    in each round, so that a disturbance falls on no single one.  `node` is this rank's, where hosts
+    may share a name.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    told: list[tuple[str, int | None]] = [("", None)] * ranks
+    dist.all_gather_object(told, (platform.node(), node))
+    meeting = torch.zeros(1, dtype=torch.float64, device=device)
+    deadline = time.perf_counter() + seconds
+    kept = _affordable(_cases([str(one) for one in told], device), meeting, seconds)
+    order = random.Random(SEED)
+    for number in range(MOST_ROUNDS):
+        for case in order.sample(kept, len(kept)):
+            _time(case, meeting)
+        late = float(time.perf_counter() > deadline)
+        if number + 1 >= LEAST_ROUNDS and _slowest(late, meeting):
+            break
+    gathered: list[list[list[float]]] = [[] for _ in range(ranks)]
+    dist.all_gather_object(gathered, [case.seconds for case in kept])
+    if rank != 0:
+        return None
+    slowest = [
+        tuple(max(values) for values in zip(*(own for own in each if own), strict=True))
+        for each in zip(*gathered, strict=True)
+    ]
+    device_type: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+    variable = "NCCL_SOCKET_IFNAME" if device_type == "cuda" else "GLOO_SOCKET_IFNAME"
+    return NetworkRecord(
+        measured_at_seconds=time.time(),
+        backend=dist.get_backend(),
+        device_type=device_type,
+        hosts=tuple(host for host, _ in told),
+        interface=os.environ.get(variable),
+        torch=torch.__version__,
+        operations=_operations(kept, slowest),
+    )
+
+
+def _operations(
+    cases: Sequence[Case], seconds: Sequence[tuple[float, ...]]
+) -> tuple[MeasuredOperation, ...]:
+    """The timings by operation, in order of size."""
+    sizes: dict[tuple[Operation, Reach, tuple[int, ...]], list[TimedSize]] = {}
+    for case, found in zip(cases, seconds, strict=True):
+        timed = TimedSize(payload_bytes=case.payload_bytes, seconds=found)
+        sizes.setdefault((case.operation, case.reach, case.ranks), []).append(timed)
+    return tuple(
+        MeasuredOperation(
+            operation=operation,
+            reach=reach,
+            ranks=ranks,
+            sizes=tuple(sorted(found, key=lambda one: one.payload_bytes)),
+        )
+        for (operation, reach, ranks), found in sizes.items()
+    )
+
+
+def _affordable(cases: Iterator[Case], meeting: Tensor, seconds: float) -> list[Case]:
+    """The cases that there is time for, each called once.  The same ones on every rank."""
+    kept: list[Case] = []
+    slow: set[tuple[Operation, tuple[int, ...]]] = set()
+    for case in cases:
+        what = (case.operation, case.ranks)
+        if what in slow:
+            continue  # a shorter one took too long already
+        if _warm_up(case, meeting, seconds * WARMUP_SHARE):
+            kept.append(case)
+        else:
+            slow.add(what)
+    return kept
+
+
+def _warm_up(case: Case, meeting: Tensor, most_seconds: float) -> bool:
+    """Call it once, and say whether there is time for it.  The same answer on every rank."""
+    _time(case, meeting)
+    own = case.seconds.pop() if case.call is not None else 0.0
+    slowest = _slowest(own / case.per_call, meeting)
+    return case.payload_bytes <= ALWAYS_BYTES or slowest <= most_seconds
+
+
+def _time(case: Case, meeting: Tensor) -> None:
+    _slowest(0.0, meeting)  # all are here
+    if case.call is None:
+        return
+    started = time.perf_counter()
+    for _ in range(case.calls):
+        case.call()
+    if meeting.device.type == "cuda":
+        torch.cuda.synchronize(meeting.device)
+    elapsed_seconds = time.perf_counter() - started
+    case.seconds.append(elapsed_seconds / case.calls * case.per_call)
+
+
+def _slowest(value: float, meeting: Tensor) -> float:
+    meeting.fill_(value)
+    dist.all_reduce(meeting, op=dist.ReduceOp.MAX)
+    return float(meeting.item())
+
+
+def _cases(hosts: Sequence[str], device: torch.device) -> Iterator[Case]:
+    """Shortest first.  Rank 0 exchanges messages with the nearest and with the farthest host.
+
+    `hosts` are equal for ranks on one machine.
+    """
+    ranks = tuple(range(len(hosts)))
+    all_reach: Reach = "same_host" if len(set(hosts)) == 1 else "between_hosts"
+    near = next((rank for rank in ranks[1:] if hosts[rank] == hosts[0]), None)
+    far = next((rank for rank in ranks[1:] if hosts[rank] != hosts[0]), None)
+    for size in SIZES:
+        elements = -(-size // 4 // len(ranks)) * len(ranks)
+        whole = torch.ones(elements, device=device)
+        part = torch.ones(elements // len(ranks), device=device)
+        if near is not None:
+            yield _messages("same_host", near, whole)
+        if far is not None:
+            yield _messages("between_hosts", far, whole)
+        calls: dict[Operation, Callable[[], None]] = {
+            "all_reduce": lambda whole=whole: _done(dist.all_reduce(whole)),  # type: ignore[misc]
+            "all_gather": lambda whole=whole, part=part: _done(  # type: ignore[misc]
+                dist.all_gather_into_tensor(whole, part)
+            ),
+            "reduce_scatter": lambda whole=whole, part=part: _done(  # type: ignore[misc]
+                dist.reduce_scatter_tensor(part, whole)
+            ),
+        }
+        for operation, call in calls.items():
+            yield Case(
+                operation=operation,
+                reach=all_reach,
+                ranks=ranks,
+                payload_bytes=4 * elements,
+                call=call,
+            )
+
+
+def _messages(reach: Reach, peer: int, whole: Tensor) -> Case:
+    """There and back between rank 0 and the peer."""
+    rank = dist.get_rank()
+
+    def there_and_back() -> None:
+        if rank == 0:
+            dist.send(whole, peer)
+            dist.recv(whole, peer)
+        else:
+            dist.recv(whole, 0)
+            dist.send(whole, 0)
+
+    return Case(
+        operation="point_to_point",
+        reach=reach,
+        ranks=(0, peer),
+        payload_bytes=whole.numel() * whole.element_size(),
+        call=there_and_back if rank in (0, peer) else None,
+        per_call=0.5,
+    )
+
+
+def _done(_: object) -> None:
+    """Collectives return nothing when they have been waited for."""
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    with joined(folder) as device:
+        record = measure_links(device, seconds=float(os.environ[SECONDS_VARIABLE]))
+    if record is not None:
+        (folder / RECORD_FILE).write_text(record.model_dump_json())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What each rank's processes sent and received over TCP, by interface.  Linux only, without torch.
+
+An interface's own counters are the machine's: they cannot tell whose bytes they were.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from shardmark.measure.network.tcp_sockets import TcpSocket, tcp_sockets
+
+LOOPBACK = "lo"
+Counters = dict[str, dict[str, int]]
+"""bytes_sent and bytes_received by interface."""
+_Key = tuple[int, str]
+
+
+def interface_addresses() -> dict[str, str]:
+    """Interface by address."""
+    import psutil
+
+    return {
+        address.address.partition("%")[0]: name
+        for name, found in psutil.net_if_addrs().items()
+        for address in found
+    }
+
+
+class RankTraffic:
+    """Counts that go on when a connection ends."""
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        *,
+        sockets: Callable[[], Iterable[TcpSocket]] = tcp_sockets,
+        addresses: Callable[[], Mapping[str, str]] = interface_addresses,
+    ) -> None:
+        self.reason: str | None = None
+        """Why nothing is known: the kernel does not tell."""
+        self._proc = proc
+        self._sockets = sockets
+        self._addresses = addresses
+        self._interfaces: Mapping[str, str] = {}
+        self._pids: frozenset[int] = frozenset()
+        self._owners: dict[int, int | None] = {}
+        self._open: dict[int, tuple[_Key, int, int]] = {}
+        self._ended: dict[_Key, list[int]] = {}
+
+    def read(self, pids: Mapping[int, Sequence[int]]) -> dict[int, Counters]:
+        """By rank, from the processes of each; a rank without a connection has no interface."""
+        if self.reason is not None or not pids:
+            return {}
+        try:
+            found = {one.inode: one for one in self._sockets()}
+        except OSError as error:
+            self.reason = f"the kernel does not tell sockets' bytes: {error.strerror or error}"
+            return {}
+        self._assign(found, pids)
+        self._count(found)
+        return self._summed(pids)
+
+    def _assign(self, found: Mapping[int, TcpSocket], pids: Mapping[int, Sequence[int]]) -> None:
+        """Whose each socket is; folders are read only for sockets or processes that are new."""
+        self._owners = {inode: rank for inode, rank in self._owners.items() if inode in found}
+        known, self._pids = self._pids, frozenset(pid for own in pids.values() for pid in own)
+        if found.keys() <= self._owners.keys() and self._pids <= known:
+            return
+        owned = {
+            inode: rank for rank, own in pids.items() for pid in own for inode in self._inodes(pid)
+        }
+        for inode in found:
+            if self._owners.get(inode) is None and (inode in owned or inode not in self._owners):
+                self._owners[inode] = owned.get(inode)
+
+    def _count(self, found: Mapping[int, TcpSocket]) -> None:
+        now: dict[int, tuple[_Key, int, int]] = {}
+        for inode, one in found.items():
+            rank = self._owners[inode]
+            if rank is not None:
+                key = (rank, self._interface(one))
+                now[inode] = (key, one.sent_bytes, one.received_bytes)
+        for inode, (key, sent, received) in self._open.items():
+            again = now.get(inode)
+            if again is None or again[1] < sent or again[2] < received or again[0] != key:
+                total = self._ended.setdefault(key, [0, 0])  # ended, and its number perhaps reused
+                total[0] += sent
+                total[1] += received
+        self._open = now
+
+    def _summed(self, pids: Mapping[int, Sequence[int]]) -> dict[int, Counters]:
+        totals = {key: list(values) for key, values in self._ended.items()}
+        for key, sent, received in self._open.values():
+            total = totals.setdefault(key, [0, 0])
+            total[0] += sent
+            total[1] += received
+        counters: dict[int, Counters] = {rank: {} for rank in pids}
+        for (rank, interface), (sent, received) in sorted(totals.items()):
+            if rank in counters:
+                counters[rank][interface] = {"bytes_sent": sent, "bytes_received": received}
+        return counters
+
+    def _interface(self, one: TcpSocket) -> str:
+        """What goes to an address of this machine takes the loopback, whatever the address."""
+        if one.local not in self._interfaces:
+            self._interfaces = self._addresses()
+        if one.remote in self._interfaces:
+            return LOOPBACK
+        return self._interfaces.get(one.local, one.local)
+
+    def _inodes(self, pid: int) -> Iterable[int]:
+        folder = self._proc / str(pid) / "fd"
+        try:
+            names = os.listdir(folder)  # noqa: PTH208  # several times a Path's speed
+        except OSError:
+            return
+        for name in names:
+            try:
+                target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                yield int(target[8:-1])

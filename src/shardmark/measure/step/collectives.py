@@ -1,0 +1,81 @@
+"""Counts the collectives that one rank calls, by kind, with the bytes it hands to each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardmark.measure.memory.tensors import local
+from shardmark.results.schema import CollectiveRecord
+
+# Operator -> (name of the kind, position of its input among the operator's arguments).
+KINDS: dict[str, tuple[str, int]] = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "_allgather_base_": ("all_gather", 1),
+    "allgather_": ("all_gather", 1),
+    "allgather_into_tensor_coalesced_": ("all_gather", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "gather_": ("gather", 1),
+    "scatter_": ("scatter", 1),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "send": ("send", 0),
+    "recv_": ("receive", 0),
+    "recv_any_source_": ("receive", 0),
+    "barrier": ("barrier", 0),
+}
+
+
+class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
+    """While entered, sees every `c10d` operator of this thread and of the backward pass it starts.
+
+    DDP's reducer, FSDP2 and DeepSpeed all reach their backend through these operators.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls: dict[str, int] = defaultdict(int)
+        self._bytes: dict[str, int] = defaultdict(int)
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        namespace, _, operator = str(func).partition(".")
+        if namespace == "c10d":
+            name = operator.rpartition(".")[0] or operator
+            kind, position = KINDS.get(name, (name.strip("_"), 0))
+            self._calls[kind] += 1
+            if len(args) > position:
+                self._bytes[kind] += sum(
+                    tensor.numel() * tensor.element_size() for tensor in flat(args[position])
+                )
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def counts(self) -> dict[str, CollectiveRecord]:
+        return {
+            kind: CollectiveRecord(calls=calls, payload_bytes=self._bytes[kind])
+            for kind, calls in self._calls.items()
+        }
+
+
+def flat(value: object) -> Iterable[Tensor]:
+    """The tensors in nested lists, as this rank holds them."""
+    if isinstance(value, Tensor):
+        yield local(value)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from flat(item)

@@ -1,0 +1,221 @@
+"""What a run was measured on: `environment.json`.  Imports no torch and starts nothing of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from shardmark import __version__
+from shardmark.core.machine import Machine
+from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
+from shardmark.measure.system.disturbance import busy_processes
+from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
+
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "deepspeed",
+    "triton",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pandas",
+    "pydantic",
+    "psutil",
+    "nvidia-ml-py",
+    "timm",
+    "torchmetrics",
+    "transformers",
+)
+"""Those whose version can change what is measured."""
+
+_VARIABLE_PREFIXES = (
+    "CUBLAS_",
+    "CUDA_",
+    "DS_",
+    "GLOO_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "NCCL_",
+    "NVIDIA_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTORCH_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+)
+_SECRET_PARTS = ("AUTH", "CREDENTIAL", "KEY", "PASSWD", "PASSWORD", "SECRET", "TOKEN")
+_GIT_SECONDS = 10
+
+
+def environment(
+    folder: Path | None = None, *, sleep: Callable[[float], None] = time.sleep
+) -> dict[str, Any]:
+    """Machine, versions, settings and disturbances now, as JSON knows them.
+
+    Takes `disturbance.BUSY_SECONDS` to see which other processes are busy.  Git is asked in
+    `folder`, by default the current one.
+    """
+    limits = cgroup_limits()
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "os": _operating_system(),
+        "kernel": platform.release(),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "python_executable": sys.executable,
+        "cpu": _cpu(limits),
+        "memory": _memory(limits),
+        "cuda": _cuda(),
+        "shardmark": __version__,
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "variables": relevant_variables(os.environ),
+        "git": git_state(folder or Path.cwd()),
+        "load": {
+            "average": list(os.getloadavg()),
+            "busy_processes": busy_processes(sleep=sleep),
+        },
+    }
+
+
+def machine(device: Literal["auto", "cuda", "cpu"] = "auto") -> Machine:
+    """What strategies may ask of this machine; `device` as in the experiment: auto, cuda or cpu."""
+    devices = () if device == "cpu" or _torch_is_cpu_only() else _visible_devices()
+    return Machine(
+        device_type=("cuda" if devices else "cpu") if device == "auto" else device,
+        device_count=len(devices),
+        cores=usable_cores(cgroup_limits()),
+        device_names=tuple(one.name for one in devices),
+    )
+
+
+def package_version(name: str) -> str | None:
+    """The installed version, read without importing; None where there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def usable_cores(limits: CgroupLimits) -> int:
+    """Logical cores that this process may use, at least 1: affinity and the container's quota."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if limits.cpu_cores is None else max(1, min(cores, int(limits.cpu_cores)))
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
+    """The CPU's name; None where the kernel does not tell, as on some Arm machines."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return None
+
+
+def shared_memory_bytes() -> int | None:
+    """Size of /dev/shm, through which data-loader workers hand batches over."""
+    try:
+        return shutil.disk_usage("/dev/shm").total
+    except OSError:
+        return None
+
+
+def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that steer threads, devices or communication; never a secret."""
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if name.startswith(_VARIABLE_PREFIXES)
+        and not any(part in name.upper() for part in _SECRET_PARTS)
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """The repository's commit and whether files differ from it; None where there is none."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain")
+    return {"commit": commit.strip(), "dirty": None if changes is None else bool(changes.strip())}
+
+
+def _cpu(limits: CgroupLimits) -> dict[str, Any]:
+    return {
+        "model": cpu_model(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "logical_cores": psutil.cpu_count(logical=True),
+        "usable_cores": usable_cores(limits),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "quota_cores": limits.cpu_cores,
+    }
+
+
+def _memory(limits: CgroupLimits) -> dict[str, Any]:
+    memory = psutil.virtual_memory()
+    return {
+        "total_bytes": memory.total,
+        "available_bytes": memory.available,
+        "limit_bytes": limits.memory_bytes,
+        "shared_memory_bytes": shared_memory_bytes(),
+    }
+
+
+def _operating_system() -> str:
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+def _torch_is_cpu_only() -> bool:
+    return (package_version("torch") or "").endswith("+cpu")
+
+
+def _visible_devices() -> tuple[Any, ...]:
+    return visible_cuda_devices(all_cuda_devices())
+
+
+def _cuda() -> dict[str, Any]:
+    found = all_cuda_devices()
+    return {
+        "driver_version": found.driver_version,
+        "cuda_version": found.cuda_version,
+        "reason": found.reason,
+        "devices": [
+            {"uuid": one.uuid, "name": one.name, "memory_bytes": one.memory_bytes}
+            for one in found.devices
+        ],
+        "visible": [one.uuid for one in visible_cuda_devices(found)],
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ("git", "-C", str(folder), *arguments),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_GIT_SECONDS,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},  # `status` would write the index
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

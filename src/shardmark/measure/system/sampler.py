@@ -1,0 +1,212 @@
+"""Samples a running trial's processes, network and GPUs from outside.  Linux only, without torch.
+
+It runs in a thread of the controller, so that no rank ever waits for it.  It needs /proc with
+task/TID/children (`CONFIG_PROC_CHILDREN`, which distributions set).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+
+from shardmark.measure.network.rank_traffic import RankTraffic
+from shardmark.measure.system.gpus import GpuReader
+from shardmark.measure.system.machine_cpu import machine_cpu
+from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree
+
+FLUSH_SECONDS = 5.0
+DESCENDANTS_EVERY = 4
+"""Samplings between two searches for new data-loader workers."""
+
+_BUFFER_BYTES = 256 * 1024
+
+
+def network_counters() -> dict[str, dict[str, int]]:
+    """Bytes by interface since the machine started, counters that wrapped around put right."""
+    import psutil
+
+    return {
+        name: {"bytes_sent": counters.bytes_sent, "bytes_received": counters.bytes_recv}
+        for name, counters in psutil.net_io_counters(pernic=True).items()
+    }
+
+
+class SystemSampler:
+    """Writes one line of `samples.jsonl` every `sample_seconds`, and one at the start and the stop.
+
+    Never raises once started: what stopped it is in `failure`, why a GPU's value is None in
+    `gpu_reasons`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sample_seconds: float,
+        *,
+        clock: Callable[[], float] = time.time,
+        network: Callable[[], Mapping[str, Mapping[str, int]]] = network_counters,
+        open_gpus: Callable[[Iterable[str]], GpuReader] = GpuReader,
+        proc: Path = Path("/proc"),
+        traffic: RankTraffic | None = None,
+    ) -> None:
+        self.failure: str | None = None
+        """Why the sampling ended early."""
+        self.memory_bytes: int | None = None
+        """Of the fullest device, or of the fullest rank where there is none, when last sampled."""
+        self._path = path
+        self._sample_seconds = sample_seconds
+        self._clock = clock
+        self._network = network
+        self._open_gpus = open_gpus
+        self._proc = proc
+        self._traffic = RankTraffic(proc) if traffic is None else traffic
+        self._lock = threading.Lock()  # one sampling at a time, also from `sample_now`
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._file: TextIO | None = None
+        self._flushed_at = 0.0
+        self._trees: dict[int, ProcessTree] = {}
+        self._gpus: GpuReader | None = None
+        self._gpu_uuids: frozenset[str] = frozenset()
+        self._samplings = 0
+        self._threads_seen = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Open the file, take the first sample here and now, then one each period."""
+        assert self._file is None, "a sampler is started once"
+        self._file = self._path.open("a", encoding="utf-8", buffering=_BUFFER_BYTES)
+        self._flushed_at = self._clock()
+        self.sample_now()
+        self._thread = threading.Thread(target=self._run, name="shardmark-sampler", daemon=True)
+        self._thread.start()
+
+    def set_ranks(self, pids: Mapping[int, int], gpu_uuids: Iterable[str] = ()) -> None:
+        """From now on these are the ranks' processes and CUDA devices; takes a sample at once.
+
+        NVML is loaded for the first device, and not at all without one.
+        """
+        uuids = frozenset(gpu_uuids)
+        with self._lock:
+            self._trees = {
+                rank: tree
+                if (tree := self._trees.get(rank)) is not None and tree.pid == pid
+                else ProcessTree(pid, self._proc)
+                for rank, pid in sorted(pids.items())
+            }
+            if uuids != self._gpu_uuids:
+                self._close_gpus()
+                self._gpu_uuids = uuids
+                self._gpus = self._open_gpus(uuids) if uuids else None
+            self._samplings = 0  # look for descendants, read everything
+        self.sample_now()
+
+    @property
+    def gpu_reasons(self) -> dict[str, dict[str, str]]:
+        """UUID -> field -> why it is None; under `all` why NVML cannot be used."""
+        if self._gpus is None:
+            return {}
+        if self._gpus.reason is not None:
+            return {"all": {"device": self._gpus.reason}}
+        return {uuid: dict(reasons) for uuid, reasons in self._gpus.reasons.items() if reasons}
+
+    def sample_now(self) -> None:
+        """Take one sample outside the rhythm, for example when a rank is about to end."""
+        with self._lock:
+            if self._file is None or self.failure is not None:
+                return
+            try:
+                self._file.write(json.dumps(self._sample(), separators=(",", ":")) + "\n")
+                self._flush_if_due()
+            except Exception as error:  # the observer must not take the observed down
+                self.failure = f"{type(error).__name__}: {error}"
+
+    def stop(self) -> None:
+        """Take the last sample, and leave a whole file.  Does nothing when not running."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with self._lock:
+            self._samplings = 0
+        self.sample_now()
+        with self._lock:
+            if self._file is not None:
+                self._close_file(self._file)
+                self._file = None
+            self._close_gpus()
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._sample_seconds
+        while not self._stopping.wait(max(0.0, due - time.monotonic())):
+            self.sample_now()
+            # Keep the rhythm; periods that were missed are left out.
+            missed = max(0.0, time.monotonic() - due) // self._sample_seconds
+            due += self._sample_seconds * (missed + 1)
+
+    def _sample(self) -> dict[str, object]:
+        at_seconds = self._clock()
+        # With many threads the costly readings come less often, the first one excepted.
+        stride = 1 + self._threads_seen // THREADS_PER_READING
+        context_switches = self._samplings % stride == 0
+        refresh = self._samplings % (DESCENDANTS_EVERY * stride) == 0
+        self._samplings += 1
+        ranks: list[dict[str, object]] = []
+        threads = 0
+        for rank, tree in self._trees.items():
+            if refresh:
+                tree.refresh()
+            values = tree.read(context_switches=context_switches)
+            if values is not None:
+                ranks.append({"rank": rank, **values})
+                threads += int(str(values["threads"]))
+        self._threads_seen = threads
+        pids = {int(str(one["rank"])): self._trees[int(str(one["rank"]))].pids for one in ranks}
+        sent = self._traffic.read(pids)
+        ranks = [one | {"network": sent.get(int(str(one["rank"])))} for one in ranks]
+        gpus = self._gpus.read() if self._gpus is not None else []
+        self.memory_bytes = _most(gpus, "memory_used_bytes") or _most(ranks, "rss_bytes")
+        return {
+            "at_seconds": at_seconds,
+            "machine": machine_cpu(self._proc),
+            "ranks": ranks,
+            "network": self._network(),
+            "gpus": gpus,
+        }
+
+    def _flush_if_due(self) -> None:
+        now = self._clock()
+        if self._file is not None and now - self._flushed_at >= FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed_at = now
+
+    def _close_file(self, file: TextIO) -> None:
+        try:
+            file.close()
+        except OSError as error:  # a full disk shows when the buffer is written
+            self.failure = self.failure or f"{type(error).__name__}: {error}"
+
+    def _close_gpus(self) -> None:
+        if self._gpus is not None:
+            self._gpus.close()  # its reasons stay
+
+
+def _most(readings: Iterable[Mapping[str, object]], field: str) -> int | None:
+    values = [value for reading in readings if isinstance(value := reading.get(field), int)]
+    return max(values, default=None)

@@ -1,0 +1,106 @@
+"""Which parts of a model are blocks: units of sharding and of activation checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from shardmark.core.recipe import Recipe
+from shardmark.workloads.base import Workload
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+LARGE_LEAF_ELEMENTS = 1_000_000
+"""A single layer with so many parameter elements is a block of its own (VGG's classifier)."""
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model, outermost first found, none inside another.
+
+    A block is a child of a plain container that is no plain container itself and has children
+    (a residual block, an encoder layer), or a single large layer.
+    """
+    found: list[nn.Module] = []
+
+    def visit(module: nn.Module, in_container: bool) -> None:
+        is_container = type(module) in CONTAINERS
+        children = list(module.children())
+        elements = sum(p.numel() for p in module.parameters())
+        is_repeated = in_container and not is_container and bool(children)
+        is_large_leaf = not children and elements >= LARGE_LEAF_ELEMENTS
+        if elements and (is_repeated or is_large_leaf):
+            found.append(module)
+            return
+        for child in children:
+            visit(child, is_container)
+
+    for child in model.children():
+        visit(child, in_container=type(model) in CONTAINERS)
+    return found
+
+
+def build_on(device: torch.device, workload: Workload, recipe: Recipe) -> nn.Module:
+    """The workload's model on the device, with activation checkpointing where the recipe asks."""
+    model = workload.build_model()
+    if recipe.activation_checkpointing:
+        checkpoint_blocks(model)
+    return model.to(device)
+
+
+def checkpoint_blocks(model: nn.Module) -> None:
+    """Keep only each block's input for the backward pass and compute the rest again there.
+
+    Source: Chen et al., arXiv 1604.06174 (2016).  Batch norm's running statistics are updated
+    in the first pass alone: torch would otherwise count every batch twice.
+    """
+    for block in blocks(model):
+        norms = [m for m in block.modules() if isinstance(m, _BatchNorm)]
+        block.forward = partial(
+            checkpoint,
+            block.forward,
+            use_reentrant=False,
+            context_fn=partial(_contexts, norms),
+        )
+
+
+def _contexts(
+    norms: list[_BatchNorm],
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    return nullcontext(), _frozen_statistics(norms)
+
+
+@contextmanager
+def _frozen_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
+    """With a momentum of zero the second pass saves the same tensors and changes no statistic."""
+    momenta = [norm.momentum for norm in norms]
+    counts = [norm.num_batches_tracked for norm in norms]
+    before = [None if count is None else count.clone() for count in counts]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum, count, number in zip(norms, momenta, counts, before, strict=True):
+            norm.momentum = momentum
+            if count is not None and number is not None:
+                count.copy_(number)
+
+
+def wrapped(model: nn.Module, policy: str) -> list[nn.Module]:
+    """The parts that FSDP shards together; the root, which takes the rest, is not among them."""
+    choose: dict[str, Callable[[nn.Module], list[nn.Module]]] = {
+        "blocks": blocks,
+        "layers": lambda m: [c for c in m.modules() if not list(c.children()) and has_own(c)],
+        "root": lambda m: [],  # noqa: ARG005  (same signature)
+    }
+    return choose[policy](model)
+
+
+def has_own(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None

@@ -1,0 +1,254 @@
+"""DeepSpeed ZeRO, stages 0 to 3, under torchrun's environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.tools import tool_path
+from shardmark.strategies.base import Process
+from shardmark.strategies.checks import (
+    check_devices,
+    check_offload_device,
+    check_precision,
+    needs_company,
+)
+from shardmark.strategies.collective import CollectiveStrategy
+from shardmark.strategies.layout import Fractions, Layout, sharded
+from shardmark.strategies.settings import common_settings
+from shardmark.strategies.wire import (
+    FP32_BYTES,
+    PRECISION_BYTES,
+    ModelSize,
+    Traffic,
+    WireBytes,
+    all_reduced,
+    times,
+)
+
+if TYPE_CHECKING:
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.deepspeed.worker import ZeroWorker
+    from shardmark.workloads.base import Workload
+
+MiB = 2**20
+PREFETCHED_ELEMENTS = 50_000_000
+SUB_GROUP_ELEMENTS = 1_000_000_000
+"""DeepSpeed's own defaults: gathered ahead at once, and updated at once, in stage 3."""
+REDUCED_WHOLE_NOTE = (
+    "DeepSpeed all-reduces whole buckets and keeps a part: 2 (n-1)/n G in place of (n-1)/n G"
+)
+STAGE_3_NOTE = (
+    "a parameter that max_reuse_distance or max_live_parameters lets DeepSpeed keep between its "
+    "forward and its backward pass is gathered once, not twice; one of fewer than "
+    "persistence_threshold elements too"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero(CollectiveStrategy):
+    """DeepSpeed ZeRO: optimizer state (1), gradients (2), parameters (3) sharded.
+
+    Source: Rajbhandari et al., SC 2020, section 5.  Stage 0 shards nothing.
+    """
+
+    stage: Literal[0, 1, 2, 3]
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
+    """Gradients in one reduction, MiB of fp32.  DeepSpeed holds a buffer of this size."""
+    overlap_communication: bool = True
+    """Reduce gradients while the backward pass goes on (CUDA streams; no effect on the CPU)."""
+    persistence_threshold: Annotated[int, Field(ge=0)] = 100_000
+    """Stage 3: parameters of fewer elements stay whole on every rank."""
+    max_reuse_distance: Annotated[int, Field(ge=0)] = 1_000_000_000
+    """Stage 3: a parameter stays whole if it is used again within this many elements.  The default
+    keeps a model of up to half as many whole from forward to backward; 0 for this and for
+    `max_live_parameters` frees each parameter after its use."""
+    max_live_parameters: Annotated[int, Field(ge=0)] = 1_000_000_000
+    """Stage 3: gathers ahead of need until this many elements are whole.  What gathering ahead
+    finds whole and needed again is not freed; 0 gathers nothing ahead."""
+    mixed_precision: Literal["autocast", "native"] = "autocast"
+    """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters, other mathematics."""
+
+    @property
+    def name(self) -> str:
+        return f"zero-{self.stage}"
+
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+        return needs_company(world_size)
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise StrategyUnavailable(
+                self.name, "DeepSpeed is not installed", "pip install deepspeed"
+            )
+        if machine.device_type == "cpu":
+            missing = [
+                tool for tool in ("ninja", "g++") if shutil.which(tool, path=tool_path()) is None
+            ]
+            if missing:
+                raise StrategyUnavailable(
+                    self.name,
+                    f"DeepSpeed compiles an operator on the CPU and finds no {missing[0]}",
+                    "install a C++ compiler and ninja (apt-get install g++; pip install ninja)",
+                )
+        check_devices(self.name, world_size, machine)
+        check_precision(self.name, machine, recipe)
+        check_offload_device(self.name, machine, recipe)
+        if recipe.cpu_offload and self.stage == 0:
+            raise StrategyUnavailable(
+                self.name,
+                "stage 0 shards nothing that could be offloaded",
+                "use zero-1, zero-2 or zero-3",
+            )
+
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        part = 1 / world_size
+        holds = Fractions(
+            parameters=part if self.stage >= 3 else 1.0,
+            gradients=part if self.stage >= 2 else 1.0,
+            optimizer_state=part if self.stage >= 1 else 1.0,
+        )
+        return sharded(world_size, group=world_size if self.stage else 1, holds=holds)
+
+    def wire_bytes(
+        self,
+        size: ModelSize,
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        """Rajbhandari et al., SC 2020, section 7; from stage 2 on each micro-batch is reduced."""
+        if self.stage == 0:
+            return all_reduced(size, world_size)
+        micro_batches = recipe.gradient_accumulation if self.stage > 1 else 1
+        gathers = 2 * micro_batches if self.stage == 3 else 1
+        native = self.mixed_precision == "native"
+        held_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
+        gathered = size.parameters if self.stage == 3 else size.trained_parameters
+        return WireBytes(
+            traffic=(
+                Traffic(
+                    kind="reduce_scatter",
+                    payload_bytes=micro_batches * size.trained_parameters * FP32_BYTES,
+                    ranks=world_size,
+                ),
+                Traffic(
+                    kind="all_gather",
+                    payload_bytes=gathers * gathered * held_bytes / world_size,
+                    ranks=world_size,
+                ),
+            ),
+            formula="reduce-scatter, all-gather: "
+            f"{times(micro_batches)}(n-1)/n G + {times(gathers)}(n-1)/n P",
+            note=STAGE_3_NOTE if self.stage == 3 else REDUCED_WHOLE_NOTE,
+        )
+
+    def resumes(self, recipe: Recipe) -> str | None:
+        if recipe.precision != "fp32" and self.mixed_precision == "native":
+            return "DeepSpeed's own 16-bit engines are not kept in a checkpoint"
+        return "what DeepSpeed offloads is not kept in a checkpoint" if recipe.cpu_offload else None
+
+    def loads(self) -> tuple[str, ...]:
+        return ("shardmark.strategies.deepspeed.preload",)
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        settings = common_settings(recipe)
+        if recipe.precision != "fp32":
+            settings["mixed_precision"] = self.mixed_precision
+        return settings | self._parameter_settings()
+
+    def start(self, workload: Workload, recipe: Recipe, process: Process) -> ZeroWorker:
+        from shardmark.strategies.deepspeed.worker import start_engine
+
+        return start_engine(workload, recipe, process, config=self.config(recipe, process))
+
+    def config(self, recipe: Recipe, process: Process) -> dict[str, Any]:
+        """DeepSpeed's configuration with every default that touches the mathematics written out."""
+        bucket_elements = int(self.bucket_mb * MiB / 4)
+        zero: dict[str, Any] = {
+            "stage": self.stage,
+            "contiguous_gradients": True,
+            "overlap_comm": self.overlap_communication and process.device.type == "cuda",
+            "reduce_scatter": True,
+            "reduce_bucket_size": bucket_elements,
+            "allgather_bucket_size": bucket_elements,
+            "round_robin_gradients": False,
+            **self._parameter_settings(),
+        }
+        if recipe.cpu_offload:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+            if self.stage == 3:
+                zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+        return {
+            # Its batch arithmetic only sets the divisor of accumulated losses; the data are ours.
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": recipe.gradient_accumulation,
+            # Unset, DeepSpeed clips at 1.0 where every other strategy clips nothing.
+            "gradient_clipping": recipe.gradient_clipping or 0.0,
+            "prescale_gradients": False,
+            "gradient_predivide_factor": 1.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "communication_data_type": "fp32",
+            "zero_optimization": zero,
+            "steps_per_print": 2**31,
+            "wall_clock_breakdown": False,
+            **self._precision(recipe),
+        }
+
+    def _parameter_settings(self) -> dict[str, object]:
+        """How stage 3 gathers and frees parameters: DeepSpeed's keys, each default written out."""
+        if self.stage != 3:
+            return {}
+        return {
+            "stage3_param_persistence_threshold": self.persistence_threshold,
+            "stage3_model_persistence_threshold": sys.maxsize,
+            "stage3_max_reuse_distance": self.max_reuse_distance,
+            "stage3_max_live_parameters": self.max_live_parameters,
+            "stage3_prefetch_bucket_size": PREFETCHED_ELEMENTS,
+            "stage3_module_granularity_threshold": 0,
+            "stage3_use_all_reduce_for_fetch_params": False,
+            "stage3_allgather_sequential": False,
+            "stage3_gather_16bit_weights_on_model_save": False,
+            "sub_group_size": SUB_GROUP_ELEMENTS,
+            "zero_hpz_partition_size": 1,
+            "zero_quantized_weights": False,
+            "zero_quantized_nontrainable_weights": False,
+            "zero_quantized_gradients": False,
+            "memory_efficient_linear": True,
+        }
+
+    def _precision(self, recipe: Recipe) -> dict[str, Any]:
+        if recipe.precision == "fp32":
+            return {}
+        if self.mixed_precision == "autocast":
+            dtype = {"bf16": "bfloat16", "fp16": "float16"}[recipe.precision]
+            # An empty list keeps DeepSpeed from reducing gradients of linear and convolution
+            # layers in 16 bits.
+            return {
+                "torch_autocast": {
+                    "enabled": True,
+                    "dtype": dtype,
+                    "lower_precision_safe_modules": [],
+                }
+            }
+        if recipe.precision == "bf16":
+            return {"bf16": {"enabled": True}}
+        return {
+            "fp16": {
+                "enabled": True,
+                "loss_scale": 0.0,
+                "initial_scale_power": 16,
+                "loss_scale_window": 2000,
+                "hysteresis": 1,
+                "min_loss_scale": 1.0,
+            }
+        }

@@ -1,0 +1,295 @@
+"""One parameter server: a thread for each worker, so that whoever comes first is served first."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.core.recipe import Recipe
+from shardmark.measure.memory.tensors import storage_bytes
+from shardmark.results.schema import ExchangeRecord
+from shardmark.strategies.base import HeldState, Kept
+from shardmark.strategies.checkpoint_state import copied_into, kept_state, local, restore_state
+from shardmark.strategies.clipping import clipping_factor
+from shardmark.strategies.parameter_server.counts import Counts
+from shardmark.strategies.parameter_server.messages import (
+    NOTHING_LEFT,
+    Header,
+    Kind,
+    PeerGone,
+    from_bytes,
+    receive,
+    receive_header,
+    send,
+    send_numbers,
+    to_bytes,
+    wait_for_end,
+)
+from shardmark.strategies.parameter_server.parameter_layout import Bucket
+from shardmark.strategies.parameter_server.turns import Turns
+from shardmark.strategies.step import build_optimizer, state_keys, state_tensors
+
+
+class GradientServer:
+    """Holds its part of the parameters and their optimizer, which workers do not.
+
+    The optimizer sees each flat bucket as one parameter: SGD, Adam and AdamW work element by
+    element, so that this is what they would do to the parameters in it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        buckets: Sequence[Bucket],
+        *,
+        recipe: Recipe,
+        workers: int,
+        bound: int | None,
+        survives: bool,
+        norm_group: dist.ProcessGroup | None,
+    ) -> None:
+        named = dict(model.named_parameters())
+        self._buckets = buckets
+        self._flat = [
+            nn.Parameter(torch.cat([named[place.name].detach().flatten() for place in b.places]))
+            for b in buckets
+        ]
+        self._recipe = recipe
+        self._optimizer = build_optimizer(self._flat, recipe)
+        self._together = bound == 0
+        self._survives = survives
+        self._norm_group = norm_group
+        self._turns = Turns(workers, bound)
+        self._inboxes = [[self._wire(b) for b in buckets] for _ in range(workers)]
+        self._outboxes = [
+            [self._outbox(b, flat) for b, flat in zip(buckets, self._flat, strict=True)]
+            for _ in range(workers)
+        ]
+        self._averages = [torch.zeros_like(flat) for flat in self._flat] if self._together else []
+        self._rounds = dict.fromkeys(range(workers), 0)
+        self._averaged = self._used = 0
+        self._rate = recipe.optimizer.lr
+        self._read = dict.fromkeys(range(workers), 0)
+        self._failure: Exception | None = None
+        self._counts = Counts()
+        self._as_of_meeting = ExchangeRecord(updates=0)
+        self._turns.on_met = self._settle
+        self._answers: dict[Kind, Callable[[int, Header], None]] = {
+            Kind.PUSH: self._take_push,
+            Kind.PULL: self._answer_pull,
+            Kind.GRADIENTS: self._send_gradients,
+            Kind.PARAMETERS: self._send_parameters,
+            Kind.STATE: self._send_state,
+            Kind.PORTION: self._send_portion,
+            Kind.MEET: self._hold_meeting,
+            Kind.KEEP: self._keep_checkpoint,
+        }
+        self._keep: Callable[[int], None] | None = None
+        self._named = {str(index): flat for index, flat in enumerate(self._flat)}
+
+    def _wire(self, bucket: Bucket) -> Tensor:
+        pinned = self._flat[0].device.type == "cuda"
+        return torch.empty(bucket.elements, dtype=bucket.wire_type, pin_memory=pinned)
+
+    def _outbox(self, bucket: Bucket, flat: nn.Parameter) -> Tensor:
+        """Nobody changes the parameters of a barrier's round before all have them: no copy then."""
+        as_sent = flat.device.type == "cpu" and bucket.wire_type == flat.dtype
+        return flat.detach() if self._together and as_sent else self._wire(bucket)
+
+    def serve(self, keep: Callable[[int], None] | None = None) -> None:
+        """Answer the workers until the last one has closed or is gone.
+
+        `keep` writes a checkpoint when a worker asks for it; all others wait meanwhile.  Raises
+        `ShardmarkError` where a worker is gone that cannot be missed, or all are.
+        """
+        self._keep = keep
+        for rank in range(len(self._inboxes)):
+            for name, task in (("attend", self._attend), ("watch", self._watch)):
+                threading.Thread(
+                    target=task, args=(rank,), name=f"{name}-{rank}", daemon=True
+                ).start()
+        with self._turns.changed:
+            # Not for the threads' ends: one that sends to a process that died never ends.
+            self._turns.changed.wait_for(lambda: self._failure or not self._turns.present())
+        if self._failure is not None:
+            raise self._failure
+        if self._turns.everybody_lost:
+            raise ShardmarkError("every worker is gone; see log.txt")
+
+    def _attend(self, rank: int) -> None:
+        try:
+            while (header := receive_header(rank)).kind is not Kind.CLOSE:
+                self._answers[header.kind](rank, header)
+            self._turns.leave(rank, "closed")
+        except PeerGone:
+            self._lose(rank)
+        except Exception as error:  # the thread's end must not be the end of the news
+            self._fail(error)
+
+    def _watch(self, rank: int) -> None:
+        try:
+            wait_for_end(rank)
+        except PeerGone:
+            self._lose(rank)
+
+    def _lose(self, rank: int) -> None:
+        if not self._survives:
+            self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
+        self._turns.leave(rank, "lost")
+
+    def _fail(self, error: Exception) -> None:
+        """The first failure is the cause of those that follow."""
+        with self._turns.changed:
+            self._failure = self._failure or error
+            self._turns.changed.notify_all()
+
+    def _take_push(self, rank: int, header: Header) -> None:
+        for inbox in self._inboxes[rank]:
+            receive(inbox, rank)
+            self._counts.received_bytes[str(rank)] += inbox.nbytes
+        with self._turns.changed:
+            self._counts.pushes += 1
+            self._rate = header.rate
+            self._turns.pushed(rank)
+            if self._together:
+                self._counts.staleness[0] += 1
+                self._rounds[rank] += 1
+                if min(self._rounds.values()) == self._averaged + 1:
+                    self._average()
+            else:
+                self._counts.staleness[self._counts.updates - self._read[rank]] += 1
+                for flat, inbox in zip(self._flat, self._inboxes[rank], strict=True):
+                    flat.grad = inbox.to(flat.device, torch.float32)
+                self._update()
+
+    def _average(self) -> None:
+        for index, average in enumerate(self._averages):
+            parts = [boxes[index].to(average.device, torch.float32) for boxes in self._inboxes]
+            torch.add(parts[0], parts[1], out=average) if parts[1:] else average.copy_(parts[0])
+            for part in parts[2:]:
+                average.add_(part)
+            average.div_(len(parts))
+        self._averaged += 1
+        self._turns.changed.notify_all()
+
+    def _answer_pull(self, rank: int, header: Header) -> None:  # noqa: ARG002  (one signature)
+        turns, outboxes = self._turns, self._outboxes[rank]
+        with turns.changed:
+            if self._together:
+                turns.wait_for(lambda: self._averaged >= self._rounds[rank])
+                self._use_average()
+            else:
+                turns.wait_for(lambda: turns.may_go_on(rank))
+            self._read[rank] = self._counts.updates
+            self._counts.pulls += 1
+            for flat, outbox in zip(self._flat, outboxes, strict=True):
+                if outbox.data_ptr() != flat.data_ptr():
+                    outbox.copy_(flat.detach())
+        for outbox in outboxes:
+            send(outbox, rank)
+            self._counts.sent_bytes[str(rank)] += outbox.nbytes
+
+    def _use_average(self) -> None:
+        """Once a round, by the first worker that asks for its result."""
+        if self._used == self._averaged:
+            return
+        self._used = self._averaged
+        largest_norm, factor = self._recipe.gradient_clipping, None
+        if largest_norm is not None:
+            factor = clipping_factor(self._averages, largest_norm, self._norm_group)
+        for flat, average in zip(self._flat, self._averages, strict=True):
+            flat.grad = average if factor is None else average * factor
+        self._update()
+
+    def _update(self) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate
+        self._optimizer.step()
+        self._counts.updates += 1
+
+    def _send_gradients(self, rank: int, header: Header) -> None:  # noqa: ARG002
+        with self._turns.changed:
+            if self._together:
+                self._turns.changed.wait_for(lambda: self._averaged >= self._rounds[rank])
+            given = self._averages if self._together else [f.grad for f in self._flat]
+            copies = [gradient.cpu().clone() for gradient in given if gradient is not None]
+        for copy in copies:
+            send(copy, rank)
+
+    def _send_parameters(self, rank: int, header: Header) -> None:  # noqa: ARG002
+        with self._turns.changed:
+            copies = [flat.detach().cpu().clone() for flat in self._flat]
+        for copy in copies:
+            send(copy, rank)
+
+    def _send_state(self, rank: int, header: Header) -> None:  # noqa: ARG002
+        with self._turns.changed:
+            states = [self._optimizer.state.get(flat, {}) for flat in self._flat]
+            copies = [
+                state[key].cpu().clone() if key in state else torch.zeros(flat.numel())
+                for key in state_keys(self._recipe.optimizer)
+                for flat, state in zip(self._flat, states, strict=True)
+            ]
+        for copy in copies:
+            send(copy, rank)
+
+    def _send_portion(self, rank: int, header: Header) -> None:
+        portion = self._turns.portion(rank, header.number)
+        send_numbers(list(portion or (NOTHING_LEFT, NOTHING_LEFT)), rank)
+
+    def _hold_meeting(self, rank: int, header: Header) -> None:
+        content = torch.empty(header.number, dtype=torch.uint8)
+        receive(content, rank)
+        everybody = to_bytes(self._turns.meet(rank, from_bytes(content)))
+        send_numbers([len(everybody)], rank)
+        send(everybody, rank)
+
+    def _keep_checkpoint(self, rank: int, header: Header) -> None:
+        assert self._keep is not None, "nobody keeps checkpoints of this trial"
+        self._keep(header.number)
+        send_numbers([header.number], rank)
+
+    def checkpoint_state(self) -> Kept:
+        parameters = {f"parameter/{name}": local(flat) for name, flat in self._named.items()}
+        counts = {"portions": self._turns.portions_before(), **self._counts.as_json()}
+        own = parameters | kept_state(self._optimizer, self._named)
+        return Kept(own=own, counts=counts | {"wait_seconds": self._turns.wait_seconds})
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        for name, flat in self._named.items():
+            copied_into(local(flat), kept.own[f"parameter/{name}"])
+        restore_state(self._optimizer, self._named, kept.own)
+        self._counts.restore(kept.counts)
+        self._read = dict.fromkeys(self._read, self._counts.updates)
+        self._turns.go_on_from(kept.counts["portions"], wait_seconds=kept.counts["wait_seconds"])
+
+    def held_state(self) -> HeldState:
+        gradients = [flat.grad for flat in self._flat if flat.grad is not None]
+        return HeldState(
+            parameters=tuple(self._flat),
+            gradients=(*chain.from_iterable(self._inboxes), *self._averages, *gradients),
+            optimizer_state=tuple(state_tensors(self._optimizer)),
+        )
+
+    def held_bytes(self) -> int:
+        held = self.held_state()
+        everything = (*held.parameters, *held.gradients, *held.optimizer_state)
+        return storage_bytes((*everything, *chain.from_iterable(self._outboxes)), seen=set())
+
+    def exchange(self) -> ExchangeRecord:
+        """As of the last meeting: steps after it belong to no training."""
+        return self._as_of_meeting
+
+    def _settle(self) -> None:
+        workers = len(self._inboxes)
+        samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
+        self._as_of_meeting = self._counts.record(
+            wait_seconds=self._turns.wait_seconds,
+            lost_samples=self._turns.lost_portions * samples,
+        )

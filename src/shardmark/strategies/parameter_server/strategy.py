@@ -1,0 +1,227 @@
+"""Parameter servers: workers push gradients to them and pull parameters from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.strategies.base import Process
+from shardmark.strategies.checks import check_devices, check_no_offload
+from shardmark.strategies.collective import neighbours_together
+from shardmark.strategies.layout import Fractions, Layout, replicas
+from shardmark.strategies.settings import common_settings
+from shardmark.strategies.wire import PRECISION_BYTES, ModelSize, Traffic, WireBytes
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.base import Server
+    from shardmark.strategies.parameter_server.parameter_layout import Layout
+    from shardmark.strategies.parameter_server.push_pull import PushPullWorker
+    from shardmark.workloads.base import Workload
+
+Wire = Literal["fp32", "bf16"]
+PER_WORKER = "each worker's gradient by itself, as it comes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterServer:
+    """Parameters and optimizer on server ranks (Li et al., OSDI 2014); workers hold a copy.
+
+    World size counts workers; the servers come on top and are the last ranks.
+    """
+
+    name: str = "ps-sync"
+    servers: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Server ranks, among which the parameters are shared out by bytes."""
+    wire: Wire = "fp32"
+    """Precision in which gradients and parameters travel; the servers keep fp32."""
+    bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
+    """Gradients in one message, MiB of fp32: smaller starts sooner, larger pays less latency."""
+    server_device: Literal["cpu", "cuda"] = "cpu"
+    """`cuda`: each server has a device of its own, beyond those of the workers."""
+    server_nodes: Literal["each", "last"] = "each"
+    """On several nodes: servers on each node in turn, or all on the last one."""
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """Steps that a worker may be ahead of the slowest: 0 waits for all, None for nobody."""
+        return 0
+
+    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+        return None
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        on_device = self.servers if self.server_device == "cuda" else 0
+        check_devices(self.name, world_size + on_device, machine)
+        if self.server_device == "cuda" and machine.device_type != "cuda":
+            raise StrategyUnavailable(
+                self.name, "server_device is cuda, and the workers are on the CPU", "set it to cpu"
+            )
+        if recipe.precision == "fp16":
+            raise StrategyUnavailable(
+                self.name,
+                "fp16 needs one loss scale for all workers, which pushes gradients too late",
+                "set recipe.precision to bf16 or fp32",
+            )
+        check_no_offload(self.name, recipe, "server_device: cpu, which is the default")
+
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+        worker = Fractions(optimizer_state=0.0)
+        part = 1 / self.servers
+        server = Fractions(parameters=part, gradients=part, optimizer_state=part)
+        return replicas(
+            world_size,
+            holds=lambda rank: worker if rank < world_size else server,
+            servers=self.servers,
+        )
+
+    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
+        in_turn = self.server_nodes == "each"
+        servers = (index % nodes if in_turn else nodes - 1 for index in range(self.servers))
+        return (*neighbours_together(world_size, nodes), *servers)
+
+    def promise(self) -> str | None:
+        return None
+
+    def survives(self) -> bool:
+        return False
+
+    def resumes(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (servers keep fp32)
+        return None
+
+    def backend(self, device_type: str) -> str:  # noqa: ARG002  (NCCL has no servers on a CPU)
+        return "gloo"
+
+    def rank_device(self, rank: int, world_size: int, device_type: str) -> str:
+        serves = rank >= world_size
+        return self.server_device if serves and device_type == "cuda" else device_type
+
+    def wire_bytes(
+        self,
+        size: ModelSize,
+        recipe: Recipe,  # noqa: ARG002  (a step is one push and one pull)
+        world_size: int,
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        payload = size.trained_parameters * PRECISION_BYTES[self.wire]
+        return WireBytes(
+            traffic=tuple(
+                Traffic(kind=kind, payload_bytes=payload, ranks=world_size + self.servers)
+                for kind in ("send", "receive")
+            ),
+            formula="gradients to the servers, parameters back: G + P",
+        )
+
+    def loads(self) -> tuple[str, ...]:
+        return ()
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        changed = {} if self.staleness_bound == 0 else {"gradient_reduction": PER_WORKER}
+        return (
+            common_settings(recipe)
+            | {"wire_precision": self.wire, "staleness_bound": self.staleness_bound}
+            | changed
+        )
+
+    def start(
+        self, workload: Workload, recipe: Recipe, process: Process
+    ) -> PushPullWorker | Server:
+        import torch.distributed as dist
+
+        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.parameter_server.push_pull import PushPullWorker
+        from shardmark.strategies.parameter_server.serving import GradientServer
+
+        workers = process.world_size - self.servers
+        model = build_on(process.device, workload, recipe)
+        layout = self._layout(model)
+        # Every process has to call this.  A step's gradients are clipped by the norm of all parts.
+        among_servers = dist.new_group(list(range(workers, process.world_size)))
+        if process.rank < workers:
+            return PushPullWorker(
+                model,
+                layout,
+                workload=workload,
+                recipe=recipe,
+                device=process.device,
+                workers=workers,
+                bound=self.staleness_bound,
+            )
+        assert isinstance(among_servers, dist.ProcessGroup), "this rank is one of its servers"
+        return GradientServer(
+            model,
+            layout[process.rank - workers],
+            recipe=recipe,
+            workers=workers,
+            bound=self.staleness_bound
+            if self.staleness_bound == 0 or process.rank == workers
+            else None,
+            survives=self.survives(),
+            norm_group=among_servers if self.servers > 1 else None,
+        )
+
+    def _layout(self, model: nn.Module) -> Layout:
+        from shardmark.strategies.parameter_server.parameter_layout import layout_of
+
+        layout = layout_of(
+            model, servers=self.servers, bucket_bytes=int(self.bucket_mb * 2**20), wire=self.wire
+        )
+        if not all(layout):
+            count = sum(len(bucket.places) for part in layout for bucket in part)
+            raise StrategyUnavailable(
+                self.name,
+                f"{self.servers} servers cannot share {count} trainable parameters",
+                f"use at most {max(1, count)} servers" if count else "train some parameters",
+            )
+        return layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsynchronousServer(ParameterServer):
+    """Each push is applied at once, each worker goes on with what it pulls (Dean et al., 2012).
+
+    Workers take whatever share of a step is left: a faster one takes more of them.
+    """
+
+    name: str = "ps-async"
+
+    @property
+    def staleness_bound(self) -> int | None:
+        return None
+
+    def promise(self) -> str | None:
+        return "every gradient is applied once, however stale"
+
+    def survives(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundedServer(ParameterServer):
+    """As `ps-async`, but no worker is more than `staleness` steps ahead of the slowest.
+
+    Source: stale synchronous parallel, Ho et al., NIPS 2013.  0 is `ps-sync`.
+    """
+
+    name: str = "ps-bounded"
+    staleness: Annotated[int, Field(ge=0)] = 3
+    """Steps that the fastest worker may be ahead of the slowest."""
+
+    @property
+    def staleness_bound(self) -> int | None:
+        return self.staleness
+
+    def promise(self) -> str | None:
+        if self.staleness == 0:
+            return None
+        return f"every gradient is applied once, no worker over {self.staleness} steps ahead"
+
+    def survives(self) -> bool:
+        return self.staleness > 0

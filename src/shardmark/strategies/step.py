@@ -1,0 +1,224 @@
+"""The step that single device, DataParallel, DDP and FSDP2 share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from shardmark.core.recipe import Optimizer, Recipe
+from shardmark.measure.step.recorder import Spans
+from shardmark.strategies.base import HeldState, Kept
+from shardmark.strategies.checkpoint_state import (
+    copied_into,
+    kept_state,
+    local,
+    restore_state,
+    scaler_counts,
+    set_scaler,
+)
+from shardmark.strategies.collective import CollectiveWorker
+from shardmark.workloads.base import Batch, Workload
+
+AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+OPTIMIZER_KEYS = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "adamw": ("exp_avg", "exp_avg_sq"),
+}
+"""The tensors of torch's optimizers that have their parameter's shape."""
+
+Synchronise = Callable[[bool], AbstractContextManager[object]]
+"""Given whether this micro-batch is the step's last: the context that reduces gradients or not."""
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over one group of all parameters, with no default left to torch."""
+    spec = recipe.optimizer
+    if spec.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=spec.lr,
+            momentum=spec.momentum,
+            dampening=spec.dampening,
+            weight_decay=spec.weight_decay,
+            nesterov=spec.nesterov,
+        )
+    adam = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    return adam(
+        parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
+    )
+
+
+def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
+    """Computation in the recipe's precision over fp32 parameters; nothing for fp32."""
+    if recipe.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
+
+
+class EagerWorker(CollectiveWorker):
+    """Forward, backward and optimizer step on a model whose gradients reduce themselves.
+
+    `model` is what is called, `module` the model whose names count; the loss of a step is the
+    mean of its micro-batches, which are equally large.  `replicated`: every rank holds all of it.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        module: nn.Module,
+        workload: Workload,
+        recipe: Recipe,
+        device: torch.device,
+        synchronise: Synchronise = lambda last: nullcontext(),  # noqa: ARG005  (its signature)
+        unreachable_bytes: Callable[[], int] = lambda: 0,
+        autocasts: bool = True,
+        replicated: bool = True,
+    ) -> None:
+        self._model = model
+        self._module = module
+        self._workload = workload
+        self._recipe = recipe
+        self._device = device
+        self._synchronise = synchronise
+        self._unreachable_bytes = unreachable_bytes
+        self._autocasts = autocasts
+        self._replicated = replicated
+        # FSDP2's shards: the module shows whole parameters in their place while they exist.
+        self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._parameters = list(self._trained.values())
+        self._optimizer = build_optimizer(self._parameters, recipe)
+        # Twice as large after 2,000 good steps: torch's schedule, and DeepSpeed's under autocast.
+        self._scaler = torch.amp.GradScaler(
+            device.type,
+            init_scale=2.0**16,
+            growth_interval=2000,
+            enabled=recipe.precision == "fp16",
+        )
+        self._steps_called = 0
+        self._steps_taken = 0
+        self._optimizer.register_step_post_hook(self._count_step)
+
+    def _count_step(self, *_: object) -> None:
+        self._steps_taken += 1
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        micro_batches = batch.split(self._recipe.gradient_accumulation)
+        count = len(micro_batches)
+        losses = []
+        for index, micro_batch in enumerate(micro_batches):
+            with self._synchronise(index == count - 1):
+                with recorder.span("forward"), self._precision():
+                    loss = self._workload.loss(self._model, micro_batch)
+                with recorder.span("backward"):
+                    scaled = self._scaler.scale(loss / count if count > 1 else loss)
+                    scaled.backward()  # type: ignore[no-untyped-call]  # torch's
+            losses.append(loss.detach())
+        with recorder.span("optimizer"):
+            self._update()
+        return losses[0] if count == 1 else torch.stack(losses).mean()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return autocast(self._recipe, self._device) if self._autocasts else nullcontext()
+
+    def _update(self) -> None:
+        self._steps_called += 1
+        if self._recipe.gradient_clipping is not None:
+            self._scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._parameters, self._recipe.gradient_clipping)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+
+    def skipped_steps(self) -> int:
+        return self._steps_called - self._steps_taken
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        return {name: whole(p).float().cpu() for name, p in self._module.named_parameters()}
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        scale = self._scaler.get_scale()
+        return {
+            name: whole(p.grad).float().cpu() / scale
+            for name, p in self._module.named_parameters()
+            if p.grad is not None
+        }
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        return {
+            name: {
+                key: whole(value).float().cpu()
+                for key, value in self._optimizer.state.get(parameter, {}).items()
+                if isinstance(value, Tensor)
+            }
+            for name, parameter in self._module.named_parameters()
+        }
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {name: b.detach().cpu().clone() for name, b in self._module.named_buffers()}
+
+    def checkpoint_state(self) -> Kept:
+        state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
+        state |= kept_state(self._optimizer, self._trained)
+        own = {f"buffer/{name}": b.detach() for name, b in self._module.named_buffers()}
+        return Kept(
+            own=own if self._replicated else own | state,
+            shared=state if self._replicated else {},
+            counts={
+                "steps_called": self._steps_called,
+                "steps_taken": self._steps_taken,
+                "scaler": scaler_counts(self._scaler),
+            },
+        )
+
+    def load_checkpoint_state(self, kept: Kept) -> None:
+        tensors = {**kept.own, **kept.shared}
+        for name, buffer in self._module.named_buffers():
+            copied_into(buffer, tensors[f"buffer/{name}"])
+        for name, parameter in self._trained.items():
+            copied_into(local(parameter), tensors[f"parameter/{name}"])
+        restore_state(self._optimizer, self._trained, tensors)
+        set_scaler(self._scaler, kept.counts["scaler"])
+        self._steps_called = int(kept.counts["steps_called"])
+        self._steps_taken = int(kept.counts["steps_taken"])
+
+    def held_state(self) -> HeldState:
+        # FSDP2 shows unsharded parameters while they exist; the optimizer always has the shards.
+        grouped = [p for group in self._optimizer.param_groups for p in group["params"]]
+        parameters = (*self._module.parameters(), *grouped)
+        return HeldState(
+            parameters=parameters,
+            gradients=tuple(p.grad for p in parameters if p.grad is not None),
+            optimizer_state=tuple(state_tensors(self._optimizer)),
+            unreachable_bytes=self._unreachable_bytes(),
+        )
+
+
+def state_keys(spec: Optimizer) -> tuple[str, ...]:
+    """Keys of the optimizer's state that have their parameter's shape."""
+    return () if spec.name == "sgd" and not spec.momentum else OPTIMIZER_KEYS[spec.name]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The unsharded value of a parameter, sharing nothing with it.  Collective for a shard."""
+    from torch.distributed.tensor import DTensor
+
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached.clone()
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
+    """Every tensor of the optimizer's state."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                yield value

@@ -1,0 +1,75 @@
+"""Where a node keeps a trial's checkpoints while it runs.  Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from shardmark.core.environment_variables import FOLDER_VARIABLE
+from shardmark.core.errors import InputError
+from shardmark.trials.trial import Trial
+
+DEFAULT = "checkpoints"
+"""In the trial's folder, which is cleared when the trial has ended."""
+
+
+def folder_of_rank(directory: Path) -> Path:
+    """Where this process writes, of a trial in that folder."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or directory / DEFAULT)
+
+
+def folder_on_node(trial: Trial, run_directory: str, node: int, *, here: bool) -> Path | None:
+    """Where that node keeps them, the same for a process that takes its place; None without any.
+
+    `run_directory` is the trial's folder on the controller's machine, which `here` is.
+    """
+    if not trial.limits.max_restarts:
+        return None
+    given = trial.limits.checkpoint_dir
+    if given is None and here:
+        return Path(run_directory) / DEFAULT
+    digits = hashlib.sha256(run_directory.encode()).hexdigest()[:12]
+    base = Path(tempfile.gettempdir() if given is None else given).expanduser()
+    return base / f"shardmark-{trial.id}-{digits}" / f"node-{node}"
+
+
+def check_writable(folder: Path) -> None:
+    """Raise `InputError` unless files can be made there; makes the folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise not_writable(folder, error) from error
+
+
+def not_writable(folder: Path, error: BaseException) -> InputError:
+    """What to say of a folder for checkpoints that cannot be used."""
+    why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+    return InputError(
+        "limits.checkpoint_dir",
+        f"{folder} on {platform.node()} cannot be written: {why or type(error).__name__}",
+        "give a folder with room that every node can write, or none",
+    )
+
+
+def check_given(trials: Iterable[Trial]) -> None:
+    """Raise `InputError` for a `checkpoint_dir` that this machine cannot write."""
+    wanted = {one.limits.checkpoint_dir for one in trials if one.limits.max_restarts}
+    for given in sorted(wanted - {None}, key=str):
+        check_writable(Path(str(given)).expanduser())
+
+
+def remove(folder: Path | None) -> None:
+    """Remove a node's folder, and the trial's when it was the last."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # other nodes have theirs there, or it never was
+            if folder.name != DEFAULT:
+                folder.parent.rmdir()

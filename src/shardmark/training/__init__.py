@@ -1,1 +1,0 @@
-"""The loop, plain and short, and the rank that runs it."""

@@ -1,0 +1,94 @@
+"""What a workload is: a model, its data, its loss and its quality.  Knows nothing of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from shardmark.core.shares import Portion, Shard
+
+
+class Batch(Protocol):
+    """Some samples of one step, ready for the model."""
+
+    @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """Index of each sample in the training set, in order."""
+
+    def __len__(self) -> int: ...
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on the device; asynchronous where the memory is pinned."""
+
+    def split(self, parts: int) -> Sequence[Self]:
+        """Equal, consecutive micro-batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """How the training set is cut into steps: the same for every strategy."""
+
+    global_batch: int
+    """Samples per optimizer step over all ranks."""
+    seed: int
+    """Orders the samples of each epoch and draws their augmentation."""
+    draws: int = 0
+    """Other numbers draw other proposals for the same samples: only a search for causes does so."""
+
+
+class Workload(Protocol):
+    """A model, its data and its loss.  Made anew in every rank from the same options and seed."""
+
+    @property
+    def training_samples(self) -> int: ...
+
+    @property
+    def validation_samples(self) -> int: ...
+
+    @property
+    def synthetic(self) -> bool:
+        """True where the data are made up; every table says so."""
+
+    @property
+    def data_errors(self) -> Sequence[str]:
+        """One line for each unreadable sample skipped so far in this process."""
+
+    def build_model(self) -> nn.Module:
+        """The same initial weights in every process; on the CPU, in training mode."""
+
+    def batches(
+        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+    ) -> Iterator[Batch]:
+        """On the CPU: the shard's part of every step, endless, epoch after epoch; or `portions`.
+
+        The incomplete last batch of each epoch is left out.
+
+        The shards of a step concatenate, in order of their index, to exactly its unsharded batch.
+        """
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean over the batch's samples, shape (); calls `model` once, and only by `model(...)`."""
+
+    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
+        """Record from now on what the last model that was built draws for each sample.
+
+        The function tells what was drawn since it was last asked, in an order that does not depend
+        on how samples are shared out.  Nothing, where only torch's own generators draw.
+        """
+
+    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
+        """This shard's part of one pass over the validation set, each sample once.
+
+        The model is in evaluation mode and whole.  The result can be pickled.
+        """
+
+    def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
+        """Metrics of the catalogue from all shards' parts: `validation_loss`, ..."""
+
+    def sample_input_flops(self, model: nn.Module) -> int | None:
+        """Operations of one forward and backward pass per sample; None if unknown."""

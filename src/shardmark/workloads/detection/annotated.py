@@ -1,0 +1,93 @@
+"""Pictures with boxes, labels and masks: what a detection data set offers.  Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from shardmark.workloads.detection.options import DetectionOptions
+
+RunLengths = dict[str, Any]
+"""A mask as COCO writes it, compressed: {"size": [height, width], "counts": bytes}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objects:
+    """What is marked in one picture, n objects in the order of the annotation file."""
+
+    boxes: NDArray[np.float32]
+    """(n, 4): left, top, right, bottom, in pixels of the stored picture."""
+    labels: NDArray[np.int64]
+    """(n,), 1 to the number of classes; 0 is the background."""
+    areas: NDArray[np.float64]
+    """(n,), square pixels, as the file gives them."""
+    crowds: NDArray[np.bool_]
+    """(n,), true where the annotation is of a group."""
+    masks: tuple[RunLengths, ...] | None = None
+    """n masks of the whole picture; None where nobody asked for them."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedReading:
+    """Some samples as they are stored."""
+
+    pictures: tuple[Tensor, ...]
+    """Each (3, height, width), uint8, RGB."""
+    objects: tuple[Objects, ...]
+    image_ids: tuple[int, ...]
+    """The annotation file's."""
+    sample_ids: tuple[int, ...]
+    """Those really read: a broken sample's place is taken by the next one, or is left out."""
+    errors: tuple[str, ...] = ()
+
+
+class AnnotatedSource(Protocol):
+    """One split of a data set.
+
+    A training split shows no crowds and no boxes without area; a validation split shows crowds.
+    """
+
+    def __len__(self) -> int: ...
+
+    def read(self, ids: NDArray[np.int64]) -> AnnotatedReading:
+        """Decode these samples, in this order."""
+
+    def select(self, ids: NDArray[np.int64]) -> Self:
+        """Only these samples, numbered anew from 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedPictures:
+    """A data set, ready to be read."""
+
+    training: AnnotatedSource
+    validation: AnnotatedSource
+    classes: tuple[str, ...]
+    """Names of labels 1, 2, ..."""
+    category_ids: tuple[int, ...]
+    """The annotation file's numbers of labels 1, 2, ..."""
+    notes: tuple[str, ...] = ()
+    """What was left out of training, one line each; these are data errors."""
+    synthetic: bool = False
+
+
+class AnnotatedDataSet(Protocol):
+    """What the module of a detection data set offers."""
+
+    def check(self, options: DetectionOptions) -> None:
+        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch.
+
+        Runs once before the first trial: whatever has to be made or read once is made here.
+        """
+
+    def load(self, options: DetectionOptions, seed: int) -> AnnotatedPictures:
+        """Find the pictures; they are decoded when they are read.  Subsets are drawn from the
+        seed."""

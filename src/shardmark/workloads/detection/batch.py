@@ -1,0 +1,118 @@
+"""Batches of pictures of different sizes with what is to be found in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from shardmark.core.errors import InputError
+from shardmark.workloads.detection.run_lengths import drawn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from shardmark.workloads.detection.annotated import RunLengths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is to be found in one picture; arrays, which cross processes cheaper than tensors."""
+
+    boxes: NDArray[np.float32]
+    """(n, 4): left, top, right, bottom in pixels."""
+    labels: NDArray[np.int64]
+    image_id: int
+    sampling_seed: int
+    """Of the proposals that this picture learns from in this step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionBatch:
+    """Some samples of one step."""
+
+    pictures: tuple[Tensor, ...]
+    """Each (3, height, width): uint8 as stored, float32 from 0 to 1 once moved to a device."""
+    targets: tuple[Target, ...]
+    sample_ids: tuple[int, ...]
+    masks: tuple[Tensor, ...] | None = None
+    """Each (n, height, width), uint8; None where nobody learns masks."""
+    errors: tuple[str, ...] = ()
+    """One line for each unreadable picture met while making this batch."""
+    model_targets: list[dict[str, Any]] = field(default_factory=list)
+    """torchvision's form of the targets, on the device; empty before."""
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    def to(self, device: torch.device) -> Self:
+        """A copy on the device, its pictures as torchvision's `ToTensor` makes them."""
+        pictures = tuple(
+            picture.to(device, non_blocking=True).float().div_(255)
+            if picture.dtype == torch.uint8
+            else picture.to(device)
+            for picture in self.pictures
+        )
+        return replace(self, pictures=pictures, model_targets=self._model_targets(device))
+
+    def _model_targets(self, device: torch.device) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = [
+            {
+                "boxes": torch.from_numpy(target.boxes).to(device),
+                "labels": torch.from_numpy(target.labels).to(device),
+                "image_id": target.image_id,
+                "sampling_seed": target.sampling_seed,
+            }
+            for target in self.targets
+        ]
+        for target, masks in zip(made, self.masks or (), strict=False):
+            target["masks"] = masks.to(device, non_blocking=True)
+        return made
+
+    def split(self, parts: int) -> tuple[Self, ...]:
+        """Equal, consecutive micro-batches."""
+        if parts == 1:
+            return (self,)
+        if len(self) % parts:
+            raise InputError(
+                "recipe.gradient_accumulation",
+                f"a rank's {len(self)} samples cannot be cut into {parts} equal micro-batches",
+                f"a divisor of {len(self)}",
+            )
+        size = len(self) // parts
+        return tuple(self._part(slice(start, start + size)) for start in range(0, len(self), size))
+
+    def _part(self, which: slice) -> Self:
+        return replace(
+            self,
+            pictures=self.pictures[which],
+            targets=self.targets[which],
+            sample_ids=self.sample_ids[which],
+            masks=None if self.masks is None else self.masks[which],
+            errors=(),
+            model_targets=self.model_targets[which],
+        )
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory; the loader's pinning thread calls it."""
+        masks = None if self.masks is None else tuple(m.pin_memory() for m in self.masks)
+        return replace(self, pictures=tuple(p.pin_memory() for p in self.pictures), masks=masks)
+
+
+def mirrored(picture: Tensor, boxes: NDArray[np.float32]) -> tuple[Tensor, NDArray[np.float32]]:
+    """Picture (3, height, width) and boxes, left and right exchanged."""
+    width = np.float32(picture.shape[-1])
+    turned = boxes.copy()
+    turned[:, 0], turned[:, 2] = width - boxes[:, 2], width - boxes[:, 0]
+    return picture.flip(-1), turned
+
+
+def decoded_masks(masks: Sequence[RunLengths], picture: Tensor) -> Tensor:
+    """(n, height, width), uint8, from the run lengths."""
+    height, width = picture.shape[-2:]
+    return torch.from_numpy(drawn(masks, height, width))

@@ -1,0 +1,109 @@
+"""Builds a classification model by name.  Imports torch: `models` holds the names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from shardmark.core.errors import InputError
+from shardmark.workloads.models import is_user_function, registered_names
+
+_WRONG_OPTIONS = (TypeError, ValueError, AssertionError, KeyError)
+"""What the libraries' constructors raise for arguments that they do not take."""
+
+
+def build_model(
+    name: str, model_options: Mapping[str, Any], *, classes: int, image_size: int, seed: int
+) -> nn.Module:
+    """The same fp32 weights wherever it is called, on the CPU, in training mode.
+
+    Weights come from torch's CPU generator, which is left as it was found.
+    Raises `InputError` where the model cannot be built with these options.
+    """
+    constructor, own_options = _constructor(name, image_size)
+    arguments = {**own_options, **model_options, "num_classes": classes}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
+        try:
+            model = constructor(**arguments)
+        except _WRONG_OPTIONS as error:
+            raise InputError(
+                "workload.model_options",
+                f"{name} cannot be built with {_listed(arguments)}: {error}",
+                "use arguments that it takes, and pictures of a size that it takes",
+            ) from error
+    if not isinstance(model, nn.Module):
+        raise InputError("workload.model", f"{name} made a {type(model).__name__}", "an nn.Module")
+    return model.train()
+
+
+def _constructor(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
+    """The function to call and the arguments that the data and the benchmark ask of it."""
+    if is_user_function(name):
+        return user_function(name), {}
+    if name == "vit_cifar":
+        return _vit_cifar, {"image_size": image_size}
+    if not name.startswith("timm:") and name in registered_names("torchvision"):
+        return _torchvision(name, image_size)
+    return _timm(name.removeprefix("timm:"), image_size)
+
+
+def _vit_cifar(**options: Any) -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    shape = {"patch_size": 4, "num_layers": 6, "num_heads": 4, "hidden_dim": 256, "mlp_dim": 512}
+    return cast("nn.Module", VisionTransformer(**{**shape, **options}))
+
+
+def _torchvision(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
+    from torchvision.models import get_model_builder
+
+    options: dict[str, Any] = {"weights": None}
+    if name.startswith("vit_"):
+        options["image_size"] = image_size
+    elif name.startswith("maxvit"):
+        options["input_size"] = (image_size, image_size)
+    elif name in ("inception_v3", "googlenet"):
+        # Without the auxiliary heads the model returns one tensor, in training too.
+        options |= {"aux_logits": False, "init_weights": True}
+    return get_model_builder(name), options
+
+
+def _timm(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
+    try:
+        import timm
+    except ImportError as error:
+        raise InputError(
+            "workload.model", f"{name} is a model of timm, which is missing", "pip install timm"
+        ) from error
+    options: dict[str, Any] = {"model_name": name, "pretrained": False}
+    config = timm.get_pretrained_cfg(name)
+    if config is not None and config.fixed_input_size:
+        options["img_size"] = image_size
+    return timm.create_model, options
+
+
+def user_function(name: str) -> Callable[..., object]:
+    module_name, _, function_name = name.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            "workload.model", f"cannot import {name}: {error}", "package.module:function"
+        ) from error
+    if not callable(function):
+        raise InputError("workload.model", f"{name} is not callable", "a function or a class")
+    return cast("Callable[..., object]", function)
+
+
+def _listed(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())

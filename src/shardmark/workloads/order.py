@@ -1,0 +1,96 @@
+"""Which samples a shard takes in which step: the same for every strategy and number of ranks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shardmark.core.errors import DataError, InputError
+from shardmark.core.shares import Portion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from shardmark.core.shares import Shard
+    from shardmark.workloads.base import BatchPlan
+
+_STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5}
+
+
+def every_step(shard: Shard) -> Iterator[Portion]:
+    """The same share of step after step, endlessly."""
+    return (Portion(step=step, shard=shard) for step in itertools.count())
+
+
+def generator(seed: int, stream: str, *more: int) -> np.random.Generator:
+    """Random numbers that depend on the arguments alone; one independent stream for each use."""
+    entropy = np.random.SeedSequence((seed, _STREAMS[stream], *more))
+    return np.random.Generator(np.random.Philox(entropy))
+
+
+def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
+    """Sample index at each position of the epoch."""
+    return generator(seed, "order", epoch).permutation(samples).astype(np.int64, copy=False)
+
+
+def subset(
+    available: int, wanted: int | None, *, seed: int, split: int
+) -> NDArray[np.int64] | None:
+    """Ascending indices of `wanted` samples drawn from the seed; None where all are wanted."""
+    if wanted is None or wanted >= available:
+        return None
+    return np.sort(generator(seed, "subset", split).permutation(available)[:wanted])
+
+
+def seed_of(seed: int, stream: str, *more: int) -> int:
+    """A seed, 63 bits as torch takes them, that depends on the arguments alone."""
+    entropy = np.random.SeedSequence((seed, _STREAMS[stream], *more))
+    return int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One shard's part of one step."""
+
+    epoch: int
+    positions: slice
+    """Places in the epoch's order."""
+    ids: NDArray[np.int64]
+
+
+class ShardOrder:
+    """A pure function of the step; the epoch's order is kept while it lasts."""
+
+    def __init__(self, samples: int, plan: BatchPlan, shard: Shard) -> None:
+        if plan.global_batch % shard.count:
+            raise InputError(
+                "recipe.global_batch",
+                f"{plan.global_batch} samples cannot be shared equally by {shard.count} ranks",
+                f"a multiple of {shard.count}",
+            )
+        if samples < plan.global_batch:
+            raise DataError(
+                "training set",
+                f"{samples} samples are fewer than one step of {plan.global_batch}",
+                "use a smaller batch or more data",
+            )
+        self._samples = samples
+        self._plan = plan
+        self._epoch = -1
+        self._order = np.empty(0, np.int64)
+
+    def at(self, step: int, shard: Shard) -> Share:
+        """That shard's part of that step; as many shards as were announced."""
+        epoch, step_of_epoch = divmod(step, self._samples // self._plan.global_batch)
+        if epoch != self._epoch:
+            self._order = epoch_order(self._plan.seed, epoch, self._samples)
+            self._epoch = epoch
+        per_shard = self._plan.global_batch // shard.count
+        start = step_of_epoch * self._plan.global_batch + shard.index * per_shard
+        positions = slice(start, start + per_shard)
+        return Share(epoch=epoch, positions=positions, ids=self._order[positions])

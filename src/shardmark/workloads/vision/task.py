@@ -1,0 +1,198 @@
+"""Picture classification as a workload.  Imports torch: `classification` holds the options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from shardmark.core.errors import InputError
+from shardmark.workloads.datasets import picture_data_set
+from shardmark.workloads.flops import training_flops
+from shardmark.workloads.loading import batches_in_order
+from shardmark.workloads.model_building import build_model
+from shardmark.workloads.order import ShardOrder, every_step
+from shardmark.workloads.pictures import CropFlip, ImageBatch, Normalise
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from shardmark.core.shares import Portion, Shard
+    from shardmark.workloads.base import Batch, BatchPlan
+    from shardmark.workloads.vision.options import ClassificationOptions
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPart:
+    """Sums over one shard's validation samples."""
+
+    samples: int
+    loss: float
+    top1: int
+    """Samples whose label has the largest logit."""
+    top5: int
+    """Samples whose label is among the five largest logits."""
+
+
+class Classification:
+    """A `Workload`: cross entropy on labelled pictures."""
+
+    def __init__(self, options: ClassificationOptions, seed: int) -> None:
+        self._options = options
+        self._seed = seed
+        self._data = picture_data_set(options.dataset).load(options, seed)
+        self._normalise = Normalise(self._data.mean, self._data.std)
+        self._errors: dict[str, None] = {}  # a set that keeps its order
+
+    @property
+    def training_samples(self) -> int:
+        return len(self._data.training)
+
+    @property
+    def validation_samples(self) -> int:
+        return len(self._data.validation)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Name of each class, in the order of the labels."""
+        return self._data.classes
+
+    @property
+    def synthetic(self) -> bool:
+        return self._data.synthetic
+
+    @property
+    def data_errors(self) -> tuple[str, ...]:
+        """One line for each unreadable picture met so far in this process."""
+        return tuple(self._errors)
+
+    def build_model(self) -> nn.Module:
+        """The same initial weights in every process; on the CPU, in training mode."""
+        return build_model(
+            self._options.model,
+            self._options.model_options,
+            classes=len(self._data.classes),
+            image_size=self._data.image_size,
+            seed=self._seed,
+        )
+
+    def batches(
+        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+    ) -> Iterator[ImageBatch]:
+        """The shard's batches, or the portions'; a step's shards make up its unsharded batch.
+
+        Raises `DataError` at once for a training set smaller than one step.
+        """
+        order = ShardOrder(self.training_samples, plan, shard)
+        wanted = every_step(shard) if portions is None else portions
+        crop_flip = CropFlip(plan.seed, self.training_samples)
+        augmented = self._options.augment == "crop_flip"
+
+        def make(portion: Portion) -> ImageBatch:
+            share = order.at(portion.step, portion.shard)
+            read = self._data.training.read(share.ids)
+            pictures = read.pictures
+            if augmented:
+                pictures = crop_flip(pictures, share.epoch, share.positions)
+            return ImageBatch(
+                pictures=self._normalise(pictures),
+                labels=read.labels,
+                sample_ids=read.sample_ids,
+                errors=read.errors,
+            )
+
+        workers = self._options.loader_workers
+        return self._noting_errors(batches_in_order(make, wanted, workers=workers))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross entropy over the batch's samples, shape (), in fp32 under every precision."""
+        pictures = cast("ImageBatch", batch)
+        return functional.cross_entropy(
+            self._logits(model, pictures),
+            pictures.labels,
+            label_smoothing=self._options.label_smoothing,
+        )
+
+    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
+        """Nothing: dropout draws from torch's own generators."""
+        return tuple
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> EvaluationPart:
+        """Sums over validation samples index, index + count, ...; labels are not smoothed."""
+        sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, top-1, top-5
+        samples = 0
+        for batch in self._validation_batches(shard):
+            if not len(batch):
+                continue
+            moved = batch.to(device)
+            logits = self._logits(model, moved)  # (batch, classes)
+            losses = functional.cross_entropy(logits, moved.labels, reduction="none")
+            best = logits.topk(min(5, len(self.classes))).indices
+            hits = best == moved.labels[:, None]
+            sums += torch.stack([losses.double().sum(), hits[:, 0].sum(), hits.sum()])
+            samples += len(batch)
+        loss, top1, top5 = sums.tolist()
+        return EvaluationPart(samples=samples, loss=loss, top1=round(top1), top5=round(top5))
+
+    def quality(self, parts: Iterable[object]) -> Mapping[str, float]:
+        """`validation_loss`, `accuracy_top1` and, with more than five classes, `accuracy_top5`."""
+        known = [part for part in parts if isinstance(part, EvaluationPart)]
+        samples = sum(part.samples for part in known)
+        if samples == 0:
+            return {}
+        metrics = {
+            "validation_loss": sum(part.loss for part in known) / samples,
+            "accuracy_top1": sum(part.top1 for part in known) / samples,
+        }
+        if len(self.classes) > 5:
+            metrics["accuracy_top5"] = sum(part.top5 for part in known) / samples
+        return metrics
+
+    def sample_input_flops(self, model: nn.Module) -> int | None:
+        """Operations of one forward and backward pass per sample; None if unknown."""
+        size = self._data.image_size
+        return training_flops(model, (3, size, size), len(self.classes))
+
+    def _logits(self, model: nn.Module, batch: ImageBatch) -> Tensor:
+        logits = model(batch.pictures)
+        expected = (len(batch), len(self.classes))
+        if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != expected:
+            found = (
+                f"logits of shape {tuple(logits.shape)}"
+                if isinstance(logits, torch.Tensor)
+                else f"a {type(logits).__name__}"
+            )
+            raise InputError(
+                "workload.model",
+                f"{self._options.model} returns {found}",
+                f"one tensor of shape {expected}: a logit for each sample and class",
+            )
+        return logits.float()
+
+    def _validation_batches(self, shard: Shard) -> Iterator[ImageBatch]:
+        mine = np.arange(shard.index, self.validation_samples, shard.count)
+
+        def make(start: int) -> ImageBatch:
+            read = self._data.validation.read(mine[start : start + EVALUATION_BATCH])
+            return ImageBatch(
+                pictures=self._normalise(read.pictures),
+                labels=read.labels,
+                sample_ids=read.sample_ids,
+                errors=read.errors,
+            )
+
+        starts = range(0, len(mine), EVALUATION_BATCH)
+        workers = self._options.loader_workers
+        return self._noting_errors(batches_in_order(make, starts, workers=workers))
+
+    def _noting_errors(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
+        for batch in batches:
+            self._errors.update(dict.fromkeys(batch.errors))
+            yield batch
