@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from shardmark.api import Run, load, run
     from shardmark.core.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
 
-__version__ = "0.1.0"
+from shardmark.core.version import __version__
 
 __all__ = [
     "DataError",

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from shardmark import __version__
 from shardmark.cli.compare import compare
 from shardmark.cli.doctor import doctor
 from shardmark.cli.export import export
@@ -19,6 +18,7 @@ from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.verify import verify
 from shardmark.core.errors import ShardmarkError
+from shardmark.core.version import __version__
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from shardmark.core.errors import DataError, InputError, StrategyUnavailable
+from shardmark.core.errors import DataError, InputError, StrategyUnavailable, error_kind
 from shardmark.launch import outcome
 from shardmark.launch.outcome import (
     MEMORY_REMEDY,
@@ -20,7 +20,6 @@ from shardmark.launch.outcome import (
     LostNode,
     ProcessEnd,
     decide,
-    error_kind,
     kernel_oom_kills,
 )
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord

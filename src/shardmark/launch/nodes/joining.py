@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Mapping
 
-from shardmark import __version__
 from shardmark.core.errors import ShardmarkError
+from shardmark.core.version import __version__
 from shardmark.launch.local.rank_starter import RankStarter
 from shardmark.launch.nodes.channel import Channel, ChannelEndedError
 from shardmark.launch.nodes.node import Node

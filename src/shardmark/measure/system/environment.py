@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 import psutil
 
-from shardmark import __version__
 from shardmark.core.machine import Machine
+from shardmark.core.version import __version__
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
 from shardmark.measure.system.disturbance import busy_processes
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices

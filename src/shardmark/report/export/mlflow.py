@@ -8,9 +8,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from shardmark import __version__
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
+from shardmark.core.version import __version__
 from shardmark.report.export._protocol import (
     Exported,
     Source,

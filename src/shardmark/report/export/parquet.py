@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmark import __version__
+from shardmark.core.version import __version__
 from shardmark.report.export._protocol import Exported, Source, require
 from shardmark.report.export.files import write_tables
 from shardmark.report.export.tables import Table

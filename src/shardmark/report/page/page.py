@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from shardmark import __version__
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError
+from shardmark.core.version import __version__
 from shardmark.report.answers.recommendation import recommendation_lines
 from shardmark.report.figures import figures_of
 from shardmark.report.figures.figure import Figure

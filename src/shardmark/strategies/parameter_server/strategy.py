@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.base import Server
-    from shardmark.strategies.parameter_server.parameter_layout import Layout
+    from shardmark.strategies.parameter_server.parameter_layout import Layout as ServerParts
     from shardmark.strategies.parameter_server.push_pull import PushPullWorker
     from shardmark.workloads.base import Workload
 
@@ -167,7 +167,7 @@ class ParameterServer:
             norm_group=among_servers if self.servers > 1 else None,
         )
 
-    def _layout(self, model: nn.Module) -> Layout:
+    def _layout(self, model: nn.Module) -> ServerParts:
         from shardmark.strategies.parameter_server.parameter_layout import layout_of
 
         layout = layout_of(

@@ -49,4 +49,6 @@ def picture_data_set(name: str) -> PictureDataSet:
 
 def annotated_data_set(name: str) -> AnnotatedDataSet:
     """The module of the detection data set of that name."""
-    return cast("AnnotatedDataSet", importlib.import_module(f"shardmark.workloads.{_MODULES[name]}"))
+    return cast(
+        "AnnotatedDataSet", importlib.import_module(f"shardmark.workloads.{_MODULES[name]}")
+    )
