@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 
 
 def run_ranks(work: Callable[..., Any], *arguments: Any, ranks: int, seconds: float) -> list[Any]:
@@ -59,7 +59,7 @@ def _enter(
     torch.set_num_threads(1)
     store = dist.FileStore(str(Path(folder) / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    process = Process(
+    process = RankContext(
         rank=rank,
         world_size=ranks,
         local_rank=rank,

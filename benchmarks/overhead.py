@@ -24,11 +24,11 @@ def check_same_settings() -> None:
 
     from bare_loop import SGD, ZERO
     from shardmark.core.recipe import Optimizer, Recipe
-    from shardmark.strategies.base import Process
+    from shardmark.strategies.base import RankContext
     from shardmark.strategies.deepspeed.strategy import Zero
 
     recipe = Recipe(global_batch=64, steps=1, optimizer=Optimizer(name="sgd", **SGD))
-    process = Process(
+    process = RankContext(
         rank=0, world_size=2, local_rank=0, local_world_size=2, device=torch.device("cpu")
     )
     ours = Zero(stage=1).config(recipe, process)

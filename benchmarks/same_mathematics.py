@@ -28,7 +28,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.equivalence.reference import Reference
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process, Server
+from shardmark.strategies.base import RankContext, Server
 from shardmark.train.probe import NoSpans
 from shardmark.train.schedule import step_seed
 from shardmark.workloads import build_workload
@@ -69,7 +69,7 @@ def workload_of(model: str) -> Any:
 Parameters = dict[str, Tensor]
 
 
-def train(process: Process, name: str, model: str, batch: int) -> list[Parameters]:
+def train(process: RankContext, name: str, model: str, batch: int) -> list[Parameters]:
     """The strategy's parameters, whole: initial ones, then after each step."""
     recipe, workload = recipe_of(batch), workload_of(model)
     worker = build_strategy(name, {}).start(workload, recipe, process)
@@ -86,7 +86,7 @@ def train(process: Process, name: str, model: str, batch: int) -> list[Parameter
 
 
 def train_all(
-    process: Process, names: tuple[str, ...], model: str, batches: list[int]
+    process: RankContext, names: tuple[str, ...], model: str, batches: list[int]
 ) -> dict[tuple[str, int], list[Parameters]]:
     found = {(n, b): train(process, n, model, b) for b in batches for n in names}
     return found if process.rank == 0 else {}

@@ -31,7 +31,7 @@ from sides import add_sources_to_path, metric
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from shardmark.strategies.base import Process, Worker
+    from shardmark.strategies.base import RankContext, Worker
 
 NAME = "sharding"
 RANKS = 4
@@ -120,11 +120,11 @@ class Marks:
         yield
 
 
-def audit_all(process: Process, model: str, strategies: tuple[str, ...]) -> dict[str, Any]:
+def audit_all(process: RankContext, model: str, strategies: tuple[str, ...]) -> dict[str, Any]:
     return {name: audit(process, model, name) for name in strategies}
 
 
-def audit(process: Process, model: str, name: str) -> dict[str, int]:
+def audit(process: RankContext, model: str, name: str) -> dict[str, int]:
     """Bytes alive just before the update by the allocator's events, and those held_state names."""
     import gc
 

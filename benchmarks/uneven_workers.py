@@ -64,7 +64,7 @@ def found_in(result: TrialResult) -> dict[str, Any]:
     workers = [rank for rank in result.ranks if rank.role == "worker"]
     samples = [worker.samples for worker in workers]
     epochs = zip(*(worker.windows for worker in workers), strict=True)
-    served = ("staleness_mean", "staleness_max", "held_back_seconds")
+    served = ("staleness_mean", "staleness_max", "server_wait_seconds")
     return {
         "seed": result.varied["recipe.seed"],
         "training_seconds": sum(max(w.window_seconds for w in epoch) for epoch in epochs),
@@ -119,7 +119,7 @@ def row_of(name: str, each: Sequence[Mapping[str, Any]], ratio: Estimate) -> tup
         f"{100 * fmean(one['slow_share'] for one in each):.0f}",
         mean("staleness_mean", 2),
         "" if each[0]["staleness_max"] is None else f"{max(o['staleness_max'] for o in each):.0f}",
-        mean("held_back_seconds", 3),
+        mean("server_wait_seconds", 3),
     )
 
 
@@ -131,7 +131,7 @@ def about_bounded(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     )
     place = "lies between" if asynchronous <= bounded <= sync else "does NOT lie between"
     share = fmean(one["slow_share"] for one in found["ps-bounded"])
-    waited = fmean(one["held_back_seconds"] for one in found["ps-bounded"])
+    waited = fmean(one["server_wait_seconds"] for one in found["ps-bounded"])
     return (
         f"ps-bounded {place} ({asynchronous:.1f}, {bounded:.1f}, {sync:.1f} s): a worker that is "
         f"always {FACTOR:g} times faster is {STALENESS} steps ahead soon, and then takes one step "

@@ -149,7 +149,7 @@ def _verified(speed: Speed) -> str:
         return "no"
     rows = [cell.row for cell in speed.cells.values()]
     alike = sum(row.equivalent is True for row in rows)
-    promised = sum(row.promise is not None and row.equivalent is not True for row in rows)
+    promised = sum(row.guarantee is not None and row.equivalent is not True for row in rows)
     rest = f", {promised} keep another promise" if promised else ""
     return f"yes: {alike} of {len(rows)} equivalent{rest}"
 

@@ -72,7 +72,7 @@ def small_run(path: Path) -> Path:
                 first_deviation="gradients of the first step",
             ),
         ),
-        verdict("zero-3", 2, equivalent=None, promise="every gradient is applied once"),
+        verdict("zero-3", 2, equivalent=None, guarantee="every gradient is applied once"),
     ]
     write_verification(
         path, Verification(reference="one process", steps=3, verdicts=tuple(verdicts))
@@ -198,7 +198,7 @@ def verdict(
     *,
     equivalent: bool | None,
     cause: Cause | None = None,
-    promise: str | None = None,
+    guarantee: str | None = None,
 ) -> Verdict:
     return Verdict(
         id=cell_id(complete(invented_trial(strategy, world_size)).trial),
@@ -210,7 +210,7 @@ def verdict(
         equivalent=equivalent,
         checks=(),
         cause=cause,
-        promise=promise,
+        guarantee=guarantee,
     )
 
 

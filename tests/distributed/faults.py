@@ -15,7 +15,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.workloads.base import Batch, Workload
 
@@ -37,17 +37,17 @@ class Started:
     shard: Shard
 
 
-def start(name: str, workload: Workload, recipe: Recipe, process: Process) -> Started:
+def start(name: str, workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     worker = build_strategy(name, {}).start(workload, recipe, process)
     return Started(worker, Shard(index=process.rank, count=process.world_size))
 
 
-def ddp(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def ddp(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     return start("ddp", workload, recipe, process)
 
 
 def scaled(factor: float) -> Callable[..., Started]:
-    def begin(workload: Workload, recipe: Recipe, process: Process) -> Started:
+    def begin(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
         started = ddp(workload, recipe, process)
         for parameter in started.worker._parameters:
             parameter.register_hook(lambda gradient: gradient * factor)
@@ -56,7 +56,7 @@ def scaled(factor: float) -> Callable[..., Started]:
     return begin
 
 
-def clipped_by_default(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """DeepSpeed, told nothing about clipping."""
     from shardmark.strategies.deepspeed.worker import start_engine
 
@@ -66,7 +66,7 @@ def clipped_by_default(workload: Workload, recipe: Recipe, process: Process) -> 
     return Started(worker, Shard(index=process.rank, count=process.world_size))
 
 
-def decay_spares_vectors(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def decay_spares_vectors(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     optimizer = started.worker._optimizer
     group = optimizer.param_groups[0]
@@ -76,24 +76,24 @@ def decay_spares_vectors(workload: Workload, recipe: Recipe, process: Process) -
     return started
 
 
-def no_decay(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def no_decay(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     started.worker._optimizer.param_groups[0]["weight_decay"] = 0.0
     return started
 
 
-def shares_repeat(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def shares_repeat(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """Every rank loads the first rank's share, as with a sampler that nobody told its rank."""
     return Started(ddp(workload, recipe, process).worker, Shard(index=0, count=process.world_size))
 
 
-def shares_exchanged(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def shares_exchanged(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     other = process.world_size - 1 - process.rank
     worker = ddp(workload, recipe, process).worker
     return Started(worker, Shard(index=other, count=process.world_size))
 
 
-def other_weights(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def other_weights(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     with torch.no_grad():
         for parameter in started.worker._parameters:
@@ -101,7 +101,7 @@ def other_weights(workload: Workload, recipe: Recipe, process: Process) -> Start
     return started
 
 
-def other_draws(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def other_draws(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
 
     def step(batch: Batch, recorder: Spans) -> Tensor:
@@ -111,13 +111,13 @@ def other_draws(workload: Workload, recipe: Recipe, process: Process) -> Started
     return Started(Faulty(started.worker, step=step), started.shard)
 
 
-def reduces_in_bf16(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def reduces_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     started.worker._model.register_comm_hook(None, bf16_compress_hook)
     return started
 
 
-def masters_in_bf16(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def masters_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
 
     def step(batch: Batch, recorder: Spans) -> Tensor:
@@ -130,7 +130,7 @@ def masters_in_bf16(workload: Workload, recipe: Recipe, process: Process) -> Sta
     return Started(Faulty(started.worker, step=step), started.shard)
 
 
-def skips_a_step(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def skips_a_step(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     worker, update = started.worker, started.worker._update
     calls: list[None] = []
@@ -146,7 +146,7 @@ def skips_a_step(workload: Workload, recipe: Recipe, process: Process) -> Starte
     return started
 
 
-def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """The model that is evaluated comes from the last rank, with its own batch statistics."""
     started = ddp(workload, recipe, process)
     everybody: list[Any] = [None] * process.world_size
@@ -160,13 +160,13 @@ def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: Process
     return Started(faulty, started.shard)
 
 
-def averages_nothing(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     started.worker._synchronise = lambda last: started.worker._model.no_sync()  # noqa: ARG005
     return started
 
 
-def computes_in_bf16(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def computes_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     started.worker._precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
     return started

@@ -18,7 +18,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.launch.local.nursery_process import ENVIRONMENT
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 
 JOIN_SECONDS = 350
 REPOSITORY = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
     folder = Path(directory)
     store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    process = Process(
+    process = RankContext(
         rank=rank,
         world_size=world_size,
         local_rank=rank,

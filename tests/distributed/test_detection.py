@@ -15,7 +15,7 @@ from shardmark.equivalence.compare import Benches, verdict_on
 from shardmark.equivalence.evidence import RankEvidence, put_together
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.verification import Verdict
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import check_data
 from shardmark.workloads.base import Batch, Workload
@@ -57,7 +57,7 @@ def trial(strategy: str, folder: Path, **changes: Any) -> Trial:
     )
 
 
-def torchvisions_sampler(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def torchvisions_sampler(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """Proposals from the global generator, as a plain training script draws them."""
     started = ddp(workload, recipe, process)
     for owner in (started.worker._module.rpn, started.worker._module.roi_heads):
@@ -85,7 +85,7 @@ class OtherSeeds:
         return self.worker.step(replace(batch, model_targets=targets), recorder)  # type: ignore[no-any-return]
 
 
-def other_seeds(workload: Workload, recipe: Recipe, process: Process) -> Started:
+def other_seeds(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """The strategy's own seeds: only zero-1 samples so, say."""
     started = start("zero-1", workload, recipe, process)
     faulty = Faulty(started.worker, step=OtherSeeds(started.worker).step)
@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
-def work(process: Process, folder: Path) -> dict[Any, RankEvidence]:
+def work(process: RankContext, folder: Path) -> dict[Any, RankEvidence]:
     found: dict[Any, RankEvidence] = {}
     for name in SHIPPED:
         for label, changes in RECIPES.items():

@@ -12,13 +12,13 @@ from shardmark.core.errors import ShardmarkError
 from shardmark.measure.network import network_probe
 from shardmark.measure.network.network_probe import probe_network
 from shardmark.results.network import NetworkRecord
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from tests.distributed.ranks import run_ranks
 
 SECONDS = 1.0
 
 
-def measured(process: Process) -> NetworkRecord | None:
+def measured(process: RankContext) -> NetworkRecord | None:
     from shardmark.measure.network.network_ranks import measure_links
 
     return measure_links(process.device, seconds=SECONDS)

@@ -20,7 +20,7 @@ from shardmark.launch.controller import run_experiment, verify_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process, Server
+from shardmark.strategies.base import RankContext, Server
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
@@ -47,7 +47,7 @@ def wanted(workers: int, **changes: Any) -> Recipe:
     return recipe(**{"global_batch": 12 * workers, **changes})
 
 
-def evidence(process: Process, of: Trial) -> RankEvidence | None:
+def evidence(process: RankContext, of: Trial) -> RankEvidence | None:
     """None from a server."""
     strategy = build_strategy(of.strategy.name, of.strategy.options)
     workload = build_workload(of.workload, seed=of.recipe.seed)
@@ -77,7 +77,7 @@ def alone() -> Trial:
     return made.model_copy(update={"strategy": StrategySpec(name="ps-async", options=options)})
 
 
-def work(process: Process) -> dict[Any, RankEvidence | None]:
+def work(process: RankContext) -> dict[Any, RankEvidence | None]:
     found: dict[Any, RankEvidence | None] = {}
     for name, (workers, options) in OPTIONS.items():
         for label, changes in RECIPES.items():
@@ -268,7 +268,7 @@ def test_promises_are_verified(kept_engine: KeptEngine, tmp_path: Path) -> None:
         found = verify_experiment(from_mapping(told), tmp_path / "verification", engine=kept_engine)
     for one in found.verdicts:
         assert one.equivalent is None, one.cause
-        assert one.promise is not None
+        assert one.guarantee is not None
         assert all(check.holds for check in one.checks)
         names = {check.name for check in one.checks}
         assert {"gradients used once", "shares that were trained on once"} <= names

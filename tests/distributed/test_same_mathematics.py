@@ -16,7 +16,7 @@ from shardmark.equivalence.reference import Reference
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process, Server
+from shardmark.strategies.base import RankContext, Server
 from shardmark.train.identity import weights_sha256
 from shardmark.train.probe import HeldSpans, NoSpans
 from shardmark.train.schedule import step_seed
@@ -75,7 +75,7 @@ def workload_of(tried: Case) -> Any:
     return build_workload(options, seed=tried.recipe.seed)
 
 
-def train(process: Process, name: str, tried: Case, options: dict[str, Any]) -> Trained:
+def train(process: RankContext, name: str, tried: Case, options: dict[str, Any]) -> Trained:
     workload = workload_of(tried)
     worker = build_strategy(name, options).start(workload, tried.recipe, process)
     assert not isinstance(worker, Server)
@@ -101,7 +101,9 @@ def train(process: Process, name: str, tried: Case, options: dict[str, Any]) -> 
     )
 
 
-def train_all(process: Process, work: list[tuple[str, str, dict[str, Any]]]) -> dict[Any, Trained]:
+def train_all(
+    process: RankContext, work: list[tuple[str, str, dict[str, Any]]]
+) -> dict[Any, Trained]:
     return {(n, c): train(process, n, CASES[c], options) for n, c, options in work}
 
 

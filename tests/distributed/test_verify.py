@@ -14,7 +14,7 @@ from shardmark.equivalence.compare import Benches, verdict_on
 from shardmark.equivalence.evidence import RankEvidence, put_together
 from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process, Server
+from shardmark.strategies.base import RankContext, Server
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
@@ -63,7 +63,7 @@ def trial(strategy: str, wanted: Recipe, world_size: int = 2, **workload: Any) -
     )
 
 
-def evidence(process: Process, tried: Trial, begin: Any = None) -> RankEvidence:
+def evidence(process: RankContext, tried: Trial, begin: Any = None) -> RankEvidence:
     workload = build_workload(tried.workload, seed=tried.recipe.seed)
     if begin is None:
         worker = build_strategy(tried.strategy.name, {}).start(workload, tried.recipe, process)
@@ -87,7 +87,7 @@ def fault_recipe(fault: str) -> Recipe:
     return recipe(gradient_accumulation=4 if fault == "accumulation undivided" else 1)
 
 
-def work(process: Process) -> dict[Any, RankEvidence]:
+def work(process: RankContext) -> dict[Any, RankEvidence]:
     """Everything that needs two ranks, in one group."""
     found: dict[Any, RankEvidence] = {}
     for name in SHIPPED:

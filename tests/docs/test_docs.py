@@ -119,7 +119,7 @@ def test_the_example_of_a_strategy_is_one(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setitem(STRATEGIES, "unbucketed", strategy_class)
     strategy = build_strategy("unbucketed", {})
     strategy.check(2, MACHINE, Recipe(global_batch=2, steps=1))
-    assert strategy.makes_sense(2) is None
+    assert strategy.unsupported_reason(2) is None
     assert tuple(rank.share for rank in strategy.layout(2).ranks) == (
         Shard(index=0, count=2),
         Shard(index=1, count=2),

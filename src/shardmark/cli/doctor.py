@@ -136,7 +136,7 @@ def strategy_availability(here: Machine) -> list[Availability]:
     answers = []
     for name in STRATEGIES:
         strategy = build_strategy(name, {})
-        ranks = next((one for one in RANKS if strategy.makes_sense(one) is None), RANKS[0])
+        ranks = next((one for one in RANKS if strategy.unsupported_reason(one) is None), RANKS[0])
         try:
             strategy.check(ranks, here, recipe)
         except StrategyUnavailable as error:

@@ -103,7 +103,7 @@ def as_text(verification: Verification) -> str:
         word = _word(verdict)
         rest = "".join(f"  {key}={value}" for key, value in _varied(verdict).items())
         worst = f"  (worst deviation: {shown_number(verdict.worst)} of what rounding may make)"
-        tail = worst if verdict.checks and verdict.promise is None else ""
+        tail = worst if verdict.checks and verdict.guarantee is None else ""
         ranks = "1 rank " if verdict.world_size == 1 else f"{verdict.world_size} ranks"
         head = f"{verdict.strategy:{width}}  {ranks}  {verdict.precision}{rest}"
         lines.append(f"{head}  {word}{tail}")
@@ -120,7 +120,7 @@ def as_text(verification: Verification) -> str:
 def _word(verdict: Verdict) -> str:
     if verdict.equivalent is not None:
         return "equivalent" if verdict.equivalent else "NOT EQUIVALENT"
-    return "not tried" if verdict.promise is None else f"promises less: {verdict.promise}"
+    return "not tried" if verdict.guarantee is None else f"promises less: {verdict.guarantee}"
 
 
 def _varied(verdict: Verdict) -> dict[str, object]:

@@ -14,7 +14,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Portion:
+class StepShard:
     """What one rank computes at once: one share of one step of the training."""
 
     step: int

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.evidence import Array, RankEvidence
 from shardmark.strategies.base import Worker
 from shardmark.train.epochs import evaluate
 from shardmark.train.identity import weights_sha256
-from shardmark.train.schedule import learning_rate_of, portion_seed
+from shardmark.train.schedule import learning_rate_of, step_shard_seed
 from shardmark.workloads.base import Batch, BatchPlan, Workload
 
 
@@ -51,17 +51,17 @@ def testify(
 ) -> RankEvidence:
     """Take the steps and write down what the reference can be held against.  Collective."""
     initial = weights_sha256(worker.full_parameters())
-    worker.team.barrier()  # nobody changes the weights before everybody has seen them
+    worker.group.barrier()  # nobody changes the weights before everybody has seen them
     rate = learning_rate_of(recipe, steps)
     losses: list[float] = []
     sample_ids, rates, draws = [], [], []
     drawn = workload.watch_draws()
     tensors: dict[str, Mapping[str, Array]] = {}
-    for portion, made in _fed(worker, workload, plan, shard, steps):
-        rates.append(rate(portion.step))
+    for step_shard, made in _fed(worker, workload, plan, shard, steps):
+        rates.append(rate(step_shard.step))
         worker.set_learning_rate(rates[-1])
         torch.manual_seed(
-            portion_seed(recipe.seed, step=portion.step, shard_index=portion.shard.index)
+            step_shard_seed(recipe.seed, step=step_shard.step, shard_index=step_shard.shard.index)
         )
         batch = made.to(device)
         spans = NoSpans() if losses else GradientSpans(worker)
@@ -90,19 +90,19 @@ def testify(
 
 def _fed(
     worker: Worker, workload: Workload, plan: BatchPlan, shard: Shard, steps: int
-) -> Iterator[tuple[Portion, Batch]]:
-    """The rank's own share of each step, or whatever portion is left when it asks for one."""
-    portions = worker.portions(steps)
-    if portions is None:
-        own = [Portion(step=step, shard=shard) for step in range(steps)]
+) -> Iterator[tuple[StepShard, Batch]]:
+    """The rank's own share of each step, or whatever step shard is left when it asks for one."""
+    step_shards = worker.step_shards(steps)
+    if step_shards is None:
+        own = [StepShard(step=step, shard=shard) for step in range(steps)]
         yield from zip(own, workload.batches(plan, shard), strict=False)
         return
-    taken: list[Portion] = []
+    taken: list[StepShard] = []
 
-    def noted() -> Iterator[Portion]:
-        for portion in portions:
-            taken.append(portion)
-            yield portion
+    def noted() -> Iterator[StepShard]:
+        for step_shard in step_shards:
+            taken.append(step_shard)
+            yield step_shard
 
     for index, batch in enumerate(workload.batches(plan, shard, noted())):
         yield taken[index], batch

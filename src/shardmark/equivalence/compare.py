@@ -21,7 +21,7 @@ from shardmark.equivalence.evidence import (
     put_together,
     seen_by_one_process,
 )
-from shardmark.equivalence.guarantees import promise_kept
+from shardmark.equivalence.guarantees import check_guarantee
 from shardmark.equivalence.parity import GIVEN, UNIT_ROUNDOFF, Tolerances, checks_of
 from shardmark.equivalence.reference import reference_evidence
 from shardmark.equivalence.variation import NOTHING, Noise, Variation
@@ -144,14 +144,14 @@ def judge(trial: Trial, directory: Path, steps: int, benches: Benches) -> Verdic
             for rank in trial.layout.training_ranks
         ]
     )
-    promise = strategy.promise()
-    if promise is None:
+    guarantee = strategy.guarantee()
+    if guarantee is None:
         return verdict_on(found, trial, steps, benches)
     records = [
         RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
         for rank in range(trial.layout.processes)
     ]
-    return promise_kept(found, trial, steps, records, promise=promise)
+    return check_guarantee(found, trial, steps, records, guarantee=guarantee)
 
 
 class Benches:

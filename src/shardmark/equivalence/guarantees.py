@@ -16,19 +16,19 @@ from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 
 
-def promise_kept(
-    found: Evidence, trial: Trial, steps: int, ranks: Sequence[RankRecord], *, promise: str
+def check_guarantee(
+    found: Evidence, trial: Trial, steps: int, ranks: Sequence[RankRecord], *, guarantee: str
 ) -> Verdict:
     """Whether it started, was fed and used its gradients as it promises.
 
-    The result is neither equivalent nor not, unless a promise is broken.
+    The result is neither equivalent nor not, unless a guarantee is broken.
     """
     checks = (*_given(found, trial, steps), *_used(trial, steps, ranks), _finite(found))
     broken = [check for check in checks if not check.holds]
     cause = None
     if broken:
         cause = Cause(
-            text=f"the promise is broken: {broken[0].name}",
+            text=f"the guarantee is broken: {broken[0].name}",
             evidence=f"found {broken[0].found}, expected {broken[0].expected}",
             first_deviation=broken[0].name,
         )
@@ -42,7 +42,7 @@ def promise_kept(
         equivalent=False if broken else None,
         checks=checks,
         cause=cause,
-        promise=promise,
+        guarantee=guarantee,
     )
 
 

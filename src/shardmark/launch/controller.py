@@ -148,7 +148,7 @@ def _verify(
     """Store a verdict on each cell that has none yet."""
     stored = read_verification(folder.path)
     known = stored.verdicts if stored is not None else ()
-    done = {v.id for v in known if v.equivalent is not None or v.promise is not None}
+    done = {v.id for v in known if v.equivalent is not None or v.guarantee is not None}
     cells = [c for c in cells_of(trials) if cell_id(c.model_dump(mode="json")) not in done]
     if not cells:
         return

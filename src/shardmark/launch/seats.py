@@ -52,7 +52,7 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
     """Raise `StrategyUnavailable` where machines like this one cannot run it, or are not there."""
     strategy = trial.built_strategy
     strategy.check(trial.world_size, machine.times(trial.nodes), trial.recipe)
-    kept = strategy.resumes(trial.recipe) if trial.limits.max_restarts else None
+    kept = strategy.resume_blocker(trial.recipe) if trial.limits.max_restarts else None
     if kept is not None:
         raise StrategyUnavailable(trial.strategy.name, kept, "set limits.max_restarts to 0")
     lacking = engine.lacks(trial.nodes)

@@ -53,7 +53,7 @@ class Verdict(Stored):
     """None where it could not be tried: `cause` says why."""
     checks: tuple[Check, ...]
     cause: Cause | None
-    promise: str | None = None
+    guarantee: str | None = None
     """What a strategy that is not meant to be equivalent promises instead."""
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shardmark.core.machine import Machine
-from shardmark.core.shares import Portion
+from shardmark.core.shares import StepShard
 from shardmark.strategies.layout import Layout
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Process:
+class RankContext:
     """The place of one started rank.  Its process group exists already."""
 
     rank: int
@@ -47,12 +47,12 @@ class HeldState:
     parameters: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...]
     optimizer_state: tuple[Tensor, ...]
-    unreachable_bytes: int = 0
+    untracked_bytes: int = 0
     """Bytes that the library holds where Python cannot see them (DDP's empty buckets)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CheckpointState:
     """What one rank needs to go on from where it stands between two steps."""
 
     own: Mapping[str, Tensor] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Kept:
     """Numbers, as JSON has them: loss scale, counters."""
 
 
-class Team(Protocol):
+class TrainingGroup(Protocol):
     """The training ranks, meeting outside of their steps.  Every one of them calls."""
 
     def barrier(self) -> None:
@@ -77,9 +77,9 @@ class Worker(Protocol):
     """One rank that trains, set up and ready."""
 
     @property
-    def team(self) -> Team: ...
+    def group(self) -> TrainingGroup: ...
 
-    def portions(self, end_step: int) -> Iterator[Portion] | None:
+    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
         """What this rank takes next, until all shares of the steps before `end_step` are taken.
 
         None where every rank takes its own share of every step.
@@ -122,13 +122,13 @@ class Worker(Protocol):
     def held_state(self) -> HeldState:
         """What this rank holds now, as references: the caller must not keep them."""
 
-    def checkpoint_state(self) -> Kept:
+    def checkpoint_state(self) -> CheckpointState:
         """What a checkpoint keeps of this rank, as references; between steps only."""
 
-    def load_checkpoint_state(self, kept: Kept) -> None:
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
         """Go on from there; before the first step.  Every training rank calls it."""
 
-    def keep_elsewhere(self, step: int) -> None:
+    def checkpoint_servers(self, step: int) -> None:
         """Have those who hold state for the workers keep it, as of so many steps.
 
         One training rank calls it, while all others wait.
@@ -145,10 +145,10 @@ class Server(Protocol):
         `keep` writes a checkpoint as of so many steps, whenever a worker asks for it.
         """
 
-    def checkpoint_state(self) -> Kept:
+    def checkpoint_state(self) -> CheckpointState:
         """What a checkpoint keeps of this rank, as references."""
 
-    def load_checkpoint_state(self, kept: Kept) -> None:
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
         """Go on from there; before it serves."""
 
     def held_state(self) -> HeldState:
@@ -167,7 +167,7 @@ class Strategy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         """None, or why no machines could run it on so many ranks: such a cell is left out."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -184,13 +184,13 @@ class Strategy(Protocol):
     ) -> WireBytes:
         """What its definition needs the network to carry in a step, whatever the library sends."""
 
-    def promise(self) -> str | None:
+    def guarantee(self) -> str | None:
         """What is promised instead of the reference's mathematics; None where those are."""
 
-    def survives(self) -> bool:
+    def tolerates_worker_loss(self) -> bool:
         """Whether the other workers train on when one dies."""
 
-    def resumes(self, recipe: Recipe) -> str | None:
+    def resume_blocker(self, recipe: Recipe) -> str | None:
         """None, or why it cannot go on from a checkpoint with that recipe."""
 
     def backend(self, device_type: str) -> str:
@@ -202,7 +202,7 @@ class Strategy(Protocol):
     def loads(self) -> tuple[str, ...]:
         """Modules that the ranks will import, so that they can be loaded before the first trial."""
 
-    def start(self, workload: Workload, recipe: Recipe, process: Process) -> Worker | Server:
+    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> Worker | Server:
         """A `Server` exactly on the ranks that `placement` gives None; the rest run the loop."""
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:

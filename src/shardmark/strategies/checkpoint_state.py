@@ -26,7 +26,7 @@ def copied_into(target: Tensor, value: Tensor) -> None:
         target.copy_(value)
 
 
-def kept_state(
+def optimizer_tensors(
     optimizer: torch.optim.Optimizer, named: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
     """This rank's part of the optimizer's state, by key and parameter name."""
@@ -38,12 +38,12 @@ def kept_state(
     }
 
 
-def restore_state(
+def restore_optimizer(
     optimizer: torch.optim.Optimizer,
     named: Mapping[str, nn.Parameter],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Give the optimizer the state that `kept_state` gave; parameters without any lose theirs."""
+    """Give the optimizer the state of `optimizer_tensors`; others are cleared."""
     for parameter in named.values():
         optimizer.state.pop(parameter, None)
     for full_name, value in tensors.items():

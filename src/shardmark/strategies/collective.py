@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
-    from shardmark.core.shares import Portion
+    from shardmark.core.shares import StepShard
     from shardmark.results.schema import ExchangeRecord
-    from shardmark.strategies.base import Team
+    from shardmark.strategies.base import TrainingGroup
 
 
 class CollectiveStrategy:
@@ -18,13 +18,13 @@ class CollectiveStrategy:
 
     __slots__ = ()
 
-    def promise(self) -> str | None:
+    def guarantee(self) -> str | None:
         return None
 
-    def survives(self) -> bool:
+    def tolerates_worker_loss(self) -> bool:
         return False
 
-    def resumes(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (protocol)
+    def resume_blocker(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (protocol)
         return None
 
     def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
@@ -46,18 +46,18 @@ class CollectiveWorker:
     """Takes its own share of every step."""
 
     @cached_property
-    def team(self) -> Team:
-        from shardmark.strategies.team import GroupTeam
+    def group(self) -> TrainingGroup:
+        from shardmark.strategies.training_group import CollectiveGroup
 
-        return GroupTeam()
+        return CollectiveGroup()
 
-    def portions(self, end_step: int) -> Iterator[Portion] | None:  # noqa: ARG002  (protocol)
+    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:  # noqa: ARG002  (protocol)
         return None
 
     def close(self) -> None:
         return None
 
-    def keep_elsewhere(self, step: int) -> None:  # noqa: ARG002  (all is held by the workers)
+    def checkpoint_servers(self, step: int) -> None:  # noqa: ARG002  (all is held by the workers)
         return None
 
     def exchange(self) -> ExchangeRecord | None:

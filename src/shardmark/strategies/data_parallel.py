@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.shares import Shard
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.checks import (
     check_devices,
     check_no_offload,
@@ -36,7 +36,7 @@ class DataParallel(CollectiveStrategy):
 
     name: str = "dp"
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -80,7 +80,7 @@ class DataParallel(CollectiveStrategy):
             "batch_norm": "statistics of each device's share; the first device's are evaluated"
         }
 
-    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> EagerWorker:
         from shardmark.strategies.blocks import build_on
         from shardmark.strategies.replicas import Replicas
         from shardmark.strategies.step import EagerWorker

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from shardmark.core.machine import Machine
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.checks import (
     check_devices,
     check_no_offload,
@@ -41,7 +41,7 @@ class DDP(CollectiveStrategy):
     static_graph: bool = False
     """The same parameters are used in every step: DDP may then reorder its buckets once."""
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -67,7 +67,7 @@ class DDP(CollectiveStrategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return common_settings(recipe) | {"broadcast_buffers": False}
 
-    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> EagerWorker:
         from torch.nn.parallel import DistributedDataParallel
 
         from shardmark.strategies.blocks import build_on
@@ -101,5 +101,5 @@ class DDP(CollectiveStrategy):
             device=process.device,
             synchronise=synchronise,
             # Gradients are views of the buckets, which the reducer keeps when they are dropped.
-            unreachable_bytes=lambda: 0 if trained[0].grad is not None else gradient_bytes,
+            untracked_bytes=lambda: 0 if trained[0].grad is not None else gradient_bytes,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from shardmark.core.machine import Machine
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.checks import (
     check_devices,
     check_offload_device,
@@ -59,7 +59,7 @@ class FSDP(CollectiveStrategy):
     mixed_precision: MixedPrecision = "autocast"
     """`native` casts parameters to the recipe's precision: less traffic, other mathematics."""
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -97,7 +97,7 @@ class FSDP(CollectiveStrategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return fsdp_settings(recipe, self.mixed_precision)
 
-    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> EagerWorker:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(process.device.type, (process.world_size,))
@@ -123,7 +123,7 @@ class HybridFSDP(CollectiveStrategy):
     wrap: Wrap = "blocks"
     mixed_precision: MixedPrecision = "autocast"
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         group = self._group(world_size, nodes)
         if group == 1:
             return "one rank on each node has nobody there to shard the model with"
@@ -179,7 +179,7 @@ class HybridFSDP(CollectiveStrategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return fsdp_settings(recipe, self.mixed_precision)
 
-    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> EagerWorker:
         from torch.distributed.device_mesh import init_device_mesh
 
         group = self._group(process.world_size, process.nodes)
@@ -214,7 +214,7 @@ def fsdp_settings(recipe: Recipe, mixed_precision: MixedPrecision) -> dict[str, 
 def start_sharded(
     workload: Workload,
     recipe: Recipe,
-    process: Process,
+    process: RankContext,
     *,
     mesh: DeviceMesh,
     wrap: Wrap,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardmark.core.machine import Machine
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.checks import check_devices, check_no_offload, check_precision
 from shardmark.strategies.collective import CollectiveStrategy
 from shardmark.strategies.layout import Layout, replicas
@@ -26,7 +26,7 @@ class Single(CollectiveStrategy):
 
     name: str = "single"
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size == 1 else "single is one device"
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -52,7 +52,7 @@ class Single(CollectiveStrategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return common_settings(recipe)
 
-    def start(self, workload: Workload, recipe: Recipe, process: Process) -> EagerWorker:
+    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> EagerWorker:
         from shardmark.strategies.blocks import build_on
         from shardmark.strategies.step import EagerWorker
 

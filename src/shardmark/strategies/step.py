@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import HeldState, Kept
+from shardmark.strategies.base import CheckpointState, HeldState
 from shardmark.strategies.checkpoint_state import (
     copied_into,
-    kept_state,
     local,
-    restore_state,
+    optimizer_tensors,
+    restore_optimizer,
     scaler_counts,
     set_scaler,
 )
@@ -76,7 +76,7 @@ class EagerWorker(CollectiveWorker):
         recipe: Recipe,
         device: torch.device,
         synchronise: Synchronise = lambda last: nullcontext(),  # noqa: ARG005  (its signature)
-        unreachable_bytes: Callable[[], int] = lambda: 0,
+        untracked_bytes: Callable[[], int] = lambda: 0,
         autocasts: bool = True,
         replicated: bool = True,
     ) -> None:
@@ -86,7 +86,7 @@ class EagerWorker(CollectiveWorker):
         self._recipe = recipe
         self._device = device
         self._synchronise = synchronise
-        self._unreachable_bytes = unreachable_bytes
+        self._untracked_bytes = untracked_bytes
         self._autocasts = autocasts
         self._replicated = replicated
         # FSDP2's shards: the module shows whole parameters in their place while they exist.
@@ -166,11 +166,11 @@ class EagerWorker(CollectiveWorker):
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._module.named_buffers()}
 
-    def checkpoint_state(self) -> Kept:
+    def checkpoint_state(self) -> CheckpointState:
         state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
-        state |= kept_state(self._optimizer, self._trained)
+        state |= optimizer_tensors(self._optimizer, self._trained)
         own = {f"buffer/{name}": b.detach() for name, b in self._module.named_buffers()}
-        return Kept(
+        return CheckpointState(
             own=own if self._replicated else own | state,
             shared=state if self._replicated else {},
             counts={
@@ -180,13 +180,13 @@ class EagerWorker(CollectiveWorker):
             },
         )
 
-    def load_checkpoint_state(self, kept: Kept) -> None:
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
         tensors = {**kept.own, **kept.shared}
         for name, buffer in self._module.named_buffers():
             copied_into(buffer, tensors[f"buffer/{name}"])
         for name, parameter in self._trained.items():
             copied_into(local(parameter), tensors[f"parameter/{name}"])
-        restore_state(self._optimizer, self._trained, tensors)
+        restore_optimizer(self._optimizer, self._trained, tensors)
         set_scaler(self._scaler, kept.counts["scaler"])
         self._steps_called = int(kept.counts["steps_called"])
         self._steps_taken = int(kept.counts["steps_taken"])
@@ -199,7 +199,7 @@ class EagerWorker(CollectiveWorker):
             parameters=parameters,
             gradients=tuple(p.grad for p in parameters if p.grad is not None),
             optimizer_state=tuple(state_tensors(self._optimizer)),
-            unreachable_bytes=self._unreachable_bytes(),
+            untracked_bytes=self._untracked_bytes(),
         )
 
 

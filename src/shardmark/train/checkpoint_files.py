@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardmark.strategies.base import Kept
+from shardmark.strategies.base import CheckpointState
 from shardmark.train.checkpoint_folder import check_writable, not_writable
 
 STATE_FILE = "state.json"
@@ -69,7 +69,7 @@ class CheckpointFiles:
             if step in shared or not json.loads(file.read_text())["shares"]
         )
 
-    def save(self, step: int, kept: Kept, state: Mapping[str, Any]) -> int:
+    def save(self, step: int, kept: CheckpointState, state: Mapping[str, Any]) -> int:
         """Write a checkpoint, keep the one before and drop older ones; the bytes written."""
         newest = self.steps()[-1:]
         self.drop(lambda old: old not in newest)
@@ -80,12 +80,12 @@ class CheckpointFiles:
                 written += _written(self.shared / f"step-{step}", kept.shared, {})
             return written + _written(self.own / f"step-{step}", kept.own, content)
 
-    def load(self, step: int) -> tuple[Kept, dict[str, Any]]:
+    def load(self, step: int) -> tuple[CheckpointState, dict[str, Any]]:
         """The checkpoint of that step, on the CPU."""
         own = self.own / f"step-{step}"
         state: dict[str, Any] = json.loads((own / STATE_FILE).read_text())
         shared = _tensors(self.shared / f"step-{step}") if state.pop("shares") else {}
-        return Kept(own=_tensors(own), shared=shared, counts=state.pop("counts")), state
+        return CheckpointState(own=_tensors(own), shared=shared, counts=state.pop("counts")), state
 
     def drop(self, unwanted: Callable[[int], bool]) -> None:
         """Remove the checkpoints whose step is unwanted, and unfinished ones."""

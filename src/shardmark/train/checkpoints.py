@@ -15,7 +15,7 @@ import torch.distributed as dist
 from shardmark.core.environment_variables import LAUNCHED_VARIABLE, RESTART_VARIABLE
 from shardmark.measure.step.recorder import TakenStep, Window
 from shardmark.results.schema import CheckpointRecord, ResumeRecord
-from shardmark.strategies.base import Process, Server, Worker
+from shardmark.strategies.base import RankContext, Server, Worker
 from shardmark.train.checkpoint_files import ABSENT_FILE, CheckpointFiles, newest_common
 from shardmark.train.checkpoint_folder import folder_of_rank
 from shardmark.train.record import Evaluation, RankReport
@@ -37,7 +37,7 @@ class Checkpoints:
     """How many of this rank's own steps are in its history."""
 
     @classmethod
-    def joined(cls, trial: Trial, directory: Path, process: Process) -> Checkpoints | None:
+    def joined(cls, trial: Trial, directory: Path, process: RankContext) -> Checkpoints | None:
         """Agree with all ranks, servers too, on where to begin; None without restarts.
 
         Collective.
@@ -135,7 +135,7 @@ class Checkpoints:
     def save(self, step: int, worker: Worker, report: RankReport) -> None:
         """Write the checkpoint of so many steps, on all ranks.  Collective, between windows."""
         assert report.recorder is not None, "the rank gives its report a recorder first"
-        present = worker.team.gather(self.files.rank)
+        present = worker.group.gather(self.files.rank)
         started = time.perf_counter()
         taken = report.recorder.taken(self.kept_steps)
         rates = report.steps.learning_rates[self.kept_steps :] if report.steps else []
@@ -146,8 +146,8 @@ class Checkpoints:
         self.kept_steps += len(taken)
         written = self.files.save(step, worker.checkpoint_state(), _state(report, self.kept_steps))
         if present[0] == self.files.rank:
-            worker.keep_elsewhere(step)
-        worker.team.barrier()
+            worker.checkpoint_servers(step)
+        worker.group.barrier()
         self._note(step, time.perf_counter() - started, written, report)
 
     def _note(self, step: int, seconds: float, written: int, report: RankReport) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, cast
 
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
 from shardmark.train.checkpoints import Checkpoints
@@ -69,7 +69,7 @@ def train_epochs(
     """
     recorder = report.recorder
     assert recorder is not None, "the rank gives its report a recorder first"
-    worker.team.barrier()
+    worker.group.barrier()
     recorder.start_training()
     first = 0
     if checkpoints is not None:
@@ -79,12 +79,12 @@ def train_epochs(
     epochs = list(zip(training.epoch_ends, training.evaluated, strict=True))
     for end_step, evaluated in epochs[len(report.epochs) :]:
         for stop in [end_step] if checkpoints is None else checkpoints.stops(first, end_step):
-            worker.team.barrier()
-            portions = worker.portions(stop)
-            if portions is None:
-                feed = Feed(own, stop, lambda index: Portion(step=index, shard=shard))
+            worker.group.barrier()
+            step_shards = worker.step_shards(stop)
+            if step_shards is None:
+                feed = Feed(own, stop, lambda index: StepShard(step=index, shard=shard))
             else:
-                feed = _left(workload, training, shard, portions, recorder.step)
+                feed = _left(workload, training, shard, step_shards, recorder.step)
             _train(worker, feed, recorder, steps, device)
             if checkpoints is not None and stop < end_step:
                 checkpoints.save(stop, worker, report)
@@ -100,8 +100,8 @@ def _own_share(training: Training, workload: Workload, shard: Shard, first: int)
     """This rank's share of that step and of all that follow."""
     if first == 0:
         return workload.batches(training.plan, shard)
-    portions = (Portion(step=step, shard=shard) for step in itertools.count(first))
-    return workload.batches(training.plan, shard, portions)
+    step_shards = (StepShard(step=step, shard=shard) for step in itertools.count(first))
+    return workload.batches(training.plan, shard, step_shards)
 
 
 def _train(
@@ -113,7 +113,7 @@ def _train(
         recorder,
         steps,
         end_step=feed.end_step,
-        portion_of=feed.portion_of,
+        step_shard_of=feed.step_shard_of,
         device=device,
     )
 
@@ -125,20 +125,24 @@ class Feed:
     batches: Iterator[Batch]
     end_step: int | None
     """None where the batches end by themselves."""
-    portion_of: Callable[[int], Portion]
+    step_shard_of: Callable[[int], StepShard]
     """This rank's step -> what its batch is of."""
 
 
 def _left(
-    workload: Workload, training: Training, shard: Shard, portions: Iterator[Portion], first: int
+    workload: Workload,
+    training: Training,
+    shard: Shard,
+    step_shards: Iterator[StepShard],
+    first: int,
 ) -> Feed:
-    """Whatever portion of the epoch is left when this rank asks for one."""
-    taken: list[Portion] = []
+    """Whatever step shard of the epoch is left when this rank asks for one."""
+    taken: list[StepShard] = []
 
-    def noted() -> Iterator[Portion]:
-        for portion in portions:
-            taken.append(portion)
-            yield portion
+    def noted() -> Iterator[StepShard]:
+        for step_shard in step_shards:
+            taken.append(step_shard)
+            yield step_shard
 
     batches = workload.batches(training.plan, shard, noted())
     return Feed(batches, None, lambda index: taken[index - first])
@@ -150,8 +154,8 @@ def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.dev
     Every training rank holds the whole model and takes its part of the samples; the first one's
     buffers are used.
     """
-    team = worker.team
-    team.barrier()
+    group = worker.group
+    group.barrier()
     started = time.perf_counter()
     parameters = worker.full_parameters()
     while (parts := _evaluated(worker, workload, shard, device, parameters)) is None:
@@ -167,15 +171,15 @@ def _evaluated(
     parameters: Mapping[str, Tensor],
 ) -> list[object] | None:
     """Every training rank's part; None where one of those that began has not finished."""
-    team = worker.team
-    present = team.gather(shard.index)
+    group = worker.group
+    present = group.gather(shard.index)
     place = Shard(index=present.index(shard.index), count=len(present))
-    first = team.gather(worker.buffers() if place.index == 0 else None)[0]
+    first = group.gather(worker.buffers() if place.index == 0 else None)[0]
     # The first worker may have died meanwhile: then it is everybody's own.
     buffers = worker.buffers() if first is None else first
     model = workload.build_model()
     model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
     model = model.to(device).eval()
     part = workload.evaluate(model, place, device)
-    parts = team.gather(part)
+    parts = group.gather(part)
     return parts if len(parts) == len(present) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shardmark.core.shares import Portion
+from shardmark.core.shares import StepShard
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
 from shardmark.workloads.base import Batch
@@ -22,7 +22,7 @@ class Steps:
     warmup_steps: int
     """First steps of the whole training that belong to no window."""
     learning_rate: Callable[[int], float]
-    seed_of: Callable[[Portion], int]
+    seed_of: Callable[[StepShard], int]
     """Seeds what the step draws (dropout): the same for a share of the data in every strategy."""
     on_step: Callable[[int], None]
     """Told the number of steps taken; must cost nothing."""
@@ -43,12 +43,12 @@ def train(
     steps: Steps,
     *,
     end_step: int | None,
-    portion_of: Callable[[int], Portion],
+    step_shard_of: Callable[[int], StepShard],
     device: torch.device,
 ) -> None:
     """Take steps until `end_step`, or until no batch is left; measure those after the warm-up.
 
-    `portion_of` tells what the batch of this rank's step of that index is of.
+    `step_shard_of` tells what the batch of this rank's step of that index is of.
     """
     windowed = False
     while end_step is None or recorder.step < end_step:
@@ -56,13 +56,13 @@ def train(
             recorder.start_window()  # waits for the device
             windowed = True
         try:
-            loss, batch, portion = _step(
-                worker, batches, recorder, steps, portion_of=portion_of, device=device
+            loss, batch, step_shard = _step(
+                worker, batches, recorder, steps, step_shard_of=step_shard_of, device=device
             )
         except NothingLeft:
             break
         recorder.end_step(loss, batch.sample_ids)
-        steps.on_step(portion.step + 1)
+        steps.on_step(step_shard.step + 1)
     if windowed:
         recorder.stop_window()  # waits for the device
 
@@ -73,19 +73,19 @@ def _step(
     recorder: Recorder,
     steps: Steps,
     *,
-    portion_of: Callable[[int], Portion],
+    step_shard_of: Callable[[int], StepShard],
     device: torch.device,
-) -> tuple[Tensor, Batch, Portion]:
+) -> tuple[Tensor, Batch, StepShard]:
     with recorder.span("step"), steps.pace():
         with recorder.span("data"):
             batch = next(batches, None)
             if batch is None:
                 raise NothingLeft  # a span that is left so leaves no mark
             batch = batch.to(device)
-        portion = portion_of(recorder.step)
-        rate = steps.learning_rate(portion.step)
+        step_shard = step_shard_of(recorder.step)
+        rate = steps.learning_rate(step_shard.step)
         if not steps.learning_rates or rate != steps.learning_rates[-1]:
             worker.set_learning_rate(rate)
         steps.learning_rates.append(rate)
-        torch.manual_seed(steps.seed_of(portion))
-        return worker.step(batch, recorder), batch, portion
+        torch.manual_seed(steps.seed_of(step_shard))
+        return worker.step(batch, recorder), batch, step_shard

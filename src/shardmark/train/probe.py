@@ -59,7 +59,7 @@ def held_bytes(state: HeldState) -> dict[str, int]:
     seen: set[int] = set()
     return {
         "parameter_bytes": storage_bytes(state.parameters, seen=seen),
-        "gradient_bytes": storage_bytes(state.gradients, seen=seen) + state.unreachable_bytes,
+        "gradient_bytes": storage_bytes(state.gradients, seen=seen) + state.untracked_bytes,
         "optimizer_state_bytes": storage_bytes(state.optimizer_state, seen=seen),
     }
 
@@ -92,7 +92,7 @@ def _profiled(
     try:
         with profile(activities=activities, profile_memory=on_cpu, acc_events=True) as profiled:
             take_step(NoSpans())
-            level = live_tensor_bytes("cpu") + worker.held_state().unreachable_bytes
+            level = live_tensor_bytes("cpu") + worker.held_state().untracked_bytes
             if not on_cpu:
                 torch.cuda.synchronize(device)
             since = time.time_ns()

@@ -23,13 +23,13 @@ from shardmark.measure.step.clock import clock_for
 from shardmark.measure.step.progress import Progress, Teller
 from shardmark.measure.step.recorder import Recorder, Spans
 from shardmark.results.schema import ProbeRecord, RankError
-from shardmark.strategies.base import Process, Server, Worker
+from shardmark.strategies.base import RankContext, Server, Worker
 from shardmark.train.checkpoints import Checkpoints
 from shardmark.train.epochs import Training, train_epochs
 from shardmark.train.loop import Steps
 from shardmark.train.probe import held_bytes, probe
 from shardmark.train.record import RankReport
-from shardmark.train.schedule import learning_rate_of, portion_seed
+from shardmark.train.schedule import learning_rate_of, step_shard_seed
 from shardmark.train.slowness import slowed
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
@@ -40,7 +40,7 @@ from shardmark.workloads.base import Batch, Workload
 class Settled:
     """A rank that has its place: device, process group, threads."""
 
-    process: Process
+    process: RankContext
     threads: int
 
 
@@ -99,7 +99,7 @@ def settled(trial: Trial) -> Iterator[Settled]:
     dist.init_process_group(
         backend, timeout=patience, device_id=device if backend == "nccl" else None
     )
-    process = Process(
+    process = RankContext(
         rank=env["RANK"],
         world_size=env["WORLD_SIZE"],
         local_rank=env["LOCAL_RANK"],
@@ -140,7 +140,7 @@ def measure(trial: Trial, directory: Path, place: Settled, report: RankReport) -
         recorder.observe(teller)
         report.steps = _steps_of(trial, training, process.rank, teller.stepped)
         if checkpoints is not None:
-            role.team.barrier()  # everybody has seen the initial weights
+            role.group.barrier()  # everybody has seen the initial weights
             checkpoints.restore_worker(role, report, device)
             # A restarted process is as cold as a new one.
             warm = recorder.step + trial.measure.warmup_steps
@@ -155,11 +155,11 @@ def measure(trial: Trial, directory: Path, place: Settled, report: RankReport) -
             device=device,
             checkpoints=checkpoints,
         )
-    role.team.barrier()
+    role.group.barrier()
     report.end_weights(role.full_parameters())
     report.exchange = role.exchange()
     report.write()  # whatever happens in the probe, the measurement is safe
-    role.team.barrier()  # nobody changes the weights before everybody has seen them
+    role.group.barrier()  # nobody changes the weights before everybody has seen them
     if trial.measure.probe:
         report.probe = _probe(role, workload, batches, shard, device)
     role.close()
@@ -170,8 +170,8 @@ def _steps_of(trial: Trial, training: Training, rank: int, on_step: Callable[[in
     return Steps(
         warmup_steps=trial.measure.warmup_steps,
         learning_rate=learning_rate_of(trial.recipe, training.total_steps),
-        seed_of=lambda portion: portion_seed(
-            seed, step=portion.step, shard_index=portion.shard.index
+        seed_of=lambda step_shard: step_shard_seed(
+            seed, step=step_shard.step, shard_index=step_shard.shard.index
         ),
         on_step=on_step,
         pace=slowed(trial.slow_ranks.get(rank, 1.0)),

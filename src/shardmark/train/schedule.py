@@ -34,10 +34,10 @@ def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]
 
 def step_seed(seed: int, *, shard_index: int) -> Callable[[int], int]:
     """Step index -> seed of what that share of that step draws, such as dropout masks."""
-    return lambda step: portion_seed(seed, step=step, shard_index=shard_index)
+    return lambda step: step_shard_seed(seed, step=step, shard_index=shard_index)
 
 
-def portion_seed(seed: int, *, step: int, shard_index: int) -> int:
+def step_shard_seed(seed: int, *, step: int, shard_index: int) -> int:
     """The seed of one share of one step, whoever takes it."""
     digest = hashlib.blake2b(f"{seed}/{shard_index}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # torch takes 63 bits

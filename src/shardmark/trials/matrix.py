@@ -167,7 +167,7 @@ def _reason_against(strategy: Strategy, size: Size) -> str | None:
     if training % size.nodes:
         processes = "1 process trains" if training == 1 else f"{training} processes train"
         return f"{processes}, which cannot be shared out to {size.nodes} nodes"
-    return strategy.makes_sense(size.world_size, size.nodes)
+    return strategy.unsupported_reason(size.world_size, size.nodes)
 
 
 def _check_distinct(experiment: Experiment, cells: Iterable[Cell], device_type: str) -> None:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from shardmark.core.shares import Portion, Shard
+    from shardmark.core.shares import Shard, StepShard
 
 
 class Batch(Protocol):
@@ -62,9 +62,9 @@ class Workload(Protocol):
         """The same initial weights in every process; on the CPU, in training mode."""
 
     def batches(
-        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+        self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[Batch]:
-        """On the CPU: the shard's part of every step, endless, epoch after epoch; or `portions`.
+        """On the CPU: the shard's part of every step, endless, epoch after epoch; or `step_shards`.
 
         The incomplete last batch of each epoch is left out.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.core.shares import Portion
+from shardmark.core.shares import StepShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5}
 
 
-def every_step(shard: Shard) -> Iterator[Portion]:
+def every_step(shard: Shard) -> Iterator[StepShard]:
     """The same share of step after step, endlessly."""
-    return (Portion(step=step, shard=shard) for step in itertools.count())
+    return (StepShard(step=step, shard=shard) for step in itertools.count())
 
 
 def generator(seed: int, stream: str, *more: int) -> np.random.Generator:

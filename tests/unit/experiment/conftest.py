@@ -30,7 +30,7 @@ BASE: dict[str, Any] = {
 class Alone:
     name: str = "alone"
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size == 1 else "alone is one device"
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
@@ -43,7 +43,7 @@ class Both:
     bucket_mb: float = 25.0
     stage: int = 0
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size > 1 else "one rank has nobody"
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
@@ -57,7 +57,7 @@ class Served:
     name: str = "served"
     staleness: int = 1
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None if world_size > 1 else "one worker learns alone"
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002

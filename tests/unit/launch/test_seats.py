@@ -47,7 +47,7 @@ def test_every_process_has_a_seat(name: str) -> None:
     strategy = build_strategy(name, options)
     for size, nodes in ((4, 1), (4, 2), (6, 3)):
         if (
-            strategy.makes_sense(size, nodes) is None
+            strategy.unsupported_reason(size, nodes) is None
             and strategy.layout(size, nodes).processes >= nodes
         ):
             seats = strategy.nodes_of(size, nodes)
@@ -82,7 +82,7 @@ def test_every_process_has_a_seat(name: str) -> None:
 def test_hybrid_shards_inside_a_node(
     size: int, nodes: int, group: int | None, reason: str | None
 ) -> None:
-    assert HybridFSDP(shard_group=group).makes_sense(size, nodes) == reason
+    assert HybridFSDP(shard_group=group).unsupported_reason(size, nodes) == reason
     if reason is None and group is None:
         assert HybridFSDP()._group(size, nodes) == (2 if nodes == 1 else size // nodes)
 

@@ -84,7 +84,7 @@ def state(parameters: int, gradients: int, unreachable: int = 0) -> HeldState:
         parameters=(torch.zeros(parameters),),
         gradients=(torch.zeros(gradients),),
         optimizer_state=(torch.zeros(2),),
-        unreachable_bytes=unreachable,
+        untracked_bytes=unreachable,
     )
 
 
@@ -94,7 +94,7 @@ def test_held_bytes_by_kind() -> None:
         parameters=(shared, torch.zeros(1)),
         gradients=(shared[1:],),
         optimizer_state=(torch.zeros(3), shared),
-        unreachable_bytes=7,
+        untracked_bytes=7,
     )
     assert held_bytes(held) == {
         "parameter_bytes": 24,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.progress import Progress, Reached, Teller, progress_file, reached
 from shardmark.measure.step.recorder import Recorder
 from shardmark.train.loop import Steps, train
@@ -122,7 +122,7 @@ class Told:
                 self.recorder,
                 steps,
                 end_step=end_step,
-                portion_of=lambda index: Portion(step=index, shard=Shard(index=0, count=1)),
+                step_shard_of=lambda index: StepShard(step=index, shard=Shard(index=0, count=1)),
                 device=CPU,
             )
 

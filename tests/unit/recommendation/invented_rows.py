@@ -37,7 +37,7 @@ class Cell:
     reason: str = "the test wants it"
     equivalent: bool | None = True
     deviation: str | None = None
-    promise: str | None = None
+    guarantee: str | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     threads: int = 1
@@ -74,7 +74,7 @@ def compared(
                 row,
                 equivalent=cell.equivalent,
                 deviation=cell.deviation,
-                promise=cell.promise,
+                guarantee=cell.guarantee,
             )
         )
     return replace(comparison, rows=tuple(rows))

@@ -31,7 +31,7 @@ ASYNC = Cell(
     rates=(240, 241, 239),
     peaks=(85 * MIB,),
     equivalent=None,
-    promise="every gradient is applied once, however stale",
+    guarantee="every gradient is applied once, however stale",
     qualities=(0.50, 0.51, 0.49),
 )
 

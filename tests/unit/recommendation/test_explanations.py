@@ -223,7 +223,7 @@ def _asynchronous(*qualities: float, stale: float = 0.9) -> list[Cell]:
             rates=(181.0,),
             qualities=qualities,
             equivalent=None,
-            promise="every gradient is applied once",
+            guarantee="every gradient is applied once",
             metrics={"staleness_mean": stale, "staleness_max": 3.0},
         ),
     ]

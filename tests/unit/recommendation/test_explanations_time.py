@@ -222,7 +222,7 @@ def test_what_promises_less_is_no_yardstick(tmp_path: Path) -> None:
     """`fsdp` is held against `ddp`, though the asynchronous row is faster than both."""
     fsdp = _cell(2, TWO | {"forward": 0.160}, strategy="fsdp")
     asynchronous = replace(
-        _cell(2, TWO | {"backward": 0.040}, strategy="ps-async"), equivalent=None, promise="less"
+        _cell(2, TWO | {"backward": 0.040}, strategy="ps-async"), equivalent=None, guarantee="less"
     )
     comparison = compared(tmp_path, [_cell(2, TWO), fsdp, asynchronous])
     one = _only(comparison, "strategy is slower")

@@ -235,7 +235,7 @@ CHECK = Check(name="losses", holds=False, found=2.0, expected=1.0, tolerance=0.5
     [
         ({}, "good", "Verified: every strategy trains what the reference trains."),
         ({"equivalent": False, "cause": CAUSE}, "bad", "Not equivalent, not to be ranked"),
-        ({"equivalent": None, "promise": "once"}, "good", "Promised less, and kept: ddp"),
+        ({"equivalent": None, "guarantee": "once"}, "good", "Promised less, and kept: ddp"),
         ({"equivalent": None, "cause": CAUSE}, "unsure", "Not verified: whether"),
     ],
 )

@@ -100,7 +100,7 @@ def test_who_cannot_go_on_says_why(
     name: str, options: dict[str, object], recipe: dict[str, object], why: str | None
 ) -> None:
     changed = trial().recipe.model_copy(update=recipe)
-    found = build_strategy(name, options).resumes(changed)
+    found = build_strategy(name, options).resume_blocker(changed)
     assert found is None if why is None else why in (found or "")
 
 

@@ -12,9 +12,9 @@ import torch
 from torch.distributed.checkpoint import filesystem
 
 from shardmark.core.errors import InputError
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder
-from shardmark.strategies.base import Kept
+from shardmark.strategies.base import CheckpointState
 from shardmark.train.checkpoint_files import CheckpointFiles, newest_common
 from shardmark.train.checkpoints import Checkpoints
 from shardmark.train.loop import Steps, train
@@ -27,9 +27,11 @@ def files(folder: Path, *, rank: int = 0, leads: bool = True) -> CheckpointFiles
     return CheckpointFiles(folder, rank, leads)
 
 
-def kept(value: float) -> Kept:
+def kept(value: float) -> CheckpointState:
     own = {"shard": torch.full((3,), value), "nothing": torch.empty(0, 4)}
-    return Kept(own=own, shared={"whole": torch.tensor(value)}, counts={"scale": 0.5 + value})
+    return CheckpointState(
+        own=own, shared={"whole": torch.tensor(value)}, counts={"scale": 0.5 + value}
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def trained(report: RankReport, batches: list[ToyBatch], end: int) -> None:
         report.recorder,
         report.steps,
         end_step=end,
-        portion_of=lambda index: Portion(step=index, shard=Shard(index=0, count=1)),
+        step_shard_of=lambda index: StepShard(step=index, shard=Shard(index=0, count=1)),
         device=CPU,
     )
 
@@ -175,7 +177,7 @@ def fresh(folder: Path) -> RankReport:
     report = RankReport(folder, rank=0)
     report.recorder = Recorder(CountingClock())
     report.worker = FakeWorker()
-    report.worker.team = Alone()
+    report.worker.group = Alone()
     report.workload = ToyWorkload()
     report.steps = Steps(
         warmup_steps=1, learning_rate=rate, seed_of=lambda _: 1, on_step=lambda _: None

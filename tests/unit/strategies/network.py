@@ -142,14 +142,14 @@ class Client:
         self._ask(Kind.STATE)
         return [self._flats(torch.float32) for _ in range(keys)]
 
-    def portion(self, end_step: int) -> list[int]:
-        self._ask(Kind.PORTION, end_step)
+    def step_shard(self, end_step: int) -> list[int]:
+        self._ask(Kind.STEP_SHARD, end_step)
         with self._network.being(self._rank):
             return receive_numbers(2, self._network.server)
 
     def come(self, value: object = None) -> None:
         content = to_bytes(value)
-        self._ask(Kind.MEET, len(content))
+        self._ask(Kind.GATHER, len(content))
         with self._network.being(self._rank):
             send(content, self._network.server)
 

@@ -13,7 +13,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
 from shardmark.strategies import STRATEGIES, build_strategy
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.settings import common_settings
 
@@ -170,7 +170,7 @@ class Device:
 
 
 def config(stage: Any = 1, device: str = "cpu", options: Any = None, **changes: Any) -> Any:
-    process = Process(
+    process = RankContext(
         rank=0, world_size=2, local_rank=0, local_world_size=2, device=cast("Any", Device(device))
     )
     return Zero(stage=stage, **(options or {})).config(recipe(**changes), process)

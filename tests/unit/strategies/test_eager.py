@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.step import EagerWorker, build_optimizer, state_tensors, whole
 from shardmark.train.probe import NoSpans
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
-PROCESS = Process(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
+PROCESS = RankContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
 
 
 class SpanNames:
@@ -154,10 +154,10 @@ class LookAtGradients:
 
 def test_held_state() -> None:
     workload = ToyWorkload()
-    worker = worker_on(workload, recipe(), unreachable_bytes=lambda: 12)
+    worker = worker_on(workload, recipe(), untracked_bytes=lambda: 12)
     fresh = worker.held_state()
     assert (fresh.gradients, fresh.optimizer_state) == ((), ())
-    assert fresh.unreachable_bytes == 12
+    assert fresh.untracked_bytes == 12
     spans = LookAtGradients(worker)
     worker.step(workload.batch(range(8)), spans)
     assert spans.gradients >= 4

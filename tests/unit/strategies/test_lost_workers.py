@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def test_the_others_train_on_without_who_is_lost(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(1, survives=True, global_batch=8, **COUNTS) as served:
-        second.portion(9)
-        second.portion(9)
+    with counting.served(1, tolerates_worker_loss=True, global_batch=8, **COUNTS) as served:
+        second.step_shard(9)
+        second.step_shard(9)
         second.push(*counting.constant(-1.0))
         second.asked(Kind.PARAMETERS)
         counting.network.dies(1)
@@ -36,7 +36,7 @@ def test_the_others_train_on_without_who_is_lost(counting: Scene) -> None:
 def test_a_send_to_the_dead_that_never_ends_is_not_waited_for(counting: Scene) -> None:
     """gloo's does not: only a receive from the dead worker fails."""
     first, second = counting.clients
-    with counting.served(1, survives=True, **COUNTS) as served:
+    with counting.served(1, tolerates_worker_loss=True, **COUNTS) as served:
         counting.network.dead[1] = threading.Event()
         second.ask_for_parameters()
         first.push(*counting.constant(-1.0))
@@ -52,7 +52,7 @@ def test_a_send_to_the_dead_that_never_ends_is_not_waited_for(counting: Scene) -
 
 
 def test_where_all_are_needed_such_a_send_is_an_error_too(counting: Scene) -> None:
-    with counting.served(0, survives=False, **COUNTS) as served:
+    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
         counting.network.dead[1] = threading.Event()
         counting.clients[1].ask_for_parameters()
         counting.network.dies(1)
@@ -62,7 +62,7 @@ def test_where_all_are_needed_such_a_send_is_an_error_too(counting: Scene) -> No
 
 def test_half_a_push_is_none(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(None, survives=True, **COUNTS) as served:
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
         second.push(*counting.constant(-1.0)[:-1])
         counting.network.dies(1)
         first.come()
@@ -74,7 +74,7 @@ def test_half_a_push_is_none(counting: Scene) -> None:
 
 
 def test_all_lost_is_an_error(counting: Scene) -> None:
-    with counting.served(None, survives=True) as served:
+    with counting.served(None, tolerates_worker_loss=True) as served:
         counting.network.dies(0)
         counting.network.dies(1)
         served.end()
@@ -83,7 +83,7 @@ def test_all_lost_is_an_error(counting: Scene) -> None:
 
 
 def test_where_all_are_needed_a_loss_is_an_error(counting: Scene) -> None:
-    with counting.served(0, survives=False) as served:
+    with counting.served(0, tolerates_worker_loss=False) as served:
         counting.clients[0].push(*counting.constant(1.0))
         counting.clients[0].ask_for_parameters()
         counting.network.dies(1)
@@ -99,7 +99,7 @@ def test_where_all_are_needed_a_loss_is_an_error(counting: Scene) -> None:
 def test_failure_of_an_answer_is_the_server_s(
     counting: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with counting.served(None, survives=True, **COUNTS) as served:
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
 
         def fails() -> None:
             raise ValueError("the optimizer is broken")

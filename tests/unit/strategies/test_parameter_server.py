@@ -12,7 +12,7 @@ from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from tests.unit.training.toy import ToyWorkload, recipe
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
@@ -31,7 +31,7 @@ def test_servers_come_on_top_of_the_workers(name: str) -> None:
     strategy = build_strategy(name, {"servers": 2})
     workers = tuple(Shard(index=rank, count=3) for rank in range(3))
     assert tuple(rank.share for rank in strategy.layout(3).ranks) == (*workers, None, None)
-    assert strategy.makes_sense(1) is None, "one worker may learn from a server"
+    assert strategy.unsupported_reason(1) is None, "one worker may learn from a server"
     assert strategy.backend("cuda") == strategy.backend("cpu") == "gloo"
 
 
@@ -59,7 +59,7 @@ def test_fp16_and_offload_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "bound", "promises", "survives"),
+    ("name", "options", "bound", "promises", "tolerates_worker_loss"),
     [
         ("ps-sync", {}, 0, None, False),
         ("ps-bounded", {"staleness": 0}, 0, None, False),
@@ -68,15 +68,23 @@ def test_fp16_and_offload_are_refused(name: str) -> None:
     ],
 )
 def test_promises(
-    name: str, options: dict[str, Any], bound: int | None, promises: str | None, survives: bool
+    name: str,
+    options: dict[str, Any],
+    bound: int | None,
+    promises: str | None,
+    tolerates_worker_loss: bool,
 ) -> None:
     strategy = build_strategy(name, options)
     settings = strategy.settings(recipe())
     assert settings["staleness_bound"] == bound
     assert settings["wire_precision"] == "fp32"
-    promise = strategy.promise()
-    assert (promise is None) if promises is None else (promise is not None and promises in promise)
-    assert strategy.survives() is survives
+    guarantee = strategy.guarantee()
+    assert (
+        (guarantee is None)
+        if promises is None
+        else (guarantee is not None and promises in guarantee)
+    )
+    assert strategy.tolerates_worker_loss() is tolerates_worker_loss
     together = build_strategy("ps-sync", {}).settings(recipe())["gradient_reduction"]
     assert (settings["gradient_reduction"] == together) is (bound == 0)
 
@@ -99,7 +107,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("rank", [0, 1, 5])
 def test_more_servers_than_parameters(rank: int) -> None:
     """Known on every rank before any waits for another."""
-    process = Process(
+    process = RankContext(
         rank=rank, world_size=6, local_rank=rank, local_world_size=6, device=torch.device("cpu")
     )
     with pytest.raises(StrategyUnavailable) as caught:

@@ -199,7 +199,13 @@ def test_a_worker_and_its_server_train_as_torch_does(
     model = workload.build_model()
     layout = layout_of(model, servers=1, bucket_bytes=100, wire=wire)
     server = GradientServer(
-        model, layout[0], recipe=asked, workers=1, bound=0, survives=False, norm_group=None
+        model,
+        layout[0],
+        recipe=asked,
+        workers=1,
+        bound=0,
+        tolerates_worker_loss=False,
+        norm_group=None,
     )
     worker = PushPullWorker(
         model, layout, workload=workload, recipe=asked, device=CPU, workers=1, bound=0
@@ -209,7 +215,7 @@ def test_a_worker_and_its_server_train_as_torch_does(
         [p for p in alone.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=0.01
     )
     with Served(server, network, workers=1), network.being(0):
-        worker.team.barrier()
+        worker.group.barrier()
         for step in range(3):
             batch = workload.batch(range(8 * step, 8 * step + 8))
             loss = worker.step(batch, NoSpans())
@@ -226,7 +232,7 @@ def test_a_worker_and_its_server_train_as_torch_does(
         for name, parameter in alone.named_parameters():
             tolerance = 0.02 if wire == "bf16" else 1e-6
             torch.testing.assert_close(held[name], parameter.detach(), rtol=0, atol=tolerance)
-        assert worker.team.gather("here") == ["here"]
+        assert worker.group.gather("here") == ["here"]
         trained = {name for name, p in alone.named_parameters() if p.requires_grad}
         assert worker.full_optimizer_state().keys() == trained
         assert worker.full_gradients().keys() == trained

@@ -39,7 +39,7 @@ def test_together_is_torch_s_step_on_the_mean(
         "gradient_clipping": clipping,
     }
     asked = recipe(**changes)
-    with scene.served(0, survives=False, **changes):
+    with scene.served(0, tolerates_worker_loss=False, **changes):
         alone = plain()
         alone.load_state_dict(scene.model.state_dict())
         reference = build_optimizer(alone.parameters(), asked)
@@ -68,7 +68,7 @@ def test_together_is_torch_s_step_on_the_mean(
 
 def test_state_before_the_first_update_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(monkeypatch, workers=1)
-    with scene.served(0, survives=False, optimizer=OPTIMIZERS["adamw"]):
+    with scene.served(0, tolerates_worker_loss=False, optimizer=OPTIMIZERS["adamw"]):
         found = scene.clients[0].state(2)
     assert all(not flat.any() for flats in found for flat in flats)
 
@@ -76,7 +76,7 @@ def test_state_before_the_first_update_is_zero(monkeypatch: pytest.MonkeyPatch) 
 def test_wire_rounds_and_the_server_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, draw = Scene(monkeypatch, workers=1, wire="bf16"), torch.Generator().manual_seed(3)
     (client,) = scene.clients
-    with scene.served(0, survives=False, **COUNTS):
+    with scene.served(0, tolerates_worker_loss=False, **COUNTS):
         before = client.asked(Kind.PARAMETERS)
         sent = [flat.bfloat16() for flat in scene.drawn(draw)]
         client.push(*sent)
@@ -90,7 +90,7 @@ def test_wire_rounds_and_the_server_does_not(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(None, survives=True, **COUNTS) as served:
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
         updates = 0
         for client, pulls, applied in (
             (first, False, 1),  # staleness 0
@@ -116,7 +116,7 @@ def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -
 
 def test_steps_after_the_last_meeting_do_not_count(counting: Scene) -> None:
     """Those of the probe."""
-    with counting.served(None, survives=True, **COUNTS) as served:
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
         counting.clients[0].push(*counting.constant(1.0))
         counting.clients[0].pull()
         counting.meet()
@@ -127,7 +127,7 @@ def test_steps_after_the_last_meeting_do_not_count(counting: Scene) -> None:
 
 def test_rate_of_the_push_is_used(counting: Scene) -> None:
     (client, _) = counting.clients
-    with counting.served(None, survives=True, **COUNTS):
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS):
         for rate, value in ((0.5, 0.5), (0.25, 0.75)):
             client.push(*counting.constant(-1.0), rate=rate)
             assert float(client.pull()[0][0]) == value
@@ -135,7 +135,7 @@ def test_rate_of_the_push_is_used(counting: Scene) -> None:
 
 def test_the_barrier_holds_everybody(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(0, survives=False, **COUNTS) as served:
+    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
         first.push(*counting.constant(-1.0))
         first.ask_for_parameters()
         second.push(*counting.constant(-3.0))
@@ -149,7 +149,7 @@ def test_the_barrier_holds_everybody(counting: Scene) -> None:
 def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
     """What it gets at last contains the slow one's gradient, which came after its own."""
     fast, slow = counting.clients
-    with counting.served(1, survives=True, **COUNTS):
+    with counting.served(1, tolerates_worker_loss=True, **COUNTS):
         fast.push(*counting.constant(-1.0))
         assert float(fast.pull()[0][0]) == 1.0
         fast.push(*counting.constant(-1.0))
@@ -160,7 +160,7 @@ def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
 
 def test_meeting_at_an_epoch_s_end_releases_who_is_held_back(counting: Scene) -> None:
     fast, slow = counting.clients
-    with counting.served(1, survives=True, **COUNTS):
+    with counting.served(1, tolerates_worker_loss=True, **COUNTS):
         fast.push(*counting.constant(-1.0))
         fast.pull()
         fast.push(*counting.constant(-1.0))
@@ -173,16 +173,16 @@ def test_meeting_at_an_epoch_s_end_releases_who_is_held_back(counting: Scene) ->
 
 def test_portions_until_nothing_is_left(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(None, survives=True):
-        assert first.portion(1) == [0, 0]
-        assert second.portion(1) == [0, 1]
-        assert first.portion(1) == [NOTHING_LEFT, NOTHING_LEFT]
+    with counting.served(None, tolerates_worker_loss=True):
+        assert first.step_shard(1) == [0, 0]
+        assert second.step_shard(1) == [0, 1]
+        assert first.step_shard(1) == [NOTHING_LEFT, NOTHING_LEFT]
 
 
 def test_what_it_holds_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """58 parameters of 4 bytes: themselves, two moments, a mean, an inbox for each worker."""
     scene = Scene(monkeypatch, workers=2)
-    with scene.served(0, survives=False, optimizer=OPTIMIZERS["adamw"]) as served:
+    with scene.served(0, tolerates_worker_loss=False, optimizer=OPTIMIZERS["adamw"]) as served:
         for client in scene.clients:
             client.push(*scene.constant(1.0))
         scene.clients[0].pull()

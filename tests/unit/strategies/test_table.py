@@ -111,14 +111,14 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], message: st
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"single", "fsdp-hybrid", *SERVED}))
 def test_company_is_needed(name: str) -> None:
     strategy = build_strategy(name, {})
-    assert strategy.makes_sense(1) == "one rank has nobody to share the work with"
-    assert strategy.makes_sense(2) is None
+    assert strategy.unsupported_reason(1) == "one rank has nobody to share the work with"
+    assert strategy.unsupported_reason(2) is None
 
 
 def test_single_is_one_device() -> None:
     single = build_strategy("single", {})
-    assert single.makes_sense(1) is None
-    assert single.makes_sense(2) == "single is one device"
+    assert single.unsupported_reason(1) is None
+    assert single.unsupported_reason(2) == "single is one device"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_hybrid_needs_two_whole_groups(
     group: int, good: tuple[int, ...], bad: tuple[int, ...]
 ) -> None:
     strategy = HybridFSDP(shard_group=group)
-    assert [strategy.makes_sense(size) for size in good] == [None] * len(good)
+    assert [strategy.unsupported_reason(size) for size in good] == [None] * len(good)
     for size in bad:
         reason = f"{size} ranks do not make two or more groups of shard_group {group}"
-        assert strategy.makes_sense(size) == reason
+        assert strategy.unsupported_reason(size) == reason
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"dp", *SERVED}))

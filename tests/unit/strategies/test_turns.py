@@ -1,4 +1,4 @@
-"""Barrier, bound, meetings and portions of one server, from one thread for each worker."""
+"""Barrier, bound, meetings and step shards of one server, from one thread for each worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from shardmark.strategies.parameter_server.turns import Turns
+from shardmark.strategies.parameter_server.staleness_gate import StalenessGate
 
 LIMIT_SECONDS = 20.0
 WORKERS = 4
@@ -39,23 +39,23 @@ def together(*jobs: Callable[[], object]) -> Iterator[None]:
     assert not stuck, f"{stuck} of {len(threads)} wait for ever"
 
 
-def push(turns: Turns, rank: int) -> None:
+def push(turns: StalenessGate, rank: int) -> None:
     with turns.changed:
         turns.pushed(rank)
 
 
-def may_go_on(turns: Turns, rank: int) -> bool:
+def may_go_on(turns: StalenessGate, rank: int) -> bool:
     with turns.changed:
         return turns.may_go_on(rank)
 
 
-def wait_until_meeting(turns: Turns, rank: int) -> None:
+def wait_until_meeting(turns: StalenessGate, rank: int) -> None:
     with turns.changed:
         assert turns.changed.wait_for(lambda: turns._states[rank] == "meeting", LIMIT_SECONDS)
 
 
 def test_within_the_bound_of_the_slowest() -> None:
-    turns = Turns(2, bound=2)
+    turns = StalenessGate(2, bound=2)
     for ahead, allowed in ((1, True), (2, True), (3, False)):
         push(turns, 0)
         assert may_go_on(turns, 0) is allowed, ahead
@@ -65,7 +65,7 @@ def test_within_the_bound_of_the_slowest() -> None:
 
 
 def test_without_a_bound_nobody_waits() -> None:
-    turns = Turns(2, bound=None)
+    turns = StalenessGate(2, bound=None)
     for _ in range(50):
         push(turns, 0)
     assert may_go_on(turns, 0)
@@ -74,7 +74,7 @@ def test_without_a_bound_nobody_waits() -> None:
 @pytest.mark.parametrize("how", ["meeting", "closed", "lost"])
 def test_nobody_is_held_back_for_one_who_does_not_run(how: str) -> None:
     """As at an epoch's end, when the slowest finds nothing left and goes to the meeting."""
-    turns = Turns(2, bound=0)
+    turns = StalenessGate(2, bound=0)
     push(turns, 0)
     assert not may_go_on(turns, 0)
 
@@ -96,7 +96,7 @@ def test_nobody_is_held_back_for_one_who_does_not_run(how: str) -> None:
 
 
 def test_a_meeting_begins_a_new_count() -> None:
-    turns = Turns(2, bound=1)
+    turns = StalenessGate(2, bound=1)
     push(turns, 0)
     push(turns, 0)
     with together(lambda: turns.meet(0, None), lambda: turns.meet(1, None)):
@@ -106,7 +106,7 @@ def test_a_meeting_begins_a_new_count() -> None:
 
 
 def test_everybody_gets_what_all_brought() -> None:
-    turns = Turns(WORKERS, bound=None)
+    turns = StalenessGate(WORKERS, bound=None)
     met: dict[int, list[object]] = {}
 
     def meets(rank: int) -> None:
@@ -119,9 +119,9 @@ def test_everybody_gets_what_all_brought() -> None:
 
 
 def test_is_told_of_a_meeting_before_anybody_goes_on() -> None:
-    turns = Turns(2, bound=None)
+    turns = StalenessGate(2, bound=None)
     told: list[tuple[int, bool]] = []
-    turns.on_met = lambda: told.append((len(told), turns.changed._is_owned()))  # type: ignore[attr-defined]
+    turns.on_gathered = lambda: told.append((len(told), turns.changed._is_owned()))  # type: ignore[attr-defined]
 
     def meets(rank: int) -> None:
         turns.meet(rank, None)
@@ -134,7 +134,7 @@ def test_is_told_of_a_meeting_before_anybody_goes_on() -> None:
 @pytest.mark.parametrize("before", [True, False])
 def test_who_is_gone_is_not_met(before: bool) -> None:
     """Whether it leaves before the others come, or while they wait for it."""
-    turns = Turns(3, bound=None)
+    turns = StalenessGate(3, bound=None)
     met: list[list[object]] = []
     if before:
         turns.leave(1, "lost")
@@ -149,41 +149,41 @@ def test_who_is_gone_is_not_met(before: bool) -> None:
 
 
 def test_portions_are_handed_out_once_until_the_end() -> None:
-    turns = Turns(3, bound=None)
-    first = [turns.portion(rank % 3, 2) for rank in range(7)]
+    turns = StalenessGate(3, bound=None)
+    first = [turns.step_shard(rank % 3, 2) for rank in range(7)]
     assert first == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), None]
-    assert turns.portion(1, 2) is None
-    assert turns.portion(1, 3) == (2, 0), "the next epoch"
+    assert turns.step_shard(1, 2) is None
+    assert turns.step_shard(1, 3) == (2, 0), "the next epoch"
 
 
 def test_portions_of_the_dead_are_lost_unless_they_were_pushed() -> None:
-    turns = Turns(2, bound=None)
+    turns = StalenessGate(2, bound=None)
     for _ in range(3):
-        turns.portion(0, 5)
-    turns.portion(1, 5)
+        turns.step_shard(0, 5)
+    turns.step_shard(1, 5)
     push(turns, 0)
     turns.leave(0, "lost")
-    assert turns.lost_portions == 2
+    assert turns.lost_step_shards == 2
     push(turns, 1)
     turns.leave(1, "closed")
-    assert turns.lost_portions == 2
+    assert turns.lost_step_shards == 2
     assert not turns.everybody_lost
     assert turns.present() == []
 
 
 def test_steps_without_a_portion_are_not_counted_against_later_ones() -> None:
     """A probe's steps, say."""
-    turns = Turns(1, bound=None)
+    turns = StalenessGate(1, bound=None)
     push(turns, 0)
-    turns.portion(0, 1)
+    turns.step_shard(0, 1)
     turns.leave(0, "lost")
-    assert turns.lost_portions == 1
+    assert turns.lost_step_shards == 1
     assert turns.everybody_lost
 
 
 def test_time_held_back_is_added_up() -> None:
     now = iter((10.0, 10.5, 20.0, 20.25))
-    turns = Turns(1, bound=None, clock=lambda: next(now))
+    turns = StalenessGate(1, bound=None, clock=lambda: next(now))
     with turns.changed:
         turns.wait_for(lambda: True)
         turns.wait_for(lambda: True)
@@ -191,11 +191,11 @@ def test_time_held_back_is_added_up() -> None:
 
 
 class Crowd:
-    """Workers that take portions with random delays; what is promised is looked at all the time."""
+    """Workers that take step shards with random delays; the bound is checked throughout."""
 
     def __init__(self, bound: int | None, seed: int, dying: int | None) -> None:
-        self.turns = Turns(WORKERS, bound)
-        self.turns.on_met = self.begin_anew
+        self.turns = StalenessGate(WORKERS, bound)
+        self.turns.on_gathered = self.begin_anew
         self.bound = bound
         self.random = [random.Random(f"{seed}/{rank}") for rank in range(WORKERS)]
         self.dying = dying
@@ -211,8 +211,8 @@ class Crowd:
 
     def work(self, rank: int) -> None:
         for end_step in (5, 6, 12):
-            while (portion := self.turns.portion(rank, end_step)) is not None:
-                self.taken.append(portion)
+            while (step_shard := self.turns.step_shard(rank, end_step)) is not None:
+                self.taken.append(step_shard)
                 if rank == self.dying and len(self.taken) > 10:
                     with self.turns.changed:
                         self.running.discard(rank)
@@ -246,8 +246,8 @@ def test_a_crowd_keeps_the_bound_and_comes_to_an_end(
     with together(*(lambda rank=rank: crowd.work(rank) for rank in range(WORKERS))):
         pass
     everything = [(step, share) for step in range(12) for share in range(WORKERS)]
-    assert sorted(crowd.taken) == everything, "each portion once"
+    assert sorted(crowd.taken) == everything, "each step shard once"
     if bound is not None:
         assert crowd.ahead <= bound
-    assert crowd.turns.lost_portions == crowd.died
+    assert crowd.turns.lost_step_shards == crowd.died
     assert not crowd.turns.everybody_lost

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.deepspeed.strategy import Zero
 from tests.unit.training.toy import CPU, recipe
 
@@ -23,7 +23,7 @@ OTHER_KEYS = (
 
 
 def written(stage: Any = 3, **options: Any) -> dict[str, Any]:
-    process = Process(rank=0, world_size=2, local_rank=0, local_world_size=2, device=CPU)
+    process = RankContext(rank=0, world_size=2, local_rank=0, local_world_size=2, device=CPU)
     config = Zero(stage=stage, **options).config(recipe(), process)
     return cast("dict[str, Any]", config["zero_optimization"])
 

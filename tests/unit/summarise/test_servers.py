@@ -65,7 +65,7 @@ def test_every_metric_of_servers() -> None:
             "push_bytes": 40,
             "pull_bytes": 80,
             "updates_per_second": 12 / 6.6,
-            "held_back_seconds": 0.25,
+            "server_wait_seconds": 0.25,
             "lost_samples": 8,
         }
     )
@@ -92,7 +92,7 @@ def test_nothing_was_pushed() -> None:
     idle = worker(0).model_copy(update={"exchange": ExchangeRecord(), "windows": ()})
     metrics, missing = served(idle, server(1, pushes=0, pulls=0, staleness={}, lost_samples=0))
     assert missing["staleness_mean"] == missing["staleness_max"] == "no gradient reached a server"
-    assert missing["push_bytes"] == missing["held_back_seconds"] == "no gradient reached a server"
+    assert missing["push_bytes"] == missing["server_wait_seconds"] == "no gradient reached a server"
     assert missing["updates_per_second"] == "no window was measured"
     assert value(metrics, "push_count") == value(metrics, "lost_samples") == 0
 

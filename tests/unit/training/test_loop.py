@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder, Spans
-from shardmark.strategies.base import HeldState, Kept
+from shardmark.strategies.base import CheckpointState, HeldState
 from shardmark.strategies.collective import CollectiveWorker
 from shardmark.train.loop import Steps, train
 from shardmark.workloads.base import Batch
@@ -53,10 +53,12 @@ class FakeWorker(CollectiveWorker):
     def held_state(self) -> HeldState:
         return HeldState(parameters=(), gradients=(), optimizer_state=())
 
-    def checkpoint_state(self) -> Kept:
-        return Kept(own={"taken": torch.tensor(len(self.ids))}, counts={"taken": len(self.ids)})
+    def checkpoint_state(self) -> CheckpointState:
+        return CheckpointState(
+            own={"taken": torch.tensor(len(self.ids))}, counts={"taken": len(self.ids)}
+        )
 
-    def load_checkpoint_state(self, kept: Kept) -> None:
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
         self.ids = [()] * int(kept.own["taken"])
 
 
@@ -73,12 +75,12 @@ class Loop:
         self.steps = Steps(
             warmup_steps=warmup_steps,
             learning_rate=lambda step: rates[step] if rates else 0.1,
-            seed_of=lambda portion: 1000 + portion.step + 100 * portion.shard.index,
+            seed_of=lambda step_shard: 1000 + step_shard.step + 100 * step_shard.shard.index,
             on_step=self.told.append,
             pace=self._pace,
         )
         self.paced: list[int] = []
-        self.portion_of = lambda index: Portion(step=index, shard=Shard(index=0, count=1))
+        self.step_shard_of = lambda index: StepShard(step=index, shard=Shard(index=0, count=1))
 
     def _batches(self, count: int = 100) -> Iterator[ToyBatch]:
         workload = ToyWorkload()
@@ -97,15 +99,15 @@ class Loop:
             self.recorder,
             self.steps,
             end_step=end_step,
-            portion_of=self.portion_of,
+            step_shard_of=self.step_shard_of,
             device=CPU,
         )
 
-    def take(self, *portions: Portion) -> None:
-        """Steps on those portions, until no batch is left."""
+    def take(self, *step_shards: StepShard) -> None:
+        """Steps on those step shards, until no batch is left."""
         first = self.recorder.step
-        self.batches = self._batches(len(portions))
-        self.portion_of = lambda index: portions[index - first]
+        self.batches = self._batches(len(step_shards))
+        self.step_shard_of = lambda index: step_shards[index - first]
         self.until(None)
 
     @property
@@ -184,15 +186,15 @@ def test_every_step_has_its_seed() -> None:
     assert loop.worker.seeds == [1000, 1001, 1002, 1003]
 
 
-def portion(step: int, index: int) -> Portion:
-    return Portion(step=step, shard=Shard(index=index, count=2))
+def step_shard(step: int, index: int) -> StepShard:
+    return StepShard(step=step, shard=Shard(index=index, count=2))
 
 
 def test_portions_give_rate_and_seed_of_their_step_and_share() -> None:
     """This rank's third step is another's share of the fourth step of the training."""
     loop = Loop(warmup_steps=1, rates=(0.5, 0.4, 0.3, 0.2, 0.1))
-    loop.take(portion(0, 1), portion(0, 0), portion(3, 1))
-    loop.take(portion(4, 0))
+    loop.take(step_shard(0, 1), step_shard(0, 0), step_shard(3, 1))
+    loop.take(step_shard(4, 0))
     assert loop.worker.rates == [0.5, 0.2, 0.1]
     assert loop.steps.learning_rates == [0.5, 0.5, 0.2, 0.1]
     assert loop.worker.seeds == [1100, 1000, 1103, 1004]
@@ -201,7 +203,7 @@ def test_portions_give_rate_and_seed_of_their_step_and_share() -> None:
 
 def test_a_step_without_a_batch_leaves_nothing() -> None:
     loop = Loop(warmup_steps=1)
-    loop.take(portion(0, 0), portion(1, 1))
+    loop.take(step_shard(0, 0), step_shard(1, 1))
     assert loop.windows == [(1, 2)]
     assert loop.recorder.step == len(loop.recorder.losses) == 2
     assert loop.recorder.seconds_by_step("step").keys() == {0, 1}
@@ -210,5 +212,5 @@ def test_a_step_without_a_batch_leaves_nothing() -> None:
 
 def test_pace_is_kept_within_every_step_that_is_taken() -> None:
     loop = Loop(warmup_steps=0)
-    loop.take(portion(0, 0), portion(1, 0))
+    loop.take(step_shard(0, 0), step_shard(1, 0))
     assert loop.paced == [0, 1]

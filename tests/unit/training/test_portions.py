@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder
 from shardmark.train.epochs import Training, evaluate, train_epochs
 from shardmark.train.loop import Steps
@@ -38,7 +38,7 @@ class Task(ToyWorkload):
         return {"parts": float(len(list(parts)))}
 
 
-class Team:
+class TrainingGroup:
     """The others answer what they are told to, meeting by meeting."""
 
     def __init__(self, calls: list[str], *answers: list[object]) -> None:
@@ -55,25 +55,25 @@ class Team:
 
 
 class Taker(FakeWorker):
-    """Gets certain portions in each epoch."""
+    """Gets certain step shards in each epoch."""
 
-    def __init__(self, *epochs: tuple[Portion, ...]) -> None:
+    def __init__(self, *epochs: tuple[StepShard, ...]) -> None:
         super().__init__()
         self.calls: list[str] = []
         self.epochs = list(epochs)
-        self.team = Team(self.calls)
+        self.group = TrainingGroup(self.calls)
         self.mean = torch.full((8,), 3.0)
 
-    def portions(self, end_step: int) -> Iterator[Portion] | None:
-        self.calls.append(f"portions before {end_step}")
+    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
+        self.calls.append(f"step_shards before {end_step}")
         return iter(self.epochs.pop(0)) if self.epochs else None
 
     def buffers(self) -> dict[str, Tensor]:
         return {"1.running_mean": self.mean}
 
 
-def portion(step: int, index: int) -> Portion:
-    return Portion(step=step, shard=Shard(index=index, count=2))
+def step_shard(step: int, index: int) -> StepShard:
+    return StepShard(step=step, shard=Shard(index=index, count=2))
 
 
 def trained(worker: Taker, directory: Path, ends: tuple[int, ...]) -> tuple[RankReport, list[int]]:
@@ -103,12 +103,12 @@ def trained(worker: Taker, directory: Path, ends: tuple[int, ...]) -> tuple[Rank
 
 
 def test_each_epoch_s_portions_are_taken(tmp_path: Path) -> None:
-    worker = Taker((portion(0, 1), portion(1, 0)), (), (portion(4, 0),))
+    worker = Taker((step_shard(0, 1), step_shard(1, 0)), (), (step_shard(4, 0),))
     report, told = trained(worker, tmp_path, (2, 4, 6))
     assert worker.ids == [(2, 3), (4, 5), (16, 17)]
     assert told[:-1] == [1, 2, 5]
     assert told[-1] == 2, "further batches are this rank's own share"
-    assert [f"portions before {end}" for end in (2, 4, 6)] == [
+    assert [f"step_shards before {end}" for end in (2, 4, 6)] == [
         call for call in worker.calls if call != "barrier"
     ]
     assert worker.calls[:2] == ["barrier", "barrier"], "before the clock, before the epoch"
@@ -126,7 +126,7 @@ def test_own_shares_go_on_over_the_epochs(tmp_path: Path) -> None:
 
 def evaluated(*answers: list[object]) -> tuple[Task, float | None]:
     worker, task = Taker(), Task()
-    worker.team = Team([], *answers)
+    worker.group = TrainingGroup([], *answers)
     found = evaluate(worker, task, MINE, CPU)
     return task, found.quality["parts"]
 

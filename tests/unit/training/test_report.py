@@ -48,7 +48,7 @@ def report_of(directory: Path, losses: list[float]) -> RankReport:
     report.steps = Steps(
         warmup_steps=1,
         learning_rate=lambda step: 0.5**step,
-        seed_of=lambda portion: portion.step,
+        seed_of=lambda step_shard: step_shard.step,
         on_step=lambda _: None,
         learning_rates=[0.5**step for step in range(len(losses))],
     )

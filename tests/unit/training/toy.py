@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.workloads.base import Batch, BatchPlan
 from shardmark.workloads.order import every_step
 
@@ -83,11 +83,11 @@ class ToyWorkload:
         return ToyBatch(inputs=self.inputs[rows], targets=self.targets[rows], sample_ids=chosen)
 
     def batches(
-        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+        self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[ToyBatch]:
         size = plan.global_batch // shard.count
-        for portion in every_step(shard) if portions is None else portions:
-            start = portion.step * plan.global_batch + portion.shard.index * size
+        for step_shard in every_step(shard) if step_shards is None else step_shards:
+            start = step_shard.step * plan.global_batch + step_shard.shard.index * size
             yield self.batch((start + i) % SAMPLES for i in range(size))
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:

@@ -70,7 +70,7 @@ def untried(evidence: str) -> Verdict:
 UNAVAILABLE = untried("unavailable: no CUDA device; use ddp")
 FAILED = untried("failed: rank 1 was killed")
 PROMISED = GOOD.model_copy(
-    update={"id": "4" * 12, "equivalent": None, "promise": "every push is applied once"}
+    update={"id": "4" * 12, "equivalent": None, "guarantee": "every push is applied once"}
 )
 BROKEN = PROMISED.model_copy(update={"equivalent": False, "cause": BAD.cause})
 

@@ -85,7 +85,7 @@ def conditions_of(row: Row) -> dict[str, Any]:
 def _field(rows: Sequence[Row]) -> Field:
     measured = [row for row in rows if row.ok_trials]
     unverified = bool(measured) and all(
-        row.equivalent is None and row.promise is None for row in measured
+        row.equivalent is None and row.guarantee is None for row in measured
     )
     causes = {id(row): _cause(row, unverified=unverified) for row in rows}
     first = rows[0]
@@ -103,7 +103,7 @@ def _field(rows: Sequence[Row]) -> Field:
 
 
 def _weaker(row: Row) -> bool:
-    return row.equivalent is None and row.promise is not None
+    return row.equivalent is None and row.guarantee is not None
 
 
 def _cause(row: Row, *, unverified: bool) -> LeftOut | None:
@@ -119,7 +119,7 @@ def _cause(row: Row, *, unverified: bool) -> LeftOut | None:
     if lost:
         reason = f"rank {lost[0].rank} {lost[0].lost}, and the numbers are the survivors'"
         return LeftOut(row=row, cause="rank lost", reason=reason)
-    if row.equivalent is None and row.promise is None and not unverified:
+    if row.equivalent is None and row.guarantee is None and not unverified:
         reason = "nothing shows that it trains what the others train"
         return LeftOut(row=row, cause="not verified", reason=reason)
     return None

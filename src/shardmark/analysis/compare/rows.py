@@ -78,7 +78,7 @@ class Row:
     """Whether it trains what the reference trains; None where that was not verified."""
     deviation: str | None = None
     """The cause where it is not equivalent."""
-    promise: str | None = None
+    guarantee: str | None = None
     """What was shown of a strategy that is not meant to be equivalent."""
     verdict: str | None = None
     """`baseline`, `faster`, `slower` or `no difference shown`; None without two common repeats."""
@@ -141,7 +141,7 @@ def _in_run(row: Row, run: StoredRun) -> Row:
     if verdict is None:
         return row
     cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None
-    return replace(row, equivalent=verdict.equivalent, deviation=cause, promise=verdict.promise)
+    return replace(row, equivalent=verdict.equivalent, deviation=cause, guarantee=verdict.guarantee)
 
 
 def plain(value: object) -> str:

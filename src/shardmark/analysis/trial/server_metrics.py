@@ -33,7 +33,7 @@ def exchange_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
         "push_bytes": _per_step(own, sent=True),
         "pull_bytes": _per_step(own, sent=False),
         "updates_per_second": _updates_per_second(workers, own),
-        "held_back_seconds": first.wait_seconds / first.pushes if first.pushes else None,
+        "server_wait_seconds": first.wait_seconds / first.pushes if first.pushes else None,
         "lost_samples": first.lost_samples,
     }
     return {

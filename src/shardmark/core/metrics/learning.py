@@ -105,7 +105,7 @@ SERVERS = (
         source="parameter servers",
     ),
     _server_metric(
-        name="held_back_seconds",
+        name="server_wait_seconds",
         unit="seconds",
         definition="Time for which a worker's step waits at the barrier or the bound; mean.",
         source="parameter servers",

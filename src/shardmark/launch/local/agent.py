@@ -73,7 +73,7 @@ def rank_main(directory: str, task: str) -> None:
     rank = seats_of(trial)[place.node][int(os.environ["LOCAL_RANK"])]
     os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(place.node)}
     trains = trial.layout.ranks[rank].share is not None
-    if trains and strategy.survives() and guarded(folder, rank):
+    if trains and strategy.tolerates_worker_loss() and guarded(folder, rank):
         return
     _be_rank(trial, folder, task)
 

@@ -92,7 +92,7 @@ class Channel:
 
 
 class _Guard:
-    """Turns every error of a socket into the one that callers know."""
+    """StalenessGate every error of a socket into the one that callers know."""
 
     def __init__(self, patience_seconds: float) -> None:
         self._patience_seconds = patience_seconds

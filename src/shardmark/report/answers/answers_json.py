@@ -39,7 +39,7 @@ def answer_json(one: Recommendation) -> dict[str, object]:
         "promises_less": [
             {
                 "row": row_json(weaker.row),
-                "promise": weaker.row.promise,
+                "guarantee": weaker.row.guarantee,
                 "value": weaker.value,
                 "advantage": interval_json(weaker.advantage),
                 "shown_better": weaker.shown_better,

@@ -54,7 +54,7 @@ def explanation_lines(
 def _most_striking(alike: Sequence[Explanation]) -> Explanation:
     """Strategies that keep the whole promise come first: they are what is recommended."""
     return min(
-        alike, key=lambda one: (not one.shown, one.row.promise is not None, -abs(one.size.value))
+        alike, key=lambda one: (not one.shown, one.row.guarantee is not None, -abs(one.size.value))
     )
 
 

@@ -26,7 +26,7 @@ def intervals(entries: Sequence[Entry]) -> str:
 def not_equivalent(entries: Sequence[Entry]) -> str:
     """A warning where some row trains something else; empty where none was found."""
     names = dict.fromkeys(
-        entry.bar for entry in entries if entry.row.equivalent is False and not entry.row.promise
+        entry.bar for entry in entries if entry.row.equivalent is False and not entry.row.guarantee
     )
     return f"Found not to train the same thing: {'; '.join(names)}." if names else ""
 

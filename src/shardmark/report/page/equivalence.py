@@ -61,9 +61,9 @@ def status_of(rows: Sequence[Row]) -> Status:
         )
     if not measured:
         return Status(mood="bad", text="No trial ended ok: there is nothing to compare.")
-    weaker = [row for row in measured if row.equivalent is None and row.promise]
+    weaker = [row for row in measured if row.equivalent is None and row.guarantee]
     less = list(dict.fromkeys(row.label for row in weaker))
-    unknown = [row.place for row in measured if row.equivalent is None and not row.promise]
+    unknown = [row.place for row in measured if row.equivalent is None and not row.guarantee]
     kept = f" Promised less, and kept: {'; '.join(less)}." if less else ""
     if not unknown:
         others = " other" if less else ""
@@ -111,7 +111,7 @@ def _line(verdict: Verdict) -> VerdictLine:
     word, mood = _word(verdict)
     told = cause is not None and (verdict.equivalent is False or not verdict.checks)
     deviates = cause is not None and verdict.equivalent is False
-    compared = bool(verdict.checks) and verdict.promise is None
+    compared = bool(verdict.checks) and verdict.guarantee is None
     return VerdictLine(
         place=_place(verdict),
         word=word,
@@ -136,8 +136,8 @@ def _place(verdict: Verdict) -> str:
 def _word(verdict: Verdict) -> tuple[str, str]:
     if verdict.equivalent is not None:
         return ("equivalent", "good") if verdict.equivalent else ("not equivalent", "bad")
-    if verdict.promise is not None:
-        return f"promises less: {verdict.promise}", "unsure"
+    if verdict.guarantee is not None:
+        return f"promises less: {verdict.guarantee}", "unsure"
     return "not tried", ""
 
 

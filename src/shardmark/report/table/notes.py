@@ -120,10 +120,10 @@ def _not_equivalent(rows: Sequence[Row]) -> list[str]:
 
 def _equivalence(rows: Sequence[Row]) -> list[str]:
     """What was shown of the other rows."""
-    less = [row for row in rows if row.equivalent is None and row.promise is not None]
+    less = [row for row in rows if row.equivalent is None and row.guarantee is not None]
     notes = [
-        f"Promises less than equivalence, and keeps it: {places}: {promise}."
-        for places, promise in _together((row.place, str(row.promise)) for row in less)
+        f"Promises less than equivalence, and keeps it: {places}: {guarantee}."
+        for places, guarantee in _together((row.place, str(row.guarantee)) for row in less)
     ]
     proven = [row for row in rows if row.equivalent]
     measured = [row for row in rows if row.outcomes.get("ok") and row not in less]

@@ -114,7 +114,7 @@ def _mark(row: Row) -> str:
         ("weak scaling", row.weak_scaling),
         ("not equivalent", row.equivalent is False),
         ("rank lost", any(r.lost for trial in row.ok_trials for r in trial.ranks)),
-        ("promises less", row.equivalent is None and row.promise is not None),
+        ("promises less", row.equivalent is None and row.guarantee is not None),
     ]
     return ", ".join(name for name, holds in marks if holds)
 
@@ -191,7 +191,7 @@ def _of_servers(rows: Sequence[Row]) -> tuple[Column, ...]:
     return (
         _bytes(rows, "worker", _worker_state_bytes),
         _numbers(rows, "stale", "staleness_mean", decimals=2),
-        _numbers(rows, "held\nback ms", "held_back_seconds", scale=1000),
+        _numbers(rows, "server\nwait ms", "server_wait_seconds", scale=1000),
     )
 
 

@@ -105,10 +105,10 @@ def _notes(front: Front, comparison: Comparison) -> tuple[str, ...]:
     )
     if rows and max(len(row.ok_trials) for row in rows) < 2:
         notes.append("One repeat: no difference can be shown, so that every row is on the front.")
-    unverified = [row.place for row in rows if row.equivalent is None and row.promise is None]
+    unverified = [row.place for row in rows if row.equivalent is None and row.guarantee is None]
     if unverified:
         notes.append(f"Eligible though not verified: {'; '.join(unverified)}.")
-    weaker = [row.place for row in rows if row.equivalent is None and row.promise is not None]
+    weaker = [row.place for row in rows if row.equivalent is None and row.guarantee is not None]
     if weaker:
         notes.append(f"Eligible though it promises less than equivalence: {'; '.join(weaker)}.")
     if any(METRICS[name].group == "quality" for name in front.goals):

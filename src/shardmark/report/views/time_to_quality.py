@@ -54,7 +54,7 @@ def parse_target(comparison: Comparison, text: str) -> tuple[str, float, str | N
         raise InputError(OPTION, f"no trial has {metric} by epoch", _recorded(comparison.rows))
     row, target = worst
     note = f"Target: the best value that every row reached; {row.place} bounds it."
-    weaker = any(one.equivalent is None and one.promise is not None for one in comparison.rows)
+    weaker = any(one.equivalent is None and one.guarantee is not None for one in comparison.rows)
     if weaker:
         note += (
             " Rows that promise less than equivalence count here, and not in the recommendation,"

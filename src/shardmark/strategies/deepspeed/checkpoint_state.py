@@ -12,31 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmark.strategies.base import Kept
+from shardmark.strategies.base import CheckpointState
 from shardmark.strategies.checkpoint_state import (
     copied_into,
-    kept_state,
-    restore_state,
+    optimizer_tensors,
+    restore_optimizer,
     scaler_counts,
     set_scaler,
 )
 
 
-def kept_of(engine: Any, base: torch.optim.Optimizer, counts: Mapping[str, int]) -> Kept:
+def kept_of(engine: Any, base: torch.optim.Optimizer, counts: Mapping[str, int]) -> CheckpointState:
     """As references.  Stage 0 is the same on all ranks; from stage 1 on partitions are a rank's."""
-    state = kept_state(base, _updated(engine))
+    state = optimizer_tensors(base, _updated(engine))
     shared = {f"parameter/{n}": t.detach() for n, t in _whole(engine).items()}
     own = {f"partition/{n}": t.detach() for n, t in _partitions(engine).items()}
     own |= {f"buffer/{n}": b.detach() for n, b in engine.module.named_buffers()}
     replicated = engine.zero_optimization_stage() == 0
-    return Kept(
+    return CheckpointState(
         own=own if replicated else own | state,
         shared=shared | state if replicated else shared,
         counts={**counts, "scaler": scaler_counts(_scaler(engine))},
     )
 
 
-def restore(engine: Any, base: torch.optim.Optimizer, kept: Kept) -> None:
+def restore(engine: Any, base: torch.optim.Optimizer, kept: CheckpointState) -> None:
     """Go on from there.  Collective in stage 3, which keeps small parameters whole everywhere."""
     tensors = {**kept.own, **kept.shared}
     for kind, targets in (
@@ -46,7 +46,7 @@ def restore(engine: Any, base: torch.optim.Optimizer, kept: Kept) -> None:
     ):
         for name, target in targets.items():
             copied_into(target, tensors[f"{kind}/{name}"])
-    restore_state(base, _updated(engine), tensors)
+    restore_optimizer(base, _updated(engine), tensors)
     set_scaler(_scaler(engine), kept.counts["scaler"])
     # Stage 3 computes with copies of its partitions (views of them, where there is no copy).
     for index, computed in enumerate(getattr(engine.optimizer, "fp16_partitioned_groups_flat", ())):

@@ -14,7 +14,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.tools import tool_path
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.checks import (
     check_devices,
     check_offload_device,
@@ -81,7 +81,7 @@ class Zero(CollectiveStrategy):
     def name(self) -> str:
         return f"zero-{self.stage}"
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -151,7 +151,7 @@ class Zero(CollectiveStrategy):
             note=STAGE_3_NOTE if self.stage == 3 else REDUCED_WHOLE_NOTE,
         )
 
-    def resumes(self, recipe: Recipe) -> str | None:
+    def resume_blocker(self, recipe: Recipe) -> str | None:
         if recipe.precision != "fp32" and self.mixed_precision == "native":
             return "DeepSpeed's own 16-bit engines are not kept in a checkpoint"
         return "what DeepSpeed offloads is not kept in a checkpoint" if recipe.cpu_offload else None
@@ -165,12 +165,12 @@ class Zero(CollectiveStrategy):
             settings["mixed_precision"] = self.mixed_precision
         return settings | self._parameter_settings()
 
-    def start(self, workload: Workload, recipe: Recipe, process: Process) -> ZeroWorker:
+    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> ZeroWorker:
         from shardmark.strategies.deepspeed.worker import start_engine
 
         return start_engine(workload, recipe, process, config=self.config(recipe, process))
 
-    def config(self, recipe: Recipe, process: Process) -> dict[str, Any]:
+    def config(self, recipe: Recipe, process: RankContext) -> dict[str, Any]:
         """DeepSpeed's configuration with every default that touches the mathematics written out."""
         bucket_elements = int(self.bucket_mb * MiB / 4)
         zero: dict[str, Any] = {

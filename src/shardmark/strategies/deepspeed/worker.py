@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shardmark.core.recipe import Recipe
 from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import HeldState, Kept, Process
+from shardmark.strategies.base import CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import build_on
 from shardmark.strategies.collective import CollectiveWorker
 from shardmark.strategies.deepspeed.checkpoint_state import kept_of, restore
@@ -37,7 +37,7 @@ MASTER_HOLDERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_fl
 
 
 def start_engine(
-    workload: Workload, recipe: Recipe, process: Process, *, config: dict[str, Any]
+    workload: Workload, recipe: Recipe, process: RankContext, *, config: dict[str, Any]
 ) -> ZeroWorker:
     """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists."""
     model = build_on(process.device, workload, recipe)
@@ -150,11 +150,11 @@ class ZeroWorker(CollectiveWorker):
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._engine.module.named_buffers()}
 
-    def checkpoint_state(self) -> Kept:
+    def checkpoint_state(self) -> CheckpointState:
         counts = {"steps_called": self._steps_called, "steps_taken": self._steps_taken}
         return kept_of(self._engine, self._base_optimizer(), counts)
 
-    def load_checkpoint_state(self, kept: Kept) -> None:
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
         restore(self._engine, self._base_optimizer(), kept)
         self._steps_called = self._counted_call = int(kept.counts["steps_called"])
         self._steps_taken = int(kept.counts["steps_taken"])

@@ -40,9 +40,9 @@ class Kind(IntEnum):
     """As they are; fp32."""
     STATE = 5
     """The optimizer's: for each of its keys a tensor of every bucket."""
-    PORTION = 6
+    STEP_SHARD = 6
     """A portion of a step before `number`."""
-    MEET = 7
+    GATHER = 7
     """Wait for all other workers; `number` bytes follow, and everybody's come back."""
     CLOSE = 8
     """Nothing else will come."""

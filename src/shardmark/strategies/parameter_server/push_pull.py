@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Portion, Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.schema import ExchangeRecord
-from shardmark.strategies.base import HeldState, Kept
+from shardmark.strategies.base import CheckpointState, HeldState
 from shardmark.strategies.checkpoint_state import copied_into
 from shardmark.strategies.parameter_server.messages import (
     NOTHING_LEFT,
@@ -25,7 +25,7 @@ from shardmark.strategies.parameter_server.messages import (
 )
 from shardmark.strategies.parameter_server.parameter_layout import Bucket, Layout
 from shardmark.strategies.parameter_server.pushing import Pushing
-from shardmark.strategies.parameter_server.server_team import ServerTeam, server_gone
+from shardmark.strategies.parameter_server.worker_group import WorkerGroup, server_gone
 from shardmark.strategies.step import autocast, state_keys
 from shardmark.workloads.base import Batch, Workload
 
@@ -56,7 +56,7 @@ class PushPullWorker:
         self._servers = range(workers, workers + len(layout))
         self._layout = layout
         self._rate = recipe.optimizer.lr
-        self.team = ServerTeam(self._servers)
+        self.group = WorkerGroup(self._servers)
         named = dict(model.named_parameters())
         self._flat = [[_flattened(named, bucket) for bucket in part] for part in layout]
         self._inboxes = [
@@ -121,20 +121,20 @@ class PushPullWorker:
     def skipped_steps(self) -> int:
         return 0
 
-    def portions(self, end_step: int) -> Iterator[Portion] | None:
+    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
         """None if all wait for all anyway; else whatever the first server hands out."""
         return None if self._bound == 0 else self._asked_for(end_step)
 
-    def _asked_for(self, end_step: int) -> Iterator[Portion]:
+    def _asked_for(self, end_step: int) -> Iterator[StepShard]:
         while True:
             try:
-                send_header(self._servers[0], Kind.PORTION, end_step)
+                send_header(self._servers[0], Kind.STEP_SHARD, end_step)
                 step, share = receive_numbers(2, self._servers[0])
             except PeerGone as gone:
                 raise server_gone(gone) from gone
             if step == NOTHING_LEFT:
                 return
-            yield Portion(step=step, shard=Shard(index=share, count=self._workers))
+            yield StepShard(step=step, shard=Shard(index=share, count=self._workers))
 
     def close(self) -> None:
         for server in self._servers:
@@ -188,9 +188,9 @@ class PushPullWorker:
     def buffers(self) -> dict[str, Tensor]:
         return {name: b.detach().cpu().clone() for name, b in self._model.named_buffers()}
 
-    def checkpoint_state(self) -> Kept:
+    def checkpoint_state(self) -> CheckpointState:
         """The servers have the rest."""
-        return Kept(
+        return CheckpointState(
             own={f"buffer/{name}": b.detach() for name, b in self._model.named_buffers()},
             counts={
                 "pulls": self._pulls,
@@ -200,7 +200,7 @@ class PushPullWorker:
             },
         )
 
-    def load_checkpoint_state(self, kept: Kept) -> None:
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
         for name, buffer in self._model.named_buffers():
             copied_into(buffer, kept.own[f"buffer/{name}"])
         self._pulls = kept.counts["pulls"]
@@ -214,7 +214,7 @@ class PushPullWorker:
                 receive(whole, server)
                 copied_into(flat, whole.to(bucket.wire_type))  # as a pull would bring it
 
-    def keep_elsewhere(self, step: int) -> None:
+    def checkpoint_servers(self, step: int) -> None:
         try:
             for server in self._servers:
                 send_header(server, Kind.KEEP, step)

@@ -14,8 +14,13 @@ from shardmark.core.errors import ShardmarkError
 from shardmark.core.recipe import Recipe
 from shardmark.measure.memory.tensors import storage_bytes
 from shardmark.results.schema import ExchangeRecord
-from shardmark.strategies.base import HeldState, Kept
-from shardmark.strategies.checkpoint_state import copied_into, kept_state, local, restore_state
+from shardmark.strategies.base import CheckpointState, HeldState
+from shardmark.strategies.checkpoint_state import (
+    copied_into,
+    local,
+    optimizer_tensors,
+    restore_optimizer,
+)
 from shardmark.strategies.clipping import clipping_factor
 from shardmark.strategies.parameter_server.counts import Counts
 from shardmark.strategies.parameter_server.messages import (
@@ -32,7 +37,7 @@ from shardmark.strategies.parameter_server.messages import (
     wait_for_end,
 )
 from shardmark.strategies.parameter_server.parameter_layout import Bucket
-from shardmark.strategies.parameter_server.turns import Turns
+from shardmark.strategies.parameter_server.staleness_gate import StalenessGate
 from shardmark.strategies.step import build_optimizer, state_keys, state_tensors
 
 
@@ -51,7 +56,7 @@ class GradientServer:
         recipe: Recipe,
         workers: int,
         bound: int | None,
-        survives: bool,
+        tolerates_worker_loss: bool,
         norm_group: dist.ProcessGroup | None,
     ) -> None:
         named = dict(model.named_parameters())
@@ -63,9 +68,9 @@ class GradientServer:
         self._recipe = recipe
         self._optimizer = build_optimizer(self._flat, recipe)
         self._together = bound == 0
-        self._survives = survives
+        self._tolerates_worker_loss = tolerates_worker_loss
         self._norm_group = norm_group
-        self._turns = Turns(workers, bound)
+        self._turns = StalenessGate(workers, bound)
         self._inboxes = [[self._wire(b) for b in buckets] for _ in range(workers)]
         self._outboxes = [
             [self._outbox(b, flat) for b, flat in zip(buckets, self._flat, strict=True)]
@@ -78,16 +83,16 @@ class GradientServer:
         self._read = dict.fromkeys(range(workers), 0)
         self._failure: Exception | None = None
         self._counts = Counts()
-        self._as_of_meeting = ExchangeRecord(updates=0)
-        self._turns.on_met = self._settle
+        self._as_of_gather = ExchangeRecord(updates=0)
+        self._turns.on_gathered = self._settle
         self._answers: dict[Kind, Callable[[int, Header], None]] = {
             Kind.PUSH: self._take_push,
             Kind.PULL: self._answer_pull,
             Kind.GRADIENTS: self._send_gradients,
             Kind.PARAMETERS: self._send_parameters,
             Kind.STATE: self._send_state,
-            Kind.PORTION: self._send_portion,
-            Kind.MEET: self._hold_meeting,
+            Kind.STEP_SHARD: self._send_step_shard,
+            Kind.GATHER: self._gather,
             Kind.KEEP: self._keep_checkpoint,
         }
         self._keep: Callable[[int], None] | None = None
@@ -139,7 +144,7 @@ class GradientServer:
             self._lose(rank)
 
     def _lose(self, rank: int) -> None:
-        if not self._survives:
+        if not self._tolerates_worker_loss:
             self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
         self._turns.leave(rank, "lost")
 
@@ -239,11 +244,11 @@ class GradientServer:
         for copy in copies:
             send(copy, rank)
 
-    def _send_portion(self, rank: int, header: Header) -> None:
-        portion = self._turns.portion(rank, header.number)
-        send_numbers(list(portion or (NOTHING_LEFT, NOTHING_LEFT)), rank)
+    def _send_step_shard(self, rank: int, header: Header) -> None:
+        step_shard = self._turns.step_shard(rank, header.number)
+        send_numbers(list(step_shard or (NOTHING_LEFT, NOTHING_LEFT)), rank)
 
-    def _hold_meeting(self, rank: int, header: Header) -> None:
+    def _gather(self, rank: int, header: Header) -> None:
         content = torch.empty(header.number, dtype=torch.uint8)
         receive(content, rank)
         everybody = to_bytes(self._turns.meet(rank, from_bytes(content)))
@@ -255,19 +260,19 @@ class GradientServer:
         self._keep(header.number)
         send_numbers([header.number], rank)
 
-    def checkpoint_state(self) -> Kept:
+    def checkpoint_state(self) -> CheckpointState:
         parameters = {f"parameter/{name}": local(flat) for name, flat in self._named.items()}
-        counts = {"portions": self._turns.portions_before(), **self._counts.as_json()}
-        own = parameters | kept_state(self._optimizer, self._named)
-        return Kept(own=own, counts=counts | {"wait_seconds": self._turns.wait_seconds})
+        counts = {"step_shards": self._turns.step_shards_taken(), **self._counts.as_json()}
+        own = parameters | optimizer_tensors(self._optimizer, self._named)
+        return CheckpointState(own=own, counts=counts | {"wait_seconds": self._turns.wait_seconds})
 
-    def load_checkpoint_state(self, kept: Kept) -> None:
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
         for name, flat in self._named.items():
             copied_into(local(flat), kept.own[f"parameter/{name}"])
-        restore_state(self._optimizer, self._named, kept.own)
+        restore_optimizer(self._optimizer, self._named, kept.own)
         self._counts.restore(kept.counts)
         self._read = dict.fromkeys(self._read, self._counts.updates)
-        self._turns.go_on_from(kept.counts["portions"], wait_seconds=kept.counts["wait_seconds"])
+        self._turns.go_on_from(kept.counts["step_shards"], wait_seconds=kept.counts["wait_seconds"])
 
     def held_state(self) -> HeldState:
         gradients = [flat.grad for flat in self._flat if flat.grad is not None]
@@ -284,12 +289,12 @@ class GradientServer:
 
     def exchange(self) -> ExchangeRecord:
         """As of the last meeting: steps after it belong to no training."""
-        return self._as_of_meeting
+        return self._as_of_gather
 
     def _settle(self) -> None:
         workers = len(self._inboxes)
         samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
-        self._as_of_meeting = self._counts.record(
+        self._as_of_gather = self._counts.record(
             wait_seconds=self._turns.wait_seconds,
-            lost_samples=self._turns.lost_portions * samples,
+            lost_samples=self._turns.lost_step_shards * samples,
         )

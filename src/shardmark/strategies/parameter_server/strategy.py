@@ -10,7 +10,7 @@ from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.strategies.base import Process
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.checks import check_devices, check_no_offload
 from shardmark.strategies.collective import neighbours_together
 from shardmark.strategies.layout import Fractions, Layout, replicas
@@ -54,7 +54,7 @@ class ParameterServer:
         """Steps that a worker may be ahead of the slowest: 0 waits for all, None for nobody."""
         return 0
 
-    def makes_sense(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         return None
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -87,13 +87,13 @@ class ParameterServer:
         servers = (index % nodes if in_turn else nodes - 1 for index in range(self.servers))
         return (*neighbours_together(world_size, nodes), *servers)
 
-    def promise(self) -> str | None:
+    def guarantee(self) -> str | None:
         return None
 
-    def survives(self) -> bool:
+    def tolerates_worker_loss(self) -> bool:
         return False
 
-    def resumes(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (servers keep fp32)
+    def resume_blocker(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (servers keep fp32)
         return None
 
     def backend(self, device_type: str) -> str:  # noqa: ARG002  (NCCL has no servers on a CPU)
@@ -131,7 +131,7 @@ class ParameterServer:
         )
 
     def start(
-        self, workload: Workload, recipe: Recipe, process: Process
+        self, workload: Workload, recipe: Recipe, process: RankContext
     ) -> PushPullWorker | Server:
         import torch.distributed as dist
 
@@ -163,7 +163,7 @@ class ParameterServer:
             bound=self.staleness_bound
             if self.staleness_bound == 0 or process.rank == workers
             else None,
-            survives=self.survives(),
+            tolerates_worker_loss=self.tolerates_worker_loss(),
             norm_group=among_servers if self.servers > 1 else None,
         )
 
@@ -196,10 +196,10 @@ class AsynchronousServer(ParameterServer):
     def staleness_bound(self) -> int | None:
         return None
 
-    def promise(self) -> str | None:
+    def guarantee(self) -> str | None:
         return "every gradient is applied once, however stale"
 
-    def survives(self) -> bool:
+    def tolerates_worker_loss(self) -> bool:
         return True
 
 
@@ -218,10 +218,10 @@ class BoundedServer(ParameterServer):
     def staleness_bound(self) -> int | None:
         return self.staleness
 
-    def promise(self) -> str | None:
+    def guarantee(self) -> str | None:
         if self.staleness == 0:
             return None
         return f"every gradient is applied once, no worker over {self.staleness} steps ahead"
 
-    def survives(self) -> bool:
+    def tolerates_worker_loss(self) -> bool:
         return self.staleness > 0

@@ -27,7 +27,7 @@ from shardmark.workloads.order import ShardOrder, Share, every_step, generator, 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from shardmark.core.shares import Portion, Shard
+    from shardmark.core.shares import Shard, StepShard
     from shardmark.workloads.base import Batch
     from shardmark.workloads.detection.annotated import AnnotatedReading
     from shardmark.workloads.detection.options import DetectionOptions
@@ -78,17 +78,17 @@ class Detection:
         return model
 
     def batches(
-        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+        self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[DetectionBatch]:
-        """The shard's batches, or the portions'; a step's shards make up its unsharded batch.
+        """The shard's batches, or the step shards'; a step's shards make up its unsharded batch.
 
         Raises `DataError` at once for a training set smaller than one step.
         """
         order = ShardOrder(self.training_samples, plan, shard)
-        wanted = every_step(shard) if portions is None else portions
+        wanted = every_step(shard) if step_shards is None else step_shards
 
-        def make(portion: Portion) -> DetectionBatch:
-            share = order.at(portion.step, portion.shard)
+        def make(step_shard: StepShard) -> DetectionBatch:
+            share = order.at(step_shard.step, step_shard.shard)
             return self._batch(self._data.training.read(share.ids), share, plan)
 
         workers = self._options.loader_workers

@@ -21,7 +21,7 @@ from shardmark.workloads.pictures import CropFlip, ImageBatch, Normalise
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from shardmark.core.shares import Portion, Shard
+    from shardmark.core.shares import Shard, StepShard
     from shardmark.workloads.base import Batch, BatchPlan
     from shardmark.workloads.vision.options import ClassificationOptions
 
@@ -83,19 +83,19 @@ class Classification:
         )
 
     def batches(
-        self, plan: BatchPlan, shard: Shard, portions: Iterable[Portion] | None = None
+        self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[ImageBatch]:
-        """The shard's batches, or the portions'; a step's shards make up its unsharded batch.
+        """The shard's batches, or the step shards'; a step's shards make up its unsharded batch.
 
         Raises `DataError` at once for a training set smaller than one step.
         """
         order = ShardOrder(self.training_samples, plan, shard)
-        wanted = every_step(shard) if portions is None else portions
+        wanted = every_step(shard) if step_shards is None else step_shards
         crop_flip = CropFlip(plan.seed, self.training_samples)
         augmented = self._options.augment == "crop_flip"
 
-        def make(portion: Portion) -> ImageBatch:
-            share = order.at(portion.step, portion.shard)
+        def make(step_shard: StepShard) -> ImageBatch:
+            share = order.at(step_shard.step, step_shard.shard)
             read = self._data.training.read(share.ids)
             pictures = read.pictures
             if augmented:

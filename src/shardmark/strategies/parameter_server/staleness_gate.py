@@ -1,4 +1,4 @@
-"""Whose turn it is: barrier, bound, meetings and portions of one parameter server.
+"""Whose turn it is: barrier, bound, meetings and step shards of one parameter server.
 
 Knows nothing of tensors and messages; one thread for each worker calls it.
 """
@@ -13,7 +13,7 @@ from typing import Literal
 State = Literal["running", "meeting", "closed", "lost"]
 
 
-class Turns:
+class StalenessGate:
     """`bound` is how many steps a worker may be ahead of the slowest; None for any number.
 
     With a bound of 0 all gradients of a step are gathered, then used at once.
@@ -32,10 +32,10 @@ class Turns:
         self._brought: dict[int, object] = {}
         self._met: list[object] = []
         self._meetings = 0
-        self.on_met: Callable[[], None] = lambda: None
+        self.on_gathered: Callable[[], None] = lambda: None
         """Called with `changed` held when everybody is there and nothing is under way."""
         self._workers = workers
-        self._next_portion = 0
+        self._next_step_shard = 0
         self._out = dict.fromkeys(range(workers), 0)
         """Portions handed to each worker whose gradient has not come."""
         self.wait_seconds = 0.0
@@ -49,7 +49,7 @@ class Turns:
         return all(state == "lost" for state in self._states.values())
 
     @property
-    def lost_portions(self) -> int:
+    def lost_step_shards(self) -> int:
         """Those that died with their worker."""
         return sum(self._out[rank] for rank, state in self._states.items() if state == "lost")
 
@@ -72,22 +72,22 @@ class Turns:
         running = [r for r, state in self._states.items() if state == "running"]
         return self._steps[rank] - min(self._steps[r] for r in running) <= self._bound
 
-    def portion(self, rank: int, end_step: int) -> tuple[int, int] | None:
+    def step_shard(self, rank: int, end_step: int) -> tuple[int, int] | None:
         """The next (step, share) before that step; None where all are handed out."""
         with self.changed:
-            if self._next_portion >= end_step * self._workers or self._states[rank] == "lost":
+            if self._next_step_shard >= end_step * self._workers or self._states[rank] == "lost":
                 return None
-            self._next_portion += 1
+            self._next_step_shard += 1
             self._out[rank] += 1
-            return divmod(self._next_portion - 1, self._workers)
+            return divmod(self._next_step_shard - 1, self._workers)
 
-    def portions_before(self) -> int:
-        """How many portions have been handed out."""
-        return self._next_portion
+    def step_shards_taken(self) -> int:
+        """How many step shards have been handed out."""
+        return self._next_step_shard
 
-    def go_on_from(self, portions: int, *, wait_seconds: float) -> None:
+    def go_on_from(self, step_shards: int, *, wait_seconds: float) -> None:
         """So many were handed out, and so long was waited, in an earlier life."""
-        self._next_portion = portions
+        self._next_step_shard = step_shards
         self.wait_seconds = wait_seconds
 
     def meet(self, rank: int, brought: object) -> list[object]:
@@ -113,7 +113,7 @@ class Turns:
             self._states[rank] = "running"
         self._steps = dict.fromkeys(self._steps, 0)
         self._meetings += 1
-        self.on_met()
+        self.on_gathered()
         self.changed.notify_all()
 
     def leave(self, rank: int, how: Literal["closed", "lost"]) -> None:

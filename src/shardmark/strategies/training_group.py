@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 
-class GroupTeam:
+class CollectiveGroup:
     """All ranks of the process group train."""
 
     def barrier(self) -> None:

@@ -19,7 +19,7 @@ from shardmark.strategies.parameter_server.messages import (
 )
 
 
-class ServerTeam:
+class WorkerGroup:
     """Workers meet at the servers, which know who is left."""
 
     def __init__(self, servers: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class ServerTeam:
     def _meet(self, server: int, value: object) -> list[object]:
         try:
             content = to_bytes(value)
-            send_header(server, Kind.MEET, len(content))
+            send_header(server, Kind.GATHER, len(content))
             send(content, server)
             (size,) = receive_numbers(1, server)
             everybody = torch.empty(size, dtype=torch.uint8)
