@@ -1,0 +1,138 @@
+"""Columns that many tables share: metrics of the catalogue, and what tells rows apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardmark.analysis.compare.rows import Row, plain
+from shardmark.config.sizes import title_of
+from shardmark.core.metrics import METRICS
+from shardmark.report.table.table import BYTES, Column, Missing, Value
+
+RowColumn = tuple[Column, Callable[[Row], Value]]
+
+
+def _shown(key: str, title: str, unit: str = "", scale: float = 1.0, **how: Any) -> Column:
+    return Column(key=key, title=title, unit=unit, scale=scale, **how)
+
+
+_SHOWN = {
+    column.key: column
+    for column in (
+        _shown("samples_per_second", "samples/s", interval="±"),
+        _shown("step_seconds", "step", "ms", 1000),
+        _shown("exposed_communication_seconds", "exposed", "ms", 1000),
+        _shown("epoch_seconds", "epoch", "s"),
+        _shown("elapsed_seconds", "since start", "s"),
+        _shown("total_seconds", "total", "s"),
+        _shown("evaluation_seconds", "eval.", "s"),
+        _shown("speedup", "speed-up", decimals=2, interval="to"),
+        _shown("scaling_efficiency", "eff.", "%", 100, decimals=0),
+        _shown("memory_ratio", "peak ratio", decimals=2),
+        _shown("peak_memory_bytes", "peak", BYTES),
+        _shown("peak_rss_bytes", "RSS", BYTES),
+        _shown("device_used_bytes", "GPU used", BYTES),
+        _shown("cpu_percent", "CPU", "%", decimals=0),
+        _shown("gpu_utilization", "GPU", "%", decimals=0),
+        _shown("power_watts", "GPUs", "W", decimals=0),
+        _shown("processes", "proc.", decimals=0),
+        _shown("threads", "threads", decimals=0),
+        _shown("train_loss", "train loss", decimals=4),
+        _shown("validation_loss", "val. loss", decimals=4),
+        _shown("map", "mAP", decimals=4),
+        _shown("map_50", "mAP@50", decimals=4),
+        _shown("map_75", "mAP@75", decimals=4),
+        _shown("accuracy_top1", "top-1", "%", 100, decimals=1),
+        _shown("accuracy_top5", "top-5", "%", 100, decimals=1),
+        _shown("staleness_mean", "stale", decimals=2),
+    )
+}
+
+
+def metric_column(name: str, **changes: Any) -> Column:
+    """How a metric is shown; one that is not in the catalogue bare, under its own name."""
+    base_unit = METRICS[name].unit if name in METRICS else ""
+    column = _SHOWN.get(name)
+    if column is None:
+        column = Column(key=name, title=name, unit=base_unit)
+    return replace(column, estimated=True, base_unit=base_unit, **changes)
+
+
+def metric_of(name: str) -> Callable[[Row], Value]:
+    """The row's estimate of the metric, or why it has none."""
+
+    def value_of(row: Row) -> Value:
+        return row.metrics.get(name) or Missing(row.missing.get(name, "not recorded"))
+
+    return value_of
+
+
+def metric(name: str, **changes: Any) -> RowColumn:
+    return metric_column(name, **changes), metric_of(name)
+
+
+def row_columns(rows: Sequence[Row]) -> list[RowColumn]:
+    """What tells the rows apart: for people every axis that varies, for programs all of it."""
+    varies_by_axis = any(key.startswith("workload") for row in rows for key in row.varied)
+    fields = ["experiment", *([] if varies_by_axis else ["workload"]), "precision"]
+    varying = [name for name in fields if len({getattr(row, name) for row in rows}) > 1]
+    keys = list(dict.fromkeys(key for row in rows for key in row.varied))
+    last = [title_of(key).rpartition(".")[2] for key in keys]
+    titles = [
+        key if last.count(short) > 1 else short for key, short in zip(keys, last, strict=True)
+    ]
+    people: list[RowColumn] = [
+        *(_named(name, name, lambda row, name=name: getattr(row, name)) for name in varying),
+        _named("label", "strategy", lambda row: row.label),
+        _named("ranks", "ranks", ranks_of, numeric=True),
+        *(
+            _named(key, title, lambda row, key=key: _plain(row.varied.get(key)), numeric=True)
+            for key, title in zip(keys, titles, strict=True)
+        ),
+    ]
+    identity = dict.fromkeys(key for row in rows for key in identity_of(row))
+    return [*people, *(_for_programs(key) for key in identity)]
+
+
+def _named(
+    key: str, title: str, value_of: Callable[..., Value], *, numeric: bool = False
+) -> RowColumn:
+    column = Column(key=key, title=title, numeric=numeric, names_row=True, shown_to="people")
+    return column, value_of
+
+
+def _for_programs(key: str) -> RowColumn:
+    column = Column(key=key, title=key, shown_to="programs")
+    return column, lambda row: identity_of(row).get(key)
+
+
+def _plain(value: object) -> str | None:
+    return None if value is None else plain(value)
+
+
+def identity_of(row: Row) -> dict[str, Any]:
+    """What the row is; a varied key stands beside the fixed ones under its dotted name."""
+    return {
+        "experiment": row.experiment,
+        "workload": row.workload,
+        "strategy": row.strategy,
+        "strategy_options": dict(row.strategy_options),
+        "world_size": row.world_size,
+        "precision": row.precision,
+        **row.varied,
+        "synthetic": row.synthetic,
+        "weak_scaling": row.weak_scaling,
+        "equivalent": row.equivalent,
+        "deviation": row.deviation,
+        "baseline": row.baseline,
+        "verdict": row.verdict,
+        "outcomes": dict(row.outcomes),
+    }
+
+
+def ranks_of(row: Row) -> str:
+    """Ranks that train, and servers beside them: `2+1`."""
+    servers = max((sum(r.role == "server" for r in t.ranks) for t in row.trials), default=0)
+    return f"{row.world_size}+{servers}" if servers else str(row.world_size)

@@ -1,0 +1,335 @@
+"""Every format of a table, written once: text, Markdown, LaTeX, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.report.table.table import NOTHING, Column, Missing, Table, Value, clean
+
+GUTTER = "  "
+NOTE_WIDTH = 98
+LEAST_WIDTH = 40
+"""Notes are not made narrower than this; a terminal may be."""
+LATEX_PACKAGES = r"% needs \usepackage{booktabs,graphicx}"
+
+
+class Format(StrEnum):
+    """How tables are printed."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    JSON = "json"
+    LATEX = "latex"
+
+    @property
+    def for_programs(self) -> bool:
+        return self in (Format.CSV, Format.JSON)
+
+
+def render_tables(
+    tables: Sequence[Table],
+    form: Format = Format.TEXT,
+    width: int | None = None,
+    *,
+    headings: bool = True,
+) -> str:
+    """The tables below one another, each with its title and notes; ends with a line break.
+
+    `width` is the reader's in characters: a wider text table continues below.  None for a file.
+    LaTeX takes titles as captions.  CSV is one table of all rows; JSON a list of them.
+    """
+    if form is Format.CSV:
+        return render_csv(tables)
+    if form is Format.JSON:
+        return render_json([record for table in tables for record in records(table)])
+    parts = []
+    for table in tables:
+        heading = table.title if headings else ""
+        if form is Format.MARKDOWN:
+            title = f"### {escape_markdown(heading)}\n\n" if heading else ""
+            parts.append(title + _markdown(table))
+        elif form is Format.LATEX:
+            parts.append(_latex(table))
+        else:
+            parts.append((f"{clean(heading)}\n\n" if heading else "") + _text(table, width))
+    return "\n".join([f"{LATEX_PACKAGES}\n", *parts] if form is Format.LATEX else parts)
+
+
+def render_points(
+    points: Sequence[str], form: Format, width: int | None = None, title: str = ""
+) -> str:
+    """Sentences as a list, as paragraphs in text; ends with a line break."""
+    if form is Format.MARKDOWN:
+        heading = [f"### {escape_markdown(title)}", ""] if title else []
+        return "\n".join([*heading, *(f"- {escape_markdown(point)}" for point in points)]) + "\n"
+    if form is Format.LATEX:
+        heading = [rf"\subsection*{{{escape_latex(title)}}}"] if title else []
+        return "\n".join([*heading, *_latex_list(points, "")]) + "\n"
+    heading = [f"{clean(title)}\n\n"] if title else []
+    return "".join([*heading, *(wrapped(point, width) for point in points)])
+
+
+def wrapped(text: str, width: int | None = None) -> str:
+    """A paragraph whose further lines are indented; ends with a line break."""
+    filled = textwrap.fill(
+        clean(text),
+        NOTE_WIDTH if width is None else max(LEAST_WIDTH, min(NOTE_WIDTH, width)),
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"{filled}\n"
+
+
+# Text
+
+
+def _text(table: Table, width: int | None) -> str:
+    columns, rows = table.for_people()
+    parts = ["\n".join(_text_lines(*block)) for block in _blocks(columns, rows, width) if rows]
+    return "\n\n".join([*parts, "".join(wrapped(note, width) for note in table.notes)])
+
+
+def _blocks(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
+) -> list[tuple[list[Column], list[list[str]]]]:
+    """The columns by blocks that fit; each has the columns that name the rows."""
+    widths = [
+        max(len(text) for text in (column.title, column.unit, *(row[index] for row in rows)))
+        for index, column in enumerate(columns)
+    ]
+    names = [index for index, column in enumerate(columns) if column.names_row]
+    room = 10**6 if width is None else width
+    room -= sum(widths[index] + len(GUTTER) for index in names)
+    blocks: list[list[int]] = [[]]
+    left = room
+    for index in (index for index in range(len(columns)) if index not in names):
+        if widths[index] > left and blocks[-1]:
+            blocks.append([])
+            left = room
+        blocks[-1].append(index)
+        left -= widths[index] + len(GUTTER)
+    chosen = [
+        sorted([*names, *block]) if len(blocks) == 1 else [*names, *block] for block in blocks
+    ]
+    return [
+        ([columns[index] for index in block], [[row[index] for index in block] for row in rows])
+        for block in chosen
+    ]
+
+
+def _text_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Titles, their units where one has any, a rule, the rows."""
+    lines = [[column.title for column in columns], [column.unit for column in columns]]
+    lines = lines if any(lines[1]) else lines[:1]
+    body = [*lines, *rows]
+    widths = [max(len(line[index]) for line in body) for index in range(len(columns))]
+    lines += [["-" * width for width in widths], *map(list, rows)]
+    return [
+        GUTTER.join(
+            cell.rjust(width) if column.numeric else cell.ljust(width)
+            for cell, width, column in zip(line, widths, columns, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+# Markdown
+
+
+def _markdown(table: Table) -> str:
+    columns, rows = table.for_people()
+    lines: list[str] = []
+    if rows:
+        titles = [" ".join(filter(None, (column.title, column.unit))) for column in columns]
+        lines = [_pipes(titles), _pipes("---:" if one.numeric else ":---" for one in columns)]
+        lines += [*map(_pipes, rows), ""]
+    return "\n".join([*lines, *(f"- {escape_markdown(note)}" for note in table.notes)]) + "\n"
+
+
+def _pipes(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(escape_markdown, cells))} |"
+
+
+def escape_markdown(text: str) -> str:
+    """What would end a cell, a line or the text."""
+    return clean(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+# LaTeX
+
+_SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    '"': "{''}",
+    "[": "{[}",
+    "]": "{]}",
+    "*": "{*}",
+    "±": r"$\pm$",
+    "\N{MULTIPLICATION SIGN}": r"$\times$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "≈": r"$\approx$",
+    "→": r"$\to$",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{MICRO SIGN}": r"$\mu$",
+    "\N{GREEK SMALL LETTER MU}": r"$\mu$",
+    "\N{EN DASH}": r"\textendash{}",
+    "\N{EM DASH}": r"\textemdash{}",
+    "…": r"\ldots{}",
+}
+"""Brackets and stars are braced because a line break takes one that follows it as its argument."""
+_ESCAPES = str.maketrans(_SPECIAL)
+_LIGATURE = re.compile("-(?=-)")
+_MINUS = re.compile(r"(?<![\w.)])-(?=[\d.])")
+
+
+def escape_latex(text: str) -> str:
+    """The text as TeX prints it; letters outside ASCII stay as they are, in UTF-8."""
+    return _LIGATURE.sub("-{}", clean(text).translate(_ESCAPES))
+
+
+def _latex(table: Table) -> str:
+    """A floating table with rules of booktabs, scaled down to the line where it is wider."""
+    columns, rows = table.for_people()
+    lines = [r"\begin{table}[htbp]", r"  \centering"]
+    if table.title:
+        lines.append(rf"  \caption{{{escape_latex(table.title)}}}")
+    if rows:
+        lines += _tabular(columns, rows)
+    if table.notes:
+        lines += ["", r"  \raggedright\footnotesize", *_latex_list(table.notes, "  ")]
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def _tabular(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    form = "".join("r" if column.numeric else "l" for column in columns)
+    heads = [_ampersands(escape_latex(column.title) for column in columns)]
+    if any(column.unit for column in columns):
+        heads.append(_ampersands(escape_latex(column.unit) for column in columns))
+    body = [_ampersands(map(_latex_cell, row, columns)) for row in rows]
+    inner = [r"\toprule", *heads, r"\midrule", *body, r"\bottomrule"]
+    return [
+        rf"  \sbox0{{\begin{{tabular}}{{@{{}}{form}@{{}}}}",
+        *(f"    {line}" for line in inner),
+        r"  \end{tabular}}%",
+        r"  \ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
+    ]
+
+
+def _latex_cell(text: str, column: Column) -> str:
+    """Numbers get a real minus, and a narrow gap around ±."""
+    if text == NOTHING:
+        return "--"
+    if not column.numeric:
+        return escape_latex(text)
+    parts = (escape_latex(part) for part in _MINUS.split(text))
+    return "$-$".join(parts).replace(r" $\pm$", r"\,$\pm$\,")
+
+
+def _ampersands(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_list(points: Sequence[str], indent: str) -> list[str]:
+    if not points:
+        return []
+    items = (rf"{indent}  \item {escape_latex(point)}" for point in points)
+    return [rf"{indent}\begin{{itemize}}", *items, rf"{indent}\end{{itemize}}"]
+
+
+# CSV and JSON
+
+
+def render_csv(tables: Sequence[Table]) -> str:
+    """All rows in one table, base units; an estimate is NAME, NAME_low and NAME_high."""
+    header: dict[str, None] = {}
+    lines: list[dict[str, Value]] = []
+    for table in tables:
+        columns = [c for c in table.columns if c.shown_to != "people"]
+        for column in columns:
+            header |= dict.fromkeys(_csv_names(column))
+        for row in table.rows:
+            values = zip(table.columns, row, strict=True)
+            lines.append({k: v for c, one in values for k, v in _csv_values(c, one).items()})
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(map(csv_cell, header))
+    writer.writerows([csv_cell(line.get(name)) for name in header] for line in lines)
+    return output.getvalue()
+
+
+def _csv_names(column: Column) -> tuple[str, ...]:
+    if not column.estimated:
+        return (column.key,)
+    return column.key, f"{column.key}_low", f"{column.key}_high"
+
+
+def _csv_values(column: Column, value: Value) -> dict[str, Value]:
+    if isinstance(value, Estimate):
+        bounds = (value.value, value.low, value.high)
+        return dict(zip(_csv_names(column), bounds, strict=False))
+    return {column.key: value}
+
+
+def csv_cell(value: Value) -> str:
+    """A cell that a spreadsheet takes for a value: text that begins a formula is quoted."""
+    if value is None or isinstance(value, Missing):
+        return ""
+    if isinstance(value, float):
+        return repr(value)
+    if not isinstance(value, str):
+        return json.dumps(value, sort_keys=True, default=str)
+    text = clean(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def records(table: Table) -> list[dict[str, Any]]:
+    """The rows as JSON has them; `missing` says why a value is null."""
+    lines = []
+    for row in table.rows:
+        named = [
+            (column, value)
+            for column, value in zip(table.columns, row, strict=True)
+            if column.shown_to != "people"
+        ]
+        line: dict[str, Any] = {c.key: json_value(value, c.base_unit) for c, value in named}
+        reasons = {c.key: value.reason for c, value in named if isinstance(value, Missing)}
+        lines.append(line | ({"missing": reasons} if reasons else {}))
+    return lines
+
+
+def json_value(value: Value, unit: str = "") -> Any:
+    """An estimate as `{"value", "low", "high", "unit", "n"}`, a missing value as null."""
+    if isinstance(value, Missing):
+        return None
+    if isinstance(value, Estimate):
+        bounds = {"value": value.value, "low": value.low, "high": value.high}
+        return bounds | {"unit": unit, "n": value.n}
+    return value
+
+
+def render_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Strict: nothing is NaN; ends with a line break."""
+    return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
