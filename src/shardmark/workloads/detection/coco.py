@@ -1,35 +1,157 @@
-"""COCO 2017, or the user's own pictures in its layout.  Imports torch only in `load`."""
+"""COCO 2017, or the user's own pictures in its layout.  Imports torch only to decode pictures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
+import os
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from PIL import Image, UnidentifiedImageError
 
 from shardmark.core.errors import DataError
 from shardmark.workloads.datasets.checks import check_sample_counts
-from shardmark.workloads.detection.coco_split import (
-    CocoSplit,
-    check_same_categories,
-    training_split,
-    validation_split,
-)
+from shardmark.workloads.detection.annotated import AnnotatedPictures, AnnotatedReading, Objects
+from shardmark.workloads.detection.coco_file import CocoFile, read_coco
 from shardmark.workloads.models import is_user_function
 from shardmark.workloads.order import subset
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from numpy.typing import NDArray
+    from torch import Tensor
 
-    from shardmark.workloads.detection.annotated import AnnotatedPictures
     from shardmark.workloads.detection.options import DetectionOptions
     from shardmark.workloads.vision.options import ClassificationOptions
+
+LAYOUT = (
+    "expected annotations/instances_train2017.json, annotations/instances_val2017.json, "
+    "train2017/ and val2017/ in data_dir (or another year in all four)"
+)
+SMALLEST_SIDE = 1e-3
+"""Pixels.  Float32 tells no narrower box from a line, once it is flipped or resized."""
+_UNREADABLE = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
+"""What Pillow raises for files that are cut off, or no pictures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CocoSource:
+    """An `AnnotatedSource`: p pictures of one annotation file, and which of its objects count."""
+
+    file: Path
+    root: Path
+    """Folder of the pictures."""
+    content: CocoFile
+    boxes: NDArray[np.float32]
+    """(n, 4): left, top, right, bottom of every object of the file."""
+    shown: NDArray[np.bool_]
+    """(n,): objects that this split shows."""
+    pictures: NDArray[np.int64]
+    """Sample -> picture of the file."""
+    with_masks: bool = False
+    skip_broken: bool = False
+    """Go on without an unreadable picture, and name it."""
+    replace_broken: bool = False
+    """Let the next readable sample take its place, as training needs; else leave it out."""
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def select(self, ids: NDArray[np.int64]) -> CocoSource:
+        return replace(self, pictures=self.pictures[ids])
+
+    def path(self, sample: int) -> Path:
+        return self.root / str(self.content.file_names[self.pictures[sample]])
+
+    def objects_shown(self) -> NDArray[np.int64]:
+        """Sample -> how many objects it shows."""
+        before = np.concatenate(([0], np.cumsum(self.shown)))
+        counts = np.diff(before[self.content.offsets])
+        return cast("NDArray[np.int64]", counts[self.pictures])
+
+    def read(self, ids: NDArray[np.int64]) -> AnnotatedReading:
+        """Pictures, their values laid out in memory as (height, width, 3), and their objects."""
+        samples: list[int] = []
+        pictures: list[Tensor] = []
+        objects: list[Objects] = []
+        errors: list[str] = []
+        for wanted in ids.tolist():
+            for sample in self._in_turn(wanted):
+                try:
+                    picture = _decoded(self.path(sample))
+                    objects.append(self._objects(int(self.pictures[sample]), picture))
+                except _UNREADABLE as error:
+                    errors.append(self._skip(sample, error))
+                    continue
+                pictures.append(picture)
+                samples.append(sample)
+                break
+            else:
+                if self.replace_broken:
+                    root = str(self.root)
+                    raise DataError(root, "no picture in it can be read", "put readable ones there")
+        return AnnotatedReading(
+            pictures=tuple(pictures),
+            objects=tuple(objects),
+            image_ids=tuple(self.content.image_ids[self.pictures[samples]].tolist()),
+            sample_ids=tuple(samples),
+            errors=tuple(errors),
+        )
+
+    def _in_turn(self, wanted: int) -> Iterable[int]:
+        """Samples that may stand for the wanted one, in the order in which they are tried."""
+        if not self.replace_broken:
+            return (wanted,)
+        return chain(range(wanted, len(self)), range(wanted))
+
+    def _skip(self, sample: int, error: Exception) -> str:
+        path = self.path(sample)
+        if self.skip_broken:
+            return f"{path}: cannot be read ({error})"
+        raise DataError(
+            str(path),
+            f"cannot be read as the picture that is annotated ({error})",
+            "replace or remove it, or set workload.on_broken: skip",
+        ) from error
+
+    def _objects(self, number: int, picture: Tensor) -> Objects:
+        """Raises `ValueError` where the annotations are of a picture of another size."""
+        height, width = picture.shape[-2:]
+        annotated = tuple(self.content.sizes[number].tolist())
+        if annotated != (width, height):
+            raise ValueError(
+                f"it is {width} x {height} and its annotations are of {annotated[0]} x "
+                f"{annotated[1]}"
+            )
+        first, last = self.content.offsets[number : number + 2].tolist()
+        rows = first + np.flatnonzero(self.shown[first:last])
+        masks = None
+        if self.with_masks:
+            ends = self.content.mask_offsets
+            masks = tuple(
+                {
+                    "size": [height, width],
+                    "counts": self.content.masks[ends[row] : ends[row + 1]].tobytes(),
+                }
+                for row in rows.tolist()
+            )
+        return Objects(
+            boxes=self.boxes[rows],
+            labels=self.content.labels[rows],
+            areas=self.content.areas[rows],
+            crowds=self.content.crowds[rows],
+            masks=masks,
+        )
 
 
 def check(options: DetectionOptions) -> None:
     """Raise `DataError` or `InputError` for what is wrong; keep the annotations in the cache."""
     assert options.folder is not None, "the options ask for it"
-    check_folder(options.folder, options)
+    read_splits(options.folder, options)
 
 
 def load(options: DetectionOptions, seed: int) -> AnnotatedPictures:
@@ -38,112 +160,195 @@ def load(options: DetectionOptions, seed: int) -> AnnotatedPictures:
     return load_folder(options.folder, options, seed)
 
 
-def check_folder(folder: Path, options: DetectionOptions) -> None:
-    """As `check`, for data in this folder.  Imports no torch."""
-    _found(folder, options)
-
-
 def load_folder(folder: Path, options: DetectionOptions, seed: int) -> AnnotatedPictures:
     """As `load`, for data in this folder.  Samples are pictures by ascending id."""
-    from shardmark.workloads.detection.annotated import AnnotatedPictures
-    from shardmark.workloads.detection.coco_source import CocoSource
-
-    found = _found(folder, options)
+    training, validation, notes = read_splits(folder, options)
+    wanted = (options.training_samples, options.validation_samples)
     sources = []
-    for split, (shown, wanted) in enumerate(
-        (
-            (found.training, options.training_samples),
-            (found.validation, options.validation_samples),
-        )
-    ):
-        ids = subset(len(shown), wanted, seed=seed, split=split)
-        sources.append(
-            CocoSource(
-                split=shown if ids is None else shown.select(ids),
-                with_masks=found.with_masks,
-                skip_broken=options.on_broken == "skip",
-                replace_broken=shown is found.training,
-            )
-        )
-    categories = found.training.index.categories
+    for split, (source, count) in enumerate(zip((training, validation), wanted, strict=True)):
+        ids = subset(len(source), count, seed=seed, split=split)
+        sources.append(source if ids is None else source.select(ids))
+    categories = training.content.categories
     return AnnotatedPictures(
         training=sources[0],
         validation=sources[1],
         classes=tuple(categories.values()),
         category_ids=tuple(categories),
-        notes=found.notes,
+        notes=notes,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    training: CocoSplit
-    validation: CocoSplit
-    with_masks: bool
-    notes: tuple[str, ...]
-
-
-def _found(folder: Path, options: DetectionOptions) -> _Found:
-    """Both splits before subsets are drawn."""
-    training, notes = training_split(folder)
-    validation = validation_split(folder)
-    check_same_categories(training, validation)
-    training, missing = _without_missing(training, options)
-    validation, missing_in_validation = _without_missing(validation, options)
+def read_splits(
+    folder: Path, options: DetectionOptions
+) -> tuple[CocoSource, CocoSource, tuple[str, ...]]:
+    """Training and validation before subsets are drawn, and what was left out.  No torch."""
+    training, notes = _training(folder, options)
+    validation = _validation(folder, options)
+    _check_same_categories(training, validation)
+    training, missing = _without_missing(training)
+    validation, missing_in_validation = _without_missing(validation)
     if options.pictures_without_objects == "drop":
-        training = training.without_empty()
-    if not training.objects:
+        training = training.select(np.flatnonzero(training.objects_shown()))
+    if not training.objects_shown().sum():
         raise DataError(
             str(training.file), "no object in it can be learned", "annotate some, crowds aside"
         )
-    check_sample_counts(
-        cast("ClassificationOptions", options),  # which has the same three fields
-        len(training),
-        len(validation),
-    )
-    return _Found(
-        training=training,
-        validation=validation,
-        with_masks=_with_masks(options, training, validation),
-        notes=(*notes, *missing, *missing_in_validation),
+    # Both kinds of options have the three fields that the check reads.
+    check_sample_counts(cast("ClassificationOptions", options), len(training), len(validation))
+    with_masks = _with_masks(options, training, validation)
+    return (
+        replace(training, with_masks=with_masks),
+        replace(validation, with_masks=with_masks),
+        (*notes, *missing, *missing_in_validation),
     )
 
 
-def _without_missing(
-    split: CocoSplit, options: DetectionOptions
-) -> tuple[CocoSplit, tuple[str, ...]]:
-    """The split without pictures whose file is not there, and a line for each of them."""
-    missing = split.missing()
-    if len(missing) == len(split):
+def _training(folder: Path, options: DetectionOptions) -> tuple[CocoSource, tuple[str, ...]]:
+    """Objects that can be learned, clipped to their picture; and a note on those that cannot."""
+    file, root = _find(folder, "train")
+    content = read_coco(file, with_masks=options.with_masks)
+    finite = np.isfinite(content.boxes).all(axis=1)
+    picture_of = np.repeat(np.arange(len(content.image_ids)), np.diff(content.offsets))
+    boxes = np.clip(content.boxes, 0, np.tile(content.sizes[picture_of], 2).astype(np.float64))
+    sides = boxes[:, 2:] - boxes[:, :2]
+    has_area = finite & (sides >= SMALLEST_SIDE).all(axis=1)
+    degenerate = content.annotation_ids[~has_area & ~content.crowds]
+    notes: tuple[str, ...] = ()
+    if len(degenerate):
+        ids = _some(degenerate.tolist())
+        notes = (f"{file}: boxes without area, not trained on: annotations {ids}",)
+    source = CocoSource(
+        file=file,
+        root=root,
+        content=content,
+        boxes=boxes.astype(np.float32),
+        shown=has_area & ~content.crowds,
+        pictures=np.arange(len(content.image_ids)),
+        skip_broken=options.on_broken == "skip",
+        replace_broken=True,
+    )
+    return source, notes
+
+
+def _validation(folder: Path, options: DetectionOptions) -> CocoSource:
+    """All objects, crowds among them, as the file has them."""
+    file, root = _find(folder, "val")
+    content = read_coco(file, with_masks=options.with_masks)
+    with np.errstate(over="ignore"):
+        boxes = content.boxes.astype(np.float32)
+    return CocoSource(
+        file=file,
+        root=root,
+        content=content,
+        boxes=boxes,
+        shown=np.ones(len(content.labels), np.bool_),
+        pictures=np.arange(len(content.image_ids)),
+        skip_broken=options.on_broken == "skip",
+    )
+
+
+def _find(folder: Path, name: str) -> tuple[Path, Path]:
+    """Annotation file and picture folder of the split `train` or `val`."""
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "no such folder"
+        raise DataError(str(folder), what, LAYOUT)
+    annotations = folder / "annotations"
+    pattern = f"instances_{name}*.json"
+    files = sorted(annotations.glob(pattern))
+    if not files:
+        there = sorted(path.name for path in annotations.glob("*"))
+        only = f", only {_some(there)}" if there else ""
+        raise DataError(str(annotations), f"no {pattern} there{only}", LAYOUT)
+    if len(files) > 1:
+        names = _some([file.name for file in files])
         raise DataError(
-            str(split.root), f"has none of the pictures of {split.file.name}", "put them there"
+            str(annotations), f"{len(files)} files {pattern}: {names}", "leave one of them there"
         )
-    if missing and options.on_broken == "fail":
-        names = ", ".join(split.path(sample).name for sample in missing[:5])
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    root = folder / files[0].stem.removeprefix("instances_")
+    if not root.is_dir():
         raise DataError(
-            str(split.root),
-            f"{len(missing)} of {len(split)} pictures are missing: {names}{more}",
+            str(root), f"no such folder; it has the pictures of {files[0].name}", LAYOUT
+        )
+    return files[0], root
+
+
+def _check_same_categories(training: CocoSource, validation: CocoSource) -> None:
+    """Raise `DataError` unless each category has the same id and name in both files."""
+    first, second = training.content.categories, validation.content.categories
+    differing = sorted(
+        (identity, f"{identity} {name!r} only in {split.file.name}")
+        for split, own, other in ((training, first, second), (validation, second, first))
+        for identity, name in own.items()
+        if other.get(identity) != name
+    )
+    if differing:
+        raise DataError(
+            str(training.file.parent),
+            f"categories differ: {_some([text for _, text in differing])}",
+            "make them agree",
+        )
+
+
+def _without_missing(source: CocoSource) -> tuple[CocoSource, tuple[str, ...]]:
+    """Without the pictures whose file is not there, and a line for each of them."""
+    there: dict[Path, frozenset[str]] = {}
+    missing = []
+    for sample in range(len(source)):
+        path = source.path(sample)
+        if path.parent not in there:  # each folder is listed once
+            entries = os.listdir(path.parent) if path.parent.is_dir() else ()  # noqa: PTH208  (names)
+            there[path.parent] = frozenset(entries)
+        if path.name not in there[path.parent]:
+            missing.append(sample)
+    if len(missing) == len(source):
+        raise DataError(
+            str(source.root), f"has none of the pictures of {source.file.name}", "put them there"
+        )
+    if missing and not source.skip_broken:
+        names = _some([source.path(sample).name for sample in missing])
+        raise DataError(
+            str(source.root),
+            f"{len(missing)} of {len(source)} pictures are missing: {names}",
             "put them there, or set workload.on_broken: skip",
         )
-    notes = tuple(f"{split.path(sample)}: no such file" for sample in missing)
-    if missing:
-        split = split.select(np.delete(np.arange(len(split)), missing))
-    return split, notes
+    notes = tuple(f"{source.path(sample)}: no such file" for sample in missing)
+    return source.select(np.delete(np.arange(len(source)), missing)), notes
 
 
-def _with_masks(options: DetectionOptions, *splits: CocoSplit) -> bool:
+def _with_masks(options: DetectionOptions, *splits: CocoSource) -> bool:
     """Whether masks are read: if the model learns them, and all objects have one."""
     if not options.with_masks:
         return False
     for split in splits:
-        without = split.first_without_mask()
-        if without is not None:
+        without = np.flatnonzero(split.shown & (np.diff(split.content.mask_offsets) == 0))
+        if len(without):
             if is_user_function(options.model):
                 return False  # it may not want them
+            number = split.content.annotation_ids[without[0]]
             raise DataError(
                 str(split.file),
-                f"annotation {without} has no segmentation, which {options.model} learns from",
+                f"annotation {number} has no segmentation, which {options.model} learns from",
                 "add it, or choose a model without masks",
             )
     return True
+
+
+def _decoded(path: Path) -> Tensor:
+    """(3, height, width), uint8, RGB, without any turn that EXIF asks for: annotations count the
+    stored pixels.
+    """
+    import torch
+
+    content = io.BytesIO(path.read_bytes())  # in one piece: Pillow would read bit by bit
+    try:
+        opened = Image.open(content)
+    except UnidentifiedImageError as error:  # it names an address, another one each time
+        raise OSError("cannot identify image file") from error
+    with opened:
+        pixels = np.array(opened if opened.mode == "RGB" else opened.convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _some(names: list[str] | list[int]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(str(name) for name in names[:5]) + more

@@ -31,9 +31,9 @@ _MARKER = "digits-detection.txt"
 
 def check(options: DetectionOptions) -> None:
     """Make the data where they are not there yet; raise `DataError` where that cannot be."""
-    from shardmark.workloads.detection.coco import check_folder
+    from shardmark.workloads.detection.coco import read_splits
 
-    check_folder(_made(options), options)
+    read_splits(_made(options), options)
 
 
 def load(options: DetectionOptions, seed: int) -> AnnotatedPictures:
