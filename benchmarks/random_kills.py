@@ -88,7 +88,7 @@ class Killer:
             if all((record.parent / f"joined-{rank}.txt").exists() for rank in range(3)):
                 self.connected.add(trial)
             if victim == "everything":
-                os.killpg(os.getsid(process.pid), signal.SIGKILL)  # the launcher's session
+                os.killpg(os.getpgid(process.pid), signal.SIGKILL)  # the trial's group
             else:
                 process.kill()
             self._killed_at_seconds = time.monotonic()

@@ -123,7 +123,7 @@ def shardmark_run(
 
 @contextmanager
 def run_of(mapping: Mapping[str, Any]) -> Iterator[Shardmark]:
-    """A nursery that has loaded everything for the experiment, in a temporary folder."""
+    """A fork server that has loaded everything for the experiment, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = from_mapping(mapping)
         check_data(experiment.workload)

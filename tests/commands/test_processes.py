@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shardmark.config.engines import TorchrunOptions
@@ -98,20 +99,14 @@ def test_node_that_cannot_be_started_is_told(
 def test_ranks_started_before_their_number_is_known_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's process answers too late; it ends its trial when its standard input ends."""
+    """The engine's process answers too late; it ends its trial when its channel ends."""
 
     def interrupt(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
     engine = LocalEngine()
-    process = engine._nursery
-    program = "import sys; sys.stdin.readline(); sys.stdin.read()"
-    nursery = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    monkeypatch.setattr(process, "_process", nursery)
-    monkeypatch.setattr(process, "_read", interrupt)
+    monkeypatch.setattr(engine._fork_server, "_receive", interrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.run(tmp_path, trial_seconds=30, on_tick=lambda: None, task="judge")
-    assert nursery.returncode == 0, "it has seen the end of its input"
+    assert not psutil.Process().children(recursive=True), "it has seen the end of its channel"
     engine.close()  # as the controller does in the end

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import importlib
 
-from shardmark.launch.local.nursery_process import PRELOADED
+from shardmark.launch.local.fork_server import PRELOADED
 
 for name in (*PRELOADED, "shardmark.strategies.deepspeed.preload"):
     importlib.import_module(name)
 
-# As in the package's own nursery: DeepSpeed's start collects garbage many times.
+# As in the package's own fork server: DeepSpeed's start collects garbage many times.
 gc.collect()
 gc.freeze()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
-from shardmark.launch.local.nursery_process import ENVIRONMENT
+from shardmark.launch.local.fork_server import ENVIRONMENT
 from shardmark.strategies.base import RankContext
 
 JOIN_SECONDS = 350

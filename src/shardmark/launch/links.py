@@ -13,10 +13,10 @@ from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Measure
 from shardmark.launch.engine import Engine
-from shardmark.launch.leftovers import rank_records
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.seats import check_trial
+from shardmark.launch.trial_artifacts import rank_records
 from shardmark.measure.network.network_probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
 from shardmark.results.network import NETWORK_FILE, NetworkRecord, read_network, write_network
 from shardmark.results.store import LINKS_REASON, RunFolder

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from shardmark.core.run_files import rank_file
-from shardmark.launch.leftovers import rank_record
+from shardmark.launch.trial_artifacts import rank_record
 from shardmark.measure.step.progress import reached
 from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.schema import RankRecord

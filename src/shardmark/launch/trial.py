@@ -14,7 +14,11 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.launch.engine import Engine
-from shardmark.launch.leftovers import (
+from shardmark.launch.listener import ProgressListener, Reading
+from shardmark.launch.outcome import Ending, decide, on_node
+from shardmark.launch.sampling import RankSampler
+from shardmark.launch.seats import check_trial, seats_of
+from shardmark.launch.trial_artifacts import (
     clear,
     empty,
     merge_logs,
@@ -23,10 +27,6 @@ from shardmark.launch.leftovers import (
     rank_records,
     read_lines,
 )
-from shardmark.launch.listener import ProgressListener, Reading
-from shardmark.launch.outcome import Ending, decide, on_node
-from shardmark.launch.sampling import RankSampler
-from shardmark.launch.seats import check_trial, seats_of
 from shardmark.measure.step.progress import reached
 from shardmark.results.schema import (
     Failure,

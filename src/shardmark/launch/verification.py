@@ -11,10 +11,10 @@ from shardmark.core.errors import ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.equivalence.parity import LARGEST
 from shardmark.launch.engine import Engine
-from shardmark.launch.leftovers import merge_logs, rank_records
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import decide
 from shardmark.launch.seats import check_trial
+from shardmark.launch.trial_artifacts import merge_logs, rank_records
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import REFERENCE, Cause, Verdict, Verification
 from shardmark.trials.trial import Trial

@@ -13,12 +13,12 @@ import pytest
 
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.local.nursery_process import process_ends
 from shardmark.launch.ray import judging as ray_judging
 from shardmark.launch.ray.agent_files import AGENT_LOG, death_file
 from shardmark.launch.ray.nursery import RayNursery, rank_variables
 from shardmark.launch.ray.plan import Room
 from shardmark.launch.seats import Place
+from shardmark.launch.trial_artifacts import process_ends
 from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import MAPPING
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from shardmark.core.run_files import rank_file
 from shardmark.launch import sampling
-from shardmark.launch.leftovers import rank_record
 from shardmark.launch.sampling import RankSampler
+from shardmark.launch.trial_artifacts import rank_record
 from shardmark.results.schema import RankRecord
 from tests.golden.invented import invented_rank
 

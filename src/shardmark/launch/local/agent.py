@@ -1,8 +1,7 @@
-"""Between the nursery and the ranks of one trial: PyTorch's elastic launcher, forking."""
+"""Between the fork server and the ranks of one trial: PyTorch's elastic launcher, forking."""
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import json
 import logging
@@ -16,6 +15,7 @@ from pathlib import Path
 from shardmark.core.environment_variables import NODE_VARIABLE
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE
 from shardmark.launch.local.deaths import describe
+from shardmark.launch.local.fork_server import die_with_parent
 from shardmark.launch.local.launcher import launched
 from shardmark.launch.seats import read_place, seats_of
 from shardmark.trials.trial import Trial
@@ -23,7 +23,6 @@ from shardmark.trials.trial import Trial
 TRIAL_FILE = "trial.json"
 AGENT_FILE = "agent.json"
 AGENT_LOG = "agent.log"
-PR_SET_PDEATHSIG = 1
 REPORTED = 1
 """Exit code of a rank that has left its error in its record."""
 
@@ -31,10 +30,8 @@ REPORTED = 1
 def run_agent(directory: str, task: str) -> int:
     """Start the trial's ranks, wait for them, note how each ended.  0 if all ended well.
 
-    Runs in a session of its own, so that the whole trial can be ended by one signal.
+    Runs in a process group of its own, so that the whole trial can be ended by one signal.
     """
-    os.setsid()
-    die_with_parent()
     folder = Path(directory)
     _redirect(folder / AGENT_LOG)
     if task == "judge":
@@ -115,11 +112,6 @@ def _be_rank(trial: Trial, folder: Path, task: str) -> None:
     sys.stderr.flush()
     if not fine:
         os._exit(REPORTED)  # the process group may be broken: nothing is to be gained by a tidy end
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _redirect(log: Path) -> None:

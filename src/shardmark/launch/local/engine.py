@@ -11,18 +11,12 @@ from shardmark.config.engines import LocalOptions
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.machine import Machine
 from shardmark.launch.engine import Task
-from shardmark.launch.local.nursery_process import (
-    ENVIRONMENT,
-    NurseryProcess,
-    process_ends,
-    show_stacks,
-)
+from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.outcome import Ending, kernel_oom_kills
 from shardmark.launch.restarts import first_causes, read_restarts
+from shardmark.launch.trial_artifacts import process_ends
 from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
-
-__all__ = ["ENVIRONMENT", "TICK_SECONDS", "LocalEngine", "LocalOptions", "submission"]
 
 TICK_SECONDS = 0.2
 TRIAL_FILE = "trial.json"
@@ -43,22 +37,22 @@ class LocalEngine:
     samples = False
 
     def __init__(self) -> None:
-        self._nursery = NurseryProcess()
+        self._fork_server = ForkServer()
 
     def machine(self, device: str) -> Machine:
-        return self._nursery.machine(device)
+        return self._fork_server.machine(device)
 
     def environments(self) -> list[dict[str, Any]]:
         return []
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
-        self._nursery.load(modules, device_type)
+        self._fork_server.load(modules, device_type)
 
     def lacks(self, nodes: int) -> str | None:
         return None if nodes == 1 else f"{nodes} nodes are asked for, and `local` has this machine"
 
     def prepare(self, trial: Trial) -> None:
-        """The nursery is there."""
+        """Nothing is missing here."""
 
     def run(
         self,
@@ -75,21 +69,21 @@ class LocalEngine:
         checkpoints = _checkpoints(directory, task)
         remove(checkpoints)  # an earlier command may have been killed
         variables = {} if checkpoints is None else {FOLDER_VARIABLE: str(checkpoints)}
-        self._nursery.begin(directory, task, variables)
+        self._fork_server.begin(directory, task, variables)
         try:
             while exit_code is None:
                 if time.monotonic() - started > trial_seconds:
                     how = "timed_out"
                     show_stacks(directory)
-                    exit_code = self._nursery.reap()
+                    exit_code = self._fork_server.reap()
                 else:
-                    exit_code = self._nursery.ended(TICK_SECONDS)
+                    exit_code = self._fork_server.ended(TICK_SECONDS)
                 on_tick()
         except KeyboardInterrupt:
             how = "interrupted"
-            exit_code = self._nursery.reap()
+            exit_code = self._fork_server.reap()
         except BaseException:
-            self._nursery.reap()
+            self._fork_server.reap()
             raise
         finally:
             remove(checkpoints)
@@ -102,7 +96,7 @@ class LocalEngine:
         )
 
     def close(self) -> None:
-        self._nursery.close()
+        self._fork_server.close()
 
 
 def _checkpoints(directory: Path, task: Task) -> Path | None:

@@ -23,11 +23,11 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from shardmark.core.environment_variables import LAUNCHED_VARIABLE
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, rank_file
-from shardmark.launch.leftovers import LOGS, rank_record
 from shardmark.launch.local.deaths import DeathWatch, first_cause
 from shardmark.launch.outcome import Ending, ProcessEnd, decide, kernel_oom_kills, on_node
 from shardmark.launch.restarts import RESTARTS_FILE, NoticedCause
 from shardmark.launch.seats import Place
+from shardmark.launch.trial_artifacts import LOGS, rank_record
 from shardmark.measure.step.progress import progress_file
 from shardmark.results.schema import Outcome
 from shardmark.train.checkpoint_files import ABSENT_FILE, rank_folder

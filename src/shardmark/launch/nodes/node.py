@@ -17,13 +17,7 @@ from pathlib import Path
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import Task
-from shardmark.launch.leftovers import NODE_SAMPLES, number_logs
-from shardmark.launch.local.nursery_process import (
-    AGENT_FILE,
-    NurseryProcess,
-    process_ends,
-    show_stacks,
-)
+from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.local.rank_starter import RankStarter
 from shardmark.launch.nodes.channel import Channel, ChannelEndedError, Message, files_below
 from shardmark.launch.nodes.interfaces import interface_variables
@@ -34,6 +28,12 @@ from shardmark.launch.outcome import kernel_oom_kills
 from shardmark.launch.restarts import RESTARTS_FILE, read_restarts
 from shardmark.launch.sampling import RankSampler
 from shardmark.launch.seats import PLACE_FILE, Place, seats_of
+from shardmark.launch.trial_artifacts import (
+    AGENT_FILE,
+    NODE_SAMPLES,
+    number_logs,
+    process_ends,
+)
 from shardmark.measure.system.environment import environment
 from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
@@ -63,7 +63,7 @@ class Node:
         self._interface = interface
         self._patience = patience
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._nursery: RankStarter = nursery or NurseryProcess()
+        self._nursery: RankStarter = nursery or ForkServer()
         self._closing = threading.Event()
         self._gone = False
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardmark.core.errors import ShardmarkError
 from shardmark.launch.engine import Task
-from shardmark.launch.local.nursery_process import NurseryProcess
+from shardmark.launch.local.fork_server import ForkServer
 from shardmark.launch.nodes.cluster import free_port
 from shardmark.launch.nodes.joining import join, own_versions
 from shardmark.launch.ray.judging import Testimony
@@ -121,7 +121,7 @@ class RankActor:
 
     def __init__(self, folder: str | None, python_path: str) -> None:
         _settle(folder, python_path)
-        self._nursery = NurseryProcess()
+        self._nursery = ForkServer()
         self._ending: set[str] = set()
 
     def devices(self) -> str:

@@ -20,14 +20,12 @@ STORE_SECONDS = 60.0
 def run_agent(directory: str, task: str) -> int:
     """Start the rank that the environment tells, wait for it, note how it ended.  0 if well.
 
-    Runs in a session of its own, so that the rank and what it has started can be ended by one
+    Runs in a process group of its own, so that the rank and what it has started can be ended by one
     signal.  The group's store lives here beside rank 0: it has to outlive a worker that others can
     do without.
     """
     if task == "judge":
         return agent.run_agent(directory, task)
-    os.setsid()
-    agent.die_with_parent()
     folder = Path(directory)
     _write_to(folder / AGENT_LOG, folder / AGENT_LOG)
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])

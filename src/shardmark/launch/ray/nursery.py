@@ -13,13 +13,13 @@ from typing import Any
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.launch.engine import Task
-from shardmark.launch.local.nursery_process import AGENT_FILE
 from shardmark.launch.nodes.cluster import free_port
 from shardmark.launch.ray.agent_files import AGENT_LOG, death_file
 from shardmark.launch.ray.connection import reason_of
 from shardmark.launch.ray.judging import Testimony
 from shardmark.launch.ray.plan import Room
 from shardmark.launch.seats import Place, read_place, seats_of
+from shardmark.launch.trial_artifacts import AGENT_FILE
 from shardmark.trials.trial import Trial
 
 TRIAL_FILE = "trial.json"
@@ -30,7 +30,7 @@ ANSWER_SECONDS = 20.0
 
 
 class RayNursery:
-    """Does with actors what `NurseryProcess` does with one process."""
+    """Does with actors what `ForkServer` does with one process."""
 
     def __init__(self, make: Callable[..., Any], room: Room, testimony: Testimony) -> None:
         self._make = make

@@ -18,7 +18,7 @@ from deepspeed.accelerator import get_accelerator
 logger = logging.getLogger(__name__)
 
 if get_accelerator().device_name() == "cpu":
-    # Compiled once a machine (20 to 60 s), loaded once a nursery.
+    # Compiled once a machine (20 to 60 s), loaded once a fork server.
     operator = get_accelerator().create_op_builder("ShareMemCommBuilder")
     if operator is not None:
         operator.load()

@@ -18,8 +18,10 @@ from shardmark.core.run_files import (
     rank_file,
     rank_steps_file,
 )
+from shardmark.launch.outcome import ProcessEnd
 from shardmark.results.schema import RankRecord
 
+AGENT_FILE = "agent.json"
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
 KEPT = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, "result.json"}
@@ -40,6 +42,15 @@ def rank_record(directory: Path, rank: int) -> RankRecord | None:
         return None
     lost = directory / LOST_FILE.format(rank)
     return record.model_copy(update={"lost": lost.read_text()}) if lost.exists() else record
+
+
+def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
+    """How ranks ended badly, as their agent saw it."""
+    try:
+        ends = json.loads((directory / AGENT_FILE).read_text())
+        return tuple(ProcessEnd(**end) for end in ends)
+    except (OSError, ValueError):
+        return ()
 
 
 def merge_steps(directory: Path, processes: int) -> None:

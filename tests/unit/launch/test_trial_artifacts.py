@@ -15,7 +15,7 @@ from shardmark.core.run_files import (
     rank_file,
     rank_steps_file,
 )
-from shardmark.launch.leftovers import (
+from shardmark.launch.trial_artifacts import (
     clear,
     empty,
     merge_logs,

@@ -1,0 +1,323 @@
+"""A process that loads the libraries once, and from which every trial is forked.
+
+Whoever starts it imports no torch.  Messages are one packet each, so that Ctrl-C cannot tear one.
+Why not `multiprocessing`'s forkserver: decision 009.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.machine import Machine
+from shardmark.core.tools import tool_path
+
+if TYPE_CHECKING:
+    from shardmark.launch.engine import Task
+
+AGENT = "shardmark.launch.local.agent"
+"""Between this process and the ranks: the module whose `run_agent` starts them."""
+
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.elastic.agent.server",
+    "torch.distributed.tensor",
+    "torch.profiler",
+    "torch.utils.checkpoint",
+    "torch.utils.flop_counter",
+    "torchvision",
+    "shardmark.launch.local.agent",
+    "shardmark.equivalence.rank",
+    "shardmark.train.links",
+    "shardmark.train.rank",
+)
+"""What every rank imports, the parts that torch itself would import at a first step included."""
+
+ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": "lo",  # else gloo asks for the host's name, which may not resolve
+    "KINETO_LOG_LEVEL": "99",
+    "TOKENIZERS_PARALLELISM": "false",
+    "DS_SKIP_CUDA_CHECK": "1",
+    "PYTHONUNBUFFERED": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # importing the compiler must not start processes
+}
+"""Set for the ranks unless the user has set them."""
+
+MESSAGE_BYTES = 2**17
+REAP_SECONDS = 10.0
+SEE_DOCTOR = "set device: cpu, or see `doctor`"
+PR_SET_PDEATHSIG = 1
+
+
+class ForkServer:
+    """Its owner's side: starts the process when first asked; one trial at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._log: IO[bytes] | None = None
+        self._agent_pid: int | None = None
+
+    def machine(self, device: str) -> Machine:
+        """What `device` means on this machine.  `InputError` if it cannot be had."""
+        machine: Machine = self._ask("machine", device)
+        return machine
+
+    def load(self, modules: Sequence[str], device_type: str) -> None:
+        """Import what every rank needs, and these; `ShardmarkError` where torch cannot be had."""
+        self._ask("load", [*dict.fromkeys((*PRELOADED, *modules))], device_type)
+
+    def begin(
+        self, directory: Path, task: Task, variables: Mapping[str, str], *, agent: str = AGENT
+    ) -> None:
+        """Fork the agent of a trial, with these environment variables on top."""
+        try:
+            self._agent_pid = self._ask("fork", agent, str(directory), task, dict(variables))
+        except KeyboardInterrupt:
+            self.close()  # which ends what may have been started without our knowing
+            raise
+
+    def ended(self, timeout_seconds: float) -> int | None:
+        """The trial's exit code; None if it has not ended within that time."""
+        try:
+            exit_code = self._receive(timeout_seconds)
+        except TimeoutError:
+            return None
+        self._end_group()  # a rank may have left children of its own
+        return int(exit_code)
+
+    def reap(self) -> int:
+        """End the trial's processes; the agent's exit code."""
+        self._end_group()
+        exit_code = self.ended(REAP_SECONDS)
+        if exit_code is None:
+            self.close()  # it must not answer later, in the place of another trial
+            return -signal.SIGKILL
+        return exit_code
+
+    def close(self) -> None:
+        """End the process, and with it whatever runs; it is started again when asked again."""
+        if self._process is None or self._channel is None or self._log is None:
+            return
+        self._channel.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        self._process = self._channel = self._log = None
+
+    def _start(self) -> socket.socket:
+        own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The user's own model may live in the current folder.
+        path = filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+        variables = {"PYTHONPATH": os.pathsep.join(path), "PATH": tool_path()}
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(its.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[its.fileno()],
+                env={**ENVIRONMENT, **os.environ, **variables},
+                start_new_session=True,  # the terminal's Ctrl-C reaches the controller alone
+            )
+        return own
+
+    def _ask(self, work: str, *arguments: Any) -> Any:
+        if self._channel is None:
+            self._channel = self._start()
+        try:
+            self._channel.send(pickle.dumps((work, arguments)))
+        except BrokenPipeError:
+            raise self._died() from None
+        answer = self._receive(None)
+        if isinstance(answer, ShardmarkError):
+            raise answer
+        return answer
+
+    def _receive(self, timeout_seconds: float | None) -> Any:
+        """The next answer; `TimeoutError` if none came in time."""
+        assert self._channel is not None, "something was asked"
+        self._channel.settimeout(timeout_seconds)
+        try:
+            packet = self._channel.recv(MESSAGE_BYTES)
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            raise self._died()
+        return pickle.loads(packet)
+
+    def _died(self) -> ShardmarkError:
+        assert self._log is not None, "it was started"
+        self._log.seek(0)
+        tail = self._log.read().decode(errors="replace").splitlines()[-5:]
+        self.close()
+        return ShardmarkError(
+            "the process that ranks are forked from has died: " + " | ".join(tail or ["no output"])
+        )
+
+    def _end_group(self) -> None:
+        if self._agent_pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._agent_pid, signal.SIGKILL)
+
+
+class _Server:
+    """The process itself.  When its owner is gone, it ends its trial and itself."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._agent_pid = 0
+        self._waiting: threading.Thread | None = None
+
+    def serve(self) -> None:
+        try:
+            while request := self._channel.recv(MESSAGE_BYTES):
+                work, arguments = pickle.loads(request)
+                try:
+                    answer = getattr(self, work)(*arguments)
+                except ShardmarkError as error:
+                    answer = error
+                self._answer(answer)
+                if work == "fork":
+                    self._waiting = threading.Thread(target=self._wait, daemon=True)
+                    self._waiting.start()
+        except ConnectionError:
+            pass  # the owner is gone, with an answer on its way
+        finally:
+            if self._waiting is not None and self._waiting.is_alive():
+                os.killpg(self._agent_pid, signal.SIGKILL)
+
+    def _answer(self, answer: object) -> None:
+        self._channel.send(pickle.dumps(answer))
+
+    def machine(self, device: str) -> Machine:
+        """What torch can use.  A child asks, since asking CUDA spoils a process for forking."""
+        try:
+            importlib.import_module("torch")
+        except Exception as error:
+            raise InputError("device", _in_words(error), SEE_DOCTOR) from None
+        return _in_child(lambda: _machine(device))
+
+    def load(self, modules: list[str], device_type: str) -> None:
+        """Import what ranks will import; what fails, the rank that needs it reports."""
+        os.environ[DEVICE_TYPE_VARIABLE] = device_type
+        for name in modules:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                if name == "torch":
+                    reason = f"torch cannot be imported: {_in_words(error)}"
+                    raise ShardmarkError(f"{reason}; see `shardmark doctor`") from None
+        # Children then neither copy nor search the libraries' own objects: DeepSpeed's start
+        # collects garbage many times, at 0.3 s each over 2 million objects.
+        gc.collect()
+        gc.freeze()
+
+    def fork(self, agent: str, directory: str, task: str, variables: dict[str, str]) -> int:
+        """Start a trial in a process group of its own, which one signal ends."""
+        if self._waiting is not None:
+            self._waiting.join()  # its trial is over; a process forks best with one thread
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                os.setpgid(0, 0)
+                die_with_parent()
+                self._channel.close()
+                os.environ.update(variables)
+                code = importlib.import_module(agent).run_agent(directory, task)
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        with suppress(PermissionError, ProcessLookupError):  # also here: whoever comes first
+            os.setpgid(pid, pid)
+        self._agent_pid = pid
+        return pid
+
+    def _wait(self) -> None:
+        _, status = os.waitpid(self._agent_pid, 0)
+        with suppress(OSError):  # the owner is gone
+            self._answer(os.waitstatus_to_exitcode(status))
+
+
+def _in_child(work: Callable[[], Machine]) -> Machine:
+    """The result of `work` from a forked child; `InputError` with its error."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with os.fdopen(writing, "wb") as pipe:
+            try:
+                pickle.dump(work(), pipe)
+            except Exception as error:
+                pickle.dump(_in_words(error), pipe)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        content = pipe.read()
+    os.waitpid(pid, 0)
+    answer = pickle.loads(content) if content else "the process that asked CUDA died"
+    if isinstance(answer, Machine):
+        return answer
+    raise InputError("device", answer, SEE_DOCTOR)
+
+
+def _in_words(error: Exception) -> str:
+    own = isinstance(error, ShardmarkError)
+    return str(error) if own else f"{type(error).__name__}: {error}"
+
+
+def _machine(device: str) -> Machine:
+    import torch
+
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise ShardmarkError("torch finds no usable CUDA device")
+    count = torch.cuda.device_count() if available and device in ("auto", "cuda") else 0
+    return Machine(
+        device_type="cuda" if count else "cpu",
+        device_count=count,
+        cores=len(os.sched_getaffinity(0)),
+        device_names=tuple(torch.cuda.get_device_name(index) for index in range(count)),
+    )
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def show_stacks(directory: Path) -> None:
+    """Have each rank of this machine write to its log where it stands."""
+    for file in directory.glob("rank-*.json"):
+        with suppress(OSError, ValueError, KeyError):
+            os.kill(json.loads(file.read_text())["pid"], signal.SIGUSR1)
+    time.sleep(0.3)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to decide on
+    with socket.socket(fileno=int(sys.argv[1])) as given:
+        _Server(given).serve()

@@ -1,0 +1,132 @@
+"""What every trial relies on: libraries loaded once, fresh variables, and nobody left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.launch.local import fork_server
+from shardmark.launch.local.fork_server import ForkServer
+
+REPOSITORY = Path(__file__).parents[2]
+AGENT = "tests.distributed.test_fork_server"
+pytestmark = pytest.mark.timeout(60)
+
+
+def run_agent(directory: str, task: str) -> int:
+    """Says what it found, in the forked process; may then wait to be killed, with a child."""
+    told = {
+        "pid": os.getpid(),
+        "server": os.getppid(),
+        "variable": os.environ.get("SHARDMARK_TEST"),
+        "frozen": gc.get_freeze_count(),
+        "loaded": "colorsys" in sys.modules,
+    }
+    if task == "links":
+        told["child"] = subprocess.Popen(["sleep", "60"]).pid
+    part = Path(directory) / "told.part"
+    part.write_text(json.dumps(told))
+    part.rename(Path(directory) / "told.json")
+    if task == "links":
+        time.sleep(60)
+    return 3
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(fork_server, "PRELOADED", (AGENT,))
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+def told_in(folder: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + 30
+    while not (folder / "told.json").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    told: dict[str, Any] = json.loads((folder / "told.json").read_text())
+    (folder / "told.json").unlink()
+    return told
+
+
+def gone(*pids: int) -> bool:
+    processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    return not psutil.wait_procs(processes, timeout=5)[1]
+
+
+def test_trials_share_what_is_loaded_and_nothing_else(server: ForkServer, tmp_path: Path) -> None:
+    server.load(["colorsys", "no_such_module"], "cpu")
+    told = []
+    for number in (1, 2):
+        server.begin(tmp_path, "measure", {"SHARDMARK_TEST": str(number)}, agent=AGENT)
+        assert server.ended(30) == 3
+        told.append(told_in(tmp_path))
+    assert [one["variable"] for one in told] == ["1", "2"]
+    assert all(one["loaded"] and one["frozen"] > 1000 for one in told)
+    assert told[0]["server"] == told[1]["server"] != os.getpid()
+    assert told[0]["pid"] != told[1]["pid"]
+    assert "SHARDMARK_TEST" not in os.environ
+    assert "colorsys" not in sys.modules
+
+
+def test_reaping_ends_the_trial_and_its_children(server: ForkServer, tmp_path: Path) -> None:
+    server.begin(tmp_path, "links", {}, agent=AGENT)
+    told = told_in(tmp_path)
+    assert server.ended(0.01) is None
+    assert server.reap() == -signal.SIGKILL
+    assert gone(told["pid"], told["child"])
+    server.begin(tmp_path, "measure", {}, agent=AGENT)
+    assert server.ended(30) == 3
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_trial_ends_with_its_server(server: ForkServer, tmp_path: Path, how: str) -> None:
+    server.begin(tmp_path, "links", {}, agent=AGENT)
+    told = told_in(tmp_path)
+    if how == "closed":
+        server.close()
+        assert gone(told["pid"], told["server"], told["child"])
+    else:  # nobody is left to end the agent's own children
+        os.kill(told["server"], signal.SIGKILL)
+        assert gone(told["pid"])
+        with pytest.raises(ShardmarkError, match="forked from has died"):
+            server.ended(30)
+        os.kill(told["child"], signal.SIGKILL)
+
+
+def test_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
+    """As `multiprocessing`'s fork server would: a user's script calls `shardmark.run` at once."""
+    (tmp_path / "script.py").write_text(
+        "from pathlib import Path\n"
+        "from shardmark.launch.local import fork_server\n"
+        f"fork_server.PRELOADED = ({AGENT!r},)\n"
+        "server = fork_server.ForkServer()\n"
+        "server.load([], 'cpu')\n"
+        f"server.begin(Path({str(tmp_path)!r}), 'measure', {{}}, agent={AGENT!r})\n"
+        "print('ended', server.ended(30))\n"
+        "server.close()\n"
+    )
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), *sys.path]))
+    finished = subprocess.run(
+        [sys.executable, tmp_path / "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.stdout == "ended 3\n", finished.stderr
