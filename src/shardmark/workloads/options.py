@@ -11,6 +11,7 @@ from shardmark.core.errors import DataError, InputError
 
 if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
+    from shardmark.workloads.vision.options import ClassificationOptions
 
 
 class WorkloadOptions(BaseModel):
@@ -44,3 +45,15 @@ class WorkloadOptions(BaseModel):
     @abstractmethod
     def build(self, seed: int) -> Workload:
         """Read the data and make the task."""
+
+
+def check_sample_counts(options: ClassificationOptions, training: int, validation: int) -> None:
+    """Raise `InputError` where the options ask for more samples than there are."""
+    for key, wanted, available in (
+        ("training_samples", options.training_samples, training),
+        ("validation_samples", options.validation_samples, validation),
+    ):
+        if wanted is not None and wanted > available:
+            raise InputError(
+                f"workload.{key}", f"found {wanted}", f"{options.dataset} has {available} at most"
+            )

@@ -21,10 +21,10 @@ DATASETS: dict[str, str] = {
 }
 """Name -> one line."""
 
-_MODULES = {
+_MODULES = {  # below shardmark.workloads; a module, or an object in one
     "digits": "datasets.digits",
-    "mnist": "datasets.mnist",
-    "cifar10": "datasets.cifar10",
+    "mnist": "datasets.torchvision_sets:MNIST",
+    "cifar10": "datasets.torchvision_sets:CIFAR10",
     "imagefolder": "datasets.imagefolder",
     "random": "datasets.random_pictures",
     "digits-detection": "detection.digits_detection",
@@ -33,7 +33,7 @@ _MODULES = {
 
 
 class PictureDataSet(Protocol):
-    """What the module of a picture data set offers."""
+    """What a picture data set offers: a module, or an object."""
 
     def check(self, options: ClassificationOptions) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
@@ -44,11 +44,15 @@ class PictureDataSet(Protocol):
 
 def picture_data_set(name: str) -> PictureDataSet:
     """The module of the data set of that name."""
-    return cast("PictureDataSet", importlib.import_module(f"shardmark.workloads.{_MODULES[name]}"))
+    return cast("PictureDataSet", _imported(name))
 
 
 def annotated_data_set(name: str) -> AnnotatedDataSet:
     """The module of the detection data set of that name."""
-    return cast(
-        "AnnotatedDataSet", importlib.import_module(f"shardmark.workloads.{_MODULES[name]}")
-    )
+    return cast("AnnotatedDataSet", _imported(name))
+
+
+def _imported(name: str) -> object:
+    module, _, attribute = _MODULES[name].partition(":")
+    found = importlib.import_module(f"shardmark.workloads.{module}")
+    return getattr(found, attribute) if attribute else found

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets.checks import check_sample_counts
+from shardmark.workloads.options import check_sample_counts
 
 if TYPE_CHECKING:
     import numpy as np

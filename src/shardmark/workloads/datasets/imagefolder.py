@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from shardmark.workloads.datasets.checks import check_sample_counts
 from shardmark.workloads.datasets.folders import FolderSplit, find_splits
+from shardmark.workloads.options import check_sample_counts
 
 if TYPE_CHECKING:
     from shardmark.workloads.datasets.sources import LabelledPictures

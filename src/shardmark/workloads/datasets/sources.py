@@ -14,7 +14,7 @@ from PIL import Image
 from torch.nn import functional
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets.checks import check_sample_counts
+from shardmark.workloads.options import check_sample_counts
 from shardmark.workloads.order import subset
 
 if TYPE_CHECKING:

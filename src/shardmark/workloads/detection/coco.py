@@ -15,10 +15,10 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets.checks import check_sample_counts
 from shardmark.workloads.detection.annotated import AnnotatedPictures, AnnotatedReading, Objects
 from shardmark.workloads.detection.coco_file import CocoFile, read_coco
 from shardmark.workloads.models import is_user_function
+from shardmark.workloads.options import check_sample_counts
 from shardmark.workloads.order import subset
 
 if TYPE_CHECKING:

@@ -1,0 +1,139 @@
+"""MNIST and CIFAR-10 in torchvision's own layout.  Imports torch only in `load`."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardmark.core.errors import DataError
+from shardmark.workloads.options import check_sample_counts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.vision.options import ClassificationOptions
+
+IMAGE_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchvisionSet:
+    """One of torchvision's data sets, all its pictures in memory."""
+
+    kind: str
+    """Its class in torchvision.datasets."""
+    training_samples: int
+    validation_samples: int = 10_000
+    mean: tuple[float, float, float]
+    """Of the training pictures, as is `std`."""
+    std: tuple[float, float, float]
+    files: tuple[str, ...]
+    """Below data_dir."""
+    pictures_of: Callable[[Any], Tensor]
+    """A split of torchvision's -> (n, channels, height, width), uint8."""
+
+    def check(self, options: ClassificationOptions) -> None:
+        """Raise `DataError` for missing files, `InputError` for more samples than there are."""
+        self._check_files(options)
+        check_sample_counts(options, self.training_samples, self.validation_samples)
+
+    def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
+        import torch
+
+        from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
+
+        size = options.image_size or IMAGE_SIZE
+        splits = self._splits(options)
+        training, validation = (
+            InMemory(self.pictures_of(split), torch.as_tensor(split.targets).long(), size)
+            for split in splits
+        )
+        return LabelledPictures(
+            training=training,
+            validation=validation,
+            classes=tuple(name.partition(" - ")[0] for name in splits[0].classes),
+            image_size=size,
+            mean=self.mean,
+            std=self.std,
+        ).reduced(options, seed)
+
+    def _missing(self, folder: Path) -> list[str]:
+        return [name for name in self.files if not (folder / name).is_file()]
+
+    def _check_files(self, options: ClassificationOptions) -> None:
+        missing = self._missing(options.folder)
+        if not missing or options.download:
+            return
+        what = f"no {', '.join(missing)}" if options.folder.is_dir() else "no such folder"
+        raise DataError(
+            str(options.folder),
+            f"{what} for {options.dataset}",
+            f"expected {', '.join(self.files)} in data_dir; `download: true` fetches them",
+        )
+
+    def _splits(self, options: ClassificationOptions) -> Sequence[Any]:
+        """Training and test set, downloaded first where that is allowed."""
+        from torchvision import datasets
+
+        self._check_files(options)
+        kind, folder = getattr(datasets, self.kind), options.folder
+        try:
+            if self._missing(folder):
+                with _one_process_at_a_time(folder):
+                    kind(root=folder, train=True, download=True)
+            return kind(root=folder, train=True), kind(root=folder, train=False)
+        except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
+            raise DataError(
+                str(folder),
+                f"{options.dataset} cannot be read or downloaded ({error})",
+                f"remove broken files; expected {', '.join(self.files)}; `download: true` fetches"
+                " them",
+            ) from error
+
+
+def _cifar10_pictures(split: Any) -> Tensor:
+    import torch
+
+    return torch.from_numpy(split.data).permute(0, 3, 1, 2)
+
+
+MNIST = TorchvisionSet(
+    kind="MNIST",
+    training_samples=60_000,
+    mean=(0.1307, 0.1307, 0.1307),  # at 28 x 28
+    std=(0.3081, 0.3081, 0.3081),
+    files=tuple(
+        f"MNIST/raw/{split}-{kind}-ubyte"
+        for split in ("train", "t10k")
+        for kind in ("images-idx3", "labels-idx1")
+    ),
+    pictures_of=lambda split: split.data[:, None],
+)
+"""LeCun et al., 1998."""
+
+CIFAR10 = TorchvisionSet(
+    kind="CIFAR10",
+    training_samples=50_000,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+    files=tuple(
+        f"cifar-10-batches-py/{name}"
+        for name in (*(f"data_batch_{part}" for part in range(1, 6)), "test_batch", "batches.meta")
+    ),
+    pictures_of=_cifar10_pictures,
+)
+"""Krizhevsky, 2009."""
+
+
+@contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """The ranks of a machine start together, and one download is enough."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".shardmark-download.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
