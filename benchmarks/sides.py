@@ -24,7 +24,6 @@ from shardmark.results.store import RunFolder
 from shardmark.strategies import build_strategy
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
-from shardmark.workloads import check_data
 
 GLOBAL_BATCH = 64
 WARMUP_STEPS = 5
@@ -126,7 +125,7 @@ def run_of(mapping: Mapping[str, Any]) -> Iterator[Shardmark]:
     """A fork server that has loaded everything for the experiment, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = from_mapping(mapping)
-        check_data(experiment.workload)
+        experiment.workload.check_data()
         engine = LocalEngine()
         try:
             machine = engine.machine("cpu")

@@ -18,7 +18,7 @@ from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.analysis.statistics.effects import Effect, between_all, holm
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.statistics.verdicts import is_different
-from shardmark.config.sizes import NODES
+from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
 from shardmark.report.page.facts import planned_trials
 from shardmark.results.store import StoredRun, is_run, load_run

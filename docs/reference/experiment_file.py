@@ -14,7 +14,6 @@ from markup import code, page, paragraphs, table
 
 from shardmark.config.json_schema import experiment_schema
 from shardmark.strategies import SHARED_OPTIONS, fixed_options, strategy_class
-from shardmark.workloads import WORKLOADS
 
 Schema = Mapping[str, Any]
 
@@ -28,7 +27,7 @@ def experiment_file() -> str:
         "`shardmark schema` prints the JSON schema that this page is made from, for editors. An",
         "unknown key or a wrong value ends with exit code 2 and a message that names file, key,",
         "value and what is allowed. Where a key has no default, it must be given, or its default",
-        "depends on others.",
+        "depends on others. Top-level keys that begin with `x-` are yours: a home for anchors.",
         "",
         "## Top level",
         "",
@@ -38,10 +37,10 @@ def experiment_file() -> str:
         found = definitions[name.capitalize()]
         prefix = "recipe." if name in ("optimizer", "schedule") else ""
         lines += section(f"`{prefix}{name}`", found, definitions)
-    for workload in properties["workload"]["oneOf"]:
-        name = workload["title"]
-        described = documented(workload, attribute_docstrings(WORKLOADS[name]))
-        lines += section(f"`workload` of the name `{name}`", described, definitions)
+    for key in ("workload", "engine"):
+        for options in union_members(properties[key], definitions):
+            name = options["properties"]["name"]["const"]
+            lines += section(f"`{key}` of the name `{name}`", options, definitions)
     lines += ["## `matrix`", "", *MATRIX.splitlines(), "", *strategies(properties, definitions)]
     return page("Experiment file", lines)
 
@@ -88,10 +87,10 @@ def kind(schema: Schema, definitions: Schema) -> str:
         return code(schema["const"])
     if "enum" in schema:
         return ", ".join(code(json.dumps(value).strip('"')) for value in schema["enum"])
-    for either in ("anyOf", "oneOf"):
-        if either in schema:
-            kinds = dict.fromkeys(kind(one, definitions) for one in schema[either])
-            return " or ".join(kinds)
+    if "oneOf" in schema:
+        return "a mapping with its `name`"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(kind(one, definitions) for one in schema["anyOf"]))
     return KINDS.get(schema.get("type", ""), "any value") + bounds(schema)
 
 
@@ -117,6 +116,11 @@ def bounds(schema: Schema) -> str:
     return f" {' and '.join(given)}" if given else ""
 
 
+def union_members(union: Schema, definitions: Schema) -> list[Schema]:
+    references = [member["$ref"] for member in union["oneOf"] if "$ref" in member]
+    return [definitions[reference.rpartition("/")[2]] for reference in references]
+
+
 def strategies(properties: Schema, definitions: Schema) -> Iterator[str]:
     """Each class of strategies with its options, without those that all of them take."""
     shared = ", ".join(map(code, SHARED_OPTIONS))
@@ -124,8 +128,7 @@ def strategies(properties: Schema, definitions: Schema) -> Iterator[str]:
     yield ""
     yield f"Beside the options below, each entry of `strategy` may set {shared}, as in `recipe`."
     yield ""
-    items = properties["matrix"]["properties"]["strategy"]["items"]["oneOf"]
-    entries = [entry for entry in items if entry.get("type") == "object"]
+    entries = union_members(properties["matrix"]["properties"]["strategy"]["items"], definitions)
     docs: dict[str, str] = {}  # an option that two classes have is described in the first
     for (one, _), members in groupby(entries, key=same_options):
         same = list(members)

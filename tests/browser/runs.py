@@ -19,7 +19,7 @@ from shardmark.results.schema import (
 )
 from shardmark.results.store import RunFolder
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
-from shardmark.trials.trial_id import cell_id
+from shardmark.trials.trial import cell_id
 from tests.golden.invented import EXPERIMENT, STARTED_AT_SECONDS, invented_rank, invented_trial
 
 STEPS = 60

@@ -55,21 +55,21 @@ for more in ([], ["--pareto", "--scaling", "--epochs", "--time-to", "train_loss"
 from shardmark.workloads.vision import options as classification
 from shardmark.workloads import datasets
 from shardmark.workloads import models
-from shardmark.workloads import check_data
-check_data({"name": "classification", "model": "convnext_tiny"})
-check_data({"name": "classification", "dataset": "random", "model": "timm:resnet18"})
+from shardmark.workloads import options
+options({"name": "classification", "model": "convnext_tiny"}).check_data()
+options({"name": "classification", "dataset": "random", "model": "timm:resnet18"}).check_data()
 """,
         PICTURES,
     ),
     "detection": (
         """
 from shardmark.workloads.detection import detectors
-from shardmark.workloads import check_data
+from shardmark.workloads import options
 from shardmark.workloads.detection.options import DetectionOptions
 for place in (given["detection"], given["coco"]):
     mapping = {"name": "detection", "dataset": "coco", "data_dir": place}
     for more in ({}, {"model": "maskrcnn_resnet50_fpn"}):
-        check_data(mapping | more)
+        options(mapping | more).check_data()
     DetectionOptions(dataset="coco", data_dir=place).check_data()
 """,
         PICTURES,

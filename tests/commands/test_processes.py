@@ -17,7 +17,7 @@ from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.local.engine import LocalEngine
 from shardmark.launch.nodes import torchrun
 from shardmark.trials.matrix import expand
-from shardmark.trials.trial_id import cell_id
+from shardmark.trials.trial import cell_id
 from tests.unit.launch.nodes import KEY
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ IDS = """
 import json, sys
 from shardmark.core.recipe import Measure, Recipe
 from shardmark.trials.trial import StrategySpec
-from shardmark.trials.trial_id import cell_id, trial_id
+from shardmark.trials.trial import cell_id, trial_id
 print(trial_id(workload={"name": "toy", "b": 1, "a": [1, None]}, world_size=4, repeat=0,
     slow_ranks={1: 2.0, 0: 3.0},
     recipe=Recipe(global_batch=8, steps=1, precision="bf16"), device_type="cpu",

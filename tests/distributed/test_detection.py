@@ -17,9 +17,9 @@ from shardmark.measure.step.recorder import Spans
 from shardmark.results.verification import Verdict
 from shardmark.strategies.base import RankContext
 from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.workloads import check_data
 from shardmark.workloads.base import Batch, Workload
 from shardmark.workloads.detection.batch import DetectionBatch
+from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.detection.proposals import PictureSampler
 from tests.distributed.faults import Faulty, Started, clipped_by_default, ddp, scaled, start
 from tests.distributed.ranks import run_ranks
@@ -42,12 +42,11 @@ def trial(strategy: str, folder: Path, **changes: Any) -> Trial:
     return Trial(
         id=strategy,
         experiment="verify",
-        workload={
-            "name": "detection",
-            "model": "tests.distributed.models:small_detector",
-            "data_dir": str(folder),
-            "validation_samples": 8,
-        },
+        workload=DetectionOptions(
+            model="tests.distributed.models:small_detector",
+            data_dir=str(folder),
+            validation_samples=8,
+        ),
         recipe=Recipe.model_validate(common | changes),
         strategy=StrategySpec(name=strategy),
         world_size=2,
@@ -119,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("digits")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDMARK_CACHE", str(tmp_path_factory.mktemp("cache")))
-        check_data(trial("ddp", made).workload)
+        trial("ddp", made).workload.check_data()
         yield made
 
 

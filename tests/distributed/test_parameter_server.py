@@ -22,7 +22,6 @@ from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_outcomes import REPOSITORY, experiment
@@ -50,7 +49,7 @@ def wanted(workers: int, **changes: Any) -> Recipe:
 def evidence(process: RankContext, of: Trial) -> RankEvidence | None:
     """None from a server."""
     strategy = build_strategy(of.strategy.name, of.strategy.options)
-    workload = build_workload(of.workload, seed=of.recipe.seed)
+    workload = of.workload.build(of.recipe.seed)
     role = strategy.start(workload, of.recipe, process)
     if isinstance(role, Server):
         role.serve()

@@ -16,8 +16,8 @@ from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.vision.options import ClassificationOptions
 from tests.distributed.faults import FAULTS
 from tests.distributed.ranks import run_ranks
 
@@ -53,7 +53,7 @@ def trial(strategy: str, wanted: Recipe, world_size: int = 2, **workload: Any) -
     return Trial(
         id=f"{strategy}-{world_size}",
         experiment="verify",
-        workload=WORKLOAD | workload,
+        workload=ClassificationOptions.model_validate(WORKLOAD | workload),
         recipe=wanted,
         strategy=StrategySpec(name=strategy),
         world_size=world_size,
@@ -64,7 +64,7 @@ def trial(strategy: str, wanted: Recipe, world_size: int = 2, **workload: Any) -
 
 
 def evidence(process: RankContext, tried: Trial, begin: Any = None) -> RankEvidence:
-    workload = build_workload(tried.workload, seed=tried.recipe.seed)
+    workload = tried.workload.build(tried.recipe.seed)
     if begin is None:
         worker = build_strategy(tried.strategy.name, {}).start(workload, tried.recipe, process)
         assert not isinstance(worker, Server)

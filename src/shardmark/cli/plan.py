@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from shardmark.cli.progress import shown
-from shardmark.config.sizes import title_of
+from shardmark.config.axes import title_of
 from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from shardmark.cli.pace import Pace
+from shardmark.config.axes import NODES
 from shardmark.config.problems import show
-from shardmark.config.sizes import NODES, Size
 from shardmark.launch.listener import Reading, Silent
 from shardmark.results.schema import Outcome, TrialResult
-from shardmark.trials.cells import describe
 from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Quiet(Silent):
 
 def title(trial: Trial) -> str:
     """What tells the trial apart: `ddp on 4 ranks of 2 nodes, recipe.precision=bf16`."""
-    parts = [describe(trial.strategy, Size(world_size=trial.world_size, nodes=trial.nodes))]
+    parts = [trial.title]
     parts += [f"{key}={shown(value)}" for key, value in trial.varied.items() if key != NODES]
     if trial.measure.repeats > 1:
         parts.append(f"repeat {trial.repeat + 1} of {trial.measure.repeats}")

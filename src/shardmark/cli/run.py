@@ -150,7 +150,7 @@ def _print_plan(experiment: Experiment) -> None:
     plan = expand(experiment, "cuda" if here.device_type == "cuda" else "cpu")
     typer.echo("\n".join(plan_lines(plan)))
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
-    engine = experiment.engine["name"]
+    engine = experiment.engine.name
     lacking = unavailable_lines(plan.trials, here) if engine == "local" else []
     for line in [*submission(experiment, ["shardmark", *without]), *lacking]:
         typer.echo(f"{engine}: {line}")

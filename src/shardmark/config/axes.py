@@ -1,45 +1,181 @@
-"""What the axes of the matrix mean: strategy entries, short keys, values that the base lacks."""
+"""The axes of the matrix: what may vary, over which values, and what a short key stands for."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from functools import cache
+from types import GenericAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    create_model,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from shardmark.config import tables
-from shardmark.config.keys import assigned, full_key
+from shardmark.config.problems import Location, mistake, refuse, show
+from shardmark.core.recipe import MOST_RANKS, Measure, Model, Placement, Recipe, SlowRanks
+from shardmark.strategies import SHARED_OPTIONS, STRATEGIES, option_names, strategy_class
+from shardmark.workloads import WORKLOADS
 
-_IN_BASE = ("recipe", "measure", "workload")
-"""Sections whose keys may be axes: the base then needs a value, too."""
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyEntry:
-    """One value of the axis `strategy`."""
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-    """The strategy's own."""
-    overrides: dict[str, Any] = field(default_factory=dict)
-    """Keys of the recipe that this entry sets for itself, without `recipe.`."""
-
-    def accepts(self, option: str) -> bool:
-        return option in tables.strategy_options(self.name)
+SECTIONS: dict[str, type[Model]] = {"recipe": Recipe, "placement": Placement, "measure": Measure}
+"""Sections whose keys may be axes, also under their last part alone where that is clear."""
+NOT_VARIED = ("measure.repeats", "measure.link_seconds")
+NODES = "placement.nodes"
+SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
 
 
-def parse_entry(entry: str | Mapping[str, Any]) -> StrategyEntry:
-    """The entry of a matrix that has been checked."""
-    if isinstance(entry, str):
-        return StrategyEntry(name=entry)
-    shared = tables.shared_options()
-    given = {key: value for key, value in entry.items() if key != "name"}
-    own = {key: value for key, value in given.items() if key not in shared}
-    overrides = {key: value for key, value in given.items() if key in shared}
-    return StrategyEntry(name=entry["name"], options=own, overrides=overrides)
+def title_of(key: str) -> str:
+    """What tables and notes call an axis: that of nodes by one word, others by their key."""
+    return "nodes" if key == NODES else key
+
+
+@dataclass(frozen=True)
+class BareName:
+    """A mapping of which the name alone is enough."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(named, handler(kind))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"oneOf": [{"enum": list(self.names)}, *handler(schema)["oneOf"]]}
+
+
+def named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+@cache
+def entry_model(name: str) -> type[Model]:
+    """An entry of the axis `strategy`: its own options, and keys of the recipe for it alone."""
+    strategy = strategy_class(name)
+    hints = get_type_hints(strategy, include_extras=True)
+    fields: dict[str, Any] = {"name": (Literal[name], ...)}
+    for option in option_names(name):
+        default = strategy.__dataclass_fields__[option].default
+        fields[option] = (hints[option], ... if default is MISSING else default)
+    for key in SHARED_OPTIONS:
+        fields[key] = (_value(Recipe.model_fields[key]), None)
+    return create_model(name, __base__=_Entry, __doc__=strategy.__doc__, **fields)
+
+
+class _Entry(Model):
+    model_config = ConfigDict(use_attribute_docstrings=False)
+
+
+@cache
+def matrix_model() -> type[BaseModel]:
+    """Every axis by its full key, with the list of its values."""
+    entries: Any = Annotated[
+        Union[tuple(map(entry_model, STRATEGIES))],  # noqa: UP007  (made at run time)
+        Field(discriminator="name"),
+        BareName(tuple(STRATEGIES)),
+    ]
+    world_size = Annotated[int, Field(strict=True, ge=1, le=MOST_RANKS)]
+    axes: dict[str, Any] = {"strategy": entries, "world_size": world_size, "slow_ranks": SlowRanks}
+    for section, model in SECTIONS.items():
+        for key, field in fields_of(model, section):
+            if key not in NOT_VARIED:
+                axes[key] = _value(field)
+    for workload in WORKLOADS.values():
+        for key, field in fields_of(workload, "workload"):
+            axes[key] = _either(axes.get(key), _value(field))
+    for name in STRATEGIES:
+        for option in option_names(name):
+            field = entry_model(name).model_fields[option]
+            axes[f"strategy.{option}"] = _either(axes.get(f"strategy.{option}"), _value(field))
+    fields: dict[str, Any] = {
+        f"axis_{number}": (
+            GenericAlias(list, (values,)),
+            Field(... if key == "strategy" else None, alias=key, min_length=1),
+        )
+        for number, (key, values) in enumerate(axes.items())
+    }
+    return create_model("Matrix", __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def fields_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted keys of a model's fields, a nested model's own key before those inside it."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}.{name}", field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from fields_of(field.annotation, f"{prefix}.{name}")
+
+
+def _value(field: FieldInfo) -> Any:
+    """The type of a field with its bounds, without its default."""
+    return Annotated[field.annotation, *field.metadata, Field(description=field.description)]
+
+
+def _either(first: Any, second: Any) -> Any:
+    """Of an option that two workloads or strategies have; each cell checks its own."""
+    return second if first is None or repr(first) == repr(second) else Any
+
+
+@cache
+def axis_keys() -> tuple[str, ...]:
+    return tuple(str(field.alias) for field in matrix_model().model_fields.values())
+
+
+def full_key(key: str) -> str:
+    """`recipe.precision` for `precision`, if only one key ends so; else the key itself."""
+    if "." in key:
+        return key
+    meanings = [
+        full
+        for full in axis_keys()
+        if full.partition(".")[0] in SECTIONS and full.rpartition(".")[2] == key
+    ]
+    return meanings[0] if len(meanings) == 1 else key
+
+
+def check_matrix(matrix: Mapping[str, list[Any]]) -> None:
+    """Raise pydantic's `ValidationError` for keys and values that cannot be an axis."""
+    matrix_model().model_validate(matrix)
+    mistakes = list(_contradictions(matrix))
+    if mistakes:
+        refuse(mistakes)
+
+
+def _contradictions(matrix: Mapping[str, list[Any]]) -> Iterator[InitErrorDetails]:
+    for key, values in matrix.items():
+        outer = key.rpartition(".")[0]
+        if outer != "strategy" and outer in matrix:
+            yield mistake((key,), f"{outer} is an axis, too, and sets it", "keep one", key)
+        seen: dict[str, int] = {}
+        for index, value in enumerate(values):
+            first = seen.setdefault(_identity(key, value), index)
+            if first != index:
+                twice = f"{show(value)} is given twice, first as [{first}]"
+                yield mistake((key, index), twice, "give it once", value)
+    for index, entry in enumerate(matrix["strategy"]):
+        for option in entry if isinstance(entry, Mapping) else ():
+            axis = f"{'recipe' if option in SHARED_OPTIONS else 'strategy'}.{option}"
+            if axis in matrix:
+                at: Location = ("strategy", index, option)
+                both = f"{show(entry[option])}, but {axis} is an axis of the matrix"
+                yield mistake(at, both, "keep one of the two", entry[option])
+
+
+def _identity(key: str, value: object) -> str:
+    if key == "strategy":
+        value = named(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return canonical(value)
 
 
 def canonical(value: object) -> str:
@@ -47,39 +183,10 @@ def canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
 
 
-def complete(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's data with full axis keys, each axis's first value where the base has none, and
-    the workload's defaults written out.  What cannot be understood stays as it is."""
-    completed = named_engine(data)
-    matrix = data.get("matrix")
-    axes = list(map(str, matrix)) if isinstance(matrix, Mapping) else []
-    if isinstance(matrix, Mapping):
-        full = {full_key(str(key)): values for key, values in matrix.items()}
-        if len(full) == len(matrix):
-            completed["matrix"] = matrix = full
-        for key, values in matrix.items():
-            path = str(key).split(".")
-            if path[0] in _IN_BASE and isinstance(values, list | tuple) and values:
-                completed = _with_default(completed, path, values[0])
-    if isinstance(data.get("workload"), Mapping) and not any(
-        axis.startswith("workload.") for axis in axes
-    ):
-        # Whatever is wrong with it, the validator of `workload` says, at the right place.
-        with suppress(ValidationError):
-            completed["workload"] = tables.resolve_workload(data["workload"])
-    return completed
-
-
-def named_engine(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy in which an engine that is only a name is a mapping, too."""
-    engine = data.get("engine")
-    return {**data, "engine": {"name": engine}} if isinstance(engine, str) else dict(data)
-
-
-def _with_default(data: dict[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    holder: Any = data
-    for part in path[:-1]:
-        holder = holder.get(part, {})
-        if not isinstance(holder, Mapping):
-            return data
-    return data if path[-1] in holder else assigned(data, path, value)
+def assigned(data: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    """A copy with the value at that path; mappings on the way are made, anything else replaced."""
+    first, *rest = path
+    if not rest:
+        return {**data, first: value}
+    inner = data.get(first)
+    return {**data, first: assigned(inner if isinstance(inner, Mapping) else {}, rest, value)}

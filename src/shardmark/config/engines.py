@@ -20,6 +20,8 @@ from shardmark.core.recipe import Model
 class LocalOptions(Model):
     """Ranks are processes of this machine: there is nothing to choose."""
 
+    name: Literal["local"] = "local"
+
 
 LOOPBACK = "127.0.0.1"
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 {host} {quoted}"
@@ -28,6 +30,7 @@ SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 {host} {quoted}"
 class TorchrunOptions(Model):
     """The same command on every node, or one command that starts the others over `hosts`."""
 
+    name: Literal["torchrun"] = "torchrun"
     rendezvous: str | None = None
     """HOST:PORT of node 0, where the nodes meet; port 0 with `hosts` takes any that is free."""
     node_rank: Annotated[int, Field(ge=0)] | None = None
@@ -79,9 +82,7 @@ class TorchrunOptions(Model):
 
 _CLOCK = re.compile(r"(?:\d+-)?\d{1,3}:[0-5]\d:[0-5]\d")
 
-
 _OPTION = re.compile(r"[a-z][a-z-]*")
-
 
 _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "wrap", "parsable")
 """What the engine itself says to `sbatch`."""
@@ -90,6 +91,7 @@ _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "wrap"
 class SlurmOptions(Model):
     """One job for a run, with all its trials, each a step of it."""
 
+    name: Literal["slurm"] = "slurm"
     partition: str | None = None
     """Partition (queue) of the job; null: the cluster's default."""
     account: str | None = None
@@ -158,6 +160,7 @@ AUTO = "auto"
 class RayOptions(Model):
     """Which cluster, and what each rank is given of it."""
 
+    name: Literal["ray"] = "ray"
     address: str = AUTO
     """HOST:PORT of the cluster's head; `auto` is RAY_ADDRESS, else the cluster that this machine
     belongs to."""
@@ -193,10 +196,7 @@ class RayOptions(Model):
         return address
 
 
-ENGINE_OPTIONS: dict[str, type[Model]] = {
-    "local": LocalOptions,
-    "torchrun": TorchrunOptions,
-    "ray": RayOptions,
-    "slurm": SlurmOptions,
-}
-"""Engine -> its options; `launch.engines` says how each is made."""
+EngineOptions = Annotated[
+    LocalOptions | TorchrunOptions | RayOptions | SlurmOptions, Field(discriminator="name")
+]
+"""Who starts the ranks; `launch.engines` says how each is made."""

@@ -1,20 +1,20 @@
-"""Reads an experiment from a file or a preset, and writes one out."""
+"""Reads an experiment from a file or a preset, changes it by `--set`, and writes one out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from shardmark.config.axes import assigned, full_key, named
 from shardmark.config.experiment import Experiment
-from shardmark.config.keys import full_key, names_at
-from shardmark.config.overrides import Override, apply_overrides, parse_override
 from shardmark.config.problems import Location, dotted, explain, given_at, nearest, show
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import EXCLUSIVE
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
 
 MOST_BYTES = 2**20
@@ -42,14 +42,133 @@ def from_mapping(
     if not isinstance(data, Mapping):
         allowed = "allowed is a mapping with name, workload, recipe ..."
         raise InputError(where, f"found {show(data)}", allowed)
-    parsed = [parse_override(text) for text in overrides]
-    changed = apply_overrides(data, parsed)
+    parsed = [_parse_override(text) for text in overrides]
+    changed = _overridden(_plain(data, where), parsed)
+    completed = _completed(changed)
+
+    def place(location: Location) -> str:
+        """File and dotted key, or the option that set it, or the axis that it came from."""
+        for length in range(len(location), 1, -1):
+            key = dotted(location[:length])
+            if key in _axes(changed) and not given_at(changed, location[:length]):
+                location = ("matrix", key, 0, *location[length:])
+                break
+        for override in reversed(parsed):
+            if location[: len(override.path)] == override.path:
+                rest = dotted(location[len(override.path) :])
+                return f"{override.option} at {rest}" if rest else override.option
+            if location == override.path[: len(location)] and not isinstance(
+                _at(data, location), Mapping
+            ):
+                return override.option
+        return f"{where}: {dotted(location)}" if location else where
+
     try:
-        return Experiment.model_validate(changed)
+        return Experiment.model_validate(completed)
     except ValidationError as error:
-        place = partial(_place, where=where, data=changed, overrides=parsed)
-        workload = changed.get("workload")
-        raise explain(error, place, lambda location: names_at(location, workload)) from None
+        raise explain(error, place) from None
+
+
+def _axes(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    matrix = data.get("matrix")
+    return matrix if isinstance(matrix, Mapping) else {}
+
+
+def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The file's data with full axis keys, without what is the user's own (`x-...`)."""
+    plain = {key: value for key, value in data.items() if not str(key).startswith("x-")}
+    if isinstance(plain.get("engine"), str):
+        plain["engine"] = named(plain["engine"])
+    axes: dict[str, Any] = {}
+    for key, values in _axes(plain).items():
+        full = full_key(str(key))
+        if full in axes:
+            raise InputError(f"{where}: matrix.{key}", f"the same axis as {full}", "give it once")
+        axes[full] = list(values) if isinstance(values, tuple) else values
+    return {**plain, "matrix": axes} if axes else plain
+
+
+def _completed(data: dict[str, Any]) -> dict[str, Any]:
+    """With each axis's first value where the base, which is checked as a whole, has none."""
+    for key, values in _axes(data).items():
+        path = key.split(".")
+        holders = (_at(data, path[:depth]) for depth in range(1, len(path)))
+        if (
+            path[0] in ("recipe", "measure", "workload")
+            and all(holder is None or isinstance(holder, Mapping) for holder in holders)
+            and not given_at(data, path)
+            and isinstance(values, list)
+            and values
+        ):
+            data = assigned(data, path, values[0])
+    return data
+
+
+def _at(data: Any, path: Sequence[str | int]) -> Any:
+    """What the mappings have at that place; None where they have nothing."""
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class _Override:
+    """One `--set`."""
+
+    path: tuple[str, ...]
+    """Keys from the outside in; an axis is one key, dots and all."""
+    value: Any
+
+    @property
+    def option(self) -> str:
+        return f"--set {dotted(self.path)}"
+
+
+def _parse_override(text: str) -> _Override:
+    """`recipe.steps=10` or, where it is clear, `steps=10`; the value is read as YAML."""
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise InputError(f"--set {text}", "not key=value", "allowed is e.g. recipe.steps=10")
+    section, _, rest = key.partition(".")
+    if section == "matrix" and rest:
+        path: tuple[str, ...] = ("matrix", full_key(rest))
+    else:
+        path = tuple((key if key in Experiment.model_fields else full_key(key)).split("."))
+    return _Override(path, parse_yaml(value, f"--set {key}"))
+
+
+def _overridden(data: dict[str, Any], overrides: Sequence[_Override]) -> dict[str, Any]:
+    """A copy with the overrides, in order; the last of equal keys holds.
+
+    A key of the file that excludes an overridden one is dropped: `recipe.steps=10` drops `epochs`.
+    Another engine's name drops the options of the file's engine.
+    """
+    for override in overrides:
+        if override.path[0] == "engine" and "engine" not in data:
+            data = {**data, "engine": {"name": "local"}}
+        if override.path == ("engine", "name") and _at(data, override.path) != override.value:
+            data = {**data, "engine": {}}
+        data = assigned(data, list(override.path), override.value)
+        if override.path == ("matrix",):
+            data = _plain(data, override.option)
+    for override in overrides:
+        key = dotted(override.path)
+        for axis in _axes(data):
+            if f"{key}.".startswith(f"{axis}."):
+                found = f"{axis} is an axis of the matrix, which would hide this"
+                raise InputError(override.option, found, f"set matrix.{axis} to a list instead")
+    recipe = data.get("recipe")
+    given = {override.path: override.value for override in overrides}
+    if not isinstance(recipe, Mapping) or ("recipe",) in given:
+        return data
+    dropped = {
+        excluded
+        for pair in EXCLUSIVE
+        for kept, excluded in (pair, pair[::-1])
+        if given.get(("recipe", kept)) is not None and ("recipe", excluded) not in given
+    }
+    return {**data, "recipe": {k: v for k, v in recipe.items() if k not in dropped}}
 
 
 def to_yaml(experiment: Experiment) -> str:
@@ -114,23 +233,3 @@ def _missing(source: str) -> InputError:
     near = nearest(Path(source).stem, names, count=3)
     allowed = f"allowed is a file or one of the presets {', '.join(names)}{near}"
     return InputError(source, "no such file, and no such preset", allowed)
-
-
-def _place(
-    location: Location, *, where: str, data: Mapping[str, Any], overrides: Sequence[Override]
-) -> str:
-    """File and dotted key, or the option that set it, or the axis that the base took it from."""
-    matrix = data.get("matrix")
-    axes = {full_key(str(key)) for key in matrix} if isinstance(matrix, Mapping) else set()
-    for length in range(len(location), 1, -1):
-        key = dotted(location[:length])
-        if key in axes and not given_at(data, location[:length]):
-            rest = dotted(location[length:])
-            location = ("matrix", key, 0, *([rest] if rest else []))
-            break
-    for override in overrides:
-        if location[: len(override.path)] == override.path:
-            rest = dotted(location[len(override.path) :])
-            inside = f" at {rest.lstrip('.')}" if rest else ""
-            return f"{override.option}{inside}"
-    return f"{where}: {dotted(location)}" if location else where

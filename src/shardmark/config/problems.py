@@ -18,9 +18,11 @@ _SHOWN_CHARACTERS = 60
 _LISTED_NAMES = 20
 _WANTED = {
     "model_type": "a mapping (key: value)",
+    "model_attributes_type": "a mapping (key: value)",
     "dict_type": "a mapping (key: value)",
     "list_type": "a list in brackets, e.g. [a, b]",
     "tuple_type": "a list in brackets, e.g. [a, b]",
+    "too_short": "at least one value",
     "string_type": "text",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
@@ -42,7 +44,10 @@ def show(value: object) -> str:
 
 def nearest(value: object, names: Iterable[str], count: int = 1) -> str:
     """` (nearest: 'fsdp')`, or nothing where no name is near."""
-    near = difflib.get_close_matches(str(value), list(names), n=count, cutoff=0.5)
+    known = list(names)
+    near = [name for name in known if name.endswith(f".{value}")] or difflib.get_close_matches(
+        str(value), known, n=count, cutoff=0.5
+    )
     return f" (nearest: {', '.join(map(repr, near))})" if near else ""
 
 
@@ -82,39 +87,73 @@ def join(errors: Sequence[InputError]) -> InputError:
 
 
 def explain(
-    error: ValidationError,
-    where: Callable[[Location], str],
-    names_at: Callable[[Location], Sequence[str]],
+    error: ValidationError, where: Callable[[Location], str], prefix: Location = ()
 ) -> InputError:
     """Pydantic's findings as one `InputError`, in pydantic's order, which is the schema's.
 
-    `where` says in which file and key (or option) a location is, `names_at` the keys allowed there.
+    `where` says in which file and key (or option) a location is; `prefix` is the location of what
+    was validated.
     """
     lines: dict[str, InputError] = {}
     for item in error.errors(include_url=False):
-        found, allowed = found_and_allowed(item, names_at(item["loc"][:-1]))
-        line = InputError(where(item["loc"]), found, allowed)
+        item["loc"] = (*prefix, *item["loc"])
+        location = _in_file(item)
+        line = InputError(where(location), *_found_and_allowed(item, location))
         lines.setdefault(str(line), line)
     return join(list(lines.values()))
 
 
-def found_and_allowed(item: ErrorDetails, names: Sequence[str]) -> tuple[str, str]:
-    """One finding of pydantic in our words; `names` are the keys allowed where it is."""
-    kind, context = item["type"], item.get("ctx", {})
-    found = f"found {show(item['input'])}"
+def _in_file(item: ErrorDetails) -> Location:
+    """Where the user wrote it: pydantic puts in the name of a union's member."""
+    location = list(item["loc"])
+    tag = 3 if location[:2] == ["matrix", "strategy"] else 1
+    if len(location) > tag and (tag == 3 or location[0] in ("workload", "engine")):
+        del location[tag]
+    if item["type"].startswith("union_tag"):
+        location.append("name")
+    return tuple(location)
+
+
+def _found_and_allowed(  # noqa: PLR0911  (a kind of mistake each)
+    item: ErrorDetails, location: Location
+) -> tuple[str, str]:
+    """One finding of pydantic in our words."""
+    kind, context, value = item["type"], item.get("ctx", {}), item["input"]
+    found = f"found {show(value)}"
     if kind == "mistake":
         return context["found"], context["allowed"]
     if kind == "extra_forbidden":
-        return "no such key", choices(item["loc"][-1], names)
+        from shardmark.config.json_schema import keys_at
+
+        what = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
+        return f"no such {what}", choices(item["loc"][-1], keys_at(item["loc"][:-1]))
+    if kind == "union_tag_not_found":
+        from shardmark.config.json_schema import names_at
+
+        return "missing", choices("", names_at(item["loc"]))
     if kind == "missing":
         return "missing", "this key is required"
+    if kind == "union_tag_invalid":
+        return f"found {show(context['tag'])}", choices(
+            context["tag"], _quoted(context["expected_tags"])
+        )
     if kind == "value_error":
         said, _, allowed = str(context["error"]).partition("; ")
-        return said, allowed or f"change {show(item['input'])}"
+        return said, allowed or f"change {show(value)}"
     if kind == "literal_error":
-        return found, choices(item["input"], re.findall(r"'([^']*)'", str(context["expected"])))
-    wanted = _WANTED.get(kind) or item["msg"].removeprefix("Input should be ")
-    return found, f"allowed is {wanted}"
+        allowed = choices(value, _quoted(context["expected"]))
+    elif kind == "string_pattern_mismatch":
+        allowed = "allowed are letters, digits, '.', '_' and '-', a letter or digit first"
+    else:
+        allowed = f"allowed is {_WANTED.get(kind) or item['msg'].removeprefix('Input should be ')}"
+    if isinstance(value, list) and location[0] in ("recipe", "measure", "placement", "workload"):
+        key = dotted(location)
+        allowed += f"; to compare them, make it an axis: matrix: {{{key}: {show(value)}}}"
+    return found, allowed
+
+
+def _quoted(text: object) -> list[str]:
+    return re.findall(r"'([^']*)'", str(text))
 
 
 def given_at(data: Any, location: Iterable[str | int]) -> bool:

@@ -1,7 +1,8 @@
-"""Optimizer and learning-rate schedule of the recipe; keys that say nothing are refused."""
+"""The sections of the experiment file that every trial carries.  Imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -11,34 +12,58 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
-    ValidationInfo,
+    ValidationError,
     field_validator,
     model_serializer,
     model_validator,
 )
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 _SGD_KEYS = ("momentum", "dampening", "nesterov")
 _ADAM_KEYS = ("betas", "eps")
 _STEP_KEYS = ("every_steps", "gamma")
 
 
+def _require_fixed_name(schema: dict[str, Any]) -> None:
+    """An editor tells the members of a union apart by their names, so these must be given."""
+    if "const" in schema.get("properties", {}).get("name", {}):
+        schema["required"] = list(dict.fromkeys(["name", *schema.get("required", ())]))
+
+
 class Model(BaseModel):
     """Frozen; unknown keys, infinities and truth values in place of numbers are errors."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        json_schema_extra=_require_fixed_name,
     )
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _no_truth_value_as_number(cls, value: Any, info: ValidationInfo) -> Any:
-        assert info.field_name is not None
-        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation not in (
-            bool,
-            Any,
-        ):
-            raise ValueError(f"found {str(value).lower()}; this key is not a yes or no")
-        return value
+    def _no_truth_value_as_number(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            mistakes = [
+                InitErrorDetails(
+                    type=PydanticCustomError(
+                        "value_error",
+                        "{error}",
+                        {"error": f"found {str(value).lower()}; this key is not a yes or no"},
+                    ),
+                    loc=(key,),
+                    input=value,
+                )
+                for key, value in data.items()
+                if isinstance(value, bool)
+                and key in cls.model_fields
+                and cls.model_fields[key].annotation not in (bool, Any)
+            ]
+            if mistakes:
+                raise ValidationError.from_exception_data(cls.__name__, mistakes)
+        return data
 
 
 class Optimizer(Model):
@@ -194,3 +219,23 @@ class Limits(Model):
     other nodes the one for temporary files.  They are removed when the trial has ended."""
     node_return_seconds: Annotated[float, Field(ge=0, le=86400)] = 0
     """With `max_restarts`: how long a trial waits for a lost node, or another in its place."""
+
+
+MOST_RANKS = 2**16
+"""A world size above this is a slip of the hand."""
+
+
+class Placement(Model):
+    """Where the training ranks sit; beside `world_size`, which is `nodes` x `ranks_per_node`.
+
+    Any of the three follows from the others.
+    """
+
+    nodes: Annotated[PositiveInt, Field(le=MOST_RANKS)] | None = None
+    """Machines of a trial; one if nothing says otherwise."""
+    ranks_per_node: Annotated[PositiveInt, Field(le=MOST_RANKS)] | None = None
+    """Training ranks on each of them; parameter servers come on top."""
+
+
+SlowRanks = dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=1, le=1000)]]
+"""Rank -> factor by which its computing is slowed."""

@@ -28,7 +28,6 @@ from shardmark.equivalence.variation import NOTHING, Noise, Variation
 from shardmark.results.schema import RankRecord
 from shardmark.results.verification import Cause, Check, Verdict
 from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
 
 DISTURBED_RUNS = 3
@@ -166,11 +165,11 @@ class Benches:
             update={"activation_checkpointing": False, "cpu_offload": False}
         )
         threads = threads_of_a_rank(trial)
-        told = (trial.workload, recipe.model_dump(mode="json"), trial.world_size, steps, threads)
-        key = json.dumps(told, sort_keys=True)
+        models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
+        key = json.dumps((*models, trial.world_size, steps, threads), sort_keys=True)
         if key not in self._made:
             bench = Bench(
-                workload=build_workload(trial.workload, seed=recipe.seed),
+                workload=trial.workload.build(recipe.seed),
                 trial=trial,
                 ranks=trial.world_size,
                 steps=steps,

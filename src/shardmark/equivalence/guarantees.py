@@ -12,7 +12,6 @@ from shardmark.results.schema import ExchangeRecord, RankRecord
 from shardmark.results.verification import Cause, Check, Verdict
 from shardmark.train.identity import weights_sha256
 from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 
 
@@ -47,7 +46,7 @@ def check_guarantee(
 
 
 def _given(found: Evidence, trial: Trial, steps: int) -> tuple[Check, ...]:
-    workload = build_workload(trial.workload, seed=trial.recipe.seed)
+    workload = trial.workload.build(trial.recipe.seed)
     expected = weights_sha256(dict(workload.build_model().named_parameters()))
     plan = BatchPlan(global_batch=trial.batch_per_step, seed=trial.recipe.seed)
     wanted: list[tuple[int, ...]] = []

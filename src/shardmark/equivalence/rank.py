@@ -12,14 +12,13 @@ from shardmark.train.epochs import Training
 from shardmark.train.rank import Settled, serve
 from shardmark.train.record import RankReport
 from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload
 
 
 def capture_rank(trial: Trial, directory: Path, place: Settled, report: RankReport) -> None:
     """Take the few steps that `verify` judges, and leave what they gave."""
     process = place.process
     strategy = trial.built_strategy
-    workload = build_workload(trial.workload, seed=trial.recipe.seed)
+    workload = trial.workload.build(trial.recipe.seed)
     report.settings = dict(strategy.settings(trial.recipe))
     shard = trial.layout.ranks[process.rank].share
     role = strategy.start(workload, trial.recipe, process)

@@ -31,10 +31,7 @@ from shardmark.results.verification import (
 )
 from shardmark.train.checkpoint_folder import check_given
 from shardmark.trials.matrix import Plan, expand
-from shardmark.trials.trial import Trial
-from shardmark.trials.trial_id import cell_id
-from shardmark.workloads import check_data
-from shardmark.workloads import options as workload_options
+from shardmark.trials.trial import Trial, cell_id
 
 SCRATCH = ".verification"
 
@@ -65,7 +62,7 @@ def run_experiment(
     folder that cannot be used, `KeyboardInterrupt` after storing an interrupted trial.
     """
     listener = progress or Silent()
-    check_data(experiment.workload)
+    experiment.workload.check_data()
     RunFolder.check(out)
     _check_same(out, experiment)
     engine = engine or build_engine(experiment, listener.note)
@@ -116,7 +113,7 @@ def verify_experiment(
     Raises `InputError` for an experiment that cannot be used.
     """
     listener = progress or Silent()
-    check_data(experiment.workload)
+    experiment.workload.check_data()
     engine = engine or build_engine(experiment, listener.note)
     try:
         machine = engine.machine(experiment.device)
@@ -134,7 +131,7 @@ def _plan(experiment: Experiment, machine: Machine) -> Plan:
     plan = expand(experiment, machine.device_type)
     for trial in plan.trials:
         if trial.workload != experiment.workload:
-            check_data(trial.workload)
+            trial.workload.check_data()
     return plan
 
 
@@ -187,7 +184,7 @@ def _modules(trials: Sequence[Trial]) -> list[str]:
     names: list[str] = []
     for trial in trials:
         strategy = trial.built_strategy
-        wanted = (*strategy.loads(), *workload_options(trial.workload).loads())
+        wanted = (*strategy.loads(), *trial.workload.loads())
         if trial.limits.max_restarts:
             wanted = (*wanted, "torch.distributed.checkpoint")
         names += [name for name in wanted if name not in names]

@@ -111,7 +111,7 @@ def submission(experiment: Experiment, command: Sequence[str]) -> list[str]:
 
 def most_nodes(experiment: Experiment) -> int:
     """Of any trial; the kind of device makes no difference to it."""
-    return max(trial.nodes for trial in expand(experiment, "cpu").trials)
+    return expand(experiment).most_nodes
 
 
 def run_key(experiment: Experiment) -> dict[str, str]:
@@ -123,6 +123,4 @@ def run_key(experiment: Experiment) -> dict[str, str]:
 
 
 def _chosen(experiment: Experiment) -> tuple[Kind[Any], Model]:
-    kind = ENGINES[experiment.engine["name"]]
-    given = {key: value for key, value in experiment.engine.items() if key != "name"}
-    return kind, kind.options.model_validate(given)
+    return ENGINES[experiment.engine.name], experiment.engine

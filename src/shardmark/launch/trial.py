@@ -9,7 +9,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardmark.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
@@ -34,7 +33,6 @@ from shardmark.results.schema import (
     Outcome,
     RankRecord,
     RestartRecord,
-    StabilityFinding,
     Summary,
     TrialResult,
 )
@@ -146,15 +144,12 @@ class TrialRunner:
         total_seconds = time.time() - launched
         metrics: dict[str, Summary | None] = {}
         missing: dict[str, str] = {}
-        stability: tuple[StabilityFinding, ...] = ()
         if outcome is Outcome.OK:
             directory = self.folder.trial_folder(trial.id)
-            samples = list(read_lines(directory / SAMPLES_FILE))
-            stability = stability_of_trial(ranks, read_lines(directory / STEPS_FILE), samples)
             metrics, missing = summarise(
                 ranks,
                 read_lines(directory / STEPS_FILE),
-                samples,
+                list(read_lines(directory / SAMPLES_FILE)),
                 launched_at_seconds=launched,
                 total_seconds=total_seconds,
                 device_type=trial.device_type,
@@ -185,7 +180,6 @@ class TrialRunner:
                 ranks=ranks,
                 metrics=metrics,
                 missing=missing,
-                stability=stability,
                 files={},
             )
         )

@@ -17,9 +17,7 @@ from shardmark.launch.seats import check_trial
 from shardmark.launch.trial_artifacts import merge_logs, rank_records
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import REFERENCE, Cause, Verdict, Verification
-from shardmark.trials.trial import Trial
-from shardmark.trials.trial_id import cell_id
-from shardmark.workloads import options
+from shardmark.trials.trial import Trial, cell_id
 
 STEPS = 3
 JUDGE_SECONDS = 3600.0
@@ -75,7 +73,7 @@ def verify_cells(
 
 def shortened(trial: Trial) -> Trial:
     """The same training, for a few steps and with less to evaluate."""
-    workload = options(trial.workload).shortened().model_dump(mode="json")
+    workload = trial.workload.shortened()
     recipe = trial.recipe.model_copy(update={"epochs": None, "steps": STEPS})
     return trial.model_copy(update={"workload": workload, "recipe": recipe})
 

@@ -32,7 +32,6 @@ from shardmark.train.record import RankReport
 from shardmark.train.schedule import learning_rate_of, step_shard_seed
 from shardmark.train.slowness import slowed
 from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload
 from shardmark.workloads.base import Batch, Workload
 
 
@@ -117,7 +116,7 @@ def measure(trial: Trial, directory: Path, place: Settled, report: RankReport) -
     """Train the whole trial, measured."""
     process, device = place.process, place.process.device
     strategy = trial.built_strategy
-    workload = build_workload(trial.workload, seed=trial.recipe.seed)
+    workload = trial.workload.build(trial.recipe.seed)
     report.workload = workload
     report.settings = dict(strategy.settings(trial.recipe))
     shard = trial.layout.ranks[process.rank].share

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from shardmark.config import tables
-from shardmark.config.axes import StrategyEntry, canonical, parse_entry
+from pydantic import TypeAdapter, ValidationError
+
+from shardmark.config.axes import NODES, SIZE_AXES, assigned, named
 from shardmark.config.experiment import Experiment
-from shardmark.config.problems import join, show
-from shardmark.config.sizes import NODES, SIZE_AXES, Misfit, Size, sizes_of
+from shardmark.config.problems import Location, dotted, explain, join, show
 from shardmark.core.errors import InputError
-from shardmark.trials.cell_checks import check_batches, check_slow_ranks
-from shardmark.trials.cells import Cell, describe, resolve_cell
-from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.trials.trial_id import trial_id
+from shardmark.core.recipe import MOST_RANKS, Measure, Recipe, SlowRanks
+from shardmark.strategies import SHARED_OPTIONS, build_strategy, option_names
+from shardmark.strategies.base import Strategy
+from shardmark.trials.trial import StrategySpec, Trial, ranks_and_nodes, trial_id
+from shardmark.workloads import TaskOptions
 
-if TYPE_CHECKING:
-    from shardmark.strategies.base import Strategy
+DEFAULT_WORLD_SIZE = 2
+DeviceType = Literal["cuda", "cpu"]
+SECTIONS: Mapping[str, TypeAdapter[Any]] = {
+    "workload": TypeAdapter(TaskOptions),
+    "recipe": TypeAdapter(Recipe),
+    "measure": TypeAdapter(Measure),
+    "slow_ranks": TypeAdapter(SlowRanks),
+}
+"""What axes change besides strategy and size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +46,8 @@ class LeftOut:
 
     @property
     def cell(self) -> str:
-        ranks = self.world_size
-        size = None if ranks is None else Size(world_size=ranks, nodes=self.nodes)
-        return str(size) if self.strategy is None else describe(self.strategy, size)
+        size = None if self.world_size is None else ranks_and_nodes(self.world_size, self.nodes)
+        return " on ".join(str(part) for part in (self.strategy, size) if part is not None)
 
     def __str__(self) -> str:
         return f"{self.cell}: {self.reason}"
@@ -52,182 +61,277 @@ class Plan:
     """In the order to run: each repeat takes all cells once, in an order drawn from the seed."""
     left_out: tuple[LeftOut, ...]
 
+    @property
+    def most_nodes(self) -> int:
+        return max(trial.nodes for trial in self.trials)
 
-def expand(experiment: Experiment, device_type: Literal["cuda", "cpu"]) -> Plan:
+    def on(self, device_type: DeviceType) -> Plan:
+        """The same plan on that kind of device; strategies and layouts stay as they were built."""
+        placed = [t.model_copy(update={"device_type": device_type}) for t in self.trials]
+        trials = (trial.model_copy(update={"id": trial_id(trial)}) for trial in placed)
+        return replace(self, trials=tuple(trials))
+
+
+def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     """All trials of the experiment on that kind of device, and the cells that make no sense.
 
     Raises `InputError` where values do not go together or the batch cannot be shared.
     """
     left_out: list[LeftOut] = []
-    cells = _cells(experiment, left_out)
-    if not cells:
-        reasons = "; ".join(map(str, left_out))
-        raise InputError(f"{experiment.name}: matrix", "no cell makes sense", reasons)
-    check_batches(experiment, cells)
-    check_slow_ranks(experiment, cells)
-    _check_distinct(experiment, cells, device_type)
+    cells = _cells(experiment, device_type, left_out)
+    _check_batches(cells)
+    _check_slow_ranks(cells)
+    _check_distinct(cells)
     shuffle = random.Random(experiment.recipe.seed).shuffle
-    shared = _differing_overrides(cells)
-    tells_nodes = NODES in experiment.matrix or len({cell.nodes for cell in cells}) > 1
     trials: list[Trial] = []
     for repeat in range(experiment.measure.repeats):
-        order = list(cells)
+        order = [cell.model_copy(update={"repeat": repeat}) for cell in cells]
         shuffle(order)
-        trials += (
-            _trial(experiment, cell, device_type, repeat, shared, tells_nodes=tells_nodes)
-            for cell in order
-        )
+        trials += (trial.model_copy(update={"id": trial_id(trial)}) for trial in order)
     return Plan(trials=tuple(trials), left_out=tuple(left_out))
 
 
-def _cells(experiment: Experiment, left_out: list[LeftOut]) -> list[Cell]:
+def _cells(experiment: Experiment, device_type: DeviceType, left_out: list[LeftOut]) -> list[Trial]:
+    """The first repeat of each cell, without its id."""
     axes = {
         key: values
         for key, values in experiment.matrix.items()
         if key not in SIZE_AXES and key.partition(".")[0] != "strategy"
     }
-    cells: list[Cell] = []
+    cells: list[Trial] = []
     errors: dict[str, InputError] = {}
     asked = _asked_sizes(experiment, left_out)
-    for entry in _variants(experiment, left_out):
-        sizes = _sizes(experiment, entry, asked, left_out)
-        for size, values in product(sizes, _combinations(axes)):
+    entries = list(_entries(experiment, left_out))
+    for spec, overrides in entries:
+        sizes = _sizes(experiment, spec, asked, left_out)
+        for values in _combinations(axes):
             try:
-                cells.append(resolve_cell(experiment, entry, size, values))
+                sections = _sections(experiment, values | overrides)
             except InputError as error:
                 errors.setdefault(str(error), error)
+                continue
+            cells += (
+                Trial(
+                    id="",
+                    experiment=experiment.name,
+                    strategy=spec,
+                    world_size=world_size,
+                    nodes=nodes,
+                    limits=experiment.limits,
+                    device_type=device_type,
+                    varied=values,
+                    **sections,
+                )
+                for world_size, nodes in sizes
+            )
     if errors:
         raise join(list(errors.values()))
-    return cells
+    if not cells:
+        reasons = "; ".join(map(str, left_out))
+        raise InputError(f"{experiment.name}: matrix", "no cell makes sense", reasons)
+    overridden = {key for _, overrides in entries for key in overrides}
+    return [_telling(cell, cells, sorted(overridden), experiment.matrix) for cell in cells]
 
 
-def _combinations(axes: dict[str, list[Any]]) -> list[dict[str, Any]]:
+def _telling(
+    cell: Trial, cells: Sequence[Trial], overridden: Iterable[str], matrix: Mapping[str, Any]
+) -> Trial:
+    """With the recipe's keys among what varies that some strategies set and cells differ in."""
+    varied = dict(cell.varied)
+    for key in overridden:
+        name = key.removeprefix("recipe.")
+        if len({getattr(other.recipe, name) for other in cells}) > 1:
+            varied[key] = getattr(cell.recipe, name)
+    if NODES in matrix or len({other.nodes for other in cells}) > 1:
+        varied[NODES] = cell.nodes
+    return cell.model_copy(update={"varied": varied})
+
+
+def _combinations(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
 
-def _variants(experiment: Experiment, left_out: list[LeftOut]) -> Iterator[StrategyEntry]:
-    """Each strategy entry with each combination of the axes that are strategies' options."""
+def _entries(
+    experiment: Experiment, left_out: list[LeftOut]
+) -> Iterator[tuple[StrategySpec, dict[str, Any]]]:
+    """Each strategy with each combination of the axes that are its options, and the recipe's keys
+    that it sets for itself."""
     axes = {
         key.removeprefix("strategy."): values
         for key, values in experiment.matrix.items()
         if key.startswith("strategy.")
     }
-    for entry in map(parse_entry, experiment.matrix["strategy"]):
-        refused = [option for option in axes if not entry.accepts(option)]
+    for value in experiment.matrix["strategy"]:
+        entry = dict(named(value))
+        name = entry.pop("name")
+        overrides = {f"recipe.{key}": entry.pop(key) for key in SHARED_OPTIONS if key in entry}
+        refused = [option for option in axes if option not in option_names(name)]
         if refused:
-            strategy = StrategySpec(name=entry.name, options=entry.options)
-            reason = f"{entry.name} has no option {' and no option '.join(refused)}"
-            left_out.append(LeftOut(strategy=strategy, world_size=None, reason=reason))
+            reason = f"{name} has no option {' and no option '.join(refused)}"
+            spec = StrategySpec(name=name, options=entry)
+            left_out.append(LeftOut(strategy=spec, world_size=None, reason=reason))
             continue
         for options in _combinations(axes):
-            yield replace(entry, options={**entry.options, **options})
+            yield StrategySpec(name=name, options={**entry, **options}), overrides
 
 
-def _asked_sizes(experiment: Experiment, left_out: list[LeftOut]) -> list[Size]:
-    """What the axes ask for, as far as their values go together."""
-    placement = experiment.placement
-    found = sizes_of(
-        experiment.matrix, nodes=placement.nodes, ranks_per_node=placement.ranks_per_node
-    )
-    left_out += (
-        LeftOut(strategy=None, world_size=size.world_size, reason=size.reason)
-        for size in found
-        if isinstance(size, Misfit)
-    )
-    sizes = [size for size in found if isinstance(size, Size)]
+def _asked_sizes(experiment: Experiment, left_out: list[LeftOut]) -> list[tuple[int, int]]:
+    """World size and nodes that the axes ask for, as far as their values go together."""
+    axes: dict[str, Sequence[int | None]] = {
+        "world_size": [None],
+        NODES: [experiment.placement.nodes],
+        "placement.ranks_per_node": [experiment.placement.ranks_per_node],
+    }
+    axes |= {key: experiment.matrix[key] for key in SIZE_AXES if key in experiment.matrix}
+    sizes: dict[tuple[int, int], None] = {}
+    for world_size, nodes, each in product(*(axes[key] for key in SIZE_AXES)):
+        size, reason = _size(world_size, nodes, each)
+        if reason is None:
+            sizes[size] = None
+        else:
+            left_out.append(LeftOut(strategy=None, world_size=size[0], reason=reason))
     if not sizes:
-        reasons = "; ".join(map(str, left_out))
         where = f"{experiment.name}: world_size, placement"
+        reasons = "; ".join(map(str, left_out))
         raise InputError(where, "no size that is asked for fits", reasons)
-    return sizes
+    return list(sizes)
+
+
+def _size(
+    world_size: int | None, nodes: int | None, each: int | None
+) -> tuple[tuple[int, int], str | None]:
+    """World size and nodes, what is not given following from the rest; and why they do not fit."""
+    if world_size is None:
+        nodes = nodes or 1
+        world_size = nodes * (each or max(1, DEFAULT_WORLD_SIZE // nodes))
+        too_many = f"allowed are at most {MOST_RANKS} ranks" if world_size > MOST_RANKS else None
+        return (world_size, nodes), too_many
+    if nodes is None:
+        nodes = max(1, world_size // each) if each else 1
+    if nodes * (each or world_size // nodes) == world_size:
+        return (world_size, nodes), None
+    ranks = ranks_and_nodes(world_size, 1)
+    if each:
+        machines = "1 node" if nodes == 1 else f"{nodes} nodes"
+        reason = f"{machines} with {ranks_and_nodes(each, 1)} each are not {ranks}"
+    else:
+        reason = f"{ranks} cannot be shared out equally to {nodes} nodes"
+    return (world_size, nodes), reason
 
 
 def _sizes(
-    experiment: Experiment, entry: StrategyEntry, asked: Sequence[Size], left_out: list[LeftOut]
-) -> list[Size]:
-    """The sizes that make sense for the entry; one rank for a strategy that only runs alone."""
-    strategy = tables.build_strategy(entry.name, entry.options)
-    reasons = {size: _reason_against(strategy, size) for size in asked}
+    experiment: Experiment,
+    spec: StrategySpec,
+    asked: Sequence[tuple[int, int]],
+    left_out: list[LeftOut],
+) -> list[tuple[int, int]]:
+    """The sizes that make sense for the strategy; one rank if it only runs alone."""
+    strategy = build_strategy(spec.name, spec.options)
+    reasons = {size: _unsupported_reason(strategy, *size) for size in asked}
     sizes = [size for size, reason in reasons.items() if reason is None]
-    one = Size(world_size=1)
-    alone = not sizes and _reason_against(strategy, one) is None
+    alone = not sizes and _unsupported_reason(strategy, 1, 1) is None
     if not alone or not experiment.matrix.keys().isdisjoint(SIZE_AXES):
-        spec = StrategySpec(name=entry.name, options=entry.options)
         left_out += (
-            LeftOut(strategy=spec, world_size=size.world_size, nodes=size.nodes, reason=reason)
-            for size, reason in reasons.items()
+            LeftOut(strategy=spec, world_size=world_size, nodes=nodes, reason=reason)
+            for (world_size, nodes), reason in reasons.items()
             if reason is not None
         )
-    return [one] if alone else sizes
+    return [(1, 1)] if alone else sizes
 
 
-def _reason_against(strategy: Strategy, size: Size) -> str | None:
+def _unsupported_reason(strategy: Strategy, world_size: int, nodes: int) -> str | None:
     """Why no machines could run the strategy so; None if some could."""
-    training = len(strategy.layout(size.world_size).training_ranks)
-    if training % size.nodes:
+    training = len(strategy.layout(world_size).training_ranks)
+    if training % nodes:
         processes = "1 process trains" if training == 1 else f"{training} processes train"
-        return f"{processes}, which cannot be shared out to {size.nodes} nodes"
-    return strategy.unsupported_reason(size.world_size, size.nodes)
+        return f"{processes}, which cannot be shared out to {nodes} nodes"
+    return strategy.unsupported_reason(world_size, nodes)
 
 
-def _check_distinct(experiment: Experiment, cells: Iterable[Cell], device_type: str) -> None:
+def _sections(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiment's sections with the cell's values in place.
+
+    Raises `InputError` where they do not go together.
+    """
+    sections = {}
+    for section, adapter in SECTIONS.items():
+        base = getattr(experiment, section)
+        own = {key: value for key, value in values.items() if key.partition(".")[0] == section}
+        # Defaults are left out: those of one optimizer or task may be no keys of another.
+        data = base.model_dump(mode="json", exclude_defaults=True) if "slow" not in section else {}
+        if section == "workload":
+            data["name"] = base.name
+        for key, value in own.items():
+            _, *path = key.split(".")
+            data = assigned(data, path, value) if path else value
+
+        def place(location: Location, own: Mapping[str, Any] = own) -> str:
+            if dotted(location) in own:
+                return f"{experiment.name}: matrix.{dotted(location)}"
+            cells = ", ".join(f"{key}={show(value)}" for key, value in own.items())
+            return f"{experiment.name}: {dotted(location)} in the cells with {cells}"
+
+        try:
+            sections[section] = adapter.validate_python(data) if own else base
+        except ValidationError as error:
+            raise explain(error, place, prefix=(section,)) from None
+    return sections
+
+
+def _check_batches(cells: Iterable[Trial]) -> None:
+    """Every share of a step must have the same number of samples, in equal micro-batches."""
+    parts: dict[tuple[str, int], dict[int, Trial]] = defaultdict(dict)
+    for cell in cells:
+        recipe, micro_batches = cell.recipe, cell.recipe.gradient_accumulation
+        if recipe.global_batch is not None:
+            equal_parts = cell.layout.shares * micro_batches
+            parts["global_batch", recipe.global_batch].setdefault(equal_parts, cell)
+        elif recipe.per_rank_batch is not None:
+            parts["per_rank_batch", recipe.per_rank_batch].setdefault(micro_batches, cell)
+    errors = [
+        _batch_error(key, batch, cell, math.lcm(*by_parts))
+        for (key, batch), by_parts in parts.items()
+        for equal_parts, cell in by_parts.items()
+        if batch % equal_parts
+    ]
+    if errors:
+        raise join(errors)
+
+
+def _batch_error(key: str, batch: int, cell: Trial, multiple: int) -> InputError:
+    ranks = [f"{cell.layout.shares} training ranks"] if key == "global_batch" else []
+    micro_batches = cell.recipe.gradient_accumulation
+    shares = [*ranks, *([f"{micro_batches} micro-batches"] if micro_batches > 1 else [])]
+    below = batch // multiple * multiple
+    nearest = f"{below} and {below + multiple}" if below else str(multiple)
+    return InputError(
+        f"{cell.experiment}: recipe.{key}",
+        f"{batch} samples cannot be shared equally by {' x '.join(shares)} ({cell.title})",
+        f"nearest batches that every cell can share: {nearest}",
+    )
+
+
+def _check_slow_ranks(cells: Sequence[Trial]) -> None:
+    """A rank that no cell has was meant to be another."""
+    most = max(cell.world_size for cell in cells)
+    for rank in sorted({rank for cell in cells for rank in cell.slow_ranks}):
+        if rank >= most:
+            raise InputError(
+                f"{cells[0].experiment}: slow_ranks",
+                f"there is no rank {rank}: the largest world size is {most}",
+                f"ranks 0 to {most - 1}",
+            )
+
+
+def _check_distinct(cells: Iterable[Trial]) -> None:
     seen: set[str] = set()
     for cell in cells:
-        identity = _id(cell, device_type, 0)
+        identity = trial_id(cell)
         if identity in seen:
-            values = ", ".join(f"{key}={show(value)}" for key, value in cell.values.items())
-            found = f"the cell {cell.title}{' with ' if values else ''}{values} is there twice"
-            allowed = "keep one of the values that mean the same"
-            raise InputError(f"{experiment.name}: matrix", found, allowed)
+            values = "".join(f", {key}={show(value)}" for key, value in cell.varied.items())
+            raise InputError(
+                f"{cell.experiment}: matrix",
+                f"the cell {cell.title}{values} is there twice",
+                "keep one of the values that mean the same",
+            )
         seen.add(identity)
-
-
-def _differing_overrides(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """Keys of the recipe that some strategy entry set, if the cells then differ in them."""
-    keys = dict.fromkeys(key for cell in cells for key in cell.overrides)
-    return tuple(
-        key for key in keys if len({canonical(getattr(cell.recipe, key)) for cell in cells}) > 1
-    )
-
-
-def _id(cell: Cell, device_type: str, repeat: int) -> str:
-    return trial_id(
-        workload=cell.workload,
-        recipe=cell.recipe,
-        strategy=cell.strategy,
-        world_size=cell.world_size,
-        measure=cell.measure,
-        device_type=device_type,
-        slow_ranks=cell.slow_ranks,
-        repeat=repeat,
-        nodes=cell.nodes,
-    )
-
-
-def _trial(
-    experiment: Experiment,
-    cell: Cell,
-    device_type: Literal["cuda", "cpu"],
-    repeat: int,
-    shared: Sequence[str],
-    *,
-    tells_nodes: bool,
-) -> Trial:
-    own = {f"recipe.{key}": getattr(cell.recipe, key) for key in shared}
-    if tells_nodes:
-        own[NODES] = cell.nodes
-    return Trial(
-        id=_id(cell, device_type, repeat),
-        experiment=experiment.name,
-        workload=cell.workload,
-        recipe=cell.recipe,
-        strategy=cell.strategy,
-        world_size=cell.world_size,
-        nodes=cell.nodes,
-        measure=cell.measure,
-        limits=experiment.limits,
-        device_type=device_type,
-        repeat=repeat,
-        varied=cell.values | own,
-        slow_ranks=cell.slow_ranks,
-    )

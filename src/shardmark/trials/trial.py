@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
+from shardmark.config.axes import canonical
 from shardmark.core.recipe import Limits, Measure, Model, Recipe
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
 from shardmark.strategies.layout import Layout
+from shardmark.workloads import TaskOptions
 
 
 class StrategySpec(Model):
@@ -19,6 +24,11 @@ class StrategySpec(Model):
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """`fsdp-hybrid (shard_group=2)`."""
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name} ({options})" if options else self.name
+
 
 class Trial(Model):
     """One cell of the matrix, one repeat: all that a fresh process group needs to know."""
@@ -26,7 +36,7 @@ class Trial(Model):
     id: str
     """Readable and unique in the run; the same for the same content."""
     experiment: str
-    workload: dict[str, Any]
+    workload: TaskOptions
     recipe: Recipe
     strategy: StrategySpec
     world_size: PositiveInt
@@ -56,3 +66,41 @@ class Trial(Model):
             return self.recipe.global_batch
         assert self.recipe.per_rank_batch is not None
         return self.recipe.per_rank_batch * self.layout.shares
+
+    @property
+    def title(self) -> str:
+        """`fsdp-hybrid (shard_group=2) on 4 ranks of 2 nodes`."""
+        return f"{self.strategy} on {ranks_and_nodes(self.world_size, self.nodes)}"
+
+
+def ranks_and_nodes(world_size: int, nodes: int) -> str:
+    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    return ranks if nodes == 1 else f"{ranks} of {nodes} nodes"
+
+
+def trial_id(trial: Trial) -> str:
+    """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, or `...-w4-n2-...` on two nodes.
+
+    The digits are a hash of all that defines the trial.  Its time limit and how many repeats there
+    are do not: more of either keeps finished trials.
+    """
+    content = trial.model_dump(
+        mode="json",
+        exclude={
+            **dict.fromkeys(("id", "experiment", "limits", "varied"), True),
+            "measure": {"repeats", "verify", "link_seconds"},
+        },
+    )
+    name = re.sub(r"[^a-z0-9]+", "-", trial.strategy.name.lower()).strip("-")
+    size = f"w{trial.world_size}" + (f"-n{trial.nodes}" if trial.nodes > 1 else "")
+    return f"{name}-{size}-{trial.recipe.precision}-r{trial.repeat}-{_digest(content)[:8]}"
+
+
+def cell_id(trial: Mapping[str, Any]) -> str:
+    """Names what a stored trial trains, and on what: the same for all its repeats."""
+    keys = ("workload", "recipe", "strategy", "world_size", "device_type", "nodes")
+    return _digest({key: trial.get(key, 1) for key in keys})[:12]
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(content).encode()).hexdigest()

@@ -5,19 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Self
 
-from pydantic import BaseModel, ConfigDict
-
 from shardmark.core.errors import DataError, InputError
+from shardmark.core.recipe import Model
 
 if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
     from shardmark.workloads.vision.options import ClassificationOptions
 
 
-class WorkloadOptions(BaseModel):
+class WorkloadOptions(Model):
     """The `workload` mapping of an experiment; the field `name` says which task it is."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     @abstractmethod
     def check_data(self) -> None:

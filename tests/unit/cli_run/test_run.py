@@ -196,7 +196,7 @@ def test_our_own_errors_are_messages(
     [
         (["quickstrat"], "error: quickstrat: no such file, and no such preset; allowed is a file"),
         (["quickstart", "--set", "recipe.epochs"], "recipe.epochs"),
-        (["quickstart", "--set", "recipe.epoch=3"], "nearest: 'recipe.epochs'"),
+        (["quickstart", "--set", "recipe.epoch=3"], "nearest: 'epochs'"),
         (["quickstart", "--set", "recipe.epochs=many"], "many"),
         (["quickstart", "--set", "matrix.strategy=[dpd]"], "found 'dpd'; allowed are single, dp"),
         (["quickstart", "--set", "matrix.strategy=[{name: ddp, bucket: 5}]"], "bucket_mb"),

@@ -1,46 +1,49 @@
+"""An experiment from a file, a preset or a mapping, changed, written out, and as a schema."""
+
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from shardmark.config.engines import LocalOptions, TorchrunOptions
 from shardmark.config.experiment import Experiment
-from shardmark.config.load import (
-    from_mapping,
-    load_experiment,
-    preset_names,
-    presets,
-    to_yaml,
-)
+from shardmark.config.json_schema import experiment_schema
+from shardmark.config.load import from_mapping, load_experiment, preset_names, presets, to_yaml
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import Optimizer, Schedule
 from shardmark.trials.matrix import expand
 
+Make = Callable[..., Experiment]
+
 GOOD = """
+x-rate: &rate 0.1
 name: test
-workload: {name: toy}
+workload: {name: classification}
 recipe:
   global_batch: 64
   epochs: 2
-  optimizer: {lr: 0.1, weight_decay: 5e-4}
+  optimizer: {lr: *rate, weight_decay: 5e-4}
 matrix:
-  strategy: [alone, both]
+  strategy: [single, ddp]
 """
 
 
 def _message(source: str | Path) -> str:
     with pytest.raises(InputError) as caught:
         load_experiment(source)
-    return str(caught.value)
+    return str(caught.value).replace(str(source), "FILE")
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
         ("", "FILE: it is empty; allowed is a mapping"),
-        ("# only this\n", "FILE: it is empty"),
         ("- 1", "FILE: found [1]; allowed is a mapping"),
         (b"\xff\xfe\x00\x01", "FILE: not UTF-8 text"),
         (b"#" * (2**20 + 1), "FILE: larger than 1 MiB"),
@@ -49,26 +52,24 @@ def _message(source: str | Path) -> str:
         (GOOD.replace("epochs", "epoch"), "(nearest: 'epochs')"),
         (GOOD.replace("matrix:", "matrxi:"), "FILE: matrix: missing; this key is required\n"),
         (GOOD.replace("matrix:", "matrxi:"), "FILE: matrxi: no such key; allowed are name, "),
-        (GOOD.replace("both]", "bth]"), "FILE: matrix.strategy[1]: found 'bth'; allowed are"),
-        (GOOD.replace("both]", "bth]"), "(nearest: 'both')"),
+        (GOOD.replace("ddp]", "ddpp]"), "FILE: matrix.strategy[1].name: found 'ddpp'; allowed"),
         (
             GOOD.replace("  epochs: 2\n", "") + "  steps: [ten]\n",
             "FILE: matrix.recipe.steps[0]: found 'ten'; allowed is a whole number",
         ),
     ],
 )
-def test_says_what_is_wrong_in_a_file(
-    file_message: Callable[[str | bytes], str], content: str | bytes, expected: str
-) -> None:
-    assert expected in file_message(content)
+def test_says_what_is_wrong_in_a_file(tmp_path: Path, content: str | bytes, expected: str) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert expected in _message(path)
 
 
-def test_says_all_mistakes_at_once_in_one_order(
-    file_message: Callable[[str | bytes], str],
-) -> None:
-    content = GOOD.replace("test", "a/b").replace("lr: 0.1", "lr: -1").replace("both", "bth")
-    keys = [line.split(": ")[1] for line in file_message(content).splitlines()]
-    assert keys == ["name", "recipe.optimizer.lr", "matrix.strategy[1]"]
+def test_says_all_mistakes_at_once_in_one_order(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(GOOD.replace("test", "a/b").replace("*rate", "-1").replace("ddp", "ddpp"))
+    keys = [line.split(": ")[1] for line in _message(path).splitlines()]
+    assert keys == ["name", "recipe.optimizer.lr", "matrix.strategy[1].name"]
 
 
 def test_an_error_can_be_pickled() -> None:
@@ -77,46 +78,39 @@ def test_an_error_can_be_pickled() -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_a_missing_file_names_the_nearest_presets(tmp_path: Path) -> None:
-    said = _message("quickstrat")
-    assert "no such file, and no such preset" in said
-    assert "(nearest: 'quickstart', " in said
-    assert "no such file" in _message(tmp_path / "nothing.yaml")
-
-
-def test_a_folder_is_not_an_experiment(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    assert "(nearest: 'quickstart', " in _message("quickstrat")
+    assert "no such file, and no such preset" in _message(tmp_path / "nothing.yaml")
     assert "it is a folder; allowed is a YAML file" in _message(tmp_path)
-    (tmp_path / "experiment.yaml").touch()
-    assert f"its experiment is {tmp_path / 'experiment.yaml'}" in _message(tmp_path)
-
-
-@pytest.mark.parametrize("source", ["a\0b", "~no-such-user-here/x", "x" * 5000])
-def test_an_impossible_path_is_said_so(source: str) -> None:
-    assert "allowed is a YAML file" in _message(source)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_an_unreadable_file_is_said_so(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.yaml"
-    path.touch(mode=0)
-    assert "cannot be read: Permission denied" in _message(path)
-
-
-def test_data_that_are_no_mapping_are_said_so() -> None:
-    with pytest.raises(InputError, match="experiment: found 3; allowed is a mapping"):
-        from_mapping(3)
+    (tmp_path / "experiment.yaml").touch(mode=0)
+    assert "its experiment is FILE/experiment.yaml" in _message(tmp_path)
+    if os.geteuid() != 0:  # root reads every file
+        assert "cannot be read: Permission denied" in _message(tmp_path / "experiment.yaml")
+    for impossible in ("a\0b", "~no-such-user-here/x", "x" * 5000):
+        assert "allowed is a YAML file" in _message(impossible)
 
 
 def test_what_is_written_loads_to_an_equal_experiment(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
-    path.write_text(GOOD + "  precision: [fp32, bf16]\n  workload.model: [large]\n")
+    path.write_text(GOOD + "  precision: [fp32, bf16]\n  recipe.optimizer.name: [sgd, adamw]\n")
     experiment = load_experiment(path)
+    assert experiment.recipe.optimizer.lr == 0.1
     assert experiment.recipe.optimizer.weight_decay == 5e-4
     path.write_text(to_yaml(experiment))
     again = load_experiment(path)
     assert again == experiment
     assert to_yaml(again) == to_yaml(experiment)
-    assert expand(again, "cpu") == expand(experiment, "cpu")
+    assert expand(again) == expand(experiment)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_written_optimizers_and_schedules_can_be_read(name: str) -> None:
+    """All defaults are written, but not the keys that would be refused when read."""
+    optimizer = Optimizer.model_validate({"name": name, "lr": 0.1})
+    assert Optimizer.model_validate_json(optimizer.model_dump_json()) == optimizer
+    assert ("momentum" in optimizer.model_dump()) == (name == "sgd")
+    for schedule in (Schedule(), Schedule(name="step", every_steps=10)):
+        assert Schedule.model_validate(schedule.model_dump()) == schedule
 
 
 def test_a_folder_named_like_a_preset_does_not_hide_it(
@@ -124,24 +118,89 @@ def test_a_folder_named_like_a_preset_does_not_hide_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "quickstart").mkdir()
-    assert "it is a folder" not in _message("quickstart")  # its strategies are not in these tables
+    assert load_experiment("quickstart").name == "quickstart"
 
 
-def test_every_preset_says_what_it_is_for() -> None:
+def test_every_preset_loads_and_says_what_it_is_for() -> None:
     assert tuple(presets()) == preset_names()
     assert {"quickstart", "cifar10-strategies", "asu-fsdp-2024"} <= set(preset_names())
-    for purpose in presets().values():
+    for name, purpose in presets().items():
         assert len(purpose) > 20
+        assert load_experiment(name).matrix["strategy"]
 
 
-def test_python_sequences_will_do() -> None:
-    experiment = from_mapping(
-        {
-            "name": "test",
-            "workload": {"name": "toy"},
-            "recipe": {"global_batch": 64},
-            "matrix": {"strategy": ("both",), "steps": (10, 20)},
-        }
-    )
-    assert isinstance(experiment, Experiment)
+def test_python_sequences_will_do_and_nothing_can_be_changed() -> None:
+    data: dict[str, Any] = {
+        "name": "test",
+        "workload": {"name": "classification"},
+        "recipe": {"global_batch": 64},
+        "matrix": {"strategy": ("ddp",), "steps": (10, 20)},
+        "slow_ranks": {1: 2, "0": 1.5},
+    }
+    experiment = from_mapping(data, ["recipe.seed=3"])
     assert experiment.matrix["recipe.steps"] == [10, 20]
+    assert experiment.slow_ranks == {1: 2.0, 0: 1.5}
+    assert "seed" not in data["recipe"], "the caller's data are left alone"
+    assert Experiment.model_validate_json(experiment.model_dump_json()) == experiment
+    with pytest.raises(ValidationError, match="frozen"):
+        experiment.name = "other"
+
+
+def test_overrides_drop_what_they_exclude_and_the_last_holds(make: Make) -> None:
+    recipe = make("steps=10", "recipe.per_rank_batch=8", "seed=1", "recipe.seed=2").recipe
+    assert (recipe.steps, recipe.epochs) == (10, None)
+    assert (recipe.per_rank_batch, recipe.global_batch) == (8, None)
+    assert recipe.seed == 2
+    assert make("recipe.steps=null").recipe.epochs == 2
+    experiment = make("matrix.precision=[bf16]", "matrix.recipe.precision=[fp32, bf16]")
+    assert experiment.matrix["recipe.precision"] == ["fp32", "bf16"]
+    assert "precision" not in experiment.matrix
+
+
+def test_engine_is_a_name_or_a_mapping(make: Make) -> None:
+    assert make().engine == LocalOptions()
+    assert make("engine=torchrun").engine == TorchrunOptions(node_seconds=20.0)
+    settings = ("engine={name: torchrun, node_rank: 3}", "engine.name=local")
+    assert make(*settings).engine == LocalOptions(), "another engine's options are dropped"
+    numbered = make("engine.name=torchrun", "engine.node_rank=1").engine
+    assert numbered == TorchrunOptions(node_rank=1)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for inner in schema.values():
+            yield from _references(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _references(inner)
+
+
+def test_json_schema_is_whole() -> None:
+    schema = experiment_schema()
+    definitions, properties = schema["$defs"], schema["properties"]
+    references = set(_references(schema))
+    assert references
+    assert references <= {f"#/$defs/{name}" for name in definitions}
+    names, *entries = properties["matrix"]["properties"]["strategy"]["items"]["oneOf"]
+    assert {"single", "ddp", "zero-1", "ps-async"} <= set(names["enum"])
+    assert len(entries) == len(names["enum"])
+    shared = {"precision", "activation_checkpointing", "gradient_accumulation", "cpu_offload"}
+    assert shared | {"name", "bucket_mb"} <= set(definitions["ddp"]["properties"])
+    assert not definitions["ddp"]["additionalProperties"]
+    for options in ("ClassificationOptions", "DetectionOptions", "TorchrunOptions", "ddp"):
+        assert "name" in definitions[options]["required"], "so that editors tell them apart"
+    assert properties["slow_ranks"]["propertyNames"] == {"pattern": "^[0-9]+$"}
+    described = definitions["Recipe"]["properties"]["global_batch"]["description"]
+    assert described.startswith("Samples per optimizer step")
+
+
+def test_json_schema_has_axes_by_full_and_short_keys() -> None:
+    axes = experiment_schema()["properties"]["matrix"]["properties"]
+    assert {"recipe.precision", "precision", "recipe.optimizer.lr", "lr", "world_size"} <= set(axes)
+    assert {"workload.model", "strategy.bucket_mb", "strategy.staleness"} <= set(axes)
+    assert {"placement.nodes", "nodes", "slow_ranks"} <= set(axes)
+    assert not {"warmup_steps", "measure.repeats", "strategy.precision"} & set(axes)
+    assert axes["precision"]["items"]["enum"] == ["fp32", "bf16", "fp16"]
+    assert axes["precision"]["type"] == "array"

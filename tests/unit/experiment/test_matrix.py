@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given
@@ -10,11 +11,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from shardmark.config.experiment import Experiment
+from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Measure, Recipe
 from shardmark.trials.matrix import Plan, expand
-from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.trials.trial_id import trial_id
+from shardmark.trials.trial import StrategySpec, Trial, trial_id
+from shardmark.workloads.vision.options import ClassificationOptions
 
 Make = Callable[..., Experiment]
 
@@ -25,50 +27,50 @@ def _cells(plan: Plan) -> set[tuple[str, int]]:
 
 def _refused(experiment: Experiment) -> str:
     with pytest.raises(InputError) as caught:
-        expand(experiment, "cpu")
+        expand(experiment)
     return str(caught.value)
 
 
 def test_leaves_out_what_makes_no_sense_and_says_why(make: Make) -> None:
-    plan = expand(make("matrix.world_size=[1, 2, 4]"), "cpu")
-    assert _cells(plan) == {("alone", 1), ("both", 2), ("both", 4)}
+    plan = expand(make("matrix.world_size=[1, 2, 4]"))
+    assert _cells(plan) == {("single", 1), ("ddp", 2), ("ddp", 4)}
     assert [str(item) for item in plan.left_out] == [
-        "alone on 2 ranks: alone is one device",
-        "alone on 4 ranks: alone is one device",
-        "both on 1 rank: one rank has nobody",
+        "single on 2 ranks: single is one device",
+        "single on 4 ranks: single is one device",
+        "ddp on 1 rank: one rank has nobody to share the work with",
     ]
 
 
 def test_a_strategy_that_only_runs_alone_does_so_in_any_case(make: Make) -> None:
-    assert _cells(expand(make("matrix.world_size=[2]"), "cpu")) == {("alone", 1), ("both", 2)}
+    assert _cells(expand(make("matrix.world_size=[2]"))) == {("single", 1), ("ddp", 2)}
 
 
 def test_two_ranks_are_the_default(make: Make) -> None:
-    plan = expand(make("matrix={strategy: [alone, both]}"), "cpu")
-    assert _cells(plan) == {("alone", 1), ("both", 2)}
+    plan = expand(make("matrix={strategy: [single, ddp]}"))
+    assert _cells(plan) == {("single", 1), ("ddp", 2)}
     assert plan.left_out == ()
 
 
 def test_a_plan_without_a_cell_is_a_mistake(make: Make) -> None:
-    said = _refused(make("matrix.strategy=[both]", "matrix.world_size=[1]"))
-    assert said == "test: matrix: no cell makes sense; both on 1 rank: one rank has nobody"
+    said = _refused(make("matrix.strategy=[ddp]", "matrix.world_size=[1]"))
+    assert said.startswith("test: matrix: no cell makes sense; ddp on 1 rank: one rank has nobody")
 
 
 def test_options_of_strategies_are_axes(make: Make) -> None:
-    plan = expand(make("matrix.strategy.bucket_mb=[5, 25]"), "cpu")
+    plan = expand(make("matrix.strategy.bucket_mb=[5, 25]"))
     assert {trial.strategy.options["bucket_mb"] for trial in plan.trials} == {5, 25}
-    assert [str(item) for item in plan.left_out] == ["alone: alone has no option bucket_mb"]
+    assert [str(item) for item in plan.left_out] == ["single: single has no option bucket_mb"]
     assert all(trial.varied == {} for trial in plan.trials)
 
 
 def test_each_repeat_takes_all_cells_in_an_order_of_its_own(make: Make) -> None:
     experiment = make("measure.repeats=3", "matrix.seed=[1, 2, 3, 4, 5]")
-    trials = expand(experiment, "cpu").trials
+    trials = expand(experiment).trials
     assert [trial.repeat for trial in trials] == [0] * 10 + [1] * 10 + [2] * 10
     orders = [[_content(trial) for trial in trials[start : start + 10]] for start in (0, 10, 20)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
-    assert expand(experiment, "cpu").trials == trials
+    assert expand(experiment).trials == trials
 
 
 def _content(trial: Trial) -> str:
@@ -77,20 +79,24 @@ def _content(trial: Trial) -> str:
 
 def test_more_repeats_keep_the_trials_there_are(make: Make) -> None:
     """So that a finished run can be repeated more often."""
-    few = expand(make("measure.repeats=1"), "cpu").trials
-    many = expand(make("measure.repeats=3", "limits.trial_seconds=5"), "cpu").trials
+    few = expand(make("measure.repeats=1")).trials
+    many = expand(make("measure.repeats=3", "limits.trial_seconds=5")).trials
     assert [trial.id for trial in few] == [trial.id for trial in many[: len(few)]]
 
 
 def test_varied_has_the_other_axes_by_full_key(make: Make) -> None:
-    settings = ("matrix.precision=[bf16]", "matrix.lr=[0.1, 0.2]", "matrix.workload.model=[large]")
-    trials = expand(make(*settings), "cpu").trials
+    settings = (
+        "matrix.precision=[bf16]",
+        "matrix.lr=[0.1, 0.2]",
+        "matrix.workload.model=[resnet50]",
+    )
+    trials = expand(make(*settings)).trials
     keys = {"recipe.precision", "recipe.optimizer.lr", "workload.model"}
     assert all(set(trial.varied) == keys for trial in trials)
     for trial in trials:
         assert trial.recipe.precision == "bf16"
         assert trial.recipe.optimizer.lr == trial.varied["recipe.optimizer.lr"]
-        assert trial.workload == {"name": "toy", "model": "large", "data_dir": None}
+        assert trial.workload.model == "resnet50"
 
 
 def test_whole_mappings_and_measurements_are_axes(make: Make) -> None:
@@ -98,13 +104,13 @@ def test_whole_mappings_and_measurements_are_axes(make: Make) -> None:
         "matrix.optimizer=[{lr: 0.1, momentum: 0.9}, {name: adamw}]",
         "matrix.measure.probe=[true, false]",
     )
-    trials = expand(make(*settings, "matrix.strategy=[both]"), "cpu").trials
+    trials = expand(make(*settings, "matrix.strategy=[ddp]")).trials
     found = Counter((trial.recipe.optimizer.name, trial.measure.probe) for trial in trials)
     assert set(found) == {("sgd", True), ("sgd", False), ("adamw", True), ("adamw", False)}
 
 
 def test_an_entry_may_override_the_recipe(make: Make) -> None:
-    trials = expand(make("matrix.strategy=[both, {name: both, cpu_offload: true}]"), "cpu").trials
+    trials = expand(make("matrix.strategy=[ddp, {name: ddp, cpu_offload: true}]")).trials
     assert {trial.recipe.cpu_offload for trial in trials} == {True, False}
     for trial in trials:
         assert trial.strategy.options == {}
@@ -112,19 +118,19 @@ def test_an_entry_may_override_the_recipe(make: Make) -> None:
 
 
 def test_an_override_that_changes_nothing_is_not_varied(make: Make) -> None:
-    (trial,) = expand(make("matrix.strategy=[{name: both, precision: fp32}]"), "cpu").trials
+    (trial,) = expand(make("matrix.strategy=[{name: ddp, precision: fp32}]")).trials
     assert trial.varied == {}
 
 
 def test_cells_that_mean_the_same_are_a_mistake(make: Make) -> None:
-    experiment = make("matrix.strategy=[both, {name: both, precision: fp32}]")
-    assert "the cell both on 2 ranks is there twice; keep one" in _refused(experiment)
+    experiment = make("matrix.strategy=[ddp, {name: ddp, precision: fp32}]")
+    assert "the cell ddp on 2 ranks is there twice; keep one" in _refused(experiment)
 
 
 def test_the_optimizer_may_be_an_axis_by_name(make: Make) -> None:
     """The base has the defaults of SGD written out, which Adam would refuse."""
     setting = "matrix.recipe.optimizer.name=[sgd, adamw]"
-    names = [trial.recipe.optimizer.name for trial in expand(make(setting), "cpu").trials]
+    names = [trial.recipe.optimizer.name for trial in expand(make(setting)).trials]
     assert Counter(names) == {"sgd": 2, "adamw": 2}
     said = _refused(make(setting, "recipe.optimizer.momentum=0.9"))
     assert "recipe.optimizer in the cells with recipe.optimizer.name='adamw'" in said
@@ -143,11 +149,11 @@ def test_values_that_do_not_go_together_name_their_cells(make: Make) -> None:
         (
             ("recipe.global_batch=65",),
             "test: recipe.global_batch: 65 samples cannot be shared equally by 2 training ranks "
-            "(both on 2 ranks); nearest batches that every cell can share: 64 and 66",
+            "(ddp on 2 ranks); nearest batches that every cell can share: 64 and 66",
         ),
         (
             ("recipe.global_batch=100", "matrix.world_size=[2, 3, 8]"),
-            "8 training ranks (both on 8 ranks); nearest batches that every cell can share: "
+            "8 training ranks (ddp on 8 ranks); nearest batches that every cell can share: "
             "96 and 120",
         ),
         (("recipe.global_batch=1",), "nearest batches that every cell can share: 2"),
@@ -160,8 +166,8 @@ def test_values_that_do_not_go_together_name_their_cells(make: Make) -> None:
             "recipe.per_rank_batch: 9 samples cannot be shared equally by 2 micro-batches",
         ),
         (
-            ("matrix.strategy=[served]", "matrix.world_size=[3]"),
-            "64 samples cannot be shared equally by 3 training ranks (served on 3 ranks)",
+            ("matrix.strategy=[ps-sync]", "matrix.world_size=[3]"),
+            "64 samples cannot be shared equally by 3 training ranks (ps-sync on 3 ranks)",
         ),
     ],
 )
@@ -171,38 +177,38 @@ def test_a_batch_that_cannot_be_shared_is_a_mistake(
     assert expected in _refused(make(*settings))
 
 
-@pytest.mark.parametrize("strategy", ["both", "served"])
+@pytest.mark.parametrize("strategy", ["ddp", "ps-sync"])
 def test_world_size_counts_those_that_get_samples(make: Make, strategy: str) -> None:
     """Servers come on top."""
     experiment = make(
         f"matrix.strategy=[{strategy}]", "matrix.world_size=[4]", "recipe.per_rank_batch=8"
     )
-    (trial,) = expand(experiment, "cpu").trials
+    (trial,) = expand(experiment).trials
     assert (trial.world_size, trial.batch_per_step) == (4, 32)
 
 
 def test_slow_ranks_of_the_file_are_in_every_trial(make: Make) -> None:
-    trials = expand(make("slow_ranks={1: 2, 0: 1.5}"), "cpu").trials
+    trials = expand(make("slow_ranks={1: 2, 0: 1.5}")).trials
     assert [trial.slow_ranks for trial in trials] == [{1: 2.0, 0: 1.5}] * 2
     assert all(trial.varied == {} for trial in trials)
 
 
 def test_slow_ranks_are_an_axis(make: Make) -> None:
-    trials = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]"), "cpu").trials
+    trials = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]")).trials
     found = {(trial.strategy.name, tuple(trial.slow_ranks.items())) for trial in trials}
-    assert found == {(name, slow) for name in ("alone", "both") for slow in ((), ((1, 2.0),))}
+    assert found == {(name, slow) for name in ("single", "ddp") for slow in ((), ((1, 2.0),))}
     assert all(set(trial.varied) == {"slow_ranks"} for trial in trials)
     assert len({trial.id for trial in trials}) == 4
 
 
 def test_without_slow_ranks_trials_keep_their_names(make: Make) -> None:
     """As they were before there were any: finished runs can be gone on with."""
-    before = {trial.id for trial in expand(make(), "cpu").trials}
-    assert {trial.id for trial in expand(make("slow_ranks={}"), "cpu").trials} == before
-    both = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]"), "cpu").trials
+    before = {trial.id for trial in expand(make()).trials}
+    assert {trial.id for trial in expand(make("slow_ranks={}")).trials} == before
+    both = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]")).trials
     assert {trial.id for trial in both if not trial.slow_ranks} == before
     assert not before & {trial.id for trial in both if trial.slow_ranks}
-    assert not before & {trial.id for trial in expand(make("slow_ranks={1: 2}"), "cpu").trials}
+    assert not before & {trial.id for trial in expand(make("slow_ranks={1: 2}")).trials}
 
 
 @pytest.mark.parametrize(
@@ -213,11 +219,11 @@ def test_a_slow_rank_that_no_cell_has_is_a_mistake(make: Make, settings: tuple[s
     assert _refused(make(*settings)) == (
         "test: slow_ranks: there is no rank 2: the largest world size is 2; ranks 0 to 1"
     )
-    assert expand(make(*settings, "matrix.world_size=[2, 4]"), "cpu").trials
+    assert expand(make(*settings, "matrix.world_size=[2, 4]")).trials
 
 
 def test_a_server_is_no_rank_to_slow(make: Make) -> None:
-    said = _refused(make("matrix.strategy=[served]", "slow_ranks={2: 2.0}"))
+    said = _refused(make("matrix.strategy=[ps-sync]", "slow_ranks={2: 2.0}"))
     assert "there is no rank 2" in said
 
 
@@ -233,34 +239,27 @@ def test_a_trial_reads_back_from_json(make: Make) -> None:
         assert trial.device_type == "cuda"
 
 
-_CONTENT = st.fixed_dictionaries(
-    {
-        "workload": st.fixed_dictionaries({"name": st.sampled_from(["toy", "needy"])}),
-        "recipe": st.builds(
-            Recipe,
-            global_batch=st.integers(1, 3),
-            steps=st.integers(1, 3),
-            precision=st.sampled_from(["fp32", "bf16"]),
-        ),
-        "strategy": st.builds(
-            StrategySpec,
-            name=st.sampled_from(["both", "both-1"]),
-            options=st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 2)),
-        ),
-        "world_size": st.integers(1, 3),
-        "measure": st.builds(Measure, warmup_steps=st.integers(0, 2)),
-        "slow_ranks": st.dictionaries(st.integers(0, 2), st.sampled_from([1.5, 2.0])),
-        "device_type": st.sampled_from(["cpu", "cuda"]),
-        "repeat": st.integers(0, 2),
-    }
-)
-
-
-@given(first=_CONTENT, second=_CONTENT)
-def test_ids_are_equal_exactly_for_equal_content(
-    first: dict[str, object], second: dict[str, object]
-) -> None:
-    assert (trial_id(**first) == trial_id(**second)) == (first == second)  # type: ignore[arg-type]
+def test_ids_are_equal_exactly_for_equal_content(make: Make) -> None:
+    (trial,) = expand(make("matrix.strategy=[ddp]")).trials
+    for same in ({"id": "x"}, {"experiment": "x"}, {"varied": {"a": 1}}):
+        assert trial_id(trial.model_copy(update=same)) == trial.id
+    others: list[dict[str, Any]] = [
+        {"workload": ClassificationOptions(dataset="random")},
+        {"recipe": Recipe(global_batch=64, steps=2)},
+        {"strategy": StrategySpec(name="fsdp")},
+        {"strategy": StrategySpec(name="ddp", options={"bucket_mb": 1})},
+        {"world_size": 3},
+        {"nodes": 2},
+        {"measure": Measure(warmup_steps=1)},
+        {"slow_ranks": {1: 2.0}},
+        {"device_type": "cuda"},
+        {"repeat": 1},
+    ]
+    ids = {trial_id(trial.model_copy(update=other)) for other in others}
+    assert len(ids - {trial.id}) == len(others)
+    assert trial.id.startswith("ddp-w2-fp32-r0-")
+    placed = expand(make("matrix.strategy=[ddp]")).on("cuda").trials[0]
+    assert (placed.device_type, placed.id) == ("cuda", trial_id(placed))
 
 
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
@@ -275,7 +274,81 @@ def test_ids_of_a_plan_are_unique(
     experiment = make(
         f"matrix.world_size={sizes}", f"matrix.seed={seeds}", f"measure.repeats={repeats}"
     )
-    trials = expand(experiment, "cpu").trials
+    trials = expand(experiment).trials
     assert len({trial.id for trial in trials}) == len(trials)
     repeated = Counter(trial.repeat for trial in trials)
     assert repeated == dict.fromkeys(range(repeats), len(trials) // repeats)
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ((None, None, None), (2, 1)),
+        ((4, None, None), (4, 1)),
+        ((4, 2, None), (4, 2)),
+        ((4, None, 2), (4, 2)),
+        ((4, 2, 2), (4, 2)),
+        ((None, 2, 3), (6, 2)),
+        ((None, None, 3), (3, 1)),
+        ((None, 2, None), (2, 2)),
+        ((None, 3, None), (3, 3)),
+        ((1, 2, None), "1 rank: 1 rank cannot be shared out equally to 2 nodes"),
+        ((4, 3, None), "4 ranks: 4 ranks cannot be shared out equally to 3 nodes"),
+        ((4, 2, 3), "4 ranks: 2 nodes with 3 ranks each are not 4 ranks"),
+        ((2, None, 4), "2 ranks: 1 node with 4 ranks each are not 2 ranks"),
+        ((None, 65536, 2), "131072 ranks: allowed are at most 65536 ranks"),
+    ],
+)
+def test_world_size_nodes_and_ranks_on_each_follow_from_each_other(
+    make: Make, asked: tuple[int | None, ...], expected: tuple[int, int] | str
+) -> None:
+    """Nothing runs where no size fits, not even a strategy that only runs alone."""
+    world_size, nodes, each = asked
+    sizes = "" if world_size is None else f", world_size: [{world_size}]"
+    experiment = make(
+        f"matrix={{strategy: [ddp]{sizes}}}",
+        "recipe={per_rank_batch: 4, steps: 2}",
+        f"placement.nodes={nodes or 'null'}",
+        f"placement.ranks_per_node={each or 'null'}",
+    )
+    if isinstance(expected, str):
+        assert f"no size that is asked for fits; {expected}" in _refused(experiment)
+    else:
+        (trial,) = expand(experiment).trials
+        assert (trial.world_size, trial.nodes) == expected
+        assert trial.varied == {}
+
+
+def test_nodes_are_an_axis_and_a_varied_key(make: Make) -> None:
+    """A strategy that runs alone is there once; what does not fit is left out once, with why."""
+    plan = expand(make("matrix.nodes=[1, 2, 3]", "matrix.world_size=[4]"))
+    cells = {(trial.strategy.name, trial.world_size, trial.nodes) for trial in plan.trials}
+    assert cells == {("single", 1, 1), ("ddp", 4, 1), ("ddp", 4, 2)}
+    assert [str(cell) for cell in plan.left_out] == [
+        "4 ranks: 4 ranks cannot be shared out equally to 3 nodes",
+        "single on 4 ranks: single is one device",
+        "single on 4 ranks of 2 nodes: single is one device",
+    ]
+    assert {trial.varied["placement.nodes"] for trial in plan.trials} == {1, 2}
+    assert {"-w4-n2-" in trial.id for trial in plan.trials if trial.nodes == 2} == {True}
+    assert plan.most_nodes == 2
+
+
+def test_fixed_nodes_are_told_where_a_cell_has_others(make: Make) -> None:
+    plan = expand(make("placement.nodes=2"))
+    assert {trial.varied["placement.nodes"] for trial in plan.trials} == {1, 2}
+
+
+def test_axes_come_before_the_files_own_values_and_no_size_twice(make: Make) -> None:
+    matrix = {"strategy": ["ddp"], "nodes": [1, 2], "ranks_per_node": [1, 2]}
+    data = make(f"matrix={json.dumps(matrix)}").model_dump(mode="json")
+    plan = expand(from_mapping({**data, "placement": {"nodes": 7, "ranks_per_node": 7}}))
+    assert {(t.world_size, t.nodes) for t in plan.trials} == {(2, 1), (2, 2), (4, 2)}
+    assert [cell.world_size for cell in plan.left_out] == [1]
+
+
+def test_values_of_the_workload_are_checked_in_their_cells(make: Make) -> None:
+    said = _refused(make("matrix.workload.model=[resnet18, resnet19]"))
+    assert "test: matrix.workload.model: unknown model 'resnet19'" in said
+    tasks = expand(make("matrix.workload.name=[classification, detection]")).trials
+    assert {trial.workload.name for trial in tasks} == {"classification", "detection"}

@@ -18,6 +18,7 @@ from shardmark.launch.controller import fresh_folder, run_experiment
 from shardmark.launch.outcome import Ending
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
+from shardmark.workloads.detection.options import DetectionOptions
 from tests.unit.launch.fakes import INTERRUPTED, FakeEngine, Remembers, experiment
 
 FAILED = Ending(how="exited", agent_exit_code=1, failures=(), oom_kills=0)
@@ -64,7 +65,7 @@ def test_only_modules_of_planned_strategies_are_loaded(out: Path) -> None:
 
 def test_modules_of_the_workload_are_loaded(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, before the first trial: each rank would import torchvision's detectors anew."""
-    monkeypatch.setattr(controller, "check_data", lambda _: None)
+    monkeypatch.setattr(DetectionOptions, "check_data", lambda _: None)
     engine = FakeEngine()
     run_experiment(experiment("workload={name: detection}"), out, engine=engine)
     assert engine.loaded.count("shardmark.workloads.detection.task") == 1

@@ -210,7 +210,7 @@ def checked(result: TrialResult, **fields: object) -> TrialResult:
 
 
 def verdict_of(result: TrialResult, **fields: object) -> Verdict:
-    from shardmark.trials.trial_id import cell_id
+    from shardmark.trials.trial import cell_id
 
     content: dict[str, object] = {
         "id": cell_id(result.trial),

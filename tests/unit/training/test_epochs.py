@@ -10,6 +10,7 @@ from shardmark.core.recipe import Limits, Measure
 from shardmark.train.epochs import Training
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.vision.options import ClassificationOptions
 from tests.unit.training.toy import ToyWorkload, recipe
 
 
@@ -17,7 +18,7 @@ def trial(world_size: int = 2, evaluate: Any = "epoch", **changes: Any) -> Trial
     return Trial(
         id="x",
         experiment="x",
-        workload={"name": "toy"},
+        workload=ClassificationOptions(),
         recipe=recipe(**changes),
         strategy=StrategySpec(name="ddp"),
         world_size=world_size,

@@ -18,6 +18,7 @@ from shardmark.equivalence.evidence import Array, Evidence
 from shardmark.equivalence.parity import Tolerances
 from shardmark.results.verification import Verdict
 from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads.vision.options import ClassificationOptions
 from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
 
 STEPS = 3
@@ -108,7 +109,7 @@ class Court:
         self.trial = Trial(
             id="toy",
             experiment="toy",
-            workload={"name": "toy"},
+            workload=ClassificationOptions(),
             recipe=recipe(**told),
             strategy=StrategySpec(name="ddp"),
             world_size=RANKS,

@@ -15,8 +15,7 @@ from shardmark.results.verification import (
     write_verification,
 )
 from shardmark.trials.matrix import expand
-from shardmark.trials.trial import Trial
-from shardmark.trials.trial_id import cell_id
+from shardmark.trials.trial import Trial, cell_id
 from tests.unit.verification.evidence import court
 from tests.unit.verification.verdicts import VERIFICATION
 
@@ -110,7 +109,7 @@ def test_a_cell_is_named_by_what_it_trains() -> None:
         {"world_size": 4},
         {"device_type": "cuda"},
         {"recipe": trial.recipe.model_copy(update={"seed": 1})},
-        {"workload": {**trial.workload, "augment": "crop_flip"}},
+        {"workload": trial.workload.model_copy(update={"augment": "crop_flip"})},
     ):
         assert cell_id(dumped(trial.model_copy(update=other))) != name, other
 
@@ -119,7 +118,7 @@ def test_a_verified_trial_is_the_same_training_but_short() -> None:
     (trial,) = trials("matrix.strategy=[ddp]", "workload.validation_samples=300")
     short = shortened(trial)
     assert (short.recipe.epochs, short.recipe.steps) == (None, STEPS)
-    assert short.workload["validation_samples"] == 256
+    assert short.workload.validation_samples == 256
     back = short.model_copy(update={"recipe": trial.recipe, "workload": trial.workload})
     assert back == trial
     assert short.recipe.model_copy(update={"epochs": trial.recipe.epochs, "steps": None}) == (

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tests.unit.workloads.detection_folder import options as on
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads import WORKLOADS, check_data, options
+from shardmark.workloads import WORKLOADS, options
 from shardmark.workloads.detection.detectors import DETECTORS
 from shardmark.workloads.detection.options import DetectionOptions
 
@@ -132,13 +132,13 @@ def test_a_verification_evaluates_few(
     file.write_text(json.dumps(content))
     short = on(detection_folder, validation_samples=given).shortened()
     assert short == on(detection_folder, validation_samples=shown)
-    check_data(short.model_dump(mode="json"))
+    options(short.model_dump(mode="json")).check_data()
 
 
 def test_a_verification_of_fewer_pictures_evaluates_all(detection_folder: Path) -> None:
     chosen = on(detection_folder)
     assert chosen.shortened() == chosen
-    check_data(chosen.shortened().model_dump(mode="json"))
+    options(chosen.shortened().model_dump(mode="json")).check_data()
 
 
 def test_a_verification_without_data_says_so_later(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from shardmark.analysis.statistics.effects import Effect
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.config.sizes import NODES, title_of
+from shardmark.config.axes import NODES, title_of
 from shardmark.core.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
-from shardmark.trials.trial_id import cell_id
+from shardmark.trials.trial import cell_id
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""

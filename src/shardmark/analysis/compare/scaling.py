@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardmark.analysis.compare.comparison import ratio_between
 from shardmark.analysis.compare.rows import Row, plain
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.config.sizes import NODES
+from shardmark.config.axes import NODES
 
 RATE = "samples_per_second"
 

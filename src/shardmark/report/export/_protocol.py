@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
-from shardmark.trials.trial_id import cell_id
+from shardmark.trials.trial import cell_id
 
 
 class MissingExtra(ShardmarkError):  # noqa: N818  (as `StrategyUnavailable`)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardmark.analysis.compare.rows import Row, plain
-from shardmark.config.sizes import title_of
+from shardmark.config.axes import title_of
 from shardmark.equivalence.parity import LARGEST
 from shardmark.report.table.tables import NOTHING
 from shardmark.results.store import StoredRun

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from shardmark.analysis.compare.rows import Row, plain
-from shardmark.config.sizes import title_of
+from shardmark.config.axes import title_of
 from shardmark.report.page.tables import PageTable, page_table
 from shardmark.report.table.tables import NOTHING, Column, number
 from shardmark.results.schema import RankRecord, TrialResult

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardmark.analysis.compare.rows import Row, plain
-from shardmark.config.sizes import title_of
+from shardmark.config.axes import title_of
 from shardmark.core.metrics import METRICS
 from shardmark.report.table.table import BYTES, Column, Missing, Value
 

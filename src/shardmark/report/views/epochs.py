@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.epochs import EpochsOfRow, epochs_of
 from shardmark.analysis.compare.rows import Row, plain
-from shardmark.config.sizes import NODES
+from shardmark.config.axes import NODES
 from shardmark.report.table.data import (
     estimate_columns,
     flat,
@@ -15,9 +15,9 @@ from shardmark.report.table.data import (
     identity_of,
     metrics_of,
 )
-from shardmark.report.table.notes import seeds_note
 from shardmark.report.table.quantities import quantity
 from shardmark.report.table.sections import Section, View
+from shardmark.report.table.seeds import seeds_note
 from shardmark.report.table.tables import Column, Table
 
 _COLUMNS = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds")

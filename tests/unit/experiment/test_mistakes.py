@@ -1,0 +1,116 @@
+"""What is said of a wrong experiment: where, what was found, what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+Message = Callable[..., str]
+
+IN_THE_BASE = [
+    ("recipe.optimizer={name: adam, momentum: 0.9}", "adam has no momentum; leave it out"),
+    ("recipe.optimizer={betas: [0.9, 0.999]}", "sgd has no betas; leave it out"),
+    ("recipe.optimizer={name: adam, betas: [0.9, 2]}", "allowed are two numbers from 0"),
+    ("recipe.optimizer.nesterov=true", "nesterov needs a momentum above 0"),
+    ("recipe.schedule.name=step", "--set recipe.schedule.name: step without every_steps"),
+    ("recipe.schedule.gamma=0.5", "constant has no gamma"),
+    ("recipe.per_rank_batch=0", "found 0; allowed is greater than 0"),
+    ("recipe={global_batch: 1}", "give exactly one of epochs and steps"),
+    ("recipe={epochs: 1}", "exactly one of global_batch and per_rank_batch"),
+    ("recipe.epochs=true", "--set recipe.epochs: found true; this key is not a yes or no"),
+    ("workload.image_size=true", "--set workload.image_size: found true"),
+    ("recipe.epochs=1.5", "found 1.5; allowed is a whole number"),
+    ("recipe.optimizer.lr=.inf", "found inf; allowed is a finite number"),
+    ("recipe.cpu_offload=maybe", "found 'maybe'; allowed is true or false"),
+    ("recipe=null", "--set recipe: found null; allowed is a mapping"),
+    ("recipe.precision=[fp32, bf16]", "make it an axis: matrix: {recipe.precision: ['fp32'"),
+    ("recipe.precision=fp8", "found 'fp8'; allowed are fp32, bf16, fp16 (nearest: 'fp32')"),
+    ("device=gpu", "--set device: found 'gpu'; allowed are auto, cuda, cpu"),
+    ("name=../up", "found '../up'; allowed are letters, digits"),
+    ("name=3", "found 3; allowed is text"),
+    ("workload=3", "--set workload: found 3; allowed is a mapping"),
+    ("workload={}", "missing; allowed are classification, detection"),
+    ("workload.name=detect", "--set workload.name: found 'detect'; allowed are classification"),
+    ("workload.modle=x", "--set workload.modle: no such key; allowed are name, model"),
+    ("workload.modle=x", "(nearest: 'model')"),
+    ("slow_ranks={1: 0.5}", "slow_ranks at 1: found 0.5; allowed is greater than or equal to 1"),
+    ("slow_ranks={-1: 2}", "found '-1'; allowed is greater than or equal to 0"),
+    ("slow_ranks={first: 2}", "found 'first'; allowed is a whole number"),
+    ("placement.nodes=99999999", "found 99999999; allowed is less than or equal to 65536"),
+    ("placement.node=2", "--set placement.node: no such key; allowed are nodes, ranks_per_node"),
+    (
+        "engine=slrum",
+        "--set engine at name: found 'slrum'; allowed are local, torchrun, ray",
+    ),
+    ("engine={name: torchrun, node_seconds: 1}", "--set engine at node_seconds: found 1"),
+    ("engine.rank=1", "--set engine.rank: no such key"),
+    ("recipe.steps", "--set recipe.steps: not key=value"),
+    ("recipe..steps=1", "not key=value"),
+    ("recipe.steps=[1", "--set recipe.steps, line 1: "),
+    ("recpie.steps=1", "--set recpie.steps: no such key"),
+    ("recipe.seed.x=1", "recipe.seed.x: found {'x': 1}; allowed is a whole number"),
+]
+IN_THE_MATRIX = [
+    ("=5", "--set matrix: found 5; allowed is a mapping"),
+    ("={}", "strategy: missing"),
+    (".strategy=ddp", "found 'ddp'; allowed is a list in brackets"),
+    (".strategy=[]", "--set matrix.strategy: found []; allowed is at least one value"),
+    (".strategy=[3]", "--set matrix.strategy at [0]: found 3; allowed is a mapping"),
+    (".strategy=[{nmae: ddp}]", "[0].name: missing; allowed are single, dp, ddp"),
+    (".strategy=[ddpp]", "[0].name: found 'ddpp'; allowed are single, dp"),
+    (".strategy=[ddp, {name: ddp}]", "{'name': 'ddp'} is given twice, first as [0]"),
+    (".strategy=[{name: ddp, bucket: 1}]", "[0].bucket: no such key; allowed are name, bucket_mb"),
+    (".strategy=[{name: ddp, bucket_mb: x}]", "[0].bucket_mb: found 'x'; allowed is a number"),
+    (".strategy=[{name: zero-1, stage: 2}]", "[0].stage: no such key"),
+    (".strategy=[{name: ddp, precision: fp8}]", "[0].precision: found 'fp8'; allowed are fp32"),
+    (".world_size=[0]", "at [0]: found 0; allowed is greater than or equal to 1"),
+    (".world_size=[9999999999]", "allowed is less than or equal to 65536"),
+    (".world_size=[true]", "found true; allowed is a whole number"),
+    (".world_size=[2.0]", "found 2.0; allowed is a whole number"),
+    (".world_size=[2, 2]", "2 is given twice, first as [0]; give it once"),
+    (".lr=[1, 1.0]", "1.0 is given twice"),
+    (".lr=[0.1, -1]", "matrix.recipe.optimizer.lr at [1]: found -1; allowed is greater"),
+    (".optimizer=[{nmae: sgd}]", "[0].nmae: no such key; allowed are name, lr"),
+    (".workload.modle=[resnet18]", "no such axis; nearest: 'workload.model'"),
+    (".strategy.bucket_mb=[x]", "matrix.strategy.bucket_mb at [0]: found 'x'"),
+    (".strategy.bucket=[1]", "no such axis; nearest: 'strategy.bucket_mb'"),
+    (".precison=[bf16]", "--set matrix.precison: no such axis; nearest: "),
+    (".warmup_steps=[1]", "'recipe.schedule.warmup_steps', 'measure.warmup_steps'"),
+    (".measure.repeats=[1]", "--set matrix.measure.repeats: no such axis"),
+    (".limits.trial_seconds=[1]", "no such axis"),
+    (".slow_ranks=[{1: 0.5}]", "slow_ranks at [0].1: found 0.5; allowed is greater"),
+    (".slow_ranks=[{}, {}]", "{} is given twice, first as [0]"),
+    (".ranks_per_node=[2, 65537]", "placement.ranks_per_node at [1]: found 65537"),
+    ("={strategy: [ddp], seed: [1], recipe.seed: [2]}", "the same axis as recipe.seed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [*IN_THE_BASE, *((f"matrix{setting}", text) for setting, text in IN_THE_MATRIX)],
+)
+def test_says_what_is_wrong(message: Message, setting: str, expected: str) -> None:
+    assert expected in message("recipe.seed=0", setting)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("matrix.optimizer=[{lr: 1}]", "matrix.lr=[1]"), "recipe.optimizer is an axis, too"),
+        (
+            ("matrix.precision=[bf16]", "matrix.strategy=[{name: ddp, precision: fp32}]"),
+            "'fp32', but recipe.precision is an axis of the matrix; keep one of the two",
+        ),
+        (
+            ("matrix.strategy.bucket_mb=[5]", "matrix.strategy=[{name: ddp, bucket_mb: 1}]"),
+            "1, but strategy.bucket_mb is an axis of the matrix",
+        ),
+        (("matrix.precision=[bf16]", "precision=fp32"), "set matrix.recipe.precision to a list"),
+        (("recipe.steps=10", "recipe.epochs=3"), "both are given"),
+    ],
+)
+def test_says_what_does_not_go_together(
+    message: Message, settings: tuple[str, ...], expected: str
+) -> None:
+    assert expected in message(*settings)
