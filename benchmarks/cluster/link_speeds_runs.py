@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import recording
 from benchmarks.recording import Table
 
-from shardmark.analysis.diagnose.stability import Kind
 from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
+from shardmark.results.schema import StabilityKind as Kind
 from shardmark.results.store import RunFolder
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.diagnose.stability import Kind, warnings_of
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.analysis.diagnose.stability import warnings_of
+from shardmark.results.schema import Outcome, StabilityKind, TrialResult
 from shardmark.results.store import load_run
 from tests.cluster.needs import why_no_bench
 from tests.cluster.test_torchrun import NODE_SECONDS, PORT, REPOSITORY, command, steps, wait_for
@@ -127,7 +127,7 @@ def test_ten_times_slower_is_slower_and_nothing_is_lost(runs: tuple[Run, Run]) -
         assert median(seconds[-6:]) > 3 * median(seconds[:6])
         assert sum(seconds[-10:]) > NODE_SECONDS
     warnings = warnings_of(compare([load_run(run.folder)]))
-    (drift,) = (one for one in warnings if one.kind is Kind.TRIAL_DRIFT)
+    (drift,) = (one for one in warnings if one.kind is StabilityKind.TRIAL_DRIFT)
     assert drift.place == run.trial.id
     assert "times longer, and stayed so, from about step" in drift.text
 

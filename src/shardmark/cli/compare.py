@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardmark.analysis.studies.against import Against
     from shardmark.report.table.sections import View
 
-RECOMMENDATION = "Which one when"
+ANSWERS = "Answers"
 
 
 class Format(StrEnum):
@@ -145,24 +145,25 @@ def render(comparison: Comparison, form: Format = Format.TEXT) -> str:
 
     On a terminal a table that is wider than it is divided; CSV is the table alone.
     """
-    from shardmark.report.answers.recommendation import recommendation_json, recommendation_lines
+    from shardmark.report.answers.answers import answer_lines, answers_json, next_commands
+    from shardmark.report.answers.why import why_lines
 
     if form in (Format.CSV, Format.JSON):
         from shardmark.report.table.data import render_csv, render_json
 
         if form is Format.CSV:
             return render_csv(comparison)
-        return render_json(comparison, {"recommendation": recommendation_json(comparison)})
+        return render_json(comparison, {"answers": answers_json(comparison)})
     from shardmark.report.table.sections import Markup, render_points, render_table
     from shardmark.report.table.tables import comparison_table
 
     markup, width = Markup(form.value), terminal_width()
     tasks = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in comparison.rows)
     table = render_table(comparison_table(comparison), markup, width, "; ".join(tasks) or None)
-    lines = recommendation_lines(comparison)
+    lines = [*answer_lines(comparison), *why_lines(comparison), *next_commands(comparison)]
     if not lines:
         return table
-    return f"{table}\n{render_points(RECOMMENDATION, lines, markup, width)}"
+    return f"{table}\n{render_points(ANSWERS, lines, markup, width)}"
 
 
 def terminal_width() -> int | None:
@@ -219,7 +220,7 @@ def _viewed(comparison: Comparison, views: Sequence[View], form: Format) -> str:
 
 def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool) -> str:
     """The comparison and the study; with `epochs` only the tables by epoch."""
-    from shardmark.report.answers.recommendation import recommendation_json
+    from shardmark.report.answers.answers import answers_json
     from shardmark.report.studies.against import against_sections, epoch_sections, no_epochs
     from shardmark.report.studies.against_data import against_csv, against_epochs_csv, against_json
     from shardmark.report.table.data import render_json
@@ -232,9 +233,7 @@ def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool
         return (against_epochs_csv if epochs else against_csv)(comparison, against)
     if form is Format.JSON:
         beside = (
-            {"epochs": epochs_json(comparison)}
-            if epochs
-            else {"recommendation": recommendation_json(comparison)}
+            {"epochs": epochs_json(comparison)} if epochs else {"answers": answers_json(comparison)}
         )
         return render_json(comparison, {**beside, "against": against_json(against)})
     markup, width = Markup(form.value), terminal_width()

@@ -9,6 +9,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardmark.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
@@ -33,6 +34,7 @@ from shardmark.results.schema import (
     Outcome,
     RankRecord,
     RestartRecord,
+    StabilityFinding,
     Summary,
     TrialResult,
 )
@@ -144,12 +146,15 @@ class TrialRunner:
         total_seconds = time.time() - launched
         metrics: dict[str, Summary | None] = {}
         missing: dict[str, str] = {}
+        stability: tuple[StabilityFinding, ...] = ()
         if outcome is Outcome.OK:
             directory = self.folder.trial_folder(trial.id)
+            samples = list(read_lines(directory / SAMPLES_FILE))
+            stability = stability_of_trial(ranks, read_lines(directory / STEPS_FILE), samples)
             metrics, missing = summarise(
                 ranks,
                 read_lines(directory / STEPS_FILE),
-                list(read_lines(directory / SAMPLES_FILE)),
+                samples,
                 launched_at_seconds=launched,
                 total_seconds=total_seconds,
                 device_type=trial.device_type,
@@ -180,6 +185,7 @@ class TrialRunner:
                 ranks=ranks,
                 metrics=metrics,
                 missing=missing,
+                stability=stability,
                 files={},
             )
         )

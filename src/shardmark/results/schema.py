@@ -221,6 +221,28 @@ class FileRecord(Stored):
     sha256: str
 
 
+class StabilityKind(StrEnum):
+    """How a measurement can have been disturbed."""
+
+    TRIAL_DRIFT = "drift within a trial"
+    RUN_DRIFT = "drift over repeats"
+    SLOW_STEPS = "slow steps"
+    OUTLYING_REPEAT = "outlying repeat"
+    OTHER_PROCESSES = "other processes"
+    SLOWED_DEVICE = "device slowed down"
+
+
+class StabilityFinding(Stored):
+    """One thing that disturbed a trial, found in its raw files when it ended."""
+
+    kind: StabilityKind
+    text: str
+    severity: float
+    """A share or a logarithm, comparable within the kind."""
+    p_value: float | None = None
+    """How often chance alone shows as much in one trial; None where chance does not."""
+
+
 class TrialResult(Stored):
     """One trial: `trials/ID/result.json`."""
 
@@ -249,6 +271,8 @@ class TrialResult(Stored):
     """Every metric of the catalogue that is a trial's own; None where `missing` says why."""
     missing: dict[str, str]
     """Metric -> why it is None."""
+    stability: tuple[StabilityFinding, ...] = ()
+    """Of a trial that ended `ok`."""
     files: dict[str, FileRecord]
 
 

@@ -1,4 +1,4 @@
-"""Moderated variances: the numbers against scipy, and that a prior is as sure as it says."""
+"""Moderated variances: a prior is as sure as it says."""
 
 from __future__ import annotations
 
@@ -7,42 +7,19 @@ import random
 from statistics import fmean
 
 import pytest
-from scipy import special, stats
+from scipy import special
 
 from shardmark.analysis.statistics.moderation import (
     Spread,
-    digamma,
     moderated,
     prior_of,
-    t_probability,
-    trigamma,
     trigamma_inverse,
 )
 
-PLACES = (1e-3, 0.01, 0.5, 1.0, 2.5, 9.99, 10.0, 57.0, 1e4)
 
-
-@pytest.mark.parametrize("x", PLACES)
-def test_digamma_and_trigamma_are_scipys(x: float) -> None:
-    assert digamma(x) == pytest.approx(special.digamma(x), rel=1e-12, abs=1e-12)
-    assert trigamma(x) == pytest.approx(special.polygamma(1, x), rel=1e-11)
-
-
-@pytest.mark.parametrize("value", [1e-12, 1e-8, *PLACES, 1e7, 1e9])
+@pytest.mark.parametrize("value", [1e-7, 1e-3, 0.5, 1.0, 9.99, 57.0, 1e4, 1e7])
 def test_trigammas_inverse(value: float) -> None:
     assert special.polygamma(1, trigamma_inverse(value)) == pytest.approx(value, rel=1e-7)
-
-
-@pytest.mark.parametrize("degrees", [0.7, 1.0, 2.0, 3.3, 7.2, 56.0, 1234.5])
-@pytest.mark.parametrize("statistic", [1e-6, 0.3, 1.0, -2.0, 4.303, 12.7, 500.0])
-def test_t_probability_is_scipys(statistic: float, degrees: float) -> None:
-    expected = 2 * stats.t.sf(abs(statistic), degrees)
-    assert t_probability(statistic, degrees) == pytest.approx(expected, rel=1e-9, abs=1e-300)
-
-
-def test_t_probability_at_the_ends() -> None:
-    assert t_probability(0.0, 3.3) == 1
-    assert t_probability(1e300, 3.3) == pytest.approx(0, abs=1e-100)
 
 
 def spreads(draw: random.Random, count: int, degrees: int, prior: float) -> list[Spread]:

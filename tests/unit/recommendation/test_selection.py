@@ -1,4 +1,4 @@
-"""The best of several, and who may be as good: at its stated rate of errors."""
+"""The best of several rows: the truly best one is hardly ever left out, and clear winners win."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from shardmark.analysis.advise.selection import Selection, is_positive, is_shown, select
+from shardmark.analysis.advise.selection import Selection, select
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
-from shardmark.analysis.statistics.verdicts import METRIC, judged
+from shardmark.analysis.statistics.verdicts import METRIC, NO_DIFFERENCE, judged
 
-DRAWS = 800
+DRAWS = 300
+PEAK = "peak_memory_bytes"
 
 
-def _rows(values: Sequence[Sequence[float]]) -> list[Row]:
+def rows_with(values: Sequence[Sequence[float]], metric: str = METRIC) -> list[Row]:
     return [
         Row(
             experiment="invented",
@@ -33,24 +33,16 @@ def _rows(values: Sequence[Sequence[float]]) -> list[Row]:
             failed=(),
             metrics={},
             missing={},
-            values={"rate": dict(enumerate(own))},
+            values={metric: dict(enumerate(own))},
         )
         for place, own in enumerate(values)
     ]
 
 
-def _ratio(one: Row, other: Row) -> Estimate | None:
-    above, below = one.values["rate"], other.values["rate"]
-    common = sorted(above.keys() & below.keys())
-    if len(common) < 2:
-        return Estimate(value=above[0] / below[0], low=None, high=None, n=1)
-    return estimate_ratio([above[r] for r in common], [below[r] for r in common])
-
-
-def _select(rows: Sequence[Row]) -> Selection:
-    found = select(rows, lambda row: row.values["rate"], _ratio, lower_is_better=False)
-    assert found is not None
-    return found
+def fastest(rows: Sequence[Row]) -> Selection:
+    chosen = select(rows, METRIC)
+    assert chosen is not None
+    return chosen
 
 
 @pytest.mark.parametrize("repeats", [2, 3, 9])
@@ -72,151 +64,89 @@ def test_truly_best_is_kept(
     lost = 0
     for _ in range(DRAWS):
         moods = [source.gauss(0, 0.05) for _ in range(repeats)]
-        rows = _rows(
+        rows = rows_with(
             [
                 [mean * math.exp(mood + source.gauss(0, spread)) for mood in moods]
                 for mean, spread in zip(means, spreads, strict=True)
             ]
         )
-        found = _select(rows)
-        lost += rows[0] is not found.best and rows[0] not in found.ties
-    assert lost / DRAWS <= 0.065  # 5 %, and two standard errors of this many draws
+        chosen = fastest(rows)
+        lost += rows[0] is not chosen.best and rows[0] not in chosen.ties
+    assert lost / DRAWS <= 0.075  # 5 %, and two standard errors of this many draws
 
 
 def test_clear_winner_is_found_among_many() -> None:
     source = random.Random(0)
     won = 0
     for _ in range(200):
-        rows = _rows(
-            [
-                [mean * math.exp(source.gauss(0, 0.01)) for _ in range(5)]
-                for mean in (1.1, *(1.0,) * 7)
-            ]
-        )
-        found = _select(rows)
-        won += found.state == "shown" and found.best is rows[0]
+        means = (1.1, *(1.0,) * 7)
+        rows = rows_with([[m * math.exp(source.gauss(0, 0.01)) for _ in range(5)] for m in means])
+        chosen = fastest(rows)
+        won += chosen.state == "shown" and chosen.best is rows[0]
     assert won > 190
 
 
-def test_a_noisy_best_does_not_shelter_what_another_beats() -> None:
-    """Row 1 beats row 2 clearly; that row 0 is uncertain does not make row 2 a candidate."""
-    rows = _rows([(150.0, 90.0, 160.0), (120.0, 121.0, 119.5), (10.0, 10.1, 10.05)])
-    found = _select(rows)
-    assert found.state == "tie"
-    assert found.ties == (rows[1],)
+@pytest.mark.parametrize(
+    ("values", "state", "ties"),
+    [
+        ([(150.0, 90.0, 160.0), (120.0, 121.0, 119.5), (10.0, 10.1, 10.05)], "tie", [1]),
+        ([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (110.0,)], "shown", []),
+        ([(100.0,), (50.0,)], "not shown", []),
+        ([(100.0, 101.0)], "alone", []),
+        # Sure, but too small a gain to matter.
+        ([(101.0, 102.01, 100.0), (100.0, 101.0, 99.01)], "tie", [1]),
+    ],
+    ids=[
+        "noisy best shelters none",
+        "no interval dims none",
+        "one repeat",
+        "alone",
+        "one per cent",
+    ],
+)
+def test_state_and_ties(values: list[tuple[float, ...]], state: str, ties: list[int]) -> None:
+    rows = rows_with(values)
+    chosen = fastest(rows)
+    assert (chosen.best, chosen.state) == (rows[0], state)
+    assert list(chosen.ties) == [rows[place] for place in ties]
 
 
 def test_a_noisy_row_does_not_shelter_others() -> None:
     """Its noise is no reason to doubt a difference that the two rows' own repeats show."""
     draw = random.Random(0)
-    calm = [
+    quiet = [
         [rate * draw.lognormvariate(0, 0.02) for _ in range(3)]
         for rate in (160.0, 100.0, 99.0, 101.0, 98.0, 102.0)
     ]
-    noisy = (30.0, 90.0, 10.0)
-    for values in (calm, [*calm, noisy]):
-        rows = _rows(values)
-        found = _select(rows)
-        assert found.state_of(rows[1]) == "worse"
-        assert found.best is rows[0]
-        assert all(row is rows[-1] for row in found.ties)
-
-
-def test_a_row_without_interval_is_named_and_dims_no_other() -> None:
-    rows = _rows([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (110.0,)])
-    found = _select(rows)
-    assert (found.best, found.state) == (rows[0], "shown")
-    assert found.without_interval == (rows[2],)
-    assert found.ties == ()
-    assert [found.state_of(row) for row in rows] == ["best", "worse", "no interval"]
-    rows = _rows([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (130.0,)])
-    lucky = _select(rows)
-    assert (lucky.best, lucky.state) == (rows[2], "not shown")
-    assert lucky.without_interval == (rows[0],)
-    assert lucky.state_of(rows[1]) == "worse", "than the first one, whatever the lucky one is"
-
-
-def _judged(values: Sequence[Sequence[float]]) -> list[Row]:
-    """The rows with verdicts, the first one their baseline."""
-    rows = [
-        replace(row, values={METRIC: row.values["rate"]}, baseline="s0 on 1 rank")
-        for row in _rows(values)
-    ]
-    return list(judged(rows, [rows[0]] * len(rows)))
-
-
-def _fastest(rows: Sequence[Row]) -> Selection:
-    found = select(rows, lambda row: row.values[METRIC], lambda *_: None, lower_is_better=False)
-    assert found is not None
-    return found
+    rows = rows_with([*quiet, (30.0, 90.0, 10.0)])
+    chosen = fastest(rows)
+    assert chosen.best is rows[0]
+    assert all(row is rows[-1] for row in chosen.ties)
 
 
 def test_never_contradicts_the_verdicts() -> None:
     """Whatever is drawn: who is shown to differ from the baseline is no tie with it, or is one."""
     draw = random.Random(0)
-    seen = set()
+    states = set()
     for _ in range(300):
         levels = [100 * math.exp(draw.gauss(0, 0.06)) for _ in range(6)]
-        rows = _judged([[one * draw.lognormvariate(0, 0.02) for _ in range(3)] for one in levels])
-        found = _fastest(rows)
-        seen.add(found.state)
-        base = rows[0]
-        if found.best is base:
-            assert all(
-                (row.verdict == "no difference shown") or found.state_of(row) == "worse"
-                for row in rows[1:]
-            )
-        elif found.state_of(base) == "tie":
-            assert found.best.verdict == "no difference shown"
-        elif found.best.verdict == "no difference shown":
-            beaten = [row for row in rows if row.verdict == "faster"]
-            assert beaten, "something else is faster than the baseline"
-        for row in rows:
-            if row.verdict == "slower" and found.best.verdict == "faster":
-                assert found.state_of(row) == "worse"
-    assert seen == {"shown", "tie"}
+        values = [[level * draw.lognormvariate(0, 0.02) for _ in range(3)] for level in levels]
+        rows = [replace(row, baseline="s0 on 1 rank") for row in rows_with(values)]
+        rows = list(judged(rows, [rows[0]] * len(rows)))
+        chosen, base = fastest(rows), rows[0]
+        states.add(chosen.state)
+        if chosen.best is base:
+            assert {row.verdict for row in chosen.ties} <= {NO_DIFFERENCE, "tie"}
+        elif base in chosen.ties:
+            assert chosen.best.verdict in (NO_DIFFERENCE, "tie")
+        if chosen.best.verdict == "faster":
+            assert not any(row.verdict == "slower" for row in chosen.ties)
+    assert states == {"shown", "tie"}
 
 
-def test_one_repeat_shows_nothing() -> None:
-    found = _select(_rows([(100.0,), (50.0,)]))
-    assert found.state == "not shown"
-    assert len(found.without_interval) == 1
-    assert found.margin is not None
-    assert found.margin.value == pytest.approx(2)
-
-
-def test_alone_and_nobody() -> None:
-    rows = _rows([(100.0, 101.0)])
-    assert _select(rows).state == "alone"
-    assert (
-        select(
-            [replace(rows[0], values={"rate": {}})],
-            lambda row: row.values["rate"],
-            _ratio,
-            lower_is_better=False,
-        )
-        is None
-    )
-
-
-def test_smaller_is_better_where_it_is_said() -> None:
-    rows = _rows([(3.0, 3.0), (2.0, 2.0)])
-    found = select(
-        rows,
-        lambda row: row.values["rate"],
-        lambda one, other: _ratio(other, one),
-        lower_is_better=True,
-    )
-    assert found is not None
-    assert (found.best, found.state) == (rows[1], "shown")
-
-
-def test_more_comparisons_need_more() -> None:
-    ratio = estimate_ratio([1.10, 1.12, 1.14], [1.0, 1.0, 1.0])
-    assert is_shown(ratio)
-    assert not is_shown(ratio, 20)
-    assert not is_shown(None)
-    mean = Estimate(value=1.0, low=0.1, high=1.9, n=3)
-    assert is_positive(mean)
-    assert not is_positive(mean, 20)
-    assert not is_positive(replace(mean, low=None, high=None))
+def test_less_memory_is_better_and_nobody_wins_without_values() -> None:
+    rows = rows_with([(3.0, 3.0), (2.0, 2.0)], PEAK)
+    chosen = select(rows, PEAK)
+    assert chosen is not None
+    assert (chosen.best, chosen.state, chosen.rival) == (rows[1], "shown", rows[0])
+    assert select(rows, METRIC) is None

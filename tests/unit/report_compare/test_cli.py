@@ -9,8 +9,8 @@ import json
 import pytest
 
 from shardmark import cli
-from shardmark.cli.compare import RECOMMENDATION, Format, render, terminal_width
-from shardmark.report.answers.recommendation import recommendation_json, recommendation_lines
+from shardmark.cli.compare import ANSWERS, Format, render, terminal_width
+from shardmark.report.answers.answers import answer_lines, answers_json
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
 from tests.unit.report_compare.runs import compared, learning_trial
@@ -72,7 +72,7 @@ def test_a_view_works_in_every_format(
     assert len(list(csv.DictReader(io.StringIO(outputs[Format.CSV])))) == number
     for form in (Format.TEXT, Format.MARKDOWN, Format.LATEX):
         assert "fsdp on 2 ranks (1 x failed)" in outputs[form]
-        assert RECOMMENDATION not in outputs[form]
+        assert ANSWERS not in outputs[form]
 
 
 def test_views_stand_below_one_another(capsys: pytest.CaptureFixture[str], folder: str) -> None:
@@ -125,7 +125,7 @@ def test_against_a_study_goes_with_every_format(
         assert code == 0
         check_tex(out)
         document = json.loads(answer(capsys, *arguments, "json")[1])
-        assert ("recommendation" in document) is not bool(options)
+        assert ("answers" in document) is not bool(options)
         assert document["against"]
 
 
@@ -133,26 +133,26 @@ def test_the_table_is_followed_by_what_to_choose(
     capsys: pytest.CaptureFixture[str], folder: str
 ) -> None:
     comparison = compared(*trials())
-    lines = recommendation_lines(comparison)
+    lines = answer_lines(comparison)
     assert lines
     text = answer(capsys, folder)[1]
-    table, title, advice = text.partition(f"\n\n{RECOMMENDATION}\n\n")
+    table, title, advice = text.partition(f"\n\n{ANSWERS}\n\n")
     assert title
     assert table.startswith("strategy")
     assert advice.startswith(lines[0][:40])
     markdown = answer(capsys, folder, "--format", "markdown")[1]
-    assert f"\n\n### {RECOMMENDATION}\n\n- {lines[0][:20]}" in markdown
+    assert f"\n\n### {ANSWERS}\n\n- {lines[0][:20]}" in markdown
     latex = answer(capsys, folder, "--format", "latex")[1]
-    assert rf"\subsection*{{{RECOMMENDATION}}}" in latex
+    assert rf"\subsection*{{{ANSWERS}}}" in latex
     assert r"\caption{invented: classification resnet18 digits}" in latex
     check_tex(latex)
     document = json.loads(answer(capsys, folder, "--format", "json")[1])
-    assert document["recommendation"] == json.loads(json.dumps(recommendation_json(comparison)))
-    assert RECOMMENDATION not in answer(capsys, folder, "--format", "csv")[1]
+    assert document["answers"] == json.loads(json.dumps(answers_json(comparison)))
+    assert ANSWERS not in answer(capsys, folder, "--format", "csv")[1]
 
 
 def test_without_a_row_there_is_nothing_to_choose() -> None:
-    assert RECOMMENDATION not in render(compared())
+    assert ANSWERS not in render(compared())
     check_tex(render(compared(), Format.LATEX))
 
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row, rows_of
-from shardmark.analysis.statistics.intervals import Estimate, estimate_mean, estimate_ratio
+from shardmark.analysis.statistics.intervals import Estimate, estimate_difference, estimate_ratio
 from shardmark.analysis.statistics.verdicts import METRIC, common_repeats, judged
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
@@ -165,7 +165,7 @@ def difference_between(row: Row, other: Row, metric: str) -> Estimate | None:
         return None
     common = common_repeats(row, other, metric)
     if len(common) >= 2:
-        return estimate_mean([above[repeat] - below[repeat] for repeat in common])
+        return estimate_difference([above[repeat] - below[repeat] for repeat in common])
     value = fmean(above.values()) - fmean(below.values())
     return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
 

@@ -1,26 +1,276 @@
-"""Explains surprises from what was recorded, with amounts; says so where nothing explains them."""
+"""Explains surprises among comparable rows from what was recorded, with amounts."""
 
 from __future__ import annotations
 
-from shardmark.analysis.advise.candidates import fields_of
-from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.diagnose.explanations_memory import memory_explanations
-from shardmark.analysis.diagnose.explanations_quality import quality_explanations
-from shardmark.analysis.diagnose.explanations_time import time_explanations
-from shardmark.analysis.diagnose.explanations_waits import wait_explanations
-from shardmark.analysis.diagnose.surprise import Explanation
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal
+
+from shardmark.analysis.advise.groups import ComparableGroup, headline_quality
+from shardmark.analysis.advise.selection import times_better
+from shardmark.analysis.compare.comparison import DEFAULT_BASELINE, difference_between
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.effects import between_all, holm
+from shardmark.analysis.statistics.intervals import estimate_difference, two_sided_p_value
+from shardmark.analysis.statistics.sampling import beyond_sampling
+from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, is_different, verdict_between
+from shardmark.analysis.trial.step_time import (
+    CpuUse,
+    StepTime,
+    common_repeats,
+    cpu_use,
+    samples_per_step,
+    step_time,
+)
+from shardmark.core.metrics import METRICS
+from shardmark.results.schema import TrialResult
+
+Kind = Literal["slower", "little memory saved", "waits for a rank", "stale gradients"]
+
+RATE, PEAK = "samples_per_second", "peak_memory_bytes"
+STATE = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
+ACTIVATIONS = "activation_peak_bytes"
+
+NOTEWORTHY = 0.05
+"""A smaller relative difference needs no explanation."""
+HOPED_SHARE = 0.5
+"""Saving less than this part of (n - 1) / n of the peak on n ranks is little."""
+SHARDED_SHARE = 0.9
+"""A row with less than this part of the largest model state on as many ranks shards it."""
 
 
-def explain(comparison: Comparison) -> tuple[Explanation, ...]:
-    """Every surprise among rows that train the same thing, group by group.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One surprise and what the records say of it."""
 
-    A surprise is a difference that is large enough to matter and that the repeats show; with one
-    repeat it is explained, and marked as not shown.
+    kind: Kind
+    row: Row
+    other: Row | None
+    """What it was held against."""
+    size: float
+    """How far they differ, relative: the more, the more striking."""
+    difference: float = 0.0
+    """Seconds a step, bytes, or the quality's own unit."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What the difference consists of, none counted twice, in its unit; the largest first."""
+    facts: Mapping[str, float] = field(default_factory=dict)
+    """Further numbers for the sentence, in base units."""
+
+
+def explain(group: ComparableGroup) -> list[Explanation]:
+    """Every surprise of the group: a difference that matters, and that the repeats show.
+
+    With one repeat nothing is shown, and every difference is explained.
     """
-    found: list[Explanation] = []
-    for field in fields_of(comparison.rows):
-        found += time_explanations(field)
-        found += memory_explanations(field)
-        found += quality_explanations(field)
-        found += wait_explanations(field)
-    return tuple(found)
+    return [*_slower(group), *_memory(group), *_waits(group), *_stale(group)]
+
+
+def _slower(group: ComparableGroup) -> Iterator[Explanation]:
+    """More ranks that are slower than fewer, and strategies slower than the fastest of a size.
+
+    All pairs of the group are one family, since the fastest was chosen by looking.
+    """
+    rows = [row for row in (*group.candidates, *group.by_design) if row.values.get(RATE)]
+    effects = between_all([row.values[RATE] for row in rows])
+    corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
+    places = {id(row): place for place, row in enumerate(rows)}
+    for row in rows:
+        for other in _faster_rivals(row, rows, group.candidates):
+            ratio = times_better(other, row, RATE)
+            pair = sorted((places[id(row)], places[id(other)]))
+            effect = corrected.get((pair[0], pair[1]))
+            verdict = verdict_between(row, other) or verdict_between(other, row) or effect
+            if ratio is None or ratio.value <= 1 + NOTEWORTHY:
+                continue
+            if verdict is None or is_different(verdict):
+                yield _where_the_time_went(row, other, ratio.value)
+
+
+def _faster_rivals(row: Row, rows: Sequence[Row], candidates: Sequence[Row]) -> Iterator[Row]:
+    """The fastest candidate on as many ranks, and the same strategy (or the baseline) on fewer."""
+    measured = [other for other in candidates if other.values.get(RATE)]
+    same_size = [other for other in measured if other.world_size == row.world_size]
+    fastest = max(same_size, key=_rate, default=row)
+    if fastest is not row:
+        yield fastest
+    fewer = [other for other in rows if other.world_size < row.world_size]
+    same = [other for other in fewer if other.label == row.label and not row.differing(other)]
+    alone = [one for one in fewer if one.strategy == DEFAULT_BASELINE and one.world_size == 1]
+    if same:
+        yield max(same, key=lambda other: other.world_size)
+    elif alone:
+        yield min(alone, key=lambda other: len(row.differing(other)))
+
+
+def _rate(row: Row) -> float:
+    return fmean(row.values[RATE].values())
+
+
+def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
+    samples = samples_per_step(other)
+    repeats = common_repeats(row, other)
+    own, base = (
+        None if samples is None else step_time(each, samples, repeats) for each in (row, other)
+    )
+    if own is None or base is None or samples is None or own.seconds <= base.seconds:
+        return Explanation(kind="slower", row=row, other=other, size=ratio)
+    extra = own.seconds - base.seconds
+    cpu = [cpu_use(each, samples, repeats) for each in (row, other)]
+    return Explanation(
+        kind="slower",
+        row=row,
+        other=other,
+        size=ratio,
+        difference=extra,
+        parts=_largest_first(_time_parts(own, base)),
+        facts=_lack_of_cores(cpu[0], cpu[1], extra),
+    )
+
+
+def _time_parts(own: StepTime, base: StepTime) -> dict[str, float]:
+    """What each part adds; they add up to the extra time but for what no span holds.
+
+    Exposed communication lies within forward, backward and optimizer, so it is taken out of them.
+    Which of the three held it is not recorded: the optimizer counts only with that growth which the
+    growth of the communication cannot be.
+    """
+    exposed = 0.0
+    if own.exposed is not None and base.exposed is not None:
+        exposed = own.exposed - base.exposed
+    optimizer = max(0.0, own.optimizer - base.optimizer - max(0.0, exposed))
+    return {
+        "waiting for data": own.data - base.data,
+        "exposed communication": exposed,
+        "the optimizer": optimizer,
+        "computation": own.work - base.work - exposed - optimizer,
+        "slow steps": own.seconds - own.median_seconds - (base.seconds - base.median_seconds),
+    }
+
+
+def _lack_of_cores(own: CpuUse | None, base: CpuUse | None, extra: float) -> dict[str, float]:
+    """What a core for each thread could have saved of the extra time, at most."""
+    if own is None or base is None or own.threads <= own.cores:
+        return {}
+    saved = min(max(0.0, own.sharing_seconds - base.sharing_seconds), extra)
+    return {"cores": own.cores, "threads": float(own.threads), "sharing_seconds": saved}
+
+
+def _memory(group: ComparableGroup) -> Iterator[Explanation]:
+    """Rows that shard their model state, and yet save little of the peak on as many ranks."""
+    known = [
+        row
+        for row in group.candidates
+        if row.world_size > 1 and all(row.metrics.get(n) for n in (*STATE, ACTIVATIONS, PEAK))
+    ]
+    for row in known:
+        same_size = [one for one in known if one.world_size == row.world_size]
+        whole = max(
+            (one for one in same_size if not one.differing(row)),
+            key=lambda one: (_state(one), -_value(one, PEAK)),
+        )
+        ratio = times_better(row, whole, PEAK)
+        least = 1 - HOPED_SHARE * (1 - 1 / row.world_size)
+        if _state(row) >= SHARDED_SHARE * _state(whole) or ratio is None:
+            continue
+        share = 1 / ratio.value
+        if share <= least or (ratio.high is not None and 1 / ratio.high <= least):
+            continue
+        saved = _value(whole, PEAK) - _value(row, PEAK)
+        state = _state(whole) - _state(row)
+        activations = _value(whole, ACTIVATIONS) - _value(row, ACTIVATIONS)
+        yield Explanation(
+            kind="little memory saved",
+            row=row,
+            other=whole,
+            size=share,
+            difference=saved,
+            parts={
+                "model state": state,
+                "activations": activations,
+                "the rest": saved - state - activations,
+            },
+            facts={
+                "peak_bytes": _value(whole, PEAK),
+                "activation_share": _value(whole, ACTIVATIONS) / _value(whole, PEAK),
+            },
+        )
+
+
+def _value(row: Row, name: str) -> float:
+    estimate = row.metrics[name]
+    assert estimate is not None, "the caller looked"
+    return estimate.value
+
+
+def _state(row: Row) -> float:
+    return sum(_value(row, name) for name in STATE)
+
+
+def _waits(group: ComparableGroup) -> Iterator[Explanation]:
+    """Rows in which one rank communicates shown less than the rest: the rest waits for it.
+
+    The rank that has the least exposed communication comes last.  All ranks could have been the
+    one, so the error is shared among them.  Some rank is always last: one repeat shows nothing.
+    """
+    for row in (*group.candidates, *group.by_design):
+        exposed = [_exposed_by_rank(trial) for trial in row.ok_trials]
+        step = row.metrics.get("step_seconds")
+        if step is None or len(exposed) < 2 or len(exposed[0]) < 2:
+            continue
+        if any(each.keys() != exposed[0].keys() for each in exposed):
+            continue
+        late = min(exposed[0], key=lambda rank: fmean(each[rank] for each in exposed))
+        waits = [fmean(each[r] for r in each if r != late) - each[late] for each in exposed]
+        wait = estimate_difference(waits)
+        if wait.value < NOTEWORTHY * step.value:
+            continue
+        if two_sided_p_value(waits) * len(exposed[0]) <= FAMILY_ERROR_RATE:
+            yield Explanation(
+                kind="waits for a rank",
+                row=row,
+                other=None,
+                size=wait.value / step.value,
+                difference=wait.value,
+                facts={"rank": float(late)},
+            )
+
+
+def _exposed_by_rank(trial: TrialResult) -> dict[int, float]:
+    """Of the workers that have it."""
+    return {
+        rank.rank: rank.probe.exposed_communication_seconds
+        for rank in trial.ranks
+        if rank.role == "worker"
+        and rank.probe is not None
+        and rank.probe.exposed_communication_seconds is not None
+    }
+
+
+def _stale(group: ComparableGroup) -> Iterator[Explanation]:
+    """Worse quality than an equivalent row on as many ranks, with gradients that were old."""
+    quality = headline_quality(group.rows)
+    for row in group.by_design if quality else ():
+        mean, most = (row.metrics.get(f"staleness_{which}") for which in ("mean", "max"))
+        same = [one for one in group.candidates if one.world_size == row.world_size]
+        if mean is None or most is None or mean.value <= 0 or not same or quality is None:
+            continue
+        change = difference_between(row, same[0], quality)
+        worse = METRICS[quality].better != "higher"
+        if change is None or (change.value > 0) is not worse or change.low is None:
+            continue
+        assert change.high is not None, "it has a low end"
+        shown = change.low > 0 or change.high < 0
+        if shown and beyond_sampling(row, same[0], quality, change.value):
+            yield Explanation(
+                kind="stale gradients",
+                row=row,
+                other=same[0],
+                size=abs(change.value),
+                difference=change.value,
+                facts={"mean": mean.value, "most": most.value},
+            )
+
+
+def _largest_first(amounts: Mapping[str, float]) -> dict[str, float]:
+    return dict(sorted(amounts.items(), key=lambda item: -item[1]))

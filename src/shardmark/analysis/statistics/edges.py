@@ -10,11 +10,8 @@ from statistics import fmean
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.effects import Effect, between_all, holm
 from shardmark.analysis.statistics.sampling import beyond_sampling, seeds_of
-from shardmark.analysis.statistics.verdicts import is_different
+from shardmark.analysis.statistics.verdicts import is_different, is_shown
 from shardmark.core.metrics import METRICS
-
-_TINY = 1e-300
-"""Two repeats that differ wildly have an interval that begins at zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +89,10 @@ def _edge(metric: str, effect: Effect | None, *, inverse: bool) -> Edge:
     """In the metric's own direction; `inverse` turns the effect round."""
     if effect is None:
         return Edge(metric=metric, factor=1.0, low=None, high=None, shown=False)
-    ratio = effect.ratio
-    assert ratio.low is not None, "an effect has an interval"
-    assert ratio.high is not None, "an effect has an interval"
-    factor, low, high = ratio.value, ratio.low, ratio.high
+    factor, low, high = effect.ratio.value, effect.ratio.low, effect.ratio.high
     if inverse is (METRICS[metric].better == "higher"):
-        factor, low, high = 1 / factor, 1 / high, 1 / max(low, _TINY)
-    shown = factor > 1 and is_different(effect)
+        factor, (low, high) = 1 / factor, (None if end is None else 1 / end for end in (high, low))
+    shown = factor > 1 and (is_shown(effect) if _is_quality(metric) else is_different(effect))
     return Edge(metric=metric, factor=factor, low=low, high=high, shown=shown)
 
 

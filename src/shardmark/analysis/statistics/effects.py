@@ -12,9 +12,9 @@ from shardmark.analysis.statistics.intervals import (
     log_ratios,
     middle_of,
     ratio_of,
-    two_sided_p_value,
+    t_probability,
 )
-from shardmark.analysis.statistics.moderation import Spread, moderated, prior_of, t_probability
+from shardmark.analysis.statistics.moderation import Spread, moderated, prior_of
 
 ALONE = 2
 """The ordinary test of the pair alone must show the difference, too, at half the family's level."""
@@ -63,7 +63,7 @@ def paired_effect(
     middle = middle_of(log_ratios(numerators, denominators))
     spread = None
     if middle.standard_error > 0:
-        p_value = two_sided_p_value(middle.value / middle.standard_error, middle.degrees)
+        p_value = t_probability(middle.value / middle.standard_error, middle.degrees)
         spread = Spread(count * middle.standard_error**2, middle.degrees)
     else:
         p_value = 0.0 if exact and middle.value != 0 else 1.0

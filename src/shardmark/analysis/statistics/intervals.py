@@ -1,4 +1,4 @@
-"""Intervals and tests over repeats.  Plain Python, because `compare` must answer at once.
+"""Intervals over repeats.
 
 What is estimated is the middle of the law that the repeats come from: their mean for fewer than
 `ROBUST_FROM` values, and from there on their mean without the outer tenth at either end, so that
@@ -8,7 +8,6 @@ repeats on a disturbed machine do not move it.  `docs/method/statistics.md` has 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,8 @@ CONFIDENCE = 0.95
 ROBUST_FROM = 10
 """So many values are enough to leave one in ten out at each end: with fewer, the interval would
 grow too wide."""
+TOO_NOISY_FACTOR = 100.0
+"""An interval of a positive quantity whose ends differ by more says nothing, and is not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,15 @@ class Estimate:
 
     value: float
     low: float | None
-    """None where one repeat, or unpaired ones, allow no interval."""
+    """None where one repeat, unpaired repeats or too much noise allow no interval."""
     high: float | None
     n: int
+    too_noisy: bool = False
+    """The interval would span orders of magnitude."""
 
     @property
     def half_width(self) -> float | None:
-        """The longer of the two sides: a ratio's interval is a little longer above."""
+        """The longer of the two sides: the interval of a positive quantity is longer above."""
         if self.low is None or self.high is None:
             return None
         return max(self.high - self.value, self.value - self.low)
@@ -54,20 +57,31 @@ class Middle:
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate:
-    """The middle of the values, with Student's t interval of it, 95 % two-sided.
+    """The middle of a quantity's values, with Student's t interval, 95 % two-sided.
 
-    Assumes independent repeats; below ten of them, also that they are about normal.  With n = 2
-    the interval is wide (12.7 standard errors), and rightly so.  It is not clipped to what is
-    possible.  Raises `ValueError` for no value.
+    Of values above zero the interval is that of the logarithm (to first order), so that it has no
+    end below zero; of others above or at zero it ends there.  Assumes independent repeats; below
+    ten of them, also that they are about normal.  With n = 2 it is wide (12.7 standard errors), and
+    rightly so.  Raises `ValueError` for no value.
     """
+    plain = estimate_difference(values)
+    least = min(values)
+    if plain.low is None or plain.high is None or least < 0:
+        return plain
+    if least == 0:
+        return Estimate(value=plain.value, low=max(0.0, plain.low), high=plain.high, n=plain.n)
+    return _positive(plain.value, (plain.high - plain.value) / plain.value, plain.n)
+
+
+def estimate_difference(values: Sequence[float]) -> Estimate:
+    """The middle of differences, which may be of either sign, with Student's t interval."""
     if not values:
         raise ValueError("an estimate needs at least one value")
-    count = len(values)
-    if count == 1:
-        return Estimate(value=fmean(values), low=None, high=None, n=1)
+    if len(values) == 1:
+        return Estimate(value=values[0], low=None, high=None, n=1)
     middle = middle_of(values)
-    half = middle.half_width
-    return Estimate(value=middle.value, low=middle.value - half, high=middle.value + half, n=count)
+    low, high = middle.value - middle.half_width, middle.value + middle.half_width
+    return Estimate(value=middle.value, low=low, high=high, n=len(values))
 
 
 def estimate_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
@@ -75,42 +89,33 @@ def estimate_ratio(numerators: Sequence[float], denominators: Sequence[float]) -
 
     From the pairs' log ratios, so that what disturbs or slows both values of a pair by the same
     factor cancels: below ten pairs, the ratio of the geometric means.  Where a numerator is not
-    above zero, the ratio of the means.  Raises `ValueError` for no value or unequal numbers.
+    above zero, the ratio of the means, without interval.  Raises `ValueError` for no value or
+    unequal numbers.
     """
     if not numerators or len(numerators) != len(denominators):
         raise ValueError("a ratio of pairs needs as many numerators as denominators, at least one")
-    if len(numerators) == 1:
-        return Estimate(value=numerators[0] / denominators[0], low=None, high=None, n=1)
-    if min(numerators) <= 0:
-        return _ratio_of_means(numerators, denominators)
-    return ratio_of(middle_of(log_ratios(numerators, denominators)), len(numerators))
+    count = len(numerators)
+    if count == 1 or min(numerators) <= 0:
+        ratio = fmean(numerators) / fmean(denominators)
+        return Estimate(value=ratio, low=None, high=None, n=count)
+    return ratio_of(middle_of(log_ratios(numerators, denominators)), count)
 
 
-def two_sided_p_value(statistic: float, degrees: int) -> float:
-    """P(|T| > |statistic|) for Student's T with whole degrees of freedom; absolute error 1e-15."""
-    central = _central_probability(math.atan(abs(statistic) / math.sqrt(degrees)), degrees)
-    return min(1.0, max(0.0, 1 - central))
+def ratio_of(middle: Middle, count: int) -> Estimate:
+    """From the middle of log ratios."""
+    return _positive(math.exp(middle.value), middle.half_width, count)
 
 
-@cache
-def t_quantile(degrees: int, probability: float = 0.5 + CONFIDENCE / 2) -> float:
-    """Quantile of Student's t for whole degrees of freedom, `probability` from 0.5 to below 1.
+def log_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    return [math.log(y / x) for y, x in zip(numerators, denominators, strict=True)]
 
-    Bisects the closed form; the same as `scipy.special.stdtrit` to 1e-9, which takes a second to
-    import.  Raises `ValueError` for less than one degree.
-    """
-    if degrees < 1:
-        raise ValueError(f"degrees of freedom must be at least 1, got {degrees}")
-    central = 2 * probability - 1
-    low, high = 0.0, math.pi / 2
-    while True:
-        angle = (low + high) / 2
-        if angle in (low, high):
-            return math.tan(angle) * math.sqrt(degrees)
-        if _central_probability(angle, degrees) < central:
-            low = angle
-        else:
-            high = angle
+
+def _positive(value: float, half_width: float, count: int) -> Estimate:
+    """With an interval that is so wide on the log scale; none where that is too noisy."""
+    if 2 * half_width > math.log(TOO_NOISY_FACTOR):
+        return Estimate(value=value, low=None, high=None, n=count, too_noisy=True)
+    factor = math.exp(half_width)
+    return Estimate(value=value, low=value / factor, high=value * factor, n=count)
 
 
 def middle_of(values: Sequence[float]) -> Middle:
@@ -124,7 +129,7 @@ def middle_of(values: Sequence[float]) -> Middle:
     left_out = _left_out(count)
     kept = sorted(values)[left_out : count - left_out]
     winsorised = _deviation([kept[0]] * left_out + kept + [kept[-1]] * left_out)
-    degrees = degrees_of(count)
+    degrees = count - 2 * left_out - 1
     error = winsorised * math.sqrt((count - 1) / ((degrees + 1) * degrees))
     if left_out == 0:
         return Middle(fmean(kept), error, degrees, winsorised)
@@ -132,9 +137,26 @@ def middle_of(values: Sequence[float]) -> Middle:
     return Middle(fmean(kept), error * (1 + 1 / (4 * count)), degrees, spread)
 
 
-def degrees_of(count: int) -> int:
-    """Degrees of freedom of an estimate from so many values: those that count, less one."""
-    return count - 2 * _left_out(count) - 1
+def t_quantile(degrees: float, probability: float = 0.5 + CONFIDENCE / 2) -> float:
+    """Quantile of Student's t."""
+    from scipy.special import stdtrit  # here and below: too slow an import for `shardmark --help`
+
+    return float(stdtrit(degrees, probability))
+
+
+def t_probability(statistic: float, degrees: float) -> float:
+    """P(|T| > |statistic|) for Student's T."""
+    from scipy.special import stdtr
+
+    return float(2 * stdtr(degrees, -abs(statistic)))
+
+
+def two_sided_p_value(values: Sequence[float]) -> float:
+    """Of Student's t test that the middle of at least two values is not zero."""
+    middle = middle_of(values)
+    if middle.standard_error == 0:
+        return float(middle.value == 0)
+    return t_probability(middle.value / middle.standard_error, middle.degrees)
 
 
 def _left_out(count: int) -> int:
@@ -153,51 +175,5 @@ def _winsorised_spread(share: float) -> float:
 def _deviation(values: Sequence[float]) -> float:
     """Standard deviation; zero where only rounding tells the values apart."""
     mean = fmean(values)
-    found = math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
-    return found if found > 1e-12 * abs(mean) else 0.0
-
-
-def ratio_of(middle: Middle, count: int) -> Estimate:
-    """From the middle of log ratios."""
-    low, high = middle.value - middle.half_width, middle.value + middle.half_width
-    return Estimate(value=_exp(middle.value), low=_exp(low), high=_exp(high), n=count)
-
-
-def log_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    return [math.log(y / x) for y, x in zip(numerators, denominators, strict=True)]
-
-
-def _exp(value: float) -> float:
-    """Two pairs that differ wildly have an interval beyond every float."""
-    return math.exp(value) if value < 700 else sys.float_info.max
-
-
-def _ratio_of_means(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """Its variance from the residuals y_i - R x_i, with n - 1 degrees of freedom.
-
-    Source: Cochran, Sampling Techniques, 3rd ed. (1977), section 6.4.
-    """
-    count = len(numerators)
-    base = fmean(denominators)
-    ratio = fmean(numerators) / base
-    residuals = [y - ratio * x for y, x in zip(numerators, denominators, strict=True)]
-    squares = math.fsum(residual**2 for residual in residuals)
-    half = t_quantile(count - 1) * math.sqrt(squares / (count - 1) / count) / base
-    return Estimate(value=ratio, low=ratio - half, high=ratio + half, n=count)
-
-
-def _central_probability(angle: float, degrees: int) -> float:
-    """P(|T| < t) for t = tan(angle) sqrt(degrees).
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
-    """
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = degrees % 2 == 1
-    term = cosine if odd else 1.0
-    total = 0.0
-    for index in range(1 if odd else 0, degrees - 1, 2):
-        total += term
-        term *= cosine**2 * (index + 1) / (index + 2)
-    if odd:
-        return 2 / math.pi * (angle + sine * total)
-    return sine * total
+    deviation = math.hypot(*(value - mean for value in values)) / math.sqrt(len(values) - 1)
+    return deviation if deviation > 1e-12 * abs(mean) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,13 +12,15 @@ from shardmark.analysis.statistics.effects import Effect, holm, paired_effect, w
 BASELINE = "baseline"
 FASTER = "faster"
 SLOWER = "slower"
+TIE = "tie"
+"""A difference that is shown, and too small to matter."""
 NO_DIFFERENCE = "no difference shown"
 
 FAMILY_ERROR_RATE = 0.05
 """Highest probability of one or more false `faster` or `slower` in the whole comparison."""
+LEAST_GAIN = 0.02
+"""A smaller relative difference of speed or memory is a tie, however well it is shown."""
 METRIC = "samples_per_second"
-METHOD = "moderated t tests of the log ratios, which share what they see of the noise"
-"""For a note: how a difference is tested."""
 
 
 def judged(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
@@ -85,14 +88,19 @@ def verdict_between(row: Row, other: Row) -> Effect | None:
     return row.effect if is_baseline and row is not other else None
 
 
-def is_different(effect: Effect) -> bool:
-    """Whether the difference is shown: the one rule for verdicts, selections and fronts."""
+def is_shown(effect: Effect) -> bool:
+    """Whether there is any difference, however small."""
     return effect.p_corrected <= FAMILY_ERROR_RATE
+
+
+def is_different(effect: Effect) -> bool:
+    """Whether a difference that matters is shown: the one rule for verdicts and selections."""
+    return is_shown(effect) and abs(math.log(effect.ratio.value)) >= math.log1p(LEAST_GAIN)
 
 
 def _verdict(effect: Effect | None) -> str | None:
     if effect is None:
         return None
     if not is_different(effect):
-        return NO_DIFFERENCE
+        return TIE if is_shown(effect) else NO_DIFFERENCE
     return FASTER if effect.ratio.value > 1 else SLOWER

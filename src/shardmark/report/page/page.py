@@ -13,7 +13,7 @@ from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError
 from shardmark.core.version import __version__
-from shardmark.report.answers.recommendation import recommendation_lines
+from shardmark.report.answers.answers import answer_lines
 from shardmark.report.figures import figures_of
 from shardmark.report.figures.figure import Figure
 from shardmark.report.figures.plotly_drawing import plotly_figure
@@ -50,8 +50,8 @@ WARNINGS = (
 )
 """Notes that cast doubt on a number."""
 
-TOLD_ELSEWHERE = (NoteKind.EQUIVALENCE, NoteKind.FAILURE)
-"""Notes that the verdict says already, or the section on what did not end ok."""
+TOLD_ELSEWHERE = (NoteKind.FAILURE,)
+"""Notes that the section on what did not end ok says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def _of_comparison(comparison: Comparison) -> dict[str, object]:
         "workloads": list(dict.fromkeys(row.workload for row in rows)),
         "status": status_of(rows),
         "doubt": doubt(rows, unstable),
-        "recommendation": [headed(line) for line in recommendation_lines(comparison)],
+        "recommendation": [headed(line) for line in answer_lines(comparison)],
         "table": page_table("comparison", "Every measured cell.", comparison_columns(rows)),
         "warnings": [note.text for note in notes if note.kind in WARNINGS],
         "unstable": by_kind(unstable),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardmark.analysis.advise.candidates import fields_of
+from shardmark.analysis.advise.groups import groups_of
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.diagnose.stability import Instability, Kind
+from shardmark.analysis.diagnose.stability import Instability
 from shardmark.analysis.statistics.verdicts import BASELINE
+from shardmark.results.schema import StabilityKind
 
-DOUBTFUL = (Kind.TRIAL_DRIFT, Kind.RUN_DRIFT, Kind.OUTLYING_REPEAT)
+DOUBTFUL = (StabilityKind.TRIAL_DRIFT, StabilityKind.RUN_DRIFT, StabilityKind.OUTLYING_REPEAT)
 """Kinds that move a mean, and with it a verdict or a recommendation."""
 _MANY = 4
 
@@ -39,7 +40,7 @@ def by_kind(warnings: Sequence[Instability]) -> tuple[KindOfWarnings, ...]:
 def doubt(rows: Sequence[Row], warnings: Sequence[Instability]) -> str:
     """Which baselines and candidates drifted, or have a repeat far from the others; or nothing."""
     decisive = _decisive(rows)
-    drifting = any(one.kind is Kind.RUN_DRIFT for one in warnings)
+    drifting = any(one.kind is StabilityKind.RUN_DRIFT for one in warnings)
     places = {one.place for one in warnings if one.kind in DOUBTFUL}
     found = [row.place for row in decisive if any(trial.id in places for trial in row.trials)]
     parts = ["the machine drifted over the repeats"] if drifting else []
@@ -56,5 +57,5 @@ def doubt(rows: Sequence[Row], warnings: Sequence[Instability]) -> str:
 
 def _decisive(rows: Sequence[Row]) -> list[Row]:
     """The baselines, and whatever competes for a recommendation."""
-    chosen = {id(row) for field in fields_of(rows) for row in field.candidates}
+    chosen = {id(row) for group in groups_of(rows) for row in group.candidates}
     return [row for row in rows if id(row) in chosen or row.verdict == BASELINE]

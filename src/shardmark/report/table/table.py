@@ -71,6 +71,8 @@ class Column:
 
     def _estimate(self, estimate: Estimate) -> str:
         text = number(estimate.value * self.scale, decimals=self.decimals)
+        if self.interval and estimate.too_noisy:
+            return f"{text} (too noisy)"
         if not self.interval or estimate.low is None or estimate.high is None:
             return text
         places = len(text.partition(".")[2])

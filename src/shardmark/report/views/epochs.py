@@ -15,9 +15,9 @@ from shardmark.report.table.data import (
     identity_of,
     metrics_of,
 )
+from shardmark.report.table.notes import seeds_note
 from shardmark.report.table.quantities import quantity
 from shardmark.report.table.sections import Section, View
-from shardmark.report.table.seeds import seeds_note
 from shardmark.report.table.tables import Column, Table
 
 _COLUMNS = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds")

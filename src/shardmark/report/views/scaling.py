@@ -114,7 +114,7 @@ def _growth(scalings: Sequence[Scaling]) -> list[str]:
     unclear = [
         _against(p)
         for p, s in sure
-        if s.low is not None and s.high is not None and s.low <= 1 <= s.high
+        if s.too_noisy or (s.low is not None and s.high is not None and s.low <= 1 <= s.high)
     ]
     return [
         *([f"More ranks are slower: {'; '.join(slower)}."] if slower else []),

@@ -1,18 +1,116 @@
-"""What the machine did to a trial: other processes on its cores, devices that ran too hot."""
+"""What disturbed one trial, from its raw files when it ends: drifts, pauses, others on the machine.
+
+Every kind has a practical threshold, below which nobody need care, and where chance could reach it
+also a test, whose p value is stored: a comparison corrects it for the number of its trials.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 
+from shardmark.analysis.statistics.changes import JUMP_POINTS, jump_of, thinned, trend_of
 from shardmark.analysis.trial.over_ranks import number
-from shardmark.analysis.trial.raw_files import Line
 from shardmark.measure.system.gpus import CLOCK_LIMITS
-from shardmark.results.schema import RankRecord
+from shardmark.results.schema import RankRecord, StabilityFinding, StabilityKind
 
+FALSE_ALARM_RATE = 0.01
+"""Of all trials of a comparison together, for each kind that is tested."""
+DRIFT = 0.05
+"""Relative change from the first step, or repeat, to the last."""
+LEAST_JUMP = 1.5
+"""Factor between the steps before and after a lasting change."""
+SLOW_FACTOR = 2.0
+"""A step that takes so many times the median is slow."""
+SLOW_SHARE = 0.05
+"""Of the measured time, that slow steps took beyond the median."""
+OTHERS_SHARE = 0.1
+"""Of the machine's cores."""
+SLOWED_SHARE = 0.1
+"""Of the samples in which a device was slowed down."""
+FEWEST_STEPS = 12
+
+Line = Mapping[str, object]
 Span = tuple[float, float]
 """Unix time."""
+
+
+def stability_of_trial(
+    ranks: Sequence[RankRecord], steps: Iterable[Line], samples: Sequence[Line]
+) -> tuple[StabilityFinding, ...]:
+    """Of the first rank that measured; `steps` and `samples` are the lines of the raw files."""
+    rank = next((rank for rank in ranks if rank.windows), None)
+    if rank is None:
+        return ()
+    points = [
+        (step, seconds)
+        for line in steps
+        if line.get("measured") is True
+        and line.get("rank") == rank.rank
+        and (step := number(line.get("step"))) is not None
+        and (seconds := number(line.get("step_seconds"))) is not None
+        and seconds > 0
+    ]
+    findings: list[StabilityFinding] = []
+    if len(points) >= FEWEST_STEPS:
+        findings += _drift(points)
+        findings += _slow_steps([seconds for _, seconds in points])
+    return (*findings, *_of_machine(samples, spans_of(rank)))
+
+
+def _drift(points: Sequence[tuple[float, float]]) -> Iterator[StabilityFinding]:
+    """Of the logarithm: a share of the step's time, whatever the step's time is."""
+    logs = sorted((step, math.log(seconds)) for step, seconds in points)
+    jump = jump_of(thinned(logs, JUMP_POINTS))
+    if jump is not None and abs(jump.size) >= math.log(LEAST_JUMP):
+        times = f"{math.exp(abs(jump.size)):.1f} times {_longer(jump.size)}"
+        text = f"steps became {times}, and stayed so, from about step {jump.time:.0f} on"
+        yield from _finding(StabilityKind.TRIAL_DRIFT, text, abs(jump.size), jump.p_value)
+    trend = trend_of([thinned(logs)])
+    change = 0.0 if trend is None else math.expm1(trend.slope * (logs[-1][0] - logs[0][0]))
+    if trend is not None and abs(change) >= DRIFT:
+        text = f"steps became {abs(change):.0%} {_longer(change)} from the first to the last"
+        yield from _finding(StabilityKind.TRIAL_DRIFT, text, abs(math.log1p(change)), trend.p_value)
+
+
+def _longer(change: float) -> str:
+    return "longer" if change > 0 else "shorter"
+
+
+def _slow_steps(seconds: Sequence[float]) -> Iterator[StabilityFinding]:
+    middle = median(seconds)
+    slow = [each for each in seconds if each > SLOW_FACTOR * middle]
+    share = sum(each - middle for each in slow) / sum(seconds)
+    if share >= SLOW_SHARE:
+        text = (
+            f"{len(slow)} of {len(seconds)} steps took over {SLOW_FACTOR:g} times the median:"
+            f" {share:.0%} of the time"
+        )
+        yield from _finding(StabilityKind.SLOW_STEPS, text, share)
+
+
+def _of_machine(samples: Sequence[Line], spans: Sequence[Span]) -> Iterator[StabilityFinding]:
+    others = share_of_others(samples, spans)
+    if others is not None and others[0] >= OTHERS_SHARE:
+        text = f"other programs used {others[0]:.0%} of the {others[1]} cores"
+        yield from _finding(StabilityKind.OTHER_PROCESSES, text, others[0])
+    for uuid, share, reasons in slowed_devices(samples, spans):
+        if share >= SLOWED_SHARE:
+            hottest = hottest_celsius(samples, uuid)
+            heat = "" if hottest is None else f", at most {hottest:.0f} °C"
+            text = f"{uuid} was slowed down in {share:.0%} of the samples ({reasons}{heat})"
+            yield from _finding(StabilityKind.SLOWED_DEVICE, text, share)
+
+
+def _finding(
+    kind: StabilityKind, text: str, severity: float, p_value: float | None = None
+) -> Iterator[StabilityFinding]:
+    """None where chance would show as much too often in a single trial already."""
+    if p_value is None or p_value <= FALSE_ALARM_RATE:
+        yield StabilityFinding(kind=kind, text=text, severity=severity, p_value=p_value)
 
 
 def spans_of(rank: RankRecord) -> list[Span]:
@@ -91,17 +189,6 @@ def hottest_celsius(samples: Sequence[Line], uuid: str) -> float | None:
         if gpu.get("uuid") == uuid
     ]
     return max((one for one in found if one is not None), default=None)
-
-
-def busy_at_start(environment: Mapping[str, object]) -> tuple[float, list[str]] | None:
-    """Share of the usable cores that other processes took when the run began, and their names."""
-    load, cpu = environment.get("load"), environment.get("cpu")
-    cores = number(cpu.get("usable_cores")) if isinstance(cpu, Mapping) else None
-    if not isinstance(load, Mapping) or not cores:
-        return None
-    busy = _objects(load.get("busy_processes"))
-    percents = [number(one.get("cpu_percent")) or 0.0 for one in busy]
-    return sum(percents) / 100 / cores, [str(one.get("name")) for one in busy]
 
 
 def _by_rank(samples: Sequence[Line]) -> dict[tuple[object, object], list[tuple[float, float]]]:

@@ -1,0 +1,100 @@
+"""Why something is slower or larger than one expects: one question and its answer a line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardmark.analysis.advise.groups import groups_of, headline_quality
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.diagnose.explanations import Explanation, Kind, explain
+from shardmark.analysis.statistics.sampling import seeds_of
+from shardmark.report.answers.wording import milliseconds, name, percent, ranks, short, size
+
+MOST_LINES = 3
+LEAST_SHARE = 0.25
+"""A smaller part of a difference is no answer to why."""
+
+
+def why_lines(comparison: Comparison) -> list[str]:
+    """The most striking surprise of each kind, three at most, as question and answer."""
+    striking: dict[Kind, Explanation] = {}
+    for group in groups_of(comparison.rows):
+        for each in explain(group):
+            known = striking.get(each.kind)
+            # Strategies that train the same thing come first: they are what is recommended.
+            if known is None or _order(each) < _order(known):
+                striking[each.kind] = each
+    return [_TEXTS[each.kind](each) for each in striking.values()][:MOST_LINES]
+
+
+def _order(each: Explanation) -> tuple[bool, float]:
+    return each.row.equivalent is None and each.row.guarantee is not None, -each.size
+
+
+def _slower(each: Explanation) -> str:
+    assert each.other is not None, "slower than something"
+    row, other = each.row, each.other
+    if row.label == other.label:
+        question = f"Why is {row.label} slower on {ranks(row.world_size)} than on"
+        question += f" {other.world_size}?"
+    else:
+        alike = row.world_size == other.world_size
+        names = (name(row, with_ranks=not alike), name(other, with_ranks=not alike))
+        question = f"Why is {names[0]} slower than {names[1]}?"
+    sharing = each.facts.get("sharing_seconds", 0.0)
+    main, amount = next(iter(each.parts.items()), ("", 0.0))
+    if sharing >= max(LEAST_SHARE * each.difference, amount) and sharing > 0:
+        threads, cores = each.facts["threads"], each.facts["cores"]
+        return (
+            f"{question}  up to {milliseconds(sharing)} of +{milliseconds(each.difference)} a step:"
+            f" {threads:.0f} threads share {short(cores)} cores"
+        )
+    if amount < LEAST_SHARE * each.difference or amount <= 0:
+        return f"{question}  nothing that was recorded explains it"
+    return f"{question}  +{milliseconds(amount)} of {main} a step"
+
+
+def _memory(each: Explanation) -> str:
+    assert each.other is not None, "saves against something"
+    row, other = (name(one, with_ranks=False) for one in (each.row, each.other))
+    share = each.difference / each.facts["peak_bytes"]
+    question = (
+        f"Why does {row} save only {percent(share)} of memory?"
+        if share > 0
+        else f"Why does {row} save no memory?"
+    )
+    grown = {part: -saved for part, saved in each.parts.items() if part != "model state"}
+    part, bytes_more = max(grown.items(), key=lambda item: item[1])
+    if bytes_more > LEAST_SHARE * each.parts["model state"]:
+        state = size(each.parts["model state"])
+        return f"{question}  {state} less model state, {size(bytes_more)} more of {part}"
+    activations = percent(each.facts["activation_share"])
+    return f"{question}  {activations} of {other}'s peak is activations"
+
+
+def _waits(each: Explanation) -> str:
+    question = f"Why does {name(each.row)} wait?"
+    share = percent(each.size)
+    return (
+        f"{question}  rank {each.facts['rank']:.0f} comes last: the others wait"
+        f" {milliseconds(each.difference)} a step ({share})"
+    )
+
+
+def _stale(each: Explanation) -> str:
+    assert each.other is not None, "worse than something"
+    quality = headline_quality([each.row]) or "quality"
+    mean, most = each.facts["mean"], each.facts["most"]
+    doubt = "" if min(seeds_of(each.row), seeds_of(each.other)) > 1 else " (one seed)"
+    return (
+        f"Why is the {quality} of {each.row.label} worse than of {each.other.label}?"
+        f"  its gradients are {short(mean)} updates old on average, {short(most)} at most{doubt}"
+    )
+
+
+_TEXTS: dict[Kind, Callable[[Explanation], str]] = {
+    "slower": _slower,
+    "little memory saved": _memory,
+    "waits for a rank": _waits,
+    "stale gradients": _stale,
+}

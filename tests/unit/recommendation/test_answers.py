@@ -1,0 +1,155 @@
+"""The result begins with what was asked: fastest, memory, same training, and cautions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.report.answers.answers import (
+    Answer,
+    answer_grid,
+    answer_lines,
+    answers,
+    answers_json,
+    next_commands,
+)
+from shardmark.results.schema import Outcome, StabilityFinding, StabilityKind
+from tests.unit.recommendation.invented_rows import MIB, Cell, compared
+
+SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))
+DDP = Cell(strategy="ddp", world_size=2, rates=(180, 182, 181), peaks=(80 * MIB,))
+FSDP = Cell(strategy="fsdp", world_size=2, rates=(150, 151, 152), peaks=(40 * MIB,))
+ASYNC = Cell(
+    strategy="ps-async",
+    world_size=2,
+    rates=(240, 241, 239),
+    equivalent=None,
+    guarantee="every gradient is applied once, however stale",
+)
+
+
+def one_of(comparison: Comparison, question: str) -> Answer:
+    (answer,) = [one for one in answers(comparison) if one.question == question]
+    return answer
+
+
+def test_three_short_lines_answer_a_run(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [SINGLE, DDP, FSDP])
+    fastest, memory, same = answers(comparison)
+    assert (fastest.question, fastest.decided, fastest.strategy) == ("fastest", True, "ddp")
+    assert fastest.text == "ddp on 2 ranks, 181 samples/s (fsdp on 2 ranks 151, 0.83x)"
+    assert (memory.question, memory.decided, memory.strategy) == ("memory", True, "fsdp")
+    assert memory.text == "fsdp on 2 ranks, 40 MiB per rank (ddp on 2 ranks 80)"
+    assert (same.question, same.decided, same.strategy) == ("equivalent", True, None)
+    assert same.text == "yes, 3 of 3 verified"
+    assert [line.split()[0] for line in answer_lines(comparison)] == ["Fastest", "Memory", "Same"]
+    assert all(
+        set(one) == {"question", "decided", "strategy", "text"} for one in answers_json(comparison)
+    )
+    assert next_commands(comparison) == []
+
+
+def test_one_repeat_is_provisional(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [SINGLE, DDP], repeats=1)
+    caution, fastest, *_ = answers(comparison)
+    assert caution.question == "caution"
+    assert caution.text.startswith("PROVISIONAL: 1 repeat")
+    assert (fastest.strategy, fastest.decided) == ("ddp", False)
+    (command,) = next_commands(comparison)
+    folder = tmp_path / "run"
+    assert command.endswith(f"{folder}/experiment.yaml --set measure.repeats=3 --out {folder}")
+
+
+def test_a_tie_has_no_winner(tmp_path: Path) -> None:
+    like_ddp = replace(FSDP, rates=(179, 183, 180))
+    fastest = one_of(compared(tmp_path, [DDP, like_ddp]), "fastest")
+    assert (fastest.decided, fastest.strategy) == (False, None)
+    assert "ddp or fsdp (no difference shown)" in fastest.text
+
+
+def test_a_disturbed_trial_decides_nothing(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [SINGLE, DDP])
+    finding = StabilityFinding(
+        kind=StabilityKind.OTHER_PROCESSES,
+        text="other programs used 95% of the 2 cores",
+        severity=0.95,
+    )
+    row = comparison.rows[1]
+    trials = [trial.model_copy(update={"stability": (finding,)}) for trial in row.trials]
+    rows = (comparison.rows[0], replace(row, trials=tuple(trials)))
+    caution, fastest, *_ = answers(replace(comparison, rows=rows))
+    assert caution.text == "Do not trust these times: other programs used 95% of the 2 cores."
+    assert not fastest.decided
+
+
+@pytest.mark.parametrize(
+    ("changes", "strategy", "decided", "said"),
+    [
+        ({"equivalent": False, "deviation": "gradients are summed"}, "fsdp", True, "no: fsdp"),
+        ({"equivalent": None}, None, False, "partly, 1 of 2"),
+        ({"equivalent": True}, None, True, "yes, 2 of 2"),
+    ],
+)
+def test_same_training_or_not(
+    tmp_path: Path, changes: dict[str, Any], strategy: str | None, decided: bool, said: str
+) -> None:
+    comparison = compared(tmp_path, [DDP, replace(FSDP, **changes)])
+    same = one_of(comparison, "equivalent")
+    assert (same.strategy, same.decided) == (strategy, decided)
+    assert same.text.startswith(said)
+    if changes["equivalent"] is not True:
+        assert one_of(comparison, "memory").strategy == "ddp", "only the verified one competes"
+
+
+def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
+    cells = [replace(cell, equivalent=None) for cell in (DDP, FSDP)]
+    comparison = compared(tmp_path, cells)
+    assert one_of(comparison, "memory").strategy == "fsdp"
+    assert one_of(comparison, "equivalent").text == "not verified"
+    assert next_commands(comparison)[-1].startswith("Proof:  shardmark verify ")
+
+
+def test_what_trains_otherwise_by_design_does_not_win(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [DDP, ASYNC])
+    fastest = one_of(comparison, "fastest")
+    assert fastest.strategy == "ddp"
+    assert "ps-async 240, but it trains otherwise" in fastest.text
+    assert "ps-async differs by design" in one_of(comparison, "equivalent").text
+
+
+def test_who_ran_out_of_memory_is_told(tmp_path: Path) -> None:
+    full = replace(DDP, outcome=Outcome.OUT_OF_MEMORY)
+    comparison = compared(tmp_path, [FSDP, full])
+    assert one_of(comparison, "memory").text.endswith("; out of memory: ddp on 2 ranks")
+
+
+def test_nothing_measured_answers_nothing(tmp_path: Path) -> None:
+    failed = [replace(cell, outcome=Outcome.FAILED) for cell in (DDP, FSDP)]
+    assert answers(compared(tmp_path, failed)) == []
+
+
+def test_a_matrix_is_answered_along_its_axes(tmp_path: Path) -> None:
+    cells = [
+        replace(cell, precision=precision, rates=[factor * rate for rate in cell.rates])
+        for precision, factor in (("fp32", 1.0), ("bf16", 2.0))
+        for cell in (DDP, FSDP)
+    ]
+    comparison = compared(tmp_path, cells)
+    fastest = one_of(comparison, "fastest")
+    assert (fastest.strategy, fastest.decided) == ("ddp", True)
+    assert fastest.text == "ddp in 2 of 2"
+    grid = answer_grid(comparison)
+    assert grid is not None
+    assert set(grid.cells("precision")) == {"fp32", "bf16"}
+    assert grid.cells("fastest") == ("ddp", "ddp")
+    assert grid.cells("memory") == ("fsdp", "fsdp")
+    (note,) = grid.notes
+    assert note in (
+        "precision fp32 against bf16: 0.50x the samples/s.",
+        "precision bf16 against fp32: 2.00x the samples/s.",
+    )
+    assert answer_grid(compared(tmp_path / "one", [DDP, FSDP])) is None

@@ -1,0 +1,138 @@
+"""Surprises are explained from what was recorded; what is no surprise is left alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardmark.report.answers.why import MOST_LINES, why_lines
+from tests.unit.recommendation.invented_rows import BATCH, MIB, Cell, compared, steps
+
+FAST = steps(data=0.01, forward=0.1, backward=0.2, optimizer=0.01)
+
+
+def cell(strategy: str, world_size: int, spans: dict[str, float], **more: object) -> Cell:
+    rate = BATCH / spans["step_seconds"]
+    metrics = {**spans, **more}
+    return Cell(strategy=strategy, world_size=world_size, rates=(rate,), metrics=metrics)  # type: ignore[arg-type]
+
+
+def why(path: Path, *cells: Cell, repeats: int = 3, cores: float | None = None) -> list[str]:
+    return why_lines(compared(path, cells, repeats=repeats, cores=cores))
+
+
+@pytest.mark.parametrize(
+    ("slow", "exposed", "said"),
+    [
+        (steps(data=0.21, forward=0.1, backward=0.2, optimizer=0.01), 0.0, "200 ms of waiting"),
+        (steps(data=0.01, forward=0.1, backward=0.3, optimizer=0.01), 0.1, "exposed comm"),
+        (steps(data=0.01, forward=0.3, backward=0.2, optimizer=0.01), 0.0, "of computation"),
+        (steps(data=0.01, forward=0.1, backward=0.2, optimizer=0.11), 0.0, "of the optimizer"),
+    ],
+)
+def test_the_largest_part_is_the_answer(
+    tmp_path: Path, slow: dict[str, float], exposed: float, said: str
+) -> None:
+    fast = cell("ddp", 2, FAST, exposed_communication_seconds=0.0)
+    (line,) = why(tmp_path, fast, cell("fsdp", 2, slow, exposed_communication_seconds=exposed))
+    assert line.startswith("Why is fsdp slower than ddp?")
+    assert said in line
+
+
+def test_more_ranks_that_are_slower(tmp_path: Path) -> None:
+    slow = steps(data=0.01, forward=0.2, backward=0.4, optimizer=0.01)
+    lines = why(tmp_path, cell("ddp", 2, FAST), cell("ddp", 4, slow))
+    assert lines[0].startswith("Why is ddp slower on 4 ranks than on 2?")
+
+
+def test_lack_of_cores_is_named_before_the_span_that_shows_it(tmp_path: Path) -> None:
+    slow = steps(data=0.01, forward=0.2, backward=0.4, optimizer=0.01)
+    one = replace(cell("single", 1, FAST, cpu_percent=100.0), threads=1)
+    four = replace(cell("ddp", 4, slow, cpu_percent=50.0), threads=1)
+    (line,) = why(tmp_path, one, four, cores=2.0)
+    assert "4 threads share 2 cores" in line
+
+
+@pytest.mark.parametrize("rates", [(100.0, 99.0, 101.0), (96.5, 97.5, 98.0), (60.0, 140.0, 90.0)])
+def test_small_and_uncertain_differences_are_no_surprise(
+    tmp_path: Path, rates: tuple[float, ...]
+) -> None:
+    fast = Cell(strategy="ddp", world_size=2, rates=(100.0, 101.0, 99.5))
+    assert why(tmp_path, fast, Cell(strategy="fsdp", world_size=2, rates=rates)) == []
+
+
+def test_parts_that_explain_nothing_are_not_named(tmp_path: Path) -> None:
+    fast = Cell(strategy="ddp", world_size=2, rates=(100.0, 101.0, 99.5))
+    slow = Cell(
+        strategy="fsdp", world_size=2, rates=(50.0, 51.0, 49.5), metrics={"data_seconds": None}
+    )
+    (line,) = why(tmp_path, fast, slow)
+    assert line.endswith("nothing that was recorded explains it")
+
+
+def memory_cell(strategy: str, state: float, activations: float, rest: float = 0.0) -> Cell:
+    peak = (3 * state + activations + rest) * MIB
+    metrics = {
+        "parameter_bytes": state * MIB,
+        "gradient_bytes": state * MIB,
+        "optimizer_state_bytes": state * MIB,
+        "activation_peak_bytes": activations * MIB,
+    }
+    return Cell(strategy=strategy, world_size=2, rates=(100.0,), peaks=(peak,), metrics=metrics)
+
+
+def test_sharding_beside_activations_saves_little(tmp_path: Path) -> None:
+    (line,) = why(tmp_path, memory_cell("ddp", 1, 97), memory_cell("fsdp", 0.5, 97))
+    assert line == "Why does fsdp save only 1.5 % of memory?  97 % of ddp's peak is activations"
+
+
+def test_what_grew_instead_is_named(tmp_path: Path) -> None:
+    whole, sharded = memory_cell("ddp", 20, 40), memory_cell("zero-3", 10, 40, rest=35)
+    (line,) = why(tmp_path, whole, sharded)
+    assert line.startswith("Why does zero-3 save no memory?")
+    assert "30 MiB less model state, 35 MiB more of the rest" in line
+
+
+def test_replicas_and_good_savers_are_no_surprise(tmp_path: Path) -> None:
+    whole = memory_cell("ddp", 30, 10)
+    assert why(tmp_path / "a", whole, memory_cell("zero-0", 30, 10)) == []
+    assert why(tmp_path / "b", whole, memory_cell("fsdp", 15, 10)) == []
+
+
+@pytest.mark.parametrize(
+    ("exposed", "repeats", "lines"),
+    [((0.2, 0.2, 0.05), 3, 1), ((0.2, 0.2, 0.05), 1, 0), ((0.2, 0.2, 0.19), 3, 0)],
+    ids=["waits", "one repeat shows nothing", "even ranks"],
+)
+def test_others_wait_for_a_slow_rank(
+    tmp_path: Path, exposed: tuple[float, ...], repeats: int, lines: int
+) -> None:
+    waiting = Cell(strategy="ddp", world_size=3, rates=(100.0,), exposed_by_rank=exposed)
+    found = why(tmp_path, waiting, repeats=repeats)
+    assert len(found) == lines
+    assert all("rank 2 comes last: the others wait 150 ms a step" in line for line in found)
+
+
+@pytest.mark.parametrize(("stale", "lines"), [(0.9, 1), (0.0, 0)])
+def test_stale_gradients_that_cost_quality(tmp_path: Path, stale: float, lines: int) -> None:
+    exact = Cell(strategy="ddp", world_size=2, rates=(100.0,), qualities=(0.9, 0.91, 0.9))
+    late = Cell(
+        strategy="ps-async",
+        world_size=2,
+        rates=(100.0,),
+        qualities=(0.6, 0.61, 0.6),
+        equivalent=None,
+        guarantee="every gradient is applied once",
+        metrics={"staleness_mean": stale, "staleness_max": 3.0},
+    )
+    found = why(tmp_path, exact, late)
+    assert len(found) == lines
+    assert all("0.9 updates old on average, 3 at most (one seed)" in line for line in found)
+
+
+def test_three_lines_at_most(tmp_path: Path) -> None:
+    slow = steps(data=0.5, forward=0.3, backward=0.2, optimizer=0.01)
+    cells = [cell(name, 2, slow) for name in ("fsdp", "zero-1", "zero-2", "zero-3")]
+    assert len(why(tmp_path, cell("ddp", 2, FAST), *cells)) <= MOST_LINES
