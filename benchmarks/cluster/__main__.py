@@ -31,7 +31,7 @@ from benchmarks.recording import RESULTS
 
 from shardmark.config.load import load_experiment
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engines import most_nodes
+from shardmark.trials.matrix import expand
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -105,7 +105,7 @@ def _changes(options: argparse.Namespace) -> list[str]:
     found = load_experiment(options.experiment, [engine[0], *given])
     if "placement.nodes" not in found.matrix:
         return [*engine, f"placement.nodes={options.nodes}", *given]
-    most = most_nodes(found)
+    most = expand(found).most_nodes
     if most > options.nodes:
         raise InputError("--nodes", f"{options.nodes}, and trials take up to {most}", "as many")
     return [*engine, *given]

@@ -70,7 +70,7 @@ def left() -> list[str]:
                 found.append(words)
         except psutil.Error:
             continue
-        found += [words] if "ray::NodeActor" in words or "ray::RankActor" in words else []
+        found += [words] if "ray::NodeActor" in words else []
     return found
 
 
@@ -165,12 +165,12 @@ def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) ->
     assert not left()
 
 
-def test_dead_actor_is_replaced_and_ctrl_c_leaves_nothing(cluster: Raylets, tmp_path: Path) -> None:
-    """Rank 1's actor dies in the first trial; the second runs until the user ends it."""
+def test_dead_rank_is_named_and_ctrl_c_leaves_nothing(cluster: Raylets, tmp_path: Path) -> None:
+    """Rank 1 dies in the first trial; the second runs on the same nodes until the user ends it."""
     log, run = tmp_path / "log.txt", tmp_path / "run"
     process = started(command(tmp_path, cluster, **ENDLESS), log)
     folder = trial_under_way(run, process, log)
-    os.kill(above(folder, 1, "ray::RankActor"), signal.SIGKILL)
+    os.kill(json.loads((folder / "rank-1.json").read_text())["pid"], signal.SIGKILL)
     wait_for((folder / "result.json").exists, 30)
     wait_for(lambda: len(list((run / "trials").iterdir())) == 2, 120)
     trial_under_way(run, process, log)
@@ -181,9 +181,22 @@ def test_dead_actor_is_replaced_and_ctrl_c_leaves_nothing(cluster: Raylets, tmp_
     assert first.failure is not None
     assert (first.failure.rank, first.failure.node) == (1, 1)
     assert "rank 1 was ended by SIGKILL" in first.failure.reason
-    assert "the actor of rank 1 has died" in (folder / "log.txt").read_text()
     assert second.outcome is Outcome.INTERRUPTED
     assert "(raylet)" not in log.read_text(), "Ray prints nothing into the progress"
+    wait_for(lambda: not left(), 10)
+
+
+def test_dead_actor_is_a_lost_node_whose_ranks_end(cluster: Raylets, tmp_path: Path) -> None:
+    log, run = tmp_path / "log.txt", tmp_path / "run"
+    process = started(command(tmp_path, cluster, **ENDLESS), log)
+    folder = trial_under_way(run, process, log)
+    os.kill(above(folder, 1, "ray::NodeActor"), signal.SIGKILL)
+    assert process.wait(timeout=60) == 1, log.read_text()[-2000:]
+    first, second = sorted(load_run(run).trials, key=lambda trial: trial.order)
+    assert first.failure is not None
+    assert "node 1 (" in first.failure.reason
+    assert "was lost: its connection" in first.failure.reason
+    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
     wait_for(lambda: not left(), 10)
 
 

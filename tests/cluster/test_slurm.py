@@ -127,7 +127,7 @@ def test_lost_node_and_interrupt(cluster: SlurmCluster, tmp_path: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "log.txt"
     started = cluster.start(command(tmp_path, **ENDLESS), log)
     wait_for(lambda: training(out, 0), LONG_SECONDS)
-    (process,) = running(cluster, 2, b"shardmark.launch.nodes.joining")
+    (process,) = running(cluster, 2, b"shardmark.launch.nodes.node")
     os.kill(process, signal.SIGKILL)
     wait_for(lambda: training(out, 1), LONG_SECONDS)
     os.kill(running(cluster, 0, b"shardmark\0run")[0], signal.SIGINT)

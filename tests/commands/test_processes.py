@@ -18,7 +18,8 @@ from shardmark.launch.local.engine import LocalEngine
 from shardmark.launch.nodes import torchrun
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import cell_id
-from tests.unit.launch.nodes import KEY
+from tests.unit.launch.fakes import experiment
+from tests.unit.launch.nodes import request
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "v1"
@@ -90,7 +91,8 @@ def test_node_that_cannot_be_started_is_told(
     monkeypatch.chdir(tmp_path)
     given = {"hosts": ["localhost", "b"], "remote": remote, "rendezvous": "127.0.0.1:0"}
     options = TorchrunOptions.model_validate(given)
-    engine = torchrun.build(options, 2, KEY, lambda _: None)
+    trials = expand(experiment("placement.nodes=2", "matrix.strategy=[ddp]")).trials
+    engine = torchrun.build(options, request(trials))
     with pytest.raises(error, match=said):
         engine.machine("cpu")
     engine.close()

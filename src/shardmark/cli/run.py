@@ -61,16 +61,12 @@ def run(
     if dry_run:
         _print_plan(resolved)
         return
-    from shardmark.launch.engines import elsewhere
-
-    if elsewhere(resolved, typer.echo):
-        return
     from shardmark.cli.progress import listener
     from shardmark.launch.controller import fresh_folder, run_experiment
 
     folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
     again = _command(experiment, overrides or (), engine, folder, retry=retry)
-    done = _done_elsewhere(resolved, folder, again, retry=retry, quiet=quiet)
+    done = _delegated(resolved, folder, again, retry=retry, quiet=quiet)
     if done is not None:
         raise typer.Exit(done)
     try:
@@ -83,17 +79,17 @@ def run(
         raise typer.Exit(SOME_FAILED)
 
 
-def _done_elsewhere(
+def _delegated(
     experiment: Experiment, folder: Path, again: str, *, retry: bool, quiet: bool
 ) -> int | None:
-    """The exit code, where a job does all of it; None where it is to be done here."""
+    """The exit code, where another process does it; None where it is to be done here."""
     from shardmark.config.load import to_yaml
-    from shardmark.launch.engine import Errand
-    from shardmark.launch.engines import do_elsewhere
+    from shardmark.launch.engine import RemoteCommand
+    from shardmark.launch.engines import delegate
     from shardmark.launch.slurm.job import JobEndedError
 
     given = [*(["--retry"] if retry else []), *(["--quiet"] if quiet else [])]
-    errand = Errand(
+    command = RemoteCommand(
         verb="run",
         experiment=to_yaml(experiment),
         options=("--out", str(folder.absolute()), *given),
@@ -101,7 +97,7 @@ def _done_elsewhere(
     )
     try:
         with _terminable():
-            return do_elsewhere(experiment, errand, (lambda _: None) if quiet else typer.echo)
+            return delegate(experiment, command, (lambda _: None) if quiet else typer.echo)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: {again}", err=True)
         raise

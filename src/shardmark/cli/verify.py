@@ -46,13 +46,10 @@ def verify(
     """
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
-    from shardmark.launch.engines import elsewhere
     from shardmark.launch.listener import Silent
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
-    if elsewhere(resolved, typer.echo):
-        return
-    done = _done_elsewhere(resolved, form)
+    done = _delegated(resolved, form)
     if done is not None:
         raise typer.Exit(done)
     with tempfile.TemporaryDirectory(prefix="shardmark-verify-") as folder:
@@ -63,20 +60,20 @@ def verify(
         raise typer.Exit(NOT_EQUIVALENT)
 
 
-def _done_elsewhere(experiment: Experiment, form: Format) -> int | None:
-    """The exit code, where a job does all of it; its folder stays only if that says nothing."""
+def _delegated(experiment: Experiment, form: Format) -> int | None:
+    """The exit code, where another process does it; its folder stays only if that says nothing."""
     from shardmark.config.load import to_yaml
-    from shardmark.launch.engine import Errand
-    from shardmark.launch.engines import do_elsewhere
+    from shardmark.launch.engine import RemoteCommand
+    from shardmark.launch.engines import delegate
 
     folder = Path(f"verify-{experiment.name}-{secrets.token_hex(4)}")
-    errand = Errand(
+    command = RemoteCommand(
         verb="verify",
         experiment=to_yaml(experiment),
         options=("--format", form.value),
         folder=folder,
     )
-    done = do_elsewhere(experiment, errand, partial(typer.echo, err=form is Format.JSON))
+    done = delegate(experiment, command, partial(typer.echo, err=form is Format.JSON))
     if done in (0, NOT_EQUIVALENT):
         shutil.rmtree(folder, ignore_errors=True)
     return done

@@ -23,11 +23,22 @@ class LocalOptions(Model):
     name: Literal["local"] = "local"
 
 
+class NodeOptions(Model):
+    """What every engine with several nodes understands."""
+
+    interface: str | None = None
+    """Network interface for gloo and NCCL; null: the one by which the controller is reached."""
+    join_seconds: PositiveFloat = 300.0
+    """How long nodes wait for each other, and a run for room in the cluster."""
+    node_seconds: Annotated[float, Field(ge=2, le=3600)] = 20.0
+    """A node of which nothing is heard for so long is lost, and the trial with it."""
+
+
 LOOPBACK = "127.0.0.1"
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 {host} {quoted}"
 
 
-class TorchrunOptions(Model):
+class TorchrunOptions(NodeOptions):
     """The same command on every node, or one command that starts the others over `hosts`."""
 
     name: Literal["torchrun"] = "torchrun"
@@ -36,19 +47,14 @@ class TorchrunOptions(Model):
     node_rank: Annotated[int, Field(ge=0)] | None = None
     """This node's number, also from SHARDMARK_NODE_RANK; else node 0 is the one that owns HOST, and
     the others are numbered as they come."""
-    hosts: tuple[str, ...] = ()
-    """All nodes, the first being this one: it starts a node process on each of the others."""
+    hosts: tuple[Annotated[str, Field(pattern=r"^[^-]")], ...] = ()
+    """All nodes, the first being this one: it starts a node process on each of the others.
+    None begins with a dash, which `ssh` would take for an option."""
     remote: str = SSH
     """How to run a command on `{host}`: `{quoted}` is the command as one word for a shell there,
     `{command}` the words of the command themselves."""
     python: str | None = None
     """The interpreter on the other hosts; null: this one's path."""
-    interface: str | None = None
-    """Network interface for gloo and NCCL; null: the one by which node 0 is reached."""
-    join_seconds: PositiveFloat = 300.0
-    """How long nodes wait for each other before the run."""
-    node_seconds: Annotated[float, Field(ge=2, le=3600)] = 20.0
-    """A node of which nothing is heard for so long is lost, and the trial with it."""
 
     @field_validator("rendezvous")
     @classmethod
@@ -88,7 +94,7 @@ _OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "wrap"
 """What the engine itself says to `sbatch`."""
 
 
-class SlurmOptions(Model):
+class SlurmOptions(NodeOptions):
     """One job for a run, with all its trials, each a step of it."""
 
     name: Literal["slurm"] = "slurm"
@@ -127,12 +133,6 @@ class SlurmOptions(Model):
     one step has all, which saves the loading of libraries before each trial."""
     host: str | None = None
     """Name or address of the first node by which the others reach it; null: what SLURM calls it."""
-    interface: str | None = None
-    """Network interface for gloo and NCCL; null: the one by which node 0 is reached."""
-    join_seconds: PositiveFloat = 300.0
-    """How long nodes wait for each other at the start of a step."""
-    node_seconds: Annotated[float, Field(ge=2, le=3600)] = 20.0
-    """A node of which nothing is heard for so long is lost, and the trial with it."""
 
     @field_validator("time")
     @classmethod
@@ -157,7 +157,7 @@ class SlurmOptions(Model):
 AUTO = "auto"
 
 
-class RayOptions(Model):
+class RayOptions(NodeOptions):
     """Which cluster, and what each rank is given of it."""
 
     name: Literal["ray"] = "ray"
@@ -175,12 +175,6 @@ class RayOptions(Model):
     """Ray's runtime environment of the actors, passed on as it is."""
     namespace: str | None = None
     """Ray's namespace of the run's actors; null: one of its own."""
-    interface: str | None = None
-    """Network interface for gloo and NCCL; null: the one by which a node reaches the driver."""
-    join_seconds: PositiveFloat = 300.0
-    """How long to wait for the cluster to have room, and for the actors to come."""
-    node_seconds: Annotated[float, Field(ge=2, le=3600)] = 20.0
-    """A node of which nothing is heard for so long is lost, and the trial with it."""
 
     @field_validator("address")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,8 +20,8 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
-    """A whole command, for an engine that has it done somewhere else."""
+class RemoteCommand:
+    """A whole command, for an engine that has it done by another process."""
 
     verb: str
     experiment: str
@@ -29,7 +29,25 @@ class Errand:
     options: tuple[str, ...]
     """The rest of the command; the experiment has its overrides already."""
     folder: Path
-    """Where files of the errand may lie, below the user's own."""
+    """Where files of the command may lie, below the user's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """What an engine has to know of an experiment."""
+
+    name: str
+    device: str
+    """`auto`, `cuda` or `cpu`, as the experiment says."""
+    trials: tuple[Trial, ...]
+    key: Mapping[str, str]
+    """What all nodes of the run must have in common."""
+    tell: Tell
+
+    @property
+    def nodes(self) -> int:
+        """The most that any trial takes."""
+        return max(trial.nodes for trial in self.trials)
 
 
 class Engine(Protocol):

@@ -40,6 +40,9 @@ class LostNode:
     host: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"node {self.node} ({self.host}) was lost: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -117,7 +120,7 @@ def on_node(failure: Failure, node: int, host: str | None) -> Failure:
 
 def _node_lost(lost: LostNode) -> Failure:
     return Failure(
-        reason=f"node {lost.node} ({lost.host}) was lost: {lost.reason}",
+        reason=str(lost),
         remedy="see whether the machine and the network to it are alive",
         node=lost.node,
     )

@@ -1,69 +1,96 @@
-"""Nodes without processes: threads that speak to a roster as node processes do."""
+"""Nodes without processes: threads that speak to a registry as node processes do."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from shardmark.launch.nodes.channel import Channel, ChannelEndedError, Message
-from shardmark.launch.nodes.roster import Roster
+from shardmark.config.engines import NodeOptions
+from shardmark.launch.engine import EngineRequest
+from shardmark.launch.nodes.protocol import Channel, ChannelEndedError, Message, own_versions
+from shardmark.launch.nodes.registry import NodeRegistry
+from shardmark.trials.trial import Trial
 
-KEY = {"experiment": "e", "torch": "1"}
+KEY = {"recipe": "r", **own_versions()}
 MACHINE: Message = {"device_type": "cpu", "device_count": 0, "cores": 2, "device_names": []}
-ENDED: Message = {"ended": 0, "failures": [], "oom_kills": 0}
+ENDED: Message = {"ended": 0, "failures": [], "oom_kills": 0, "restarts": []}
+PORT = 4711
+
+
+def until(condition: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.01)
+
+
+def request(
+    trials: Iterable[Trial] = (), tell: Callable[[str], None] = lambda _: None, **more: Any
+) -> EngineRequest:
+    given = {"name": "faked", "device": "cpu", "key": KEY} | more
+    return EngineRequest(trials=tuple(trials), tell=tell, **given)
+
+
+def node_options(**given: Any) -> NodeOptions:
+    return NodeOptions.model_validate({"join_seconds": 5, "node_seconds": 2} | given)
 
 
 class FakeNode:
     """Answers what it is asked with what `answers` holds, by request."""
 
     def __init__(
-        self, roster: Roster, number: int | None, *, ahead_seconds: float = 0.0, **key: str
+        self,
+        registry: NodeRegistry,
+        number: int | None,
+        *,
+        ahead_seconds: float = 0.0,
+        with_files: bool = False,
+        **key: str,
     ) -> None:
-        connection = socket.create_connection(("127.0.0.1", roster.port))
+        connection = socket.create_connection(("127.0.0.1", registry.port))
         self.channel = Channel(connection, patience_seconds=30)
         hello = {"number": number, "host": f"host-{number}", "address": "127.0.0.1"}
-        self.channel.send({**hello, "key": KEY | key})
+        self.channel.send({**hello, "with_files": with_files, "key": KEY | key})
         self.greeting, _ = self.channel.receive()
         self.heard: list[Message] = []
-        self.answers: dict[str, Message] = {"machine": MACHINE, "load": {}, "run": ENDED}
-        self.before_end: Callable[[Channel, Message], None] = lambda channel, message: None  # noqa: ARG005
-        self._ahead_seconds = ahead_seconds
+        self.files: dict[str, bytes] = {}
+        self.answers: dict[str, Message] = {
+            "machine": MACHINE,
+            "environment": {"host": f"host-{number}"},
+            "port": {"port": PORT},
+            "load": {},
+            "run": ENDED,
+        }
+        self.before_end: Callable[[Channel], None] = lambda _: None
         self._thread = threading.Thread(target=self._serve, daemon=True)
+        self.channel.send({"beat": time.time() + ahead_seconds})
         if "welcome" in self.greeting:
+            self.channel.keep_alive(30)
             self._thread.start()
-
-    def beat(self) -> None:
-        self.channel.send({"beat": time.time() + self._ahead_seconds})
 
     def close(self) -> None:
         self.channel.close()
         if self._thread.ident is not None:
             self._thread.join()
 
-    def _serve(self) -> None:
-        try:
-            while True:
-                message, _ = self.channel.receive()
-                if message["do"] == "beat":
-                    self.beat()
-                    continue
-                self.heard.append(message)
-                if message["do"] == "run":
-                    self.before_end(self.channel, message)
-                if message["do"] in self.answers:
-                    self.channel.send(self.answers[message["do"]])
-        except ChannelEndedError:
-            self.channel.close()
-
     @property
     def asked(self) -> list[str]:
         return [str(message["do"]) for message in self.heard]
 
-
-def send_file(channel: Channel, folder: Path, name: str, content: str) -> None:
-    path = folder / f"sent-{time.monotonic_ns()}"
-    path.write_text(content)
-    channel.send_file(path, name)
+    def _serve(self) -> None:
+        try:
+            while True:
+                message, piece = self.channel.receive()
+                if "file" in message:
+                    self.files[message["file"]] = piece
+                    continue
+                self.heard.append(message)
+                if message["do"] == "run":
+                    self.before_end(self.channel)
+                if message["do"] in self.answers:
+                    self.channel.send(self.answers[message["do"]])
+        except ChannelEndedError:
+            self.channel.close()

@@ -2,77 +2,159 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shardmark.launch.nodes import mirror as mirroring
+from shardmark.core.errors import ShardmarkError
+from shardmark.core.machine import Machine
 from shardmark.launch.nodes import node
-from shardmark.launch.nodes.joining import join
-from shardmark.launch.nodes.mirror import Mirror
-from shardmark.launch.nodes.node import Node
-from shardmark.launch.nodes.roster import Roster
-from tests.unit.launch.nodes import KEY, FakeNode
+from shardmark.launch.nodes.node import (
+    INTERFACE_VARIABLES,
+    LOCK_FILE,
+    SCRATCH_PREFIX,
+    Mirror,
+    Node,
+    interface_of,
+    interface_variables,
+    join,
+    remove_abandoned,
+    scratch_folder,
+)
+from shardmark.launch.nodes.protocol import Invitation
+from shardmark.launch.nodes.registry import NodeRegistry
+from tests.unit.launch.nodes import KEY, FakeNode, node_options, until
+
+
+class FakeForkServer:
+    """Runs a judge at once, which finds what was sent."""
+
+    def machine(self, device: str) -> Machine:
+        assert device == "cpu"
+        return Machine(device_type="cpu", device_count=0, cores=3)
+
+    def begin(self, directory: Path, task: str, variables: dict[str, str]) -> None:
+        assert (task, variables) == ("judge", {})
+        cells = [Path(cell) for cell in json.loads((directory / "cells.json").read_text())]
+        told = [(cell / "rank-0.pt").read_text() for cell in cells]
+        (directory / "verdicts.json").write_text(json.dumps(told))
+
+    def ended(self, _: float) -> int:
+        return 0
+
+    def close(self) -> None: ...
 
 
 @pytest.fixture
-def roster() -> Iterator[Roster]:
-    made = Roster(("127.0.0.1", 0), wanted=2, key=KEY, patience=10)
+def registry() -> Iterator[NodeRegistry]:
+    made = NodeRegistry(("127.0.0.1", 0), wanted=2, key=KEY, patience_seconds=10)
     yield made
     made.close()
 
 
-def joined(roster: Roster, number: int) -> Node:
-    address = ("127.0.0.1", roster.port)
-    return join(address, number=number, here=False, interface=None, key=KEY, join_seconds=5)
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders for temporary files are."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def joined(registry: NodeRegistry, number: int, **key: str) -> Node:
+    options = node_options()
+    invitation = Invitation.to("127.0.0.1", registry.port, options, KEY | key, number=number)
+    made = join(invitation)
+    until(lambda: registry.nodes)
+    return made
 
 
 def test_small_files_follow_when_they_change(
-    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirroring, "MIRROR_SECONDS", 0.0)
+    monkeypatch.setattr(node, "MIRROR_SECONDS", 0.0)
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
-    roster.keep_files_in(ours)
-    sender = FakeNode(roster, 1)
+    registry.keep_files_in(ours)
+    sender = FakeNode(registry, 1)
     mirror = Mirror(sender.channel, theirs)
     for name in ("rank-1.json", "rank-1.progress", "rank-1.steps.jsonl", "trial.json"):
         (theirs / name).write_text("1")
     mirror.look()
     (theirs / "rank-1.json").write_text("2")
     mirror.look()
-    deadline = time.monotonic() + 10
-    while not (ours / "rank-1.json").exists() or (ours / "rank-1.json").read_text() != "2":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: (ours / "rank-1.json").exists() and (ours / "rank-1.json").read_text() == "2")
     assert {path.name for path in ours.iterdir()} == {"rank-1.json", "rank-1.progress"}
-    assert set(mirror._sent) == {"rank-1.json", "rank-1.progress"}
     sender.close()
 
 
-def test_node_answers_until_the_run_is_over(
-    roster: Roster, monkeypatch: pytest.MonkeyPatch
+def test_node_answers_and_judges_until_the_run_is_over(
+    registry: NodeRegistry, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It has none of the controller's files: the judge's evidence is sent to it."""
     monkeypatch.setattr(node, "environment", lambda: {"host": "there"})
-    made = joined(roster, 1)
+    monkeypatch.setattr(node, "ForkServer", FakeForkServer)
+    made = joined(registry, 0)
     ends: list[str | None] = []
     serving = threading.Thread(target=lambda: ends.append(made.serve()))
     serving.start()
-    while not roster.members():
-        time.sleep(0.01)
-    assert roster.ask([1], {"do": "environment"}) == {1: {"host": "there"}}
-    roster.close()
+    assert registry.ask([0], {"do": "environment"}) == {0: {"host": "there"}}
+    assert registry.ask([0], {"do": "machine", "device": "cpu"})[0]["cores"] == 3
+    assert "port" in registry.ask([0], {"do": "port", "address": "127.0.0.1"})[0]
+    for number, content in ((0, "first"), (10, "last"), (2, "second")):
+        (tmp_path / "evidence").write_text(content)
+        registry.send_file(0, tmp_path / "evidence", f"{number}/rank-0.pt")
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    registry.keep_files_in(folder)
+    run = {"do": "run", "directory": str(folder), "trial": None, "task": "judge", "place": None}
+    assert registry.ask([0], run)[0]["ended"] == 0
+    assert json.loads((folder / "verdicts.json").read_text()) == ["first", "second", "last"]
+    assert {path.name for path in folder.iterdir()} == {"verdicts.json"}
+    registry.close()
     serving.join(timeout=10)
     assert ends == [None]
+    assert list(scratch.iterdir()) == []
 
 
-def test_node_whose_controller_is_gone_says_so(roster: Roster) -> None:
-    made = joined(roster, 1)
-    while not roster.members():
-        time.sleep(0.01)
-    roster.member(1).channel.close()
+@pytest.mark.usefixtures("scratch")
+def test_node_whose_controller_is_gone_says_so(registry: NodeRegistry) -> None:
+    made = joined(registry, 1)
+    registry.nodes[1].channel.close()
     assert made.serve() == "its connection was closed"
+
+
+def test_refusal_is_told_to_the_node(registry: NodeRegistry) -> None:
+    with pytest.raises(ShardmarkError, match="refuses this node: it has another recipe"):
+        joined(registry, 1, recipe="x")
+
+
+def test_scratch_folders_that_nobody_owns_any_more_are_removed(scratch: Path) -> None:
+    names = (f"{SCRATCH_PREFIX}dead", f"{SCRATCH_PREFIX}unlocked", "other")
+    dead, unlocked, other = (scratch / name for name in names)
+    for folder in (dead, unlocked, other):
+        (folder / "logs").mkdir(parents=True)
+    for folder in (dead, other):
+        (folder / LOCK_FILE).touch()
+    with scratch_folder() as living:
+        with (living / LOCK_FILE).open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_abandoned()
+        assert set(scratch.iterdir()) == {living, unlocked, other}
+    assert not living.exists()
+
+
+def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in INTERFACE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_variables(None, "192.0.2.1") == {}
+    assert interface_variables("ib0", "127.0.0.1") == dict.fromkeys(INTERFACE_VARIABLES, "ib0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
+    assert interface_variables(None, "127.0.0.1") == {"NCCL_SOCKET_IFNAME": "lo"}

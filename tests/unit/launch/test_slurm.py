@@ -1,41 +1,47 @@
-"""The engine `slurm` inside an allocation: a step for each trial, and whose fault an end was."""
+"""The engine `slurm`: what is asked of it, how a job is followed, and steps in an allocation."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from shardmark.config.engines import SlurmOptions
 from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.engine import RemoteCommand
 from shardmark.launch.engines import submission
-from shardmark.launch.nodes.roster import Roster
-from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
+from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.slurm import engine as slurm
-from shardmark.launch.slurm import step as slurm_step
-from shardmark.launch.slurm.engine import COMMON_STEP, SlurmEngine
-from shardmark.launch.slurm.step import OTHER_TASKS, Step, own_name, step_words
+from shardmark.launch.slurm import job as slurm_job
+from shardmark.launch.slurm.engine import OTHER_TASKS, Steps, own_name, step_words
+from shardmark.launch.slurm.job import (
+    Job,
+    JobEndedError,
+    JobState,
+    flags,
+    job_state,
+    parameters,
+    parse_job,
+    sbatch_options,
+)
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome
 from shardmark.results.store import RunFolder
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
-from tests.unit.launch.fakes import CPU, FINE, FakeEngine, Remembers, experiment
-from tests.unit.launch.nodes import KEY
-from tests.unit.launch.test_cluster import two_node_trial
+from tests.unit.launch.fakes import CPU, FakeEngine, Remembers, experiment
+from tests.unit.launch.nodes import KEY, request
+from tests.unit.launch.test_nodes_engine import two_node_trial
 
-FAILED = Ending(
-    how="exited",
-    agent_exit_code=1,
-    failures=(ProcessEnd(rank=1, exit_code=-15, at_seconds=1.0),),
-    oom_kills=0,
-    lost=LostNode(node=1, host="b", reason="its connection ended"),
-)
-SIZE = slurm.Size(nodes=2, name="e")
+TWO = ("placement.nodes=2", "matrix.strategy=[ddp]")
+TRIALS = expand(experiment(*TWO), "cpu").trials
+REQUEST = request(TRIALS)
 INSIDE = {
     "SLURM_JOB_ID": "7",
     "SLURM_JOB_NUM_NODES": "2",
@@ -43,73 +49,16 @@ INSIDE = {
     "SLURM_PROCID": "0",
     "SLURM_NODEID": "0",
 }
-
-
-class FakeStep:
-    """The engine of one step."""
-
-    samples = True
-
-    def __init__(self, nodes: int, title: str, calls: list[str]) -> None:
-        self.title = f"{title}/{nodes}"
-        self._calls = calls
-        self.ending = FINE
-        self.problem: Exception | None = None
-
-    def machine(self, device: str) -> Any:
-        self._calls.append(f"{self.title} machine {device}")
-        return CPU
-
-    def environments(self) -> list[dict[str, Any]]:
-        return []
-
-    def lacks(self, nodes: int) -> str | None:
-        return f"{self.title} lacks {nodes}"
-
-    def load(self, modules: Sequence[str], device_type: str) -> None:
-        if self.problem is not None:
-            raise self.problem
-        self._calls.append(f"{self.title} load {' '.join(modules)} {device_type}")
-
-    def prepare(self, trial: Trial) -> None: ...
-
-    def run(self, directory: Path, **given: Any) -> Ending:
-        self._calls.append(f"{self.title} {given.get('task', 'measure')} {directory.name}")
-        return self.ending
-
-    def close(self) -> None:
-        self._calls.append(f"{self.title} close")
-
-
-class Made:
-    """Makes steps, and remembers them."""
-
-    def __init__(self, *, step_per_trial: bool = True) -> None:
-        self.calls: list[str] = []
-        self.steps: list[FakeStep] = []
-        self.is_ending = False
-        self.before: Callable[[FakeStep], None] = lambda step: None  # noqa: ARG005
-        self.engine = SlurmEngine(
-            self._make,
-            nodes=2,
-            step_per_trial=step_per_trial,
-            is_ending=lambda: self.is_ending,
-        )
-
-    def _make(self, nodes: int, title: str) -> FakeStep:
-        self.steps.append(FakeStep(nodes, title, self.calls))
-        self.before(self.steps[-1])
-        return self.steps[-1]
-
-    def run(self, directory: Path, **given: Any) -> Ending:
-        return self.engine.run(directory, trial_seconds=9, on_tick=lambda: None, **given)
-
-
-@pytest.fixture
-def made() -> Iterator[Made]:
-    found = Made()
-    yield found
-    found.engine.close()
+PENDING = parse_job(
+    "JobId=3 JobName=shardmark-nodes UserId=root(0) JobState=PENDING Reason=Resources "
+    "Requeue=1 ExitCode=0:0 NodeList=(null) NumNodes=2 Power="
+)
+RUNNING = JobState(state="RUNNING", nodes="node[1-2]", first_node="node1")
+COMPLETED = JobState(state="COMPLETED", exit_code=0, nodes="node[1-2]", first_node="node1")
+TIMEOUT = JobState(state="TIMEOUT", exit_code=0, nodes="node[1-2]", first_node="node1")
+CANCELLED = parse_job(
+    "JobState=CANCELLED Reason=None ExitCode=0:15 NodeList=node[1-2] BatchHost=node1"
+)
 
 
 @pytest.fixture
@@ -119,82 +68,300 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_each_trial_is_a_step_with_its_libraries_loaded_beforehand(
-    made: Made, tmp_path: Path
-) -> None:
-    trial = two_node_trial(tmp_path)
-    small = trial.model_copy(update={"id": "small", "placement": None, "nodes": 1})
-    made.engine.machine("cpu")
-    made.engine.load(["torch"], "cpu")
-    made.run(tmp_path / "a", task="testify")
-    for each in (trial, small):
-        made.engine.prepare(each)
-        made.calls.append("clock")
-        made.run(tmp_path / "b")
-    common, first, second = f"{COMMON_STEP}/2", f"{trial.id}/2", "small/1"
-    assert made.calls == [
-        f"{common} machine cpu",
-        f"{common} load torch cpu",
-        f"{common} testify a",
-        f"{common} close",
-        f"{first} load torch cpu",
-        "clock",
-        f"{first} measure b",
-        f"{first} close",
-        f"{second} load torch cpu",
-        "clock",
-        f"{second} measure b",
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"time": "2:00"}, "found '2:00'; allowed are minutes, HH:MM:SS and D-HH:MM:SS"),
+        ({"time": 0}, "greater than 0"),
+        ({"sbatch": {"--mem": "1G"}}, "found '--mem'; allowed are long options without"),
+        ({"sbatch": {"nodes": 3}}, "found 'nodes', which the engine says itself"),
+        ({"step": "rank"}, "'trial' or 'run'"),
+    ],
+)
+def test_options_that_say_nothing_are_refused(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        SlurmOptions.model_validate(given)
+
+
+def test_what_is_asked_of_sbatch() -> None:
+    options = SlurmOptions(
+        time="90",
+        mem=0,
+        gpus_per_node=4,
+        exclusive=False,
+        sbatch={"no-kill": True, "reservation": "next friday", "requeue": False},
+    )
+    assert flags(sbatch_options(options, REQUEST)) == [
+        *("--job-name=shardmark-faked", "--nodes=2", "--ntasks-per-node=1", "--time=90"),
+        *("--gpus-per-node=4", "--mem=0", "--no-kill", "--reservation='next friday'"),
     ]
+    assert SlurmOptions(time="1-02:00:00").time == "1-02:00:00"
 
 
-def test_one_step_for_the_run_loads_once(tmp_path: Path) -> None:
-    made = Made(step_per_trial=False)
-    trial = two_node_trial(tmp_path)
-    made.engine.machine("cpu")
-    made.engine.load(["torch"], "cpu")
-    for _ in range(2):
-        made.engine.prepare(trial)
-        made.run(tmp_path / "b")
-    common = f"{COMMON_STEP}/2"
-    measured = f"{common} measure b"
-    assert made.calls == [f"{common} machine cpu", f"{common} load torch cpu", measured, measured]
-    assert made.engine.lacks(2) == f"{common} lacks 2"
-    made.engine.close()
-    assert made.calls[-1] == f"{common} close"
+def test_submitit_asks_for_the_same_and_for_nothing_else(tmp_path: Path) -> None:
+    submitit = pytest.importorskip("submitit")
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    assert submitit.SlurmExecutor is not None
+    options = SlurmOptions(partition="gpu", sbatch={"no-kill": True}, setup=("module load x",))
+    asked = sbatch_options(options, REQUEST)
+    script = _make_sbatch_string(
+        "exec python", tmp_path, **parameters(asked), setup=[*options.setup]
+    )
+    lines = script.splitlines()
+    begun = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")}
+    logs = {line for line in begun if line.startswith(("--output", "--error", "--open-mode"))}
+    assert len(logs) == 3
+    assert begun - logs == {*flags(asked), "--signal=B:CONT@1"}
+    assert lines.index("module load x") < lines.index("exec python")
 
 
-def test_step_that_does_not_come_makes_trials_on_as_many_nodes_unavailable(
-    made: Made, tmp_path: Path
+def test_dry_run_shows_script_and_step_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    asked = ("engine.partition=gpu", "engine.time=2:00:00", "engine.setup=[module load cuda]")
+    lines = submission(experiment(*TWO, "engine.name=slurm", *asked), ["shardmark", "run"])
+    assert lines[:-1] == [
+        "#SBATCH --job-name=shardmark-faked",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --time=2:00:00",
+        "#SBATCH --exclusive",
+        "module load cuda",
+        "shardmark run",
+    ]
+    assert lines[-1].startswith("each trial: srun --job-name=TRIAL --nodes=2 --ntasks=2 ")
+
+
+def test_state_of_a_job() -> None:
+    assert (PENDING.state, PENDING.reason, PENDING.nodes) == ("PENDING", "Resources", None)
+    assert PENDING.is_alive
+    assert str(PENDING) == "PENDING (Resources)"
+    assert not CANCELLED.is_alive
+    assert not CANCELLED.ended_itself
+    assert (CANCELLED.exit_code, CANCELLED.first_node) == (None, "node1")
+    assert str(CANCELLED) == "CANCELLED on node[1-2]"
+    assert parse_job("JobState=FAILED ExitCode=2:0").ended_itself
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "sacct", "state"),
+    [
+        ("slurm_load_jobs error: Invalid job id specified\n", "CANCELLED by 0|0:15\n", "CANCELLED"),
+        ("slurm_load_jobs error: Invalid job id specified\n", "", "UNKNOWN"),
+        ("Unable to contact slurm controller", "", None),
+    ],
+)
+def test_job_that_the_scheduler_does_not_tell_of(
+    scontrol: str, sacct: str, state: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = two_node_trial(tmp_path)
-    made.engine.load(["torch"], "cpu")
-    made.before = lambda step: setattr(step, "problem", ShardmarkError("node 1 has not come"))
-    assert made.engine.lacks(2) is None
-    made.engine.prepare(trial)
-    assert made.engine.lacks(2) == "node 1 has not come"
-    assert made.engine.lacks(1) is None
-    assert made.engine.lacks(3) == "3 nodes are asked for, and the allocation has 2"
-    assert made.calls[-1].endswith("close")
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        if words[0] == "scontrol":
+            return subprocess.CompletedProcess(words, 1, "", scontrol)
+        return subprocess.CompletedProcess(words, 0, sacct, "")
+
+    monkeypatch.setattr(slurm_job, "_slurm", run)
+    known = job_state("3")
+    assert (known.state if known is not None else None) == state
 
 
-def test_what_the_user_has_to_mend_ends_the_run(made: Made, tmp_path: Path) -> None:
-    trial = two_node_trial(tmp_path)
-    made.engine.load(["nowhere"], "cpu")
-    made.before = lambda step: setattr(step, "problem", InputError("model", "missing", "one"))
-    with pytest.raises(InputError, match="model: missing"):
-        made.engine.prepare(trial)
+def test_host_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="slurm, and scontrol cannot be run"):
+        job_state("3")
 
 
-@pytest.mark.parametrize(("is_ending", "how"), [(True, "interrupted"), (False, "exited")])
-def test_ranks_that_the_scheduler_ended_have_not_failed(
-    *, is_ending: bool, how: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class FakeScheduler:
+    """Has one job, whose states come one after another; `logged` is what it prints at each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.states: list[JobState | BaseException | None] = []
+        self.logged = ["measured\n"]
+        self.submitted: list[list[str]] = []
+        self.cancelled: list[str] = []
+        self.complaint: str | None = None
+        self._log = folder / "slurm" / "3_0_log.out"
+
+    def submit(self, asked: dict[str, object], _: object, words: list[str], folder: Path) -> Job:
+        assert asked["nodes"] == 2
+        self.submitted.append(words)
+        return Job(id="3", folder=folder)
+
+    def state(self, job: str) -> JobState | None:
+        assert job == "3"
+        if self.logged:
+            with self._log.open("a") as file:
+                file.write(self.logged.pop(0))
+        state = self.states.pop(0)
+        if isinstance(state, BaseException):
+            raise state
+        return state
+
+    def cancel(self, job: str) -> str | None:
+        self.cancelled.append(job)
+        return self.complaint
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> RemoteCommand:
+    folder = tmp_path / "run"
+    options = ("--out", str(folder))
+    return RemoteCommand(verb="run", experiment="name: e\n", options=options, folder=folder)
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch, command: RemoteCommand) -> Iterator[FakeScheduler]:
+    """There is no waiting between looks."""
+    fake = FakeScheduler(command.folder)
+    for name, value in (
+        ("submit", fake.submit),
+        ("cancel", fake.cancel),
+        ("job_state", fake.state),
+    ):
+        monkeypatch.setattr(slurm_job, name, value)
+    monkeypatch.setattr(slurm_job, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_job, "ASK_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(slurm_job, "LATE_SECONDS", 0.0)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    yield fake
+    assert fake.states == []
+
+
+def do(command: RemoteCommand, told: list[str] | None = None) -> int | None:
+    asked = request(TRIALS, (told if told is not None else []).append)
+    return slurm.delegate(SlurmOptions(), asked, command)
+
+
+def test_job_to_its_end_tells_changes_once_and_prints_whole_lines(
+    scheduler: FakeScheduler, command: RemoteCommand, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(slurm, "NOTICE_SECONDS", 0.01)
-    made.is_ending = is_ending
-    made.before = lambda step: setattr(step, "ending", FAILED)
-    ending = made.run(tmp_path)
-    assert ending.how == how
-    assert (ending.lost is None) == is_ending
+    failed = parse_job("JobState=FAILED ExitCode=1:0 BatchHost=node1")
+    scheduler.states = [PENDING, PENDING, None, RUNNING, RUNNING, failed]
+    hidden = "submitit INFO (x) - starting\n"
+    scheduler.logged = ["", "", "", f"{hidden}one\nhal", "f\n", "last"]
+    told: list[str] = []
+    assert do(command, told) == 1, "the command's own exit code"
+    log = command.folder / "slurm" / "3_0_log.out"
+    assert told == [
+        f"submitted as job 3; its log is {log}",
+        "job 3: PENDING (Resources)",
+        "job 3: SLURM's scheduler does not answer; asking again",
+        "job 3: RUNNING on node[1-2]",
+        f"job 3 ended: FAILED, exit code 1; log: {log}",
+    ]
+    assert capsys.readouterr().out == "one\nhalf\nlast\n"
+    ((verb, file, *rest),) = scheduler.submitted
+    assert (verb, Path(file).read_text(), rest) == ("run", "name: e\n", [*command.options])
+    assert (command.folder / "trials").is_dir(), "so that the command takes the folder for a run's"
+
+
+def test_job_ended_from_outside(scheduler: FakeScheduler, command: RemoteCommand) -> None:
+    scheduler.states = [TIMEOUT]
+    with pytest.raises(JobEndedError, match=r"job 3 ended as TIMEOUT on node\[1-2\]; its log is /"):
+        do(command)
+
+
+def test_log_that_cannot_be_seen_is_on_other_files(
+    scheduler: FakeScheduler, command: RemoteCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_job, "LOG_SECONDS", -1.0)
+    scheduler.states = [RUNNING, RUNNING, parse_job("JobState=FAILED ExitCode=0:53")]
+    scheduler.logged, told = [], list[str]()
+    with pytest.raises(InputError, match="--out must be in a folder that this host and the first"):
+        do(command, told)
+    assert "its log is not to be seen here" in told[1]
+
+
+def test_interrupt_cancels_the_job(scheduler: FakeScheduler, command: RemoteCommand) -> None:
+    scheduler.states = [RUNNING, KeyboardInterrupt(), RUNNING, CANCELLED]
+    told: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        do(command, told)
+    assert scheduler.cancelled == ["3"]
+    assert "job 3 is being cancelled" in told
+    assert told[-1].startswith("job 3 ended as CANCELLED on node[1-2]; its log is ")
+
+
+def test_job_under_way_is_followed_and_not_doubled(
+    scheduler: FakeScheduler, command: RemoteCommand
+) -> None:
+    scheduler.states, told = [KeyboardInterrupt()], list[str]()
+    scheduler.complaint = "not yours"
+    with pytest.raises(KeyboardInterrupt):
+        do(command, told)
+    assert told.pop() == "job 3 cannot be cancelled: not yours; try `scancel 3`"
+    scheduler.states = [RUNNING, COMPLETED]
+    told.clear()
+    assert do(command, told) == 0
+    assert len(scheduler.submitted) == 1
+    assert told[0] == f"job 3 is at work on {command.folder} already; following it"
+
+
+def test_job_under_way_on_something_else(scheduler: FakeScheduler, command: RemoteCommand) -> None:
+    scheduler.states = [COMPLETED]
+    do(command)
+    folder, options = command.folder, command.options
+    other = RemoteCommand(verb="run", experiment="name: f\n", options=options, folder=folder)
+    scheduler.states = [RUNNING]
+    with pytest.raises(InputError, match="job 3 is still at work there"):
+        do(other)
+    scheduler.states = [COMPLETED, COMPLETED]
+    assert do(other) == 0
+    assert len(scheduler.submitted) == 2
+
+
+def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program of that name on the path; it writes its words down."""
+    path = folder / name
+    path.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/words\nenv > {folder}/env\n{text}\n'
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
+def test_what_keeps_a_job_from_being_submitted(
+    command: RemoteCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "submitit", None)
+        with pytest.raises(InputError, match=r"submitit is not installed; pip install 'shardmark"):
+            do(command)
+    pytest.importorskip("submitit")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        with pytest.raises(InputError, match="slurm, and there is no sbatch here"):
+            do(command)
+    for name in ("sbatch", "srun"):
+        program(tmp_path, name, "echo 'sbatch: error: bad partition' >&2; exit 1", monkeypatch)
+    with pytest.raises(InputError, match="sbatch refuses the job: error: bad partition"):
+        do(command)
+
+
+@pytest.mark.usefixtures("inside")
+def test_other_tasks_of_a_step_leave_the_run_to_the_first(
+    command: RemoteCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`srun shardmark run ...` in a script starts the command on every node."""
+    assert do(command) is None
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    told: list[str] = []
+    assert do(command, told) == 0
+    assert "nothing to do" in told[0]
+
+
+def test_shell_of_salloc_goes_to_the_first_node(
+    command: RemoteCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program(tmp_path, "srun", "exit 1", monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert do(command) == 1
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[:4] == ["--overlap", "--nodes=1", "--ntasks=1", "--relative=0"]
+    assert words[words.index("-m") :][:3] == ["-m", "shardmark", "run"]
 
 
 @pytest.mark.usefixtures("inside")
@@ -210,12 +377,11 @@ def test_place_where_nothing_can_be_controlled(
     changes: dict[str, str | None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in changes.items():
-        if value is None:
-            monkeypatch.delenv(name)
-        else:
+        monkeypatch.delenv(name)
+        if value is not None:
             monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match=said):
-        slurm.build(SlurmOptions(), SIZE, KEY, lambda _: None)
+        slurm.build(SlurmOptions(), REQUEST)
 
 
 @pytest.mark.usefixtures("inside")
@@ -228,125 +394,88 @@ def test_name_of_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
         own_name(SlurmOptions())
 
 
-@pytest.mark.usefixtures("inside")
-def test_address_of_another_node_cannot_be_listened_at() -> None:
-    engine = slurm.build(SlurmOptions(host="192.0.2.1"), SIZE, KEY, lambda _: None)
-    with pytest.raises(InputError, match=r"engine\.host: this node cannot listen at 192\.0\.2\.1"):
-        engine.machine("cpu")
-    engine.close()
-
-
-def test_words_of_a_step() -> None:
-    options = SlurmOptions(gpus_per_node=4, srun=("--mpi=none",), interface="ib0")
-    words = step_words(options, 2, {"torch": "1"}, title="t", host="node1", port=9)
-    assert words[:4] == ["srun", "--job-name=t", "--nodes=2", "--ntasks=2"]
-    assert {"--ntasks-per-node=1", "--overlap", "--gpus-per-node=4", "--mpi=none"} <= {*words}
-    assert words[words.index("-m") :] == [
-        *("-m", "shardmark.launch.nodes.joining", "--host", "node1", "--port", "9"),
-        *("--number-from", "SLURM_PROCID", "--here", "--join-seconds", "300"),
-        *("--key", "torch=1", "--interface", "ib0"),
-    ]
-
-
-def test_container_is_pyxis_with_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     image = "nvcr.io#nvidia/pytorch:26.09-py3"
-    options = SlurmOptions(container=image, container_mounts=("/d:/d",))
-    words = step_words(options, 1, {}, title="t", host="h", port=9)
-    assert f"--container-image={image}" in words
-    assert f"--container-mounts={tmp_path}:{tmp_path},/d:/d" in words
-    assert f"--container-workdir={tmp_path}" in words
-    assert words[words.index("-m") - 1] == "python3"
+    options = SlurmOptions(
+        gpus_per_node=4, srun=("--mpi=none",), container=image, container_mounts=("/d:/d",)
+    )
+    words = step_words(options, 2, KEY, title="t", host="node1", port=9)
+    assert words[:4] == ["srun", "--job-name=t", "--nodes=2", "--ntasks=2"]
+    assert {"--ntasks-per-node=1", "--overlap", "--gpus-per-node=4", "--mpi=none"} <= {*words}
+    assert {
+        f"--container-image={image}",
+        f"--container-mounts={tmp_path}:{tmp_path},/d:/d",
+        f"--container-workdir={tmp_path}",
+    } <= {*words}
+    *start, invitation = words[words.index("-m") - 1 :]
+    assert start == ["python3", "-m", "shardmark.launch.nodes.node"]
+    told = {"host": "node1", "port": 9, "number_variable": "SLURM_PROCID", "with_files": True}
+    assert told.items() <= json.loads(invitation).items()
     wrapped = SlurmOptions(python="apptainer exec --nv image.sif python")
     words = step_words(wrapped, 1, {}, title="t", host="h", port=9)
-    start = words.index("apptainer")
-    assert words[start : start + 5] == ["apptainer", "exec", "--nv", "image.sif", "python"]
-
-
-FAKE_SRUN = """#!/bin/sh
-printf '%s\\n' "$@" > "{folder}/words"
-env > "{folder}/environment"
-{then}
-"""
-
-
-def fake_srun(folder: Path, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = folder / "srun"
-    program.write_text(FAKE_SRUN.format(folder=folder, then=then))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    start = words[words.index("apptainer") :][:6]
+    assert start == ["apptainer", "exec", "--nv", "image.sif", "python", "-m"]
 
 
 @pytest.fixture
-def roster() -> Iterator[Roster]:
-    made = Roster(("127.0.0.1", 0), wanted=1, key=KEY, patience=5)
+def registry() -> Iterator[NodeRegistry]:
+    made = NodeRegistry(("127.0.0.1", 0), wanted=1, key=KEY, patience_seconds=5)
     yield made
     made.close()
 
 
 @pytest.mark.usefixtures("inside")
 def test_step_that_cannot_start_says_why(
-    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in OTHER_TASKS:
         monkeypatch.setenv(name, "4")
-    fake_srun(tmp_path, "echo 'srun: error: no such node' >&2; exit 3", monkeypatch)
-    step = Step(SlurmOptions(), 2, KEY, job="7", title="t")
-    step.start(roster)
-    with pytest.raises(ShardmarkError, match=r"the step t ended with code 3 .* no such node"):
-        roster.wait(20, step.check, lambda _: None)
-    step.close()
-    assert f"--port\n{roster.port}\n" in (tmp_path / "words").read_text()
-    left = (tmp_path / "environment").read_text()
+    program(tmp_path, "srun", "echo 'srun: error: no such node' >&2; exit 3", monkeypatch)
+    steps = Steps(SlurmOptions(), KEY, "7")
+    steps.start(registry, "t")
+    with pytest.raises(ShardmarkError, match=r"step .* ended with code 3: .* no such node"):
+        registry.wait(20, steps.check, lambda _: None)
+    steps.close()
+    assert f'"port": {registry.port}' in (tmp_path / "words").read_text()
+    left = (tmp_path / "env").read_text()
     assert not any(f"{name}=" in left for name in OTHER_TASKS), "tasks would get parts of the node"
     assert "SLURM_JOB_ID=7" in left
 
 
 @pytest.mark.usefixtures("inside")
 def test_step_that_does_not_end_is_ended(
-    roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Told to, cancelled by its name, and killed in the end."""
-    ended: list[str] = []
-    monkeypatch.setattr(slurm_step, "END_SECONDS", 0.1)
-    monkeypatch.setattr(slurm_step, "steps_named", lambda job, name: [f"{job}.3 {name}"])
-    monkeypatch.setattr(slurm_step, "cancel", ended.append)
-    fake_srun(tmp_path, 'trap "" TERM; while :; do sleep 0.1; done', monkeypatch)
-    step = Step(SlurmOptions(), 1, KEY, job="7", title="t")
-    step.start(roster)
-    step.check()
-    step.close()
-    assert ended == ["7.3 t"]
-    step.close()
+    """Told to, and killed in the end."""
+    monkeypatch.setattr(slurm, "END_SECONDS", 0.1)
+    program(tmp_path, "srun", 'trap "" TERM; while :; do sleep 0.1; done', monkeypatch)
+    steps = Steps(SlurmOptions(), KEY, "7")
+    steps.start(registry, "t")
+    steps.check()
+    steps.close()
+    steps.close()
 
 
 @pytest.mark.usefixtures("inside")
-def test_without_srun(roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_srun(
+    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    step = Step(SlurmOptions(), 1, KEY, job="7", title="t")
-    with pytest.raises(InputError, match=r"slurm, and srun cannot be run: No such file"):
-        step.start(roster)
+    with pytest.raises(InputError, match=r"engine\.name: srun cannot be run: No such file"):
+        Steps(SlurmOptions(), KEY, "7").start(registry, "t")
 
 
-def test_dry_run_shows_script_and_step_without_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    asked = ("engine.partition=gpu", "engine.time=2:00:00", "engine.setup=[module load cuda]")
-    two = ("engine.name=slurm", "placement.nodes=2", "matrix.strategy=[ddp]", *asked)
-    lines = submission(experiment(*two), ["shardmark", "run", "e.yaml"])
-    assert lines[:-1] == [
-        "#SBATCH --job-name=shardmark-faked",
-        "#SBATCH --nodes=2",
-        "#SBATCH --ntasks-per-node=1",
-        "#SBATCH --partition=gpu",
-        "#SBATCH --time=2:00:00",
-        "#SBATCH --exclusive",
-        "module load cuda",
-        "shardmark run e.yaml",
-    ]
-    assert lines[-1].startswith("each trial: srun --job-name=TRIAL --nodes=2 --ntasks=2 ")
+@pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", None])
+def test_job_that_is_being_ended_is_known_as_such(
+    state: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler that does not answer says nothing against the ranks' failing by themselves."""
+    monkeypatch.setattr(slurm, "NOTICE_SECONDS", 0.01)
+    monkeypatch.setattr(
+        slurm, "job_state", lambda _: None if state is None else JobState(state=state)
+    )
+    assert Steps(SlurmOptions(), KEY, "7").is_ending() == (state == "CANCELLED")
 
 
 def test_what_is_prepared_is_not_in_the_trials_time(tmp_path: Path) -> None:

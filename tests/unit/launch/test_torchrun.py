@@ -1,7 +1,8 @@
-"""Options of the engine `torchrun`, who controls, and what is started where."""
+"""The engine `torchrun`: its options, who controls, and what is started where."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -11,25 +12,29 @@ from pydantic import ValidationError
 
 from shardmark.config.engines import TorchrunOptions
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engines import ENGINES, most_nodes, run_key, submission
+from shardmark.launch.engine import RemoteCommand
+from shardmark.launch.engines import request_of, submission
 from shardmark.launch.nodes import torchrun
-from shardmark.launch.nodes.host_commands import Commands
-from shardmark.launch.nodes.interfaces import INTERFACE_VARIABLES, interface_of, interface_variables
-from shardmark.launch.nodes.joining import join
-from shardmark.launch.nodes.roster import Roster
-from shardmark.launch.nodes.run_key import difference
-from shardmark.launch.nodes.torchrun import own_rank
+from shardmark.launch.nodes.protocol import key_difference
+from shardmark.launch.nodes.torchrun import HostCommands, own_rank
+from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import experiment
-from tests.unit.launch.nodes import KEY
+from tests.unit.launch.nodes import request
 
-NETNS = "ip netns exec {host} {command}"
+TWO = ("placement.nodes=2", "matrix.strategy=[ddp]")
+COMMAND = RemoteCommand(verb="run", experiment="", options=(), folder=Path("run"))
+REQUESTS = [
+    request(expand(experiment(f"placement.nodes={nodes}", "matrix.strategy=[ddp]"), "cpu").trials)
+    for nodes in (1, 2)
+]
 
 
 def options(**given: object) -> TorchrunOptions:
     return TorchrunOptions.model_validate(given)
 
 
-def silent(_: str) -> None: ...
+def delegate(given: TorchrunOptions, *, nodes: int = 2) -> int | None:
+    return torchrun.delegate(given, REQUESTS[nodes - 1], COMMAND)
 
 
 @pytest.mark.parametrize(
@@ -38,42 +43,37 @@ def silent(_: str) -> None: ...
         ({"rendezvous": "node0"}, "found 'node0'; allowed is HOST:PORT"),
         ({"rendezvous": "node0:99999"}, "found 'node0:99999'; allowed is HOST:PORT"),
         ({"hosts": ["a", "b"], "node_rank": 1}, "hosts and node_rank are given"),
-        ({"hosts": ["a", "b"], "remote": "ssh {host}"}, "it needs {quoted} or {command}"),
+        ({"hosts": ["a", "b"], "remote": "ssh {host}"}, r"it needs \{quoted} or \{command}"),
+        ({"hosts": ["a", "-oProxyCommand=x"]}, "hosts.1"),
     ],
 )
 def test_options_that_say_nothing_are_refused(given: dict[str, object], said: str) -> None:
-    with pytest.raises(ValidationError, match=said.replace("{", r"\{")):
+    with pytest.raises(ValidationError, match=said):
         options(**given)
 
 
 @pytest.mark.parametrize(
-    ("given", "where"),
+    ("given", "said"),
     [
         ({}, "engine.rendezvous: missing, and the experiment takes 2 nodes"),
         ({"rendezvous": "a:0"}, "engine.rendezvous: a:0, and the experiment takes 2 nodes"),
         ({"hosts": ["a"]}, "engine.hosts: 1 hosts, and the experiment takes 2 nodes"),
-        (
-            {"rendezvous": "192.0.2.1:1", "node_rank": 5},
-            "engine.node_rank: found 5, and the experiment takes 2 nodes; allowed is 0 to 1",
-        ),
+        ({"rendezvous": "192.0.2.1:1", "node_rank": 5}, "engine.node_rank: found 5, and"),
         (
             {"rendezvous": "localhost:1", "hosts": ["localhost", "b.invalid"]},
             "engine.rendezvous: localhost is every machine's own name for itself, and b.invalid",
         ),
         (
-            {"rendezvous": "127.0.1.1:1", "hosts": ["a", "user@192.0.2.1"]},
-            "engine.rendezvous: 127.0.1.1 is every machine's own name for itself, and user@192",
+            {"hosts": ["localhost", "user@192.0.2.1"]},
+            "engine.hosts: localhost is every machine's own name for itself, and user@192.0.2.1",
         ),
-        (
-            {"hosts": ["localhost", "192.0.2.1"]},
-            "engine.hosts: localhost is every machine's own name for itself, and 192.0.2.1",
-        ),
+        ({"rendezvous": "nowhere.invalid:1"}, "engine.rendezvous: nowhere.invalid has no address"),
     ],
 )
-def test_too_little_for_so_many_nodes(given: dict[str, object], where: str) -> None:
+def test_what_cannot_bring_two_nodes_together(given: dict[str, object], said: str) -> None:
     with pytest.raises(InputError) as caught:
-        torchrun.build(options(**given), 2, KEY, silent)
-    assert str(caught.value).startswith(where)
+        torchrun.build(options(**given), REQUESTS[1])
+    assert str(caught.value).startswith(said)
 
 
 def test_nodes_of_one_machine_may_meet_at_its_loopback() -> None:
@@ -82,15 +82,13 @@ def test_nodes_of_one_machine_may_meet_at_its_loopback() -> None:
     torchrun.check(started_here, 2)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_number_beyond_the_nodes_is_refused_before_it_dials(
-    monkeypatch: pytest.MonkeyPatch,
+    nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDMARK_NODE_RANK", "2")
-    given = options(rendezvous="192.0.2.1:1")
-    with pytest.raises(InputError, match=r"SHARDMARK_NODE_RANK: found 2, and .* takes 2 nodes"):
-        torchrun.serve(given, 2, KEY, silent)
-    with pytest.raises(InputError, match=r"SHARDMARK_NODE_RANK: found 2, and .* takes 1 node;"):
-        torchrun.serve(given, 1, KEY, silent)
+    with pytest.raises(InputError, match=f"SHARDMARK_NODE_RANK: found 2, and .* takes {nodes} "):
+        delegate(options(rendezvous="192.0.2.1:1"), nodes=nodes)
 
 
 def test_number_comes_from_option_or_environment() -> None:
@@ -105,37 +103,18 @@ def test_number_comes_from_option_or_environment() -> None:
 
 def test_owner_of_the_address_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDMARK_NODE_RANK", raising=False)
-    assert not torchrun.serve(options(rendezvous="127.0.0.1:1"), 2, KEY, silent)
-    assert not torchrun.serve(options(rendezvous="192.0.2.1:1", node_rank=0), 2, KEY, silent)
+    assert delegate(options(rendezvous="127.0.0.1:1")) is None
+    assert delegate(options(rendezvous="192.0.2.1:1", node_rank=0)) is None
     other = options(rendezvous="127.0.0.1:1", node_rank=1, join_seconds=0.1)
     with pytest.raises(ShardmarkError, match=r"no controller at 127\.0\.0\.1:1 within 0\.1 s"):
-        torchrun.serve(other, 2, KEY, silent)
-
-
-def test_name_without_an_address() -> None:
-    with pytest.raises(InputError, match=r"engine\.rendezvous: nowhere\.invalid has no address"):
-        torchrun.build(options(rendezvous="nowhere.invalid:1"), 2, KEY, silent)
+        delegate(other)
 
 
 def test_address_of_another_machine_cannot_be_listened_at() -> None:
-    engine = torchrun.build(options(rendezvous="192.0.2.1:1", node_rank=0), 2, KEY, silent)
+    engine = torchrun.build(options(rendezvous="192.0.2.1:1", node_rank=0), REQUESTS[1])
     with pytest.raises(InputError, match=r"this machine cannot listen at 192\.0\.2\.1:1"):
         engine.machine("cpu")
     engine.close()
-
-
-def test_refusal_is_told_to_the_node() -> None:
-    roster = Roster(("127.0.0.1", 0), wanted=2, key=KEY, patience=5)
-    with pytest.raises(ShardmarkError, match="refuses this node: its experiment is x, here it is"):
-        join(
-            ("127.0.0.1", roster.port),
-            number=1,
-            here=False,
-            interface=None,
-            key={"experiment": "x"},
-            join_seconds=5,
-        )
-    roster.close()
 
 
 def test_remote_command_as_one_word_or_as_words(
@@ -146,53 +125,36 @@ def test_remote_command_as_one_word_or_as_words(
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", "/some path")
-    by_ssh = Commands(options(hosts=["a", "b"]), 2, {"experiment": "e"}).remote(1, "a", 7)
+    by_ssh = HostCommands(options(hosts=["a", "b"]), {"recipe": "e"}).remote(1, 7)
     assert by_ssh[:-1] == ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "b"]
     words = shlex.split(by_ssh[-1])
-    by_netns = Commands(options(hosts=["a", "b"], remote=NETNS), 2, {"experiment": "e"})
-    assert by_netns.remote(1, "a", 7) == ["ip", "netns", "exec", "b", *words]
+    netns = options(hosts=["a", "b"], remote="ip netns exec {host} {command}")
+    by_netns = HostCommands(netns, {"recipe": "e"}).remote(1, 7)
+    assert by_netns == ["ip", "netns", "exec", "b", *words]
     assert words[:2] == ["sh", "-c"]
-    assert shlex.split(words[2]) == [
+    *start, invitation = shlex.split(words[2])
+    assert start == [
         *("cd", str(folder), "&&", "PYTHONPATH=/some path", "exec", sys.executable),
-        *("-m", "shardmark.launch.nodes.joining", "--host", "a", "--port", "7", "--number", "1"),
-        *("--join-seconds", "300", "--key", "experiment=e"),
+        *("-m", "shardmark.launch.nodes.node"),
     ]
+    told = {"host": "a", "port": 7, "number": 1, "key": {"recipe": "e"}, "join_seconds": 300}
+    assert told.items() <= json.loads(invitation).items()
 
 
 def test_dry_run_shows_the_commands() -> None:
     command = ["shardmark", "run", "e.yaml"]
-    two = ("engine.name=torchrun", "placement.nodes=2", "matrix.strategy=[ddp]")
-    assert submission(experiment(*two, "engine.rendezvous=a:1"), command) == [
-        "on each of 2 nodes: shardmark run e.yaml"
-    ]
-    (line,) = submission(experiment(*two, "engine.hosts=[a, b]"), command)
+    same = experiment(*TWO, "engine.name=torchrun", "engine.rendezvous=a:1")
+    assert submission(same, command) == ["on each of 2 nodes: shardmark run e.yaml"]
+    listed = experiment(*TWO, "engine.name=torchrun", "engine.hosts=[a, b]")
+    (line,) = submission(listed, command)
     assert line.startswith("node 1, b: ssh ")
-    assert "--host a --port PORT --number 1" in line
     assert submission(experiment(), command) == []
 
 
-def test_every_engine_has_its_options_and_a_summary() -> None:
-    assert next(iter(ENGINES)) == "local"
-    for kind in ENGINES.values():
-        assert kind.options.model_validate({}) is not None
-        assert kind.summary
-
-
 def test_key_is_the_experiments_whatever_the_engine() -> None:
-    one = experiment("placement.nodes=2", "matrix.strategy=[ddp]")
-    assert most_nodes(one) == 2
-    other = ("placement.nodes=2", "matrix.strategy=[ddp]", "engine.name=torchrun")
-    assert run_key(one) == run_key(experiment(*other, "engine.node_rank=1"))
-    said = "its experiment is another one, with a different matrix, placement"
-    assert difference(run_key(experiment()), run_key(one)) == said
-
-
-def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in INTERFACE_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("192.0.2.1") is None
-    assert interface_variables(None, "192.0.2.1") == {}
-    assert interface_variables("ib0", "127.0.0.1") == dict.fromkeys(INTERFACE_VARIABLES, "ib0")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
-    assert interface_variables(None, "127.0.0.1") == {"NCCL_SOCKET_IFNAME": "lo"}
+    two = request_of(experiment(*TWO), print)
+    assert two.nodes == 2
+    other = experiment(*TWO, "engine.name=torchrun", "engine.node_rank=1")
+    assert request_of(other, print).key == two.key
+    alone = request_of(experiment(), print)
+    assert key_difference(alone.key, two.key) == "it has another matrix, placement"

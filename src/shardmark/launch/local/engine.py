@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.config.engines import LocalOptions
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.machine import Machine
 from shardmark.launch.engine import Task
@@ -20,15 +19,6 @@ from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.2
 TRIAL_FILE = "trial.json"
-
-
-def submission(options: LocalOptions, nodes: int, command: Sequence[str]) -> list[str]:  # noqa: ARG001  # as every engine's
-    """Nothing is submitted; says what does not fit on one machine."""
-    if nodes == 1:
-        return []
-    most = "2 nodes" if nodes == 2 else f"2 to {nodes} nodes"
-    others = "--engine torchrun, slurm or ray runs them"
-    return [f"trials on {most} are recorded as unavailable here; {others}"]
 
 
 class LocalEngine:

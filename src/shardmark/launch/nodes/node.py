@@ -1,4 +1,4 @@
-"""The process that stands for one node: has ranks forked, samples them, and sends what they leave.
+"""The process that stands for one node: has ranks forked, samples them, sends what they leave.
 
 It imports no torch.  Whatever starts it, it does what the controller says until that says that the
 run is over, or is gone.
@@ -6,24 +6,37 @@ run is over, or is gone.
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import platform
 import queue
+import shutil
+import signal
+import socket
+import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import psutil
+
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
-from shardmark.launch.local.rank_starter import RankStarter
-from shardmark.launch.nodes.channel import Channel, ChannelEndedError, Message, files_below
-from shardmark.launch.nodes.interfaces import interface_variables
-from shardmark.launch.nodes.mirror import Mirror
-from shardmark.launch.nodes.roster import BEAT_SECONDS
-from shardmark.launch.nodes.scratch import LOCK_FILE, remove_abandoned, scratch_folder
+from shardmark.launch.nodes.protocol import (
+    Channel,
+    ChannelEndedError,
+    Invitation,
+    Message,
+    files_below,
+    keep_piece,
+    own_versions,
+)
 from shardmark.launch.outcome import kernel_oom_kills
 from shardmark.launch.restarts import RESTARTS_FILE, read_restarts
 from shardmark.launch.sampling import RankSampler
@@ -39,128 +52,141 @@ from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.2
+RETRY_SECONDS = 0.5
+MIRROR_SECONDS = 1.0
+"""Between two looks for small files that the controller watches while a trial runs."""
+MIRRORED = ("rank-*.json", "rank-*.progress")
 TRIAL_FILE = "trial.json"
-NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE, RESTARTS_FILE, LOCK_FILE)
+CELLS_FILE = "cells.json"
+NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE, RESTARTS_FILE)
 AGENT_LOG = "agent.node-{}.log"
+SCRATCH_PREFIX = "shardmark-node-"
+LOCK_FILE = "node.lock"
+"""Locked while its owner lives, frozen or not, and in whatever PID namespace it is."""
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Node:
-    """Does what one controller says."""
+    """Does what one controller says.  `here` is in the controller's own folders."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        *,
-        number: int,
-        here: bool,
-        interface: str | None,
-        patience: float,
-        nursery: RankStarter | None = None,
-    ) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, *, number: int, here: bool, interface: str | None) -> None:
         self.number = number
+        self._channel = channel
         self._here = here
         self._interface = interface
-        self._patience = patience
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._nursery: RankStarter = nursery or ForkServer()
-        self._closing = threading.Event()
+        self._fork_server = ForkServer()
+        self._scratch = Path()
         self._gone = False
 
     def serve(self) -> str | None:
         """Until the run is over: None, or why the controller cannot be reached any more."""
         remove_abandoned()
-        threads = [threading.Thread(target=work) for work in (self._hear, self._beat)]
-        for thread in threads:
-            thread.start()
-        try:
-            while True:
-                message = self._inbox.get()
-                if message["do"] == "bye":
-                    return None
-                if message["do"] == "gone":
-                    return str(message["reason"])
-                with suppress(ChannelEndedError):  # `gone` is on its way
-                    self._handle(message)
-        finally:
-            self._closing.set()
-            self._nursery.close()
-            self._channel.close()
-            for thread in threads:
-                thread.join()
+        with scratch_folder() as self._scratch:
+            hearing = threading.Thread(target=self._hear, name="controller")
+            hearing.start()
+            try:
+                while True:
+                    message = self._inbox.get()
+                    if message["do"] == "bye":
+                        return None
+                    if message["do"] == "gone":
+                        return str(message["reason"])
+                    with suppress(ChannelEndedError):  # `gone` is on its way
+                        self._handle(message)
+            finally:
+                self._fork_server.close()
+                self._channel.close()
+                hearing.join()
 
     def _handle(self, message: Message) -> None:
-        if message["do"] == "machine":
-            self._answer(lambda: asdict(self._nursery.machine(message["device"])))
+        if message["do"] == "run":
+            self._run(message)
+        elif message["do"] == "machine":
+            self._answer(lambda: asdict(self._fork_server.machine(message["device"])))
         elif message["do"] == "environment":
             self._answer(environment)
+        elif message["do"] == "port":
+            self._answer(lambda: {"port": free_port(message["address"])})
         elif message["do"] == "load":
             self._answer(lambda: self._load(message))
-        elif message["do"] == "run":
-            self._run(message)
 
     def _load(self, message: Message) -> Message:
-        self._nursery.load(message["modules"], message["device_type"])
+        self._fork_server.load(message["modules"], message["device_type"])
         return {}
 
     def _answer(self, work: Callable[[], Message]) -> None:
         try:
-            found = work()
+            answer = work()
         except InputError as error:
-            found = {"input_error": list(error.args)}
-        except ShardmarkError as error:
-            found = {"error": str(error)}
-        self._channel.send(found)
+            answer = {"input_error": list(error.args)}
+        except (ShardmarkError, OSError) as error:
+            answer = {"error": str(error)}
+        self._channel.send(answer)
 
     def _run(self, request: Message) -> None:
         with ExitStack() as stack:
-            if self._here:
-                directory = Path(request["directory"])
-            else:
-                directory = stack.enter_context(scratch_folder())
-                if request["trial"] is not None:
-                    (directory / TRIAL_FILE).write_text(request["trial"])
-            checkpoints = self._checkpoints(request)
-            stack.callback(self._forget, checkpoints, request)
+            directory = Path(request["directory"])
+            if not self._here:
+                directory = self._scratch / "trial"
+                directory.mkdir()
+                stack.callback(shutil.rmtree, directory, ignore_errors=True)
+                self._write_inputs(request, directory)
+            trial = None
+            if request["trial"] is not None:
+                trial = Trial.model_validate_json(request["trial"])
+            checkpoints = None
+            if trial is not None and request["task"] == "measure":
+                checkpoints = self._checkpoints(trial, request, stack)
             kills_before = kernel_oom_kills()
             try:
-                exit_code = self._watched(request, directory, checkpoints)
+                exit_code = self._watched(trial, request, directory, checkpoints)
             except ShardmarkError as error:
                 self._channel.send({"error": str(error)})
                 return
             except BaseException:
                 self._gone = True
-                self._nursery.close()  # nobody writes into folders that are removed now
+                self._fork_server.close()  # nobody writes into folders that are removed now
                 raise
-            self._send_all(request, directory)
-            ends = [asdict(end) for end in process_ends(directory)]
-            kills = kernel_oom_kills() - kills_before
-            restarts = [one.model_dump() for one in read_restarts(directory)]
+            self._send_files(trial, directory)
             self._channel.send(
-                {"ended": exit_code, "failures": ends, "oom_kills": kills, "restarts": restarts}
+                {
+                    "ended": exit_code,
+                    "failures": [asdict(end) for end in process_ends(directory)],
+                    "oom_kills": kernel_oom_kills() - kills_before,
+                    "restarts": [cause.model_dump() for cause in read_restarts(directory)],
+                }
             )
 
-    def _checkpoints(self, request: Message) -> Path | None:
-        """Where this node's ranks keep them; what another run left there is gone."""
-        if request["task"] != "measure":
-            return None
-        trial = Trial.model_validate_json(request["trial"])
+    def _write_inputs(self, request: Message, directory: Path) -> None:
+        """The trial; or, for the judge, the list of the cells whose evidence was sent here."""
+        if request["trial"] is not None:
+            (directory / TRIAL_FILE).write_text(request["trial"])
+        else:
+            (self._scratch / "evidence").rename(directory / "evidence")
+            cells = sorted((directory / "evidence").iterdir(), key=lambda cell: int(cell.name))
+            (directory / CELLS_FILE).write_text(json.dumps([str(cell) for cell in cells]))
+
+    def _checkpoints(self, trial: Trial, request: Message, stack: ExitStack) -> Path | None:
+        """Where this node's ranks keep them; what another run left there is gone.
+
+        Removed at the end, unless another process may come for them in this one's place.
+        """
         folder = folder_on_node(trial, request["directory"], self.number, here=self._here)
         if not request.get("resume"):
             remove(folder)
+
+        def forget() -> None:
+            if not (self._gone and trial.limits.node_return_seconds):
+                remove(folder)
+
+        stack.callback(forget)
         return folder
 
-    def _forget(self, checkpoints: Path | None, request: Message) -> None:
-        """Remove them, unless another process may come for them in this one's place."""
-        if checkpoints is None:
-            return
-        limits = Trial.model_validate_json(request["trial"]).limits
-        if not (self._gone and limits.node_return_seconds):
-            remove(checkpoints)
-
-    def _watched(self, request: Message, directory: Path, checkpoints: Path | None) -> int:
+    def _watched(
+        self, trial: Trial | None, request: Message, directory: Path, checkpoints: Path | None
+    ) -> int:
         """Run the trial's ranks of this node; the exit code of their launcher."""
-        task: Task = request["task"]
         variables: dict[str, str] = {}
         if request["place"] is not None:
             place = Place(**request["place"])
@@ -170,27 +196,21 @@ class Node:
             variables[FOLDER_VARIABLE] = str(checkpoints)
         with ExitStack() as stack:
             look: Callable[[], None] = lambda: None  # noqa: E731
-            if task == "measure":
-                trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
-                look = stack.enter_context(
-                    RankSampler(
-                        directory,
-                        NODE_SAMPLES.format(self.number),
-                        seats_of(trial)[self.number],
-                        trial.measure.sample_seconds,
-                    )
-                ).look
+            if trial is not None and request["task"] == "measure":
+                ranks, file = seats_of(trial)[self.number], NODE_SAMPLES.format(self.number)
+                sampler = RankSampler(directory, file, ranks, trial.measure.sample_seconds)
+                look = stack.enter_context(sampler).look
             mirror = Mirror(self._channel, directory)
-            self._nursery.begin(directory, task, variables)
+            self._fork_server.begin(directory, request["task"], variables)
             exit_code = None
             while exit_code is None:
-                exit_code = self._nursery.ended(TICK_SECONDS)
+                exit_code = self._fork_server.ended(TICK_SECONDS)
                 look()
                 if not self._here:
                     with suppress(ChannelEndedError):
                         mirror.look()
                 if exit_code is None and self._told_to_end(directory):
-                    exit_code = self._nursery.reap()
+                    exit_code = self._fork_server.reap()
             return exit_code
 
     def _told_to_end(self, directory: Path) -> bool:
@@ -205,28 +225,155 @@ class Node:
             return message["do"] in ("bye", "gone")
         return False
 
-    def _send_all(self, request: Message, directory: Path) -> None:
-        if request["task"] != "judge":
-            trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
+    def _send_files(self, trial: Trial | None, directory: Path) -> None:
+        if trial is not None:
             number_logs(directory, seats_of(trial)[self.number])
         if self._here:
             return
         for path, name in files_below(directory):
-            if name not in NOT_SENT:
+            if name not in (*NOT_SENT, CELLS_FILE) and not name.startswith("evidence/"):
                 renamed = AGENT_LOG.format(self.number) if name == "agent.log" else name
                 self._channel.send_file(path, renamed)
 
     def _hear(self) -> None:
         try:
             while True:
-                message, _ = self._channel.receive()
-                if message["do"] != "beat":
+                message, piece = self._channel.receive()
+                if "file" in message:
+                    keep_piece(self._scratch / "evidence", message, piece)
+                else:
                     self._inbox.put(message)
-        except (ChannelEndedError, KeyError) as ended:
+        except (ChannelEndedError, OSError) as ended:
             self._gone = True
             self._inbox.put({"do": "gone", "reason": str(ended)})
 
-    def _beat(self) -> None:
-        with suppress(ChannelEndedError):
-            while not self._closing.wait(min(BEAT_SECONDS, self._patience / 5)):
-                self._channel.send({"beat": time.time()})
+
+class Mirror:
+    """Sends the small files of a trial's folder as they change."""
+
+    def __init__(self, channel: Channel, directory: Path) -> None:
+        self._channel = channel
+        self._directory = directory
+        self._sent: dict[str, bytes] = {}
+        self._due = 0.0
+
+    def look(self) -> None:
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + MIRROR_SECONDS
+        for path in (path for pattern in MIRRORED for path in self._directory.glob(pattern)):
+            with suppress(FileNotFoundError):
+                content = path.read_bytes()
+                if self._sent.get(path.name) != content:
+                    self._channel.send({"file": path.name, "last": True}, content)
+                    self._sent[path.name] = content
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A new folder; it is removed at the end, or by a later process if this one is killed."""
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
+    part = folder / f"{LOCK_FILE}.part"
+    with part.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            part.rename(folder / LOCK_FILE)  # nobody sees it unlocked
+        except OSError:  # a file system without locks: nobody else removes the folder
+            part.unlink(missing_ok=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove this user's folders whose owners have died without doing so."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*"):
+        try:
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            with (folder / LOCK_FILE).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, gone meanwhile, or without a lock
+            continue
+
+
+def interface_variables(interface: str | None, address: str) -> dict[str, str]:
+    """What tells gloo and NCCL the network interface; nothing that the user has set himself."""
+    name = interface or interface_of(address)
+    wanted = () if name is None else INTERFACE_VARIABLES
+    return {variable: str(name) for variable in wanted if variable not in os.environ}
+
+
+def interface_of(address: str) -> str | None:
+    """The interface of this machine that has the address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(known.address.partition("%")[0] == address for known in addresses):
+            return str(name)
+    return None
+
+
+def free_port(address: str) -> int:
+    """A port of this machine that nobody listens on."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def join(invitation: Invitation) -> Node:
+    """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused."""
+    where = f"{invitation.host}:{invitation.port}"
+    number = invitation.number
+    if invitation.number_variable is not None:
+        number = int(os.environ[invitation.number_variable])
+    here = invitation.with_files and number == 0
+    seconds = invitation.join_seconds
+    connection = _connected((invitation.host, invitation.port), seconds)
+    channel = Channel(connection, patience_seconds=seconds)
+    hello = {"number": number, "host": platform.node(), "address": channel.own_address}
+    try:
+        channel.send(hello | {"with_files": here, "key": {**invitation.key, **own_versions()}})
+        answer, _ = channel.receive()
+    except ChannelEndedError as ended:
+        channel.close()
+        raise ShardmarkError(f"{where} takes no nodes: {ended}") from None
+    if "refused" in answer:
+        channel.close()
+        raise ShardmarkError(f"{where} refuses this node: {answer['refused']}")
+    channel.keep_alive(float(answer["patience_seconds"]))
+    number = int(answer["welcome"])
+    return Node(channel, number=number, here=here, interface=invitation.interface)
+
+
+def _connected(address: tuple[str, int], join_seconds: float) -> socket.socket:
+    deadline = time.monotonic() + join_seconds
+    while True:
+        try:
+            return socket.create_connection(address, timeout=join_seconds)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise ShardmarkError(
+                    f"no controller at {address[0]}:{address[1]} within {join_seconds:g} s: "
+                    f"{error.strerror or error}"
+                ) from None
+            time.sleep(RETRY_SECONDS)
+
+
+def main(invitation: str) -> int:
+    """`python -m shardmark.launch.nodes.node INVITATION`: what engines start on a node."""
+    # An end from outside is tidy: ranks are ended, and folders removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        reason = join(Invitation(**json.loads(invitation))).serve()
+    except ShardmarkError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if reason is not None:
+        print(f"the controller is gone: {reason}", file=sys.stderr)
+    return int(reason is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

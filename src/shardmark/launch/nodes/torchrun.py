@@ -5,17 +5,84 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from shardmark.config.engines import TorchrunOptions
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.nodes.cluster import ClusterEngine
-from shardmark.launch.nodes.host_commands import Commands, listening_address, resolved
-from shardmark.launch.nodes.interfaces import interface_of
-from shardmark.launch.nodes.joining import join
-from shardmark.launch.nodes.roster import Roster
+from shardmark.launch.engine import EngineRequest, RemoteCommand
+from shardmark.launch.nodes.commands import (
+    LOOPBACK,
+    StartedCommand,
+    listening_address,
+    resolved,
+)
+from shardmark.launch.nodes.engine import NodesEngine
+from shardmark.launch.nodes.node import interface_of, join
+from shardmark.launch.nodes.protocol import Invitation
+from shardmark.launch.nodes.registry import NodeRegistry
 
 RANK_VARIABLE = "SHARDMARK_NODE_RANK"
+END_SECONDS = 10.0
+"""For node processes to end, once they have been told to."""
+
+
+class HostCommands:
+    """Starts node 0's process here, and the others over the hosts, if there are any."""
+
+    anew_for_each_trial = False
+
+    def __init__(self, options: TorchrunOptions, key: Mapping[str, str]) -> None:
+        self._options = options
+        self._key = key
+        self._started: dict[int, StartedCommand] = {}
+        self._registry: NodeRegistry | None = None
+
+    def address(self) -> tuple[str, int]:
+        host, port = self._options.address
+        return listening_address(resolved(host, "engine.rendezvous")), port
+
+    def start(self, registry: NodeRegistry, title: str) -> None:  # noqa: ARG002  # as every starter's
+        self._registry = registry
+        host, port = self.address()[0] or LOOPBACK, registry.port
+        here = Invitation.to(host, port, self._options, self._key, number=0, with_files=True)
+        self._started[0] = StartedCommand([sys.executable, *here.words()], option="engine")
+        for number in range(1, registry.wanted if self._options.hosts else 1):
+            words = self.remote(number, port)
+            self._started[number] = StartedCommand(words, option="engine.remote")
+
+    def remote(self, number: int, port: int) -> list[str]:
+        """The command that starts a node process on another host."""
+        host = self._options.address[0]
+        invitation = Invitation.to(host, port, self._options, self._key, number=number)
+        node = shlex.join([self._options.python or sys.executable, *invitation.words()])
+        path = os.environ.get("PYTHONPATH")
+        variables = f"PYTHONPATH={shlex.quote(path)} " if path else ""
+        command = ["sh", "-c", f"cd {shlex.quote(str(Path.cwd()))} && {variables}exec {node}"]
+        known = {"{host}": self._options.hosts[number], "{quoted}": shlex.join(command)}
+        filled: list[str] = []
+        for word in shlex.split(self._options.remote):
+            plain = re.sub(r"{host}|{quoted}", lambda match: known[match[0]], word)
+            filled += command if word == "{command}" else [plain]
+        return filled
+
+    def check(self) -> None:
+        for number, command in self._started.items():
+            failure = command.failure()
+            if failure is not None:
+                where = f" ({self._options.hosts[number]})" if self._options.hosts else ""
+                raise ShardmarkError(f"the command that starts node {number}{where} {failure}")
+
+    def is_ending(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        came = set(self._registry.nodes) if self._registry else set()
+        for number, command in self._started.items():
+            # One that has not come has not been told to end: it would go on trying.
+            command.close(END_SECONDS if number in came else 0.0)
+        self._started.clear()
 
 
 def check(options: TorchrunOptions, nodes: int) -> None:
@@ -39,36 +106,16 @@ def check(options: TorchrunOptions, nodes: int) -> None:
             f"found {rank}, and the experiment takes {nodes} node{'' if nodes == 1 else 's'}",
             f"allowed is 0 to {nodes - 1}" if nodes > 1 else "allowed is 0",
         )
-    if nodes > 1 and options.hosts:
-        _check_others_reach(options, nodes)
-
-
-def _check_others_reach(options: TorchrunOptions, nodes: int) -> None:
-    """By a loopback address, each of the others would come to itself."""
     host = options.address[0]
-    if "{host}" not in options.remote or not _loops_back(host):
-        return
-    others = [one for one in options.hosts[1:nodes] if not _is_here(one)]
-    if others:
-        raise InputError(
-            "engine.hosts" if options.rendezvous is None else "engine.rendezvous",
-            f"{host} is every machine's own name for itself, and {others[0]} is another machine",
-            "give node 0 a name or an address by which the others reach it",
-        )
-
-
-def _loops_back(host: str) -> bool:
-    """By its text: a machine's name may lead to its loopback there, elsewhere to the machine."""
-    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
-
-
-def _is_here(host: str) -> bool:
-    if _loops_back(host):
-        return True
-    try:
-        return is_own(resolved(host.rpartition("@")[2]))
-    except InputError:
-        return False
+    if "{host}" in options.remote and _loops_back(host):
+        # By that address, each of the others would come to itself.
+        others = [other for other in options.hosts[1:nodes] if not _is_here(other)]
+        if others:
+            raise InputError(
+                "engine.hosts" if options.rendezvous is None else "engine.rendezvous",
+                f"{host} is every machine's own name for itself, and {others[0]} is another one",
+                "give node 0 a name or an address by which the others reach it",
+            )
 
 
 def own_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.environ) -> int | None:
@@ -81,69 +128,62 @@ def own_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.envir
     return None if text is None else int(text)
 
 
-def serve(
-    options: TorchrunOptions, nodes: int, key: Mapping[str, str], tell: Callable[[str], None]
-) -> bool:
+def delegate(
+    options: TorchrunOptions,
+    request: EngineRequest,
+    command: RemoteCommand,  # noqa: ARG001  # as every engine's
+) -> int | None:
     """Be a node until the run ends, if this process is one that does not control it.
 
     Raises `ShardmarkError` where the controller does not come, or goes.
     """
-    check(options, nodes)
+    check(options, request.nodes)
     rank = own_rank(options)
     host, port = options.address
-    if rank == 0 or nodes == 1 or (rank is None and is_own(resolved(host))):
-        return False
-    node = join(
-        (resolved(host), port),
-        number=rank,
-        here=False,
-        interface=options.interface,
-        key=key,
-        join_seconds=options.join_seconds,
-    )
-    tell(f"this is node {node.number}; {host}:{port} controls the run")
+    if rank == 0 or request.nodes == 1:
+        return None
+    address = resolved(host, "engine.rendezvous")
+    if rank is None and interface_of(address) is not None:
+        return None
+    node = join(Invitation.to(address, port, options, request.key, number=rank))
+    request.tell(f"this is node {node.number}; {host}:{port} controls the run")
     reason = node.serve()
     if reason is not None:
         raise ShardmarkError(f"the controller at {host}:{port} is gone: {reason}")
-    return True
+    return 0
 
 
-def build(
-    options: TorchrunOptions, nodes: int, key: Mapping[str, str], tell: Callable[[str], None]
-) -> ClusterEngine:
+def build(options: TorchrunOptions, request: EngineRequest) -> NodesEngine:
     """The controlling side; nothing is started yet."""
-    check(options, nodes)
-    host, port = options.address
-    address = listening_address(resolved(host))
-
-    def make_roster() -> Roster:
-        try:
-            return Roster((address, port), wanted=nodes, key=key, patience=options.node_seconds)
-        except OSError as error:
-            raise InputError(
-                "engine.rendezvous",
-                f"this machine cannot listen at {host}:{port}: {error.strerror or error}",
-                "an address of node 0 and a free port",
-            ) from None
-
-    return ClusterEngine(
-        make_roster, Commands(options, nodes, key), join_seconds=options.join_seconds, tell=tell
-    )
+    check(options, request.nodes)
+    starter = HostCommands(options, request.key)
+    starter.address()  # has one, or it is told now
+    return NodesEngine(options, starter, request)
 
 
-def submission(options: TorchrunOptions, nodes: int, command: Sequence[str]) -> list[str]:
+def submission(
+    options: TorchrunOptions, request: EngineRequest, command: Sequence[str]
+) -> list[str]:
     """What would be run, and where."""
-    check(options, nodes)
+    check(options, request.nodes)
     if not options.hosts:
-        return [f"on each of {nodes} nodes: {shlex.join(command)}"] if nodes > 1 else []
-    starter = Commands(options, nodes, {})
-    shown = options.address[0], options.address[1] or "PORT"
+        shown = f"on each of {request.nodes} nodes: {shlex.join(command)}"
+        return [shown] if request.nodes > 1 else []
+    starter, port = HostCommands(options, {}), options.address[1]
     return [
-        f"node {number}, {options.hosts[number]}: {shlex.join(starter.remote(number, *shown))}"
-        for number in range(1, nodes)
+        f"node {number}, {options.hosts[number]}: {shlex.join(starter.remote(number, port))}"
+        for number in range(1, request.nodes)
     ]
 
 
-def is_own(address: str) -> bool:
-    """Whether some interface of this machine has the address."""
-    return interface_of(address) is not None
+def _loops_back(host: str) -> bool:
+    """By its text: a machine's name may lead to its loopback there, elsewhere to the machine."""
+    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+
+
+def _is_here(host: str) -> bool:
+    with_address = host.rpartition("@")[2]
+    try:
+        return _loops_back(host) or interface_of(resolved(with_address, "")) is not None
+    except InputError:
+        return False

@@ -3,189 +3,157 @@
 from __future__ import annotations
 
 import os
+import platform
 import shlex
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from shardmark.config.engines import SlurmOptions
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.core.machine import Machine
-from shardmark.launch.engine import Engine, Errand, Task, Tell
-from shardmark.launch.nodes.cluster import ClusterEngine
-from shardmark.launch.nodes.host_commands import listening_address, resolved
-from shardmark.launch.nodes.roster import Roster
-from shardmark.launch.outcome import Ending
-from shardmark.launch.slurm.job import command_words, do_in_job
-from shardmark.launch.slurm.options import flags, sbatch_options
-from shardmark.launch.slurm.state import job_state
-from shardmark.launch.slurm.step import Step, own_name, step_words
-from shardmark.trials.trial import Trial
+from shardmark.launch.engine import EngineRequest, RemoteCommand
+from shardmark.launch.nodes.commands import StartedCommand, listening_address, resolved
+from shardmark.launch.nodes.engine import NodesEngine
+from shardmark.launch.nodes.protocol import Invitation
+from shardmark.launch.nodes.registry import NodeRegistry
+from shardmark.launch.slurm.job import (
+    command_words,
+    flags,
+    job_state,
+    run_in_job,
+    sbatch_options,
+)
 
-COMMON_STEP = "shardmark"
-"""Name of the step that tells what the nodes are, and verifies."""
 NOTICE_SECONDS = 2.0
 """For a job that is being ended to be known as such, once its ranks have been."""
+END_SECONDS = 15.0
+"""For a step to end, once its node processes have been told to."""
+OTHER_TASKS = (
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+    *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
+    *("SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_DISTRIBUTION", "SLURM_EXACT"),
+)
+"""What a job may say of its tasks, each of which would then get a part of the node."""
 
 
-class Size(NamedTuple):
-    """What the engine has to know of an experiment."""
+class Steps:
+    """Has `srun` start a node process on each of the allocation's first nodes."""
 
-    nodes: int
-    """The most that any trial takes."""
-    name: str
+    def __init__(self, options: SlurmOptions, key: Mapping[str, str], job: str) -> None:
+        self._options = options
+        self._key = key
+        self._job = job
+        self._srun: StartedCommand | None = None
+        self.anew_for_each_trial = options.step == "trial"
 
+    def address(self) -> tuple[str, int]:
+        return listening_address(resolved(own_name(self._options), "engine.host")), 0
 
-class SlurmEngine:
-    """Has each trial run by a step of its own; `make` makes the engine of one."""
+    def start(self, registry: NodeRegistry, title: str) -> None:
+        host, port = own_name(self._options), registry.port
+        words = step_words(
+            self._options, registry.wanted, self._key, title=title, host=host, port=port
+        )
+        variables = {k: v for k, v in os.environ.items() if k not in OTHER_TASKS}
+        self._srun = StartedCommand(words, option="engine.name", environment=variables)
 
-    samples = True
+    def check(self) -> None:
+        failure = self._srun.failure() if self._srun is not None else None
+        if failure is not None:
+            raise ShardmarkError(f"the step of SLURM {failure}")
 
-    def __init__(
-        self,
-        make: Callable[[int, str], Engine],
-        *,
-        nodes: int,
-        step_per_trial: bool,
-        is_ending: Callable[[], bool],
-    ) -> None:
-        self._make = make
-        self._nodes = nodes
-        self._step_per_trial = step_per_trial
-        self._is_ending = is_ending
-        self._step: Engine | None = None
-        self._load: tuple[Sequence[str], str] | None = None
-        self._loaded = False
-        """Whether the present step has it."""
-        self._unreachable: tuple[int, str] | None = None
-        """So many nodes could not be brought together, and why."""
-
-    def machine(self, device: str) -> Machine:
-        return self._any_step().machine(device)
-
-    def environments(self) -> list[dict[str, Any]]:
-        return self._any_step().environments()
-
-    def load(self, modules: Sequence[str], device_type: str) -> None:
-        """Each step loads once it is needed: the first one may only tell what the nodes are."""
-        self._load = (modules, device_type)
-        self._loaded = False
-
-    def lacks(self, nodes: int) -> str | None:
-        if nodes > self._nodes:
-            return f"{nodes} nodes are asked for, and the allocation has {self._nodes}"
-        if self._unreachable is not None and nodes >= self._unreachable[0]:
-            return self._unreachable[1]
-        return None if self._step_per_trial else self._any_step().lacks(nodes)
-
-    def prepare(self, trial: Trial) -> None:
-        """End the step before, and have the trial's own there with the libraries loaded."""
-        try:
-            if self._step_per_trial:
-                self.close()
-                self._step = self._make(trial.nodes, trial.id)
-            self._loaded_step().prepare(trial)
-        except InputError:
-            raise  # the nodes are there, and what they are to load is not
-        except ShardmarkError as error:
-            self._unreachable = (trial.nodes, str(error))
-            self.close()
-
-    def run(
-        self,
-        directory: Path,
-        *,
-        trial_seconds: float,
-        on_tick: Callable[[], None],
-        task: Task = "measure",
-    ) -> Ending:
-        step = self._loaded_step()
-        ending = step.run(directory, trial_seconds=trial_seconds, on_tick=on_tick, task=task)
-        well = ending.agent_exit_code == 0 and not ending.failures and ending.lost is None
-        if ending.how != "exited" or well:
-            return ending
-        # The scheduler ends a job by ending all its processes at once: the ranks did not fail.
+    def is_ending(self) -> bool:
         deadline = time.monotonic() + NOTICE_SECONDS
         while time.monotonic() < deadline:
-            if self._is_ending():
-                return replace(ending, how="interrupted", lost=None)
+            state = job_state(self._job)
+            if state is not None and state.state != "RUNNING":
+                return True
             time.sleep(NOTICE_SECONDS / 4)
-        return ending
+        return False
 
     def close(self) -> None:
-        if self._step is not None:
-            self._step.close()
-            self._step = None
-        self._loaded = False
-
-    def _any_step(self) -> Engine:
-        if self._step is None:
-            self._step = self._make(self._nodes, COMMON_STEP)
-        return self._step
-
-    def _loaded_step(self) -> Engine:
-        step = self._any_step()
-        if self._load is not None and not self._loaded:
-            step.load(*self._load)
-            self._loaded = True
-        return step
+        if self._srun is not None:
+            self._srun.close(END_SECONDS)
+            self._srun = None
 
 
-def build(options: SlurmOptions, size: Size, key: Mapping[str, str], tell: Tell) -> SlurmEngine:
-    """The controlling side, on the first node of an allocation; nothing is started yet."""
-    job = _allocation(size.nodes)
+def step_words(
+    options: SlurmOptions,
+    nodes: int,
+    key: Mapping[str, str],
+    *,
+    title: str,
+    host: str,
+    port: int,
+) -> list[str]:
+    """The `srun` of a step on so many nodes: the first ones, the controller's being first of all.
 
-    def make_roster(count: int) -> Roster:
-        place = (listening_address(_resolved(options)), 0)
-        try:
-            return Roster(place, wanted=count, key=key, patience=options.node_seconds)
-        except OSError as error:
-            raise InputError(
-                "engine.host",
-                f"this node cannot listen at {place[0]}: {error.strerror or error}",
-                "a name or an address of the allocation's first node",
-            ) from None
+    It may share the nodes with the step in which the controller itself may run.
+    """
+    words = [
+        *("srun", f"--job-name={title}", f"--nodes={nodes}", f"--ntasks={nodes}"),
+        *("--ntasks-per-node=1", "--relative=0", "--overlap", "--cpu-bind=none", "--export=ALL"),
+        *("--kill-on-bad-exit=0", "--wait=0", "--input=none", "--unbuffered"),
+    ]
+    if options.gpus_per_node is not None:
+        words.append(f"--gpus-per-node={options.gpus_per_node}")
+    python = [sys.executable]
+    if options.container is not None:
+        folder = Path.cwd()
+        mounts = ",".join([f"{folder}:{folder}", *options.container_mounts])
+        words += [f"--container-image={options.container}", f"--container-mounts={mounts}"]
+        words.append(f"--container-workdir={folder}")
+        python = ["python3"]
+    if options.python is not None:
+        python = shlex.split(options.python)
+    invitation = Invitation.to(
+        host, port, options, key, number_variable="SLURM_PROCID", with_files=True
+    )
+    return [*words, *options.srun, *python, *invitation.words()]
 
-    def make(count: int, title: str) -> ClusterEngine:
-        return ClusterEngine(
-            lambda: make_roster(count),
-            Step(options, count, key, job=job, title=title),
-            join_seconds=options.join_seconds,
-            tell=tell if title == COMMON_STEP else lambda _: None,
-        )
 
-    return SlurmEngine(
-        make,
-        nodes=size.nodes,
-        step_per_trial=options.step == "trial",
-        is_ending=lambda: (state := job_state(job)) is not None and state.state != "RUNNING",
+def own_name(options: SlurmOptions) -> str:
+    """By which the other nodes reach this one, the first."""
+    if options.host is not None:
+        return options.host
+    names = [name for name in (os.environ.get("SLURMD_NODENAME"), platform.node()) if name]
+    for name in names:
+        with suppress(OSError):
+            socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            return name
+    raise InputError(
+        "engine.host",
+        f"missing, and {' and '.join(names)} has no address here",
+        "a name or an address of the first node that every node knows",
     )
 
 
-def do_elsewhere(options: SlurmOptions, size: Size, errand: Errand, tell: Tell) -> int | None:
+def build(options: SlurmOptions, request: EngineRequest) -> NodesEngine:
+    """The controlling side, on the first node of an allocation; nothing is started yet."""
+    return NodesEngine(options, Steps(options, request.key, _allocation(request.nodes)), request)
+
+
+def delegate(options: SlurmOptions, request: EngineRequest, command: RemoteCommand) -> int | None:
     """The command's exit code, where it is done in a job or by a process on the first node."""
     if "SLURM_JOB_ID" not in os.environ:
-        return do_in_job(
-            sbatch_options(options, size.nodes, size.name), options.setup, errand, tell
-        )
+        return run_in_job(options, request, command)
     if "SLURMD_NODENAME" not in os.environ:
-        return _on_first_node(errand)
+        return _on_first_node(command)
     if os.environ.get("SLURM_PROCID", "0") != "0":
-        tell("the first task of this step controls the run; this one has nothing to do")
+        request.tell("the first task of this step controls the run; this one has nothing to do")
         return 0
     return None
 
 
-def submission(options: SlurmOptions, size: Size, command: Sequence[str]) -> list[str]:
+def submission(options: SlurmOptions, request: EngineRequest, command: Sequence[str]) -> list[str]:
     """The script that would be submitted, and the step of each trial."""
-    asked = sbatch_options(options, size.nodes, size.name)
-    step = step_words(options, size.nodes, {}, title="TRIAL", host="FIRST-NODE", port="PORT")
+    step = step_words(options, request.nodes, {}, title="TRIAL", host="FIRST-NODE", port=0)
     return [
-        *(f"#SBATCH {flag}" for flag in flags(asked)),
+        *(f"#SBATCH {flag}" for flag in flags(sbatch_options(options, request))),
         *options.setup,
         shlex.join(command),
         f"{'each trial' if options.step == 'trial' else 'all trials'}: {shlex.join(step)}",
@@ -215,10 +183,10 @@ def _allocation(nodes: int) -> str:
     return job
 
 
-def _on_first_node(errand: Errand) -> int:
+def _on_first_node(command: RemoteCommand) -> int:
     """From the shell of `salloc`, which may be on another machine than the allocation's nodes."""
     words = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--cpu-bind=none"]
-    words += ["--export=ALL", sys.executable, "-m", "shardmark", *command_words(errand)]
+    words += ["--export=ALL", sys.executable, "-m", "shardmark", *command_words(command)]
     started = subprocess.Popen(words, start_new_session=True)  # srun has its own idea of Ctrl-C
     try:
         return started.wait()
@@ -226,11 +194,3 @@ def _on_first_node(errand: Errand) -> int:
         started.terminate()  # handed on to the task, which stores the trial under way
         started.wait()
         raise
-
-
-def _resolved(options: SlurmOptions) -> str:
-    name = own_name(options)
-    try:
-        return resolved(name)
-    except InputError as error:
-        raise InputError("engine.host", *error.args[1:]) from None

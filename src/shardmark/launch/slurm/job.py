@@ -5,30 +5,48 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shardmark.config.engines import SlurmOptions
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engine import Errand, Tell
-from shardmark.launch.slurm.follow import Echo, follow
-from shardmark.launch.slurm.state import JobState, cancel, job_state
+from shardmark.launch.engine import EngineRequest, RemoteCommand, Tell
 from shardmark.results.files import write_whole
 from shardmark.results.store import RunFolder
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 JOB_FOLDER = "slurm"
 JOB_FILE = "job.json"
+COMMAND_SECONDS = 60.0
+"""For one of SLURM's commands to answer."""
+LOOK_SECONDS = 0.5
+"""Between two looks at the log."""
+ASK_SECONDS = (2.0, 20.0)
+"""Between two questions to the scheduler: from that to that, a tenth of the time gone."""
+LOG_SECONDS = 60.0
+"""For a job's log to be seen here once the job is at work; a shared folder may lag."""
+LATE_SECONDS = 10.0
+"""For it to be seen after the job's end."""
 CANCEL_SECONDS = 90.0
 """For a cancelled job to store the trial under way and to end."""
+HIDDEN = ("submitit INFO", "submitit WARNING", "interrupted; go on with:")
+"""Lines of the job's that say nothing here, or what this command says itself."""
+ALIVE = frozenset(
+    {
+        *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING"),
+        *("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "SIGNALING", "STAGE_OUT"),
+    }
+)
+"""States of a job that has not ended, or that is to begin again."""
 
 
 class JobEndedError(ShardmarkError):
@@ -39,6 +57,102 @@ class JobEndedError(ShardmarkError):
 
     def __str__(self) -> str:
         return "job {} ended as {}; its log is {}".format(*self.args)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """A job as SLURM knows it."""
+
+    state: str
+    """`PENDING`, `RUNNING`, `TIMEOUT`, ...; `UNKNOWN` where it does not know the job any more."""
+    reason: str | None = None
+    """Why it waits, or why it ended."""
+    exit_code: int | None = None
+    """Of the job's command, where that ended by itself."""
+    nodes: str | None = None
+    first_node: str | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.state in ALIVE
+
+    @property
+    def ended_itself(self) -> bool:
+        """Whether the command came to its end, whatever its exit code."""
+        return self.state in ("COMPLETED", "FAILED") and self.exit_code is not None
+
+    def __str__(self) -> str:
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.state}{reason}" + (f" on {self.nodes}" if self.nodes else "")
+
+
+def job_state(job: str) -> JobState | None:
+    """The job's state now; None while the scheduler cannot be asked."""
+    shown = _slurm("scontrol", "show", "job", "--oneliner", job)
+    if shown.returncode == 0:
+        return parse_job(shown.stdout)
+    if "Invalid job id" not in shown.stderr:
+        return None
+    # The scheduler forgets a job minutes after its end; accounting, where there is any, does not.
+    words = ("--noheader", "--allocations", "--parsable2", "--format=State,ExitCode")
+    accounted = _slurm("sacct", *words, f"--jobs={job}")
+    lines = accounted.stdout.splitlines()
+    if accounted.returncode or not lines:
+        return JobState(state="UNKNOWN")
+    state, _, codes = lines[0].partition("|")
+    return parse_job(f"JobState={state.split()[0]} ExitCode={codes}")
+
+
+def parse_job(text: str) -> JobState:
+    """From what `scontrol show job` prints."""
+    pairs = re.findall(r"(?:^|\s)([A-Za-z/:]+)=(\S*)", text)
+    shown = {name: value for name, value in pairs if value not in ("None", "", "(null)")}
+    code, _, signal = shown.get("ExitCode", "").partition(":")
+    return JobState(
+        state=shown.get("JobState", "UNKNOWN"),
+        reason=shown.get("Reason"),
+        exit_code=int(code) if code.isdecimal() and signal in ("0", "") else None,
+        nodes=shown.get("NodeList"),
+        first_node=shown.get("BatchHost"),
+    )
+
+
+def cancel(job: str) -> str | None:
+    """End the job; what SLURM complains of, if anything."""
+    done = _slurm("scancel", job)
+    return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
+
+
+def sbatch_options(options: SlurmOptions, request: EngineRequest) -> dict[str, str | int]:
+    """The job's options by their long names; an empty value is an option that takes none."""
+    asked: dict[str, str | int | bool | None] = {
+        "job-name": f"shardmark-{request.name}",
+        "nodes": request.nodes,
+        "ntasks-per-node": 1,
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "time": options.time,
+        "constraint": options.constraint,
+        "gpus-per-node": options.gpus_per_node,
+        "cpus-per-task": options.cpus_per_task,
+        "mem": options.mem,
+        "exclusive": options.exclusive,
+        **options.sbatch,
+    }
+    return {
+        name: "" if value is True else value
+        for name, value in asked.items()
+        if value is not None and value is not False
+    }
+
+
+def flags(asked: Mapping[str, str | int]) -> list[str]:
+    """As they are given to a command."""
+    return [
+        f"--{name}" if value == "" else f"--{name}={shlex.quote(str(value))}"
+        for name, value in asked.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,50 +171,56 @@ class Job:
         return self.folder / f"{self.id}_0_log.err"
 
 
-def do_in_job(
-    asked: Mapping[str, str | int], setup: Sequence[str], errand: Errand, tell: Tell
-) -> int:
+def run_in_job(options: SlurmOptions, request: EngineRequest, command: RemoteCommand) -> int:
     """Have the command done in a job, and follow it: the command's exit code.
-
-    `asked` are options of `sbatch`, `setup` lines of shell before the command.
 
     Raises `JobEndedError` where the job was ended from outside, `InputError` where it cannot be
     submitted, `KeyboardInterrupt` once it is cancelled.
     """
-    folder = job_folder(errand)
-    words = command_words(errand)
-    job = _under_way(folder, words, errand)
+    tell = request.tell
+    words = command_words(command)
+    job = _under_way(command, words)
     if job is not None:
-        tell(f"job {job.id} is at work on {errand.folder} already; following it")
+        tell(f"job {job.id} is at work on {command.folder} already; following it")
     else:
-        job = submit(asked, setup, words, folder)
+        asked = sbatch_options(options, request)
+        job = submit(asked, options.setup, words, _job_folder(command))
+        content = json.dumps({"job": job.id, "command": words})
+        write_whole(job.folder / JOB_FILE, content.encode())
         tell(f"submitted as job {job.id}; its log is {job.output}")
-    echo = Echo({job.output: sys.stdout, job.errors: sys.stderr})
+    follower = Follower(job, tell)
     try:
-        ended = follow(job.id, echo, tell)
+        ended = follower.follow()
     except KeyboardInterrupt:
-        _cancel(job, echo, tell)
+        complaint = cancel(job.id)
+        if complaint is not None:
+            tell(f"job {job.id} cannot be cancelled: {complaint}; try `scancel {job.id}`")
+            raise
+        tell(f"job {job.id} is being cancelled")
+        with suppress(TimeoutError):
+            ended = follower.follow(CANCEL_SECONDS)
+            tell(f"job {job.id} ended as {ended}; its log is {job.output}")
         raise
-    return _told(job, ended, echo, tell)
+    return _exit_code(job, ended, tell, log_seen=follower.log_seen)
 
 
-def job_folder(errand: Errand) -> Path:
+def _job_folder(command: RemoteCommand) -> Path:
     """For the job's script and log, in the folder of the run."""
-    return (errand.folder / JOB_FOLDER).absolute()
+    return (command.folder / JOB_FOLDER).absolute()
 
 
-def command_words(errand: Errand) -> list[str]:
+def command_words(command: RemoteCommand) -> list[str]:
     """The same command on the experiment as it is now: the file may change while the job waits.
 
     Raises `InputError` where the run's folder cannot be used.
     """
-    RunFolder.create(errand.folder)
-    folder = job_folder(errand)
+    RunFolder.create(command.folder)
+    folder = _job_folder(command)
     folder.mkdir(exist_ok=True)
-    digest = hashlib.sha256(errand.experiment.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(command.experiment.encode()).hexdigest()[:12]
     stored = folder / f"experiment-{digest}.yaml"
-    write_whole(stored, errand.experiment.encode())
-    return [errand.verb, str(stored), *errand.options]
+    write_whole(stored, command.experiment.encode())
+    return [command.verb, str(stored), *command.options]
 
 
 def become(words: Sequence[str]) -> None:
@@ -112,7 +232,14 @@ def submit(
     asked: Mapping[str, str | int], setup: Sequence[str], words: Sequence[str], folder: Path
 ) -> Job:
     """Submit the command; raises `InputError` with what SLURM has against it."""
-    submitit = _submitit()
+    try:
+        import submitit
+    except ImportError:
+        raise InputError(
+            "engine.name",
+            "slurm, and submitit is not installed",
+            "pip install 'shardmark[slurm]', or give the command inside an allocation (sbatch)",
+        ) from None
     if shutil.which("sbatch") is None:
         raise InputError(
             "engine.name",
@@ -121,19 +248,17 @@ def submit(
         )
     executor = submitit.SlurmExecutor(folder, python=f"exec {shlex.quote(sys.executable)}")
     executor.update_parameters(**parameters(asked), setup=[*setup])
-    with _complaints(submitit) as said:
-        submitted = executor.submit(become, list(words))
-    if said:
-        raise InputError("engine", f"sbatch refuses the job: {said[0]}", "see `sinfo`, `sacctmgr`")
-    job = Job(id=submitted.job_id, folder=folder)
-    note_job(job, words)
-    return job
-
-
-def note_job(job: Job, words: Sequence[str]) -> None:
-    """Write down who works on the folder, for a later command."""
-    content = json.dumps({"job": job.id, "command": list(words)})
-    write_whole(job.folder / JOB_FILE, content.encode())
+    printed = StringIO()
+    errors = submitit.core.utils
+    try:
+        with redirect_stderr(printed):  # submitit prints what sbatch said
+            submitted = executor.submit(become, list(words))
+    except (errors.FailedJobError, errors.FailedSubmissionError) as error:
+        lines = (printed.getvalue() or str(error)).strip().splitlines()[-3:]
+        said = " | ".join(line.removeprefix("sbatch: ").strip() for line in lines)
+        refused = f"sbatch refuses the job: {said}"
+        raise InputError("engine", refused, "see `sinfo`, `sacctmgr`") from None
+    return Job(id=submitted.job_id, folder=folder)
 
 
 def parameters(asked: Mapping[str, str | int]) -> dict[str, Any]:
@@ -152,19 +277,20 @@ def parameters(asked: Mapping[str, str | int]) -> dict[str, Any]:
     }
 
 
-def _under_way(folder: Path, words: Sequence[str], errand: Errand) -> Job | None:
+def _under_way(command: RemoteCommand, words: Sequence[str]) -> Job | None:
     """The job that already works on the folder; raises `InputError` if it does something else."""
+    folder = _job_folder(command)
     try:
         stored = json.loads((folder / JOB_FILE).read_text())
-        job, command = str(stored["job"]), stored["command"]
+        job, before = str(stored["job"]), stored["command"]
     except (OSError, ValueError, KeyError):
         return None
     state = job_state(job)
     if state is not None and not state.is_alive:
         return None
-    if command != list(words):
+    if before != list(words):
         raise InputError(
-            str(errand.folder),
+            str(command.folder),
             f"job {job} is still at work there ({state or 'SLURM cannot be asked'}), on another "
             "experiment or with other options",
             f"wait for it, `scancel {job}`, or name another --out",
@@ -172,15 +298,85 @@ def _under_way(folder: Path, words: Sequence[str], errand: Errand) -> Job | None
     return Job(id=job, folder=folder)
 
 
-def _told(job: Job, ended: JobState, echo: Echo, tell: Tell) -> int:
-    """The exit code of a job that has ended, which is told; its pickle is of no use any more."""
+class Follower:
+    """Prints what a job prints and tells what SLURM says of it, until its end."""
+
+    def __init__(self, job: Job, tell: Tell) -> None:
+        self._job = job
+        self._tell = tell
+        self._told = ""
+        self._logs = {job.output: sys.stdout, job.errors: sys.stderr}
+        self._read_bytes = dict.fromkeys(self._logs, 0)
+
+    @property
+    def log_seen(self) -> bool:
+        return any(path.exists() for path in self._logs)
+
+    def follow(self, seconds: float | None = None) -> JobState:
+        """How the job ended.  Raises `TimeoutError` after so many seconds, if they are given."""
+        started = due = time.monotonic()
+        running_since: float | None = None
+        while True:
+            self._print_new()
+            now = time.monotonic()
+            if now >= due:
+                state = job_state(self._job.id)
+                least, most = ASK_SECONDS
+                due = now + min(most, max(least, (now - started) / 10))
+                if state is not None and not state.is_alive:
+                    self._print_late(state)
+                    return state
+                if state is None or state.state != "RUNNING" or self.log_seen:
+                    running_since = None
+                else:
+                    running_since = running_since or now
+                lost = running_since is not None and now - running_since > LOG_SECONDS
+                self._tell_change(state, without_log=lost)
+            if seconds is not None and now - started > seconds:
+                raise TimeoutError(self._job.id)
+            time.sleep(LOOK_SECONDS)
+
+    def _tell_change(self, state: JobState | None, *, without_log: bool) -> None:
+        text = "SLURM's scheduler does not answer; asking again" if state is None else str(state)
+        if without_log:
+            text += "; its log is not to be seen here: is the folder shared with that node?"
+        if text != self._told:
+            self._told = text
+            self._tell(f"job {self._job.id}: {text}")
+
+    def _print_late(self, ended: JobState) -> None:
+        """What came late; a file system may show the log of a job only after its end."""
+        deadline = time.monotonic() + (LATE_SECONDS if ended.first_node is not None else 0.0)
+        while not self.log_seen and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+            self._print_new()
+        self._print_new(last=True)
+
+    def _print_new(self, *, last: bool = False) -> None:
+        """Whole lines that are new at the end of the logs; at last one without an end, too."""
+        for path, stream in self._logs.items():
+            with suppress(OSError):
+                # Network file systems show what is new once the folder is opened anew.
+                os.listdir(path.parent)  # noqa: PTH208  # nothing is made of the entries
+                with path.open("rb") as file:
+                    file.seek(self._read_bytes[path])
+                    content = file.read()
+                whole = len(content) if last else content.rfind(b"\n") + 1
+                self._read_bytes[path] += whole
+                for line in content[:whole].decode(errors="replace").splitlines():
+                    if not line.startswith(HIDDEN):
+                        print(line, file=stream, flush=True)
+
+
+def _exit_code(job: Job, ended: JobState, tell: Tell, *, log_seen: bool) -> int:
+    """Of a job that has ended, which is told; its pickle is of no use any more."""
     for leftover in (*job.folder.glob(f"{job.id}*.pkl"), *job.folder.glob(".submission_file_*")):
         leftover.unlink(missing_ok=True)
-    if ended.ended_itself and echo.any_seen:
+    if ended.ended_itself and log_seen:
         assert ended.exit_code is not None
         tell(f"job {job.id} ended: {ended.state}, exit code {ended.exit_code}; log: {job.output}")
         return ended.exit_code
-    if not echo.any_seen and ended.state not in ("CANCELLED", "UNKNOWN"):
+    if not log_seen and ended.state not in ("CANCELLED", "UNKNOWN"):
         raise InputError(
             str(job.folder),
             f"job {job.id} ended as {ended}, and its log is not to be seen here",
@@ -190,37 +386,23 @@ def _told(job: Job, ended: JobState, echo: Echo, tell: Tell) -> int:
     raise JobEndedError(job.id, str(ended), str(job.output))
 
 
-def _cancel(job: Job, echo: Echo, tell: Tell) -> None:
-    complaint = cancel(job.id)
-    if complaint is not None:
-        tell(f"job {job.id} cannot be cancelled: {complaint}; try `scancel {job.id}`")
-        return
-    tell(f"job {job.id} is being cancelled")
-    with suppress(TimeoutError):
-        ended = follow(job.id, echo, tell, seconds=CANCEL_SECONDS)
-        tell(f"job {job.id} ended as {ended}; its log is {job.output}")
-
-
-def _submitit() -> Any:
+def _slurm(*words: str) -> subprocess.CompletedProcess[str]:
     try:
-        import submitit
-    except ImportError:
+        return subprocess.run(
+            words,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMMAND_SECONDS,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C is for us alone
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"no answer in {COMMAND_SECONDS:g} s")
+    except OSError as error:
         raise InputError(
             "engine.name",
-            "slurm, and submitit is not installed",
-            "pip install 'shardmark[slurm]', or give the command inside an allocation (sbatch)",
+            f"slurm, and {words[0]} cannot be run: {error.strerror or error}",
+            "give the command on a host of the cluster, or use another --engine",
         ) from None
-    return submitit
-
-
-@contextmanager
-def _complaints(submitit: Any) -> Iterator[list[str]]:
-    """What sbatch said, if submitit could not submit; it prints that as well."""
-    said: list[str] = []
-    printed = StringIO()
-    try:
-        with redirect_stderr(printed):
-            yield said
-    except (submitit.core.utils.FailedJobError, submitit.core.utils.FailedSubmissionError) as error:
-        lines = (printed.getvalue() or str(error)).strip().splitlines()
-        said.append(" | ".join(line.removeprefix("sbatch: ").strip() for line in lines[-3:]))

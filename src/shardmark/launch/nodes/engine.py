@@ -1,0 +1,386 @@
+"""An engine over node processes, whoever starts them."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.machine import Machine
+from shardmark.launch.engine import EngineRequest, Task
+from shardmark.launch.nodes.protocol import Message, files_below
+from shardmark.launch.nodes.registry import ConnectedNode, NodeLostError, NodeRegistry
+from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
+from shardmark.launch.restarts import NoticedCause, first_causes
+from shardmark.launch.seats import Place, seats_of
+from shardmark.results.schema import RestartRecord
+from shardmark.trials.trial import Trial
+
+if TYPE_CHECKING:
+    from shardmark.config.engines import NodeOptions
+
+TICK_SECONDS = 0.2
+PAUSE_SECONDS = 0.01
+GRACE_SECONDS = 5.0
+"""For the ranks of other nodes to fail by themselves, once those of one have failed."""
+END_SECONDS = 30.0
+"""For a node to end a trial and to send its files, as long as it is heard."""
+TRIAL_FILE = "trial.json"
+CELLS_FILE = "cells.json"
+COMMON_TITLE = "shardmark"
+"""What nodes are started for that do not serve one trial alone."""
+
+
+class NodeStarter(Protocol):
+    """Starts a node process for each node, or waits for them to be started."""
+
+    anew_for_each_trial: bool
+
+    def address(self) -> tuple[str, int]:
+        """Where nodes are to come to, on this machine; port 0 takes any that is free."""
+
+    def start(self, registry: NodeRegistry, title: str) -> None:
+        """Have as many nodes as the registry wants come to it, for what the title says."""
+
+    def check(self) -> None:
+        """Raise `ShardmarkError` if some node will not come."""
+
+    def is_ending(self) -> bool:
+        """Whether a scheduler is ending all processes of the run."""
+
+    def close(self) -> None:
+        """The nodes have been told to end; see to it that they do.  May be called again."""
+
+
+class NodesEngine:
+    """Has the ranks of a trial forked on each of its nodes, and brings their files."""
+
+    samples = True
+
+    def __init__(self, options: NodeOptions, starter: NodeStarter, request: EngineRequest) -> None:
+        self._options = options
+        self._starter = starter
+        self._request = request
+        self._registry: NodeRegistry | None = None
+        self._load: Message | None = None
+        self._unreachable: tuple[int, str] | None = None
+        """So many nodes could not be brought together, and why."""
+
+    def machine(self, device: str) -> Machine:
+        machines: list[Machine] = []
+        for title, answer in self._asked({"do": "machine", "device": device}).items():
+            machine = Machine(**answer | {"device_names": tuple(answer["device_names"])})
+            if machines and machine.device_type != machines[0].device_type:
+                kinds = f"{title} has {machine.device_type}, node 0 {machines[0].device_type}"
+                raise InputError("device", kinds, "set device: cpu, or device: cuda")
+            machines.append(machine)
+        names = (name for machine in machines for name in machine.device_names)
+        return Machine(
+            device_type=machines[0].device_type,
+            device_count=min(machine.device_count for machine in machines),
+            cores=min(machine.cores for machine in machines),
+            device_names=tuple(dict.fromkeys(names)),
+        )
+
+    def environments(self) -> list[dict[str, Any]]:
+        answers = self._asked({"do": "environment"}).values()
+        return [{"node": number, **answer} for number, answer in enumerate(answers)]
+
+    def load(self, modules: Sequence[str], device_type: str) -> None:
+        """Nodes that are started for a trial load when they are prepared for it."""
+        self._load = {"do": "load", "modules": list(modules), "device_type": device_type}
+        if not self._starter.anew_for_each_trial:
+            self._have_loaded(range(self._request.nodes))
+
+    def lacks(self, nodes: int) -> str | None:
+        if nodes > self._request.nodes:
+            return f"{nodes} nodes are asked for, and the engine has {self._request.nodes}"
+        if self._unreachable is not None and nodes >= self._unreachable[0]:
+            return self._unreachable[1]
+        if self._starter.anew_for_each_trial:
+            return None
+        lost = self._gathered().lost(range(nodes))
+        return None if lost is None else str(lost)
+
+    def prepare(self, trial: Trial) -> None:
+        """Have the nodes there with the libraries loaded, before the trial's clock starts."""
+        if not self._starter.anew_for_each_trial:
+            return
+        self.close()
+        try:
+            self._gathered(trial.nodes, trial.id)
+            self._have_loaded(range(trial.nodes))
+        except InputError:
+            raise  # the nodes are there, and what they are to load is not
+        except ShardmarkError as error:
+            self._unreachable = (trial.nodes, str(error))
+            self.close()
+
+    def run(
+        self,
+        directory: Path,
+        *,
+        trial_seconds: float,
+        on_tick: Callable[[], None],
+        task: Task = "measure",
+    ) -> Ending:
+        registry = self._gathered()
+        text = None if task == "judge" else (directory / TRIAL_FILE).read_text()
+        trial = None if text is None else Trial.model_validate_json(text)
+        numbers = range(1 if trial is None else trial.nodes)
+        self._have_loaded(numbers)
+        if trial is None and not registry.nodes[0].with_files:
+            self._send_evidence(directory)
+        registry.keep_files_in(directory)
+        started = time.monotonic()
+        places = self._places(len(numbers))
+        request = {"do": "run", "directory": str(directory.resolve()), "trial": text, "task": task}
+
+        def resume(number: int) -> None:
+            node = registry.nodes[number]
+            self._request.tell(f"{node.title} has come back")
+            with suppress(NodeLostError):  # which the next look sees
+                self._have_loaded([number])
+                place = {**(places[number] or {}), "address": node.address}
+                registry.tell(number, request | {"place": place, "resume": True})
+
+        watch = TrialWatch(registry, numbers, return_seconds(trial, task), resume)
+        for number in numbers:
+            registry.tell(number, request | {"place": places[number]})
+        how, lost = "exited", None
+        try:
+            while watch.running and lost is None:
+                watch.collect(TICK_SECONDS)
+                lost = watch.lost_for_good()
+                if time.monotonic() - started > trial_seconds and watch.running:
+                    how = "timed_out"
+                    break
+                if time.monotonic() - watch.failed_at > GRACE_SECONDS:
+                    break
+                on_tick()
+        except KeyboardInterrupt:
+            how = "interrupted"
+        finally:
+            watch.end(stacks=how == "timed_out")
+            registry.keep_files_in(None)
+        on_tick()
+        return self._ending(watch, trial, how, lost or registry.lost(watch.running))
+
+    def close(self) -> None:
+        if self._registry is not None:
+            self._registry.close()
+            self._registry = None
+        self._starter.close()
+
+    def _gathered(self, nodes: int | None = None, title: str = COMMON_TITLE) -> NodeRegistry:
+        """The registry with all nodes; by default as many as any trial takes."""
+        if self._registry is None:
+            host, port = self._starter.address()
+            try:
+                self._registry = NodeRegistry(
+                    (host, port),
+                    wanted=nodes or self._request.nodes,
+                    key=self._request.key,
+                    patience_seconds=self._options.node_seconds,
+                )
+            except OSError as error:
+                raise InputError(
+                    "engine",
+                    f"this machine cannot listen at {host}:{port}: {error.strerror or error}",
+                    "name an address of this machine, and a free port",
+                ) from None
+            tell = self._request.tell if title == COMMON_TITLE else lambda _: None
+            self._starter.start(self._registry, title)
+            if self._registry.wanted > 1:
+                tell(f"waiting for {self._registry.wanted} nodes at {host}:{self._registry.port}")
+            self._registry.wait(self._options.join_seconds, self._starter.check, tell)
+            for node in self._registry.in_order():
+                tell(f"{node.title} is here, {node.address}")
+        return self._registry
+
+    def _asked(self, message: Message) -> dict[str, Message]:
+        """All nodes' answers by their titles, in order."""
+        registry = self._gathered()
+        answers = registry.ask(registry.nodes, message)
+        return {registry.nodes[n].title: _checked(registry.nodes[n], answers[n]) for n in answers}
+
+    def _have_loaded(self, numbers: Iterable[int]) -> None:
+        """Have nodes load what ranks need; those that came back as well."""
+        nodes = self._gathered().nodes
+        fresh = [n for n in numbers if not nodes[n].loaded and nodes[n].lost is None]
+        if self._load is None or not fresh:
+            return
+        for number, answer in self._gathered().ask(fresh, self._load).items():
+            _checked(nodes[number], answer)
+            nodes[number].loaded = True
+
+    def _send_evidence(self, directory: Path) -> None:
+        """Bring what the ranks captured to node 0, which has none of the controller's files."""
+        cells = [Path(cell) for cell in json.loads((directory / CELLS_FILE).read_text())]
+        for number, cell in enumerate(cells):
+            for path, name in files_below(cell):
+                self._gathered().send_file(0, path, f"{number}/{name}")
+
+    def _places(self, nodes: int) -> list[dict[str, Any] | None]:
+        """Where the launchers of the nodes meet, on node 0; nothing to say for one node."""
+        if nodes == 1:
+            return [None]
+        registry = self._gathered()
+        known = registry.in_order()[:nodes]
+        first = known[1].controller_address if known[0].with_files else known[0].address
+        answer = registry.ask([0], {"do": "port", "address": first})[0]
+        port = _checked(known[0], answer)["port"]
+        addresses = [first, *(node.address for node in known[1:])]
+        endpoint = f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
+        return [
+            asdict(Place(node=number, endpoint=endpoint, address=address))
+            for number, address in enumerate(addresses)
+        ]
+
+    def _ending(
+        self, watch: TrialWatch, trial: Trial | None, how: str, lost: LostNode | None
+    ) -> Ending:
+        nodes = self._gathered().nodes
+        for number, answer in watch.answers.items():
+            _checked(nodes[number], answer)
+        ahead = {number: nodes[number].channel.ahead_seconds or 0.0 for number in watch.numbers}
+        failures, noticed = (
+            [
+                entry | {"at_seconds": entry["at_seconds"] - ahead[number]}
+                for number, answer in watch.answers.items()
+                for entry in answer[key]
+            ]
+            for key in ("failures", "restarts")
+        )
+        codes = [int(answer["ended"]) for answer in watch.answers.values()]
+        ranks_by_node = seats_of(trial) if trial is not None else ()
+        restarts = first_causes(NoticedCause(**cause) for cause in noticed)
+        ending = Ending(
+            how=how,  # type: ignore[arg-type]  # one of its three values
+            agent_exit_code=next((code for code in codes if code != 0), 0 if codes else None),
+            failures=tuple(ProcessEnd(**end) for end in failures),
+            oom_kills=sum(answer["oom_kills"] for answer in watch.answers.values()),
+            lost=lost,
+            restarts=with_losses(restarts, watch.returned),
+            clocks_ahead_seconds={
+                rank: ahead[number] for number, ranks in enumerate(ranks_by_node) for rank in ranks
+            },
+        )
+        well = ending.agent_exit_code == 0 and not ending.failures and lost is None
+        if how != "exited" or well or not self._starter.is_ending():
+            return ending
+        # A scheduler ends a job by ending all its processes at once: the ranks did not fail.
+        return replace(ending, how="interrupted", lost=None)
+
+
+class TrialWatch:
+    """A trial under way on several nodes: whose part has ended, who was lost, who came back."""
+
+    def __init__(
+        self,
+        registry: NodeRegistry,
+        numbers: Sequence[int],
+        return_seconds: float,
+        resume: Callable[[int], None],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A lost node is awaited for `return_seconds`; `resume` has it take up the trial again."""
+        self.numbers = numbers
+        self.answers: dict[int, Message] = {}
+        self.failed_at = math.inf
+        """On the monotonic clock: when the first node's ranks had failed."""
+        self.returned: list[tuple[float, LostNode]] = []
+        """Nodes that came back, and the Unix time at which their loss was noticed."""
+        self._registry = registry
+        self._known = {number: registry.nodes[number] for number in numbers}
+        self._missing: dict[int, tuple[float, LostNode]] = {}
+        self._return_seconds = return_seconds
+        self._resume = resume
+        self._clock = clock
+
+    @property
+    def running(self) -> list[int]:
+        return [number for number in self.numbers if number not in self.answers]
+
+    def collect(self, seconds: float) -> None:
+        """Take the answers of nodes whose part has ended; waits so long if there is none."""
+        deadline = time.monotonic() + seconds
+        while self.running:
+            for number in self.running:
+                with suppress(queue.Empty):
+                    answer = self._registry.nodes[number].answers.get_nowait()
+                    self.answers[number] = answer
+                    if answer.get("ended") != 0:
+                        self.failed_at = min(self.failed_at, time.monotonic())
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(PAUSE_SECONDS)
+
+    def lost_for_good(self) -> LostNode | None:
+        """A node that was lost and is awaited no longer, if there is one."""
+        for number in self.running:
+            before, now = self._known[number], self._registry.nodes[number]
+            if before.lost is None:
+                continue
+            at_seconds, lost = self._missing.setdefault(number, (self._clock(), before.lost))
+            if now.lost is None:
+                self.returned.append(self._missing.pop(number))
+                self._known[number] = now
+                self._resume(number)
+            elif self._clock() - at_seconds >= self._return_seconds:
+                return lost
+        return None
+
+    def end(self, *, stacks: bool) -> None:
+        """Have the trial ended wherever it still runs; the ranks tell first where they stand."""
+        for number in self.running:
+            self._registry.tell(number, {"do": "end", "stacks": stacks})
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline:
+            self.collect(0)
+            if all(self._registry.nodes[number].lost is not None for number in self.running):
+                return
+            time.sleep(TICK_SECONDS / 4)
+
+
+def return_seconds(trial: Trial | None, task: Task) -> float:
+    """How long a lost node is awaited."""
+    if trial is None or task != "measure" or not trial.limits.max_restarts:
+        return 0.0
+    return trial.limits.node_return_seconds
+
+
+def with_losses(
+    restarts: Sequence[RestartRecord], losses: Iterable[tuple[float, LostNode]]
+) -> tuple[RestartRecord, ...]:
+    """The restarts, those that followed the loss of a node with that for a reason.
+
+    What other nodes' ranks met then, a closed connection, was no cause.
+    """
+    told = list(restarts)
+    for at_seconds, lost in losses:
+        distances = [abs(restart.at_seconds - at_seconds) for restart in told]
+        if distances:
+            nearest = distances.index(min(distances))
+            told[nearest] = told[nearest].model_copy(update={"reason": str(lost)})
+        else:
+            told.append(RestartRecord(restart=1, at_seconds=at_seconds, reason=str(lost)))
+    return tuple(told)
+
+
+def _checked(node: ConnectedNode, answer: Message) -> Message:
+    """The answer; what the node could not do is raised as the local engine would."""
+    if "input_error" in answer:
+        where, found, allowed = answer["input_error"]
+        raise InputError(where, f"{node.title}: {found}", allowed)
+    if "error" in answer:
+        raise ShardmarkError(f"{node.title}: {answer['error']}")
+    return answer

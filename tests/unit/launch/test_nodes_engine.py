@@ -1,0 +1,389 @@
+"""A trial over several nodes that are threads: what they are told, and how each end is seen."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.nodes import engine as nodes_engine
+from shardmark.launch.nodes.engine import NodesEngine, TrialWatch, with_losses
+from shardmark.launch.nodes.protocol import Channel, Message
+from shardmark.launch.nodes.registry import ConnectedNode, NodeRegistry
+from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
+from shardmark.results.schema import RestartRecord
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
+from tests.unit.launch.fakes import experiment
+from tests.unit.launch.nodes import MACHINE, PORT, FakeNode, node_options, request, until
+
+
+class FakeStarter:
+    """Starts threads; `reason` is why it cannot."""
+
+    def __init__(self) -> None:
+        self.nodes: list[FakeNode] = []
+        self.strangers: list[FakeNode] = []
+        self.titles: list[str] = []
+        self.reason: str | None = None
+        self.ending = False
+        self.anew_for_each_trial = False
+        self.with_files = True
+        self.refused: dict[str, str] = {}
+        """The key of a node that comes first, and does not belong here."""
+
+    def address(self) -> tuple[str, int]:
+        return ("127.0.0.1", 0)
+
+    def start(self, registry: NodeRegistry, title: str) -> None:
+        self.titles.append(f"{title} {registry.wanted}")
+        if self.refused:
+            self.strangers.append(FakeNode(registry, 2, **self.refused))  # type: ignore[arg-type]
+        if self.reason is None:
+            self.nodes = [
+                FakeNode(registry, n, ahead_seconds=100.0 * n, with_files=self.with_files)
+                for n in range(registry.wanted)
+            ]
+
+    def check(self) -> None:
+        if self.reason is not None:
+            raise ShardmarkError(self.reason)
+
+    def is_ending(self) -> bool:
+        return self.ending
+
+    def close(self) -> None:
+        for node in (*self.nodes, *self.strangers):
+            node.close()
+
+
+class World:
+    """An engine of three nodes."""
+
+    def __init__(self) -> None:
+        self.starter = FakeStarter()
+        self.told: list[str] = []
+        three = ("placement.nodes=3", "matrix.world_size=[3]", "recipe.global_batch=9")
+        trials = expand(experiment("matrix.strategy=[ddp]", *three), "cpu").trials
+        self.engine = NodesEngine(node_options(), self.starter, request(trials, self.told.append))
+
+    @property
+    def nodes(self) -> list[FakeNode]:
+        if not self.starter.nodes:
+            self.engine.machine("cpu")
+            for node in self.starter.nodes:
+                node.heard.clear()
+        return self.starter.nodes
+
+    def run(self, directory: Path, **changes: Any) -> Ending:
+        given: dict[str, Any] = {"trial_seconds": 30, "on_tick": lambda: None}
+        return self.engine.run(directory, **given | changes)
+
+    def hang(self, number: int) -> None:
+        """Have that node's part of a trial end only when it is told to."""
+        answers = self.nodes[number].answers
+        del answers["run"]
+        answers["end"] = {"ended": -9, "failures": [], "oom_kills": 0, "restarts": []}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.engine.close()
+
+
+def two_node_trial(directory: Path, *overrides: str) -> Trial:
+    settings = ("matrix.strategy=[ddp]", "matrix.world_size=[2]", "placement.nodes=2", *overrides)
+    (trial,) = expand(experiment(*settings), "cpu").trials
+    (directory / "trial.json").write_text(trial.model_dump_json())
+    return trial
+
+
+def failed(rank: int, at_seconds: float) -> Message:
+    end = ProcessEnd(rank=rank, exit_code=-9, at_seconds=at_seconds)
+    return {"ended": 1, "failures": [asdict(end)], "oom_kills": 1, "restarts": []}
+
+
+def test_machine_is_the_least_of_all_nodes(world: World) -> None:
+    for node, (count, cores) in zip(world.nodes, [(4, 8), (2, 16), (4, 4)], strict=True):
+        facts = {"device_type": "cuda", "device_count": count, "cores": cores}
+        node.answers["machine"] = facts | {"device_names": ["A"] * count}
+    machine = world.engine.machine("auto")
+    assert (machine.device_type, machine.device_count, machine.cores) == ("cuda", 2, 4)
+    assert machine.device_names == ("A",)
+    assert world.engine.environments()[1] == {"node": 1, "host": "host-1"}
+    assert world.told[0].startswith("waiting for 3 nodes at 127.0.0.1:")
+    assert world.told[1:] == [f"node {n} (host-{n}) is here, 127.0.0.1" for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (MACHINE | {"device_type": "cuda"}, InputError, "node 1 (host-1) has cuda, node 0 cpu"),
+        ({"input_error": ["device", "none", "cpu"]}, InputError, "device: node 1 (host-1): none;"),
+        ({"error": "no torch"}, ShardmarkError, "node 1 (host-1): no torch"),
+    ],
+)
+def test_what_a_node_cannot_do_names_it(
+    world: World, answer: Message, kind: type[ShardmarkError], said: str
+) -> None:
+    world.nodes[1].answers["machine"] = answer
+    with pytest.raises(kind) as caught:
+        world.engine.machine("auto")
+    assert said in str(caught.value)
+
+
+def test_nodes_that_cannot_be_started_are_not_waited_for(world: World) -> None:
+    world.starter.reason = "the command that starts node 1 ended"
+    with pytest.raises(ShardmarkError, match="the command that starts node 1 ended"):
+        world.engine.machine("cpu")
+
+
+def test_refused_node_is_told_of(world: World) -> None:
+    world.starter.refused = {"recipe": "other"}
+    world.engine.machine("cpu")
+    assert world.told[1] == "node 2 (host-2) came and was refused: it has another recipe"
+
+
+def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
+    trial, ticks = two_node_trial(tmp_path), []
+    world.nodes[1].before_end = lambda channel: channel.send(
+        {"file": "rank-1.json", "last": True}, b"{}"
+    )
+    world.engine.load(["numpy"], "cpu")
+    ending = world.run(tmp_path, on_tick=lambda: ticks.append(1))
+    assert (ending.how, ending.agent_exit_code, ending.failures) == ("exited", 0, ())
+    assert (ending.lost, ending.oom_kills) == (None, 0)
+    assert ticks
+    assert (tmp_path / "rank-1.json").read_text() == "{}"
+    asked = [["load", "port", "run"], ["load", "run"], ["load"]]
+    assert [node.asked for node in world.nodes] == asked
+    first, second = (node.heard[-1] for node in world.nodes[:2])
+    assert Trial.model_validate_json(second["trial"]) == trial
+    assert (first["task"], first["directory"]) == ("measure", str(tmp_path.resolve()))
+    places = [first["place"], second["place"]]
+    assert places == [
+        {"node": n, "endpoint": f"127.0.0.1:{PORT}", "address": "127.0.0.1"} for n in (0, 1)
+    ]
+
+
+def test_one_node_is_told_of_no_meeting(world: World, tmp_path: Path) -> None:
+    """Then ranks meet as they do on the local engine."""
+    two_node_trial(tmp_path, "placement.nodes=1")
+    world.run(tmp_path)
+    assert world.nodes[0].heard[-1]["place"] is None
+    assert world.nodes[1].asked == []
+
+
+@pytest.mark.parametrize("with_files", [True, False])
+def test_judge_is_node_0s_and_has_the_evidence(
+    world: World, tmp_path: Path, *, with_files: bool
+) -> None:
+    world.starter.with_files = with_files
+    cells = [tmp_path / name for name in ("a", "b")]
+    for cell in cells:
+        cell.mkdir()
+        (cell / "rank-0.pt").write_text(cell.name)
+    (tmp_path / "cells.json").write_text(json.dumps([str(cell) for cell in cells]))
+    world.run(tmp_path, task="judge")
+    assert [node.asked for node in world.nodes] == [["run"], [], []]
+    assert world.nodes[0].heard[-1]["trial"] is None
+    sent = {} if with_files else {"0/rank-0.pt": b"a", "1/rank-0.pt": b"b"}
+    assert world.nodes[0].files == sent
+
+
+def test_deaths_are_told_by_our_clock(world: World, tmp_path: Path) -> None:
+    """Node 1's clock is 100 s ahead: its rank died later than it says, and rank 0 first."""
+    two_node_trial(tmp_path)
+    world.nodes[0].answers["run"] = failed(0, 50.0)
+    world.nodes[1].answers["run"] = failed(1, 151.0)
+    ending = world.run(tmp_path)
+    ends = {end.rank: end.at_seconds for end in ending.failures}
+    assert ends == pytest.approx({0: 50.0, 1: 51.0}, abs=0.2)
+    assert ending.clocks_ahead_seconds == pytest.approx({0: 0.0, 1: 100.0}, abs=0.2)
+    assert (ending.agent_exit_code, ending.oom_kills) == (1, 2)
+
+
+def test_trial_out_of_time_is_ended_on_all_nodes(world: World, tmp_path: Path) -> None:
+    two_node_trial(tmp_path)
+    world.hang(0)
+    world.hang(1)
+    ending = world.run(tmp_path, trial_seconds=0.3)
+    assert (ending.how, ending.lost) == ("timed_out", None)
+    assert [node.heard[-1] for node in world.nodes[:2]] == [{"do": "end", "stacks": True}] * 2
+
+
+def test_others_are_ended_a_while_after_one_has_failed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes_engine, "GRACE_SECONDS", 0.5)
+    two_node_trial(tmp_path)
+    world.hang(0)
+    world.nodes[1].answers["run"] = failed(1, 1.0)
+    started = time.monotonic()
+    ending = world.run(tmp_path, trial_seconds=60)
+    assert 0.5 < time.monotonic() - started < 10
+    assert (ending.how, [end.rank for end in ending.failures]) == ("exited", [1])
+    assert world.nodes[0].heard[-1] == {"do": "end", "stacks": False}
+
+
+def test_lost_node_ends_the_trial_and_is_missed_by_the_next(world: World, tmp_path: Path) -> None:
+    two_node_trial(tmp_path)
+    world.hang(0)
+    world.nodes[1].before_end = Channel.close
+    assert world.engine.lacks(2) is None
+    ending = world.run(tmp_path, trial_seconds=60)
+    assert ending.lost is not None
+    assert (ending.lost.node, ending.lost.host) == (1, "host-1")
+    assert world.nodes[0].asked[-1] == "end"
+    assert world.engine.lacks(2) == str(ending.lost)
+    assert world.engine.lacks(1) is None
+    assert world.engine.lacks(4) == "4 nodes are asked for, and the engine has 3"
+
+
+def test_interrupt_ends_the_trial_everywhere(world: World, tmp_path: Path) -> None:
+    two_node_trial(tmp_path)
+    world.hang(0)
+    world.hang(1)
+    ticks = iter([KeyboardInterrupt()])
+
+    def interrupt_first() -> None:
+        for error in ticks:
+            raise error
+
+    assert world.run(tmp_path, on_tick=interrupt_first).how == "interrupted"
+    assert [node.asked[-1] for node in world.nodes[:2]] == ["end", "end"]
+
+
+def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
+    two_node_trial(tmp_path)
+    world.nodes[1].close()
+    world.engine.load([], "cpu")
+    until(lambda: world.engine.lacks(2))
+    world.nodes[1] = FakeNode(world.engine._gathered(), 1)
+    until(lambda: world.engine.lacks(2) is None)
+    assert world.run(tmp_path).agent_exit_code == 0
+    assert world.nodes[1].asked == ["load", "run"]
+
+
+def test_error_of_a_node_stops_the_run(world: World, tmp_path: Path) -> None:
+    """As when the local engine's fork server dies."""
+    two_node_trial(tmp_path)
+    world.nodes[1].answers["run"] = {"error": "the process that ranks are forked from has died"}
+    with pytest.raises(ShardmarkError, match=r"node 1 \(host-1\): the process that ranks are"):
+        world.run(tmp_path)
+
+
+def test_nodes_of_each_trial_have_loaded_before_its_clock_starts(
+    world: World, tmp_path: Path
+) -> None:
+    """Those of before tell what the nodes are, and verify; only these are told of."""
+    world.starter.anew_for_each_trial = True
+    trial = two_node_trial(tmp_path)
+    world.engine.machine("cpu")
+    world.engine.load(["torch"], "cpu")
+    world.run(tmp_path, task="testify")
+    common = world.starter.nodes
+    told = len(world.told)
+    world.engine.prepare(trial)
+    assert world.starter.titles == ["shardmark 3", f"{trial.id} 2"]
+    assert [node.asked for node in common] == [
+        ["machine", "load", "port", "run", "bye"],
+        ["machine", "load", "run", "bye"],
+        ["machine", "bye"],
+    ]
+    assert [node.asked for node in world.starter.nodes] == [["load"], ["load"]]
+    assert len(world.told) == told
+
+
+def test_nodes_that_do_not_come_make_trials_on_as_many_unavailable(
+    world: World, tmp_path: Path
+) -> None:
+    world.starter.anew_for_each_trial = True
+    trial = two_node_trial(tmp_path)
+    assert world.engine.lacks(2) is None
+    world.starter.reason = "the step ended"
+    world.engine.prepare(trial)
+    assert world.engine.lacks(2) == "the step ended"
+    assert world.engine.lacks(1) is None
+
+
+@pytest.mark.parametrize(("ending", "how"), [(True, "interrupted"), (False, "exited")])
+def test_ranks_that_a_scheduler_ended_have_not_failed(
+    *, ending: bool, how: str, world: World, tmp_path: Path
+) -> None:
+    world.starter.ending = ending
+    two_node_trial(tmp_path)
+    world.nodes[1].answers["run"] = failed(1, 1.0)
+    assert world.run(tmp_path).how == how
+
+
+class Nodes:
+    """A registry of two nodes, a clock that is set, and a watch over them."""
+
+    def __init__(self, return_seconds: float) -> None:
+        self.nodes = {0: self.node(0, "a"), 1: self.node(1, "b")}
+        self.now = 1000.0
+        self.resumed: list[int] = []
+        self.watch = TrialWatch(
+            self,  # type: ignore[arg-type]  # as much of a registry as a watch looks at
+            (0, 1),
+            return_seconds,
+            self.resumed.append,
+            clock=lambda: self.now,
+        )
+
+    @staticmethod
+    def node(number: int, host: str) -> ConnectedNode:
+        facts: Any = {"with_files": False, "address": "", "controller_address": "", "channel": None}
+        return ConnectedNode(number=number, host=host, **facts)
+
+    def lose(self, reason: str) -> None:
+        host = self.nodes[1].host
+        self.nodes[1].lost = LostNode(node=1, host=host, reason=reason)
+
+    def look(self, at_seconds: float) -> LostNode | None:
+        self.now = at_seconds
+        return self.watch.lost_for_good()
+
+
+def test_without_patience_a_lost_node_is_lost_at_once() -> None:
+    nodes = Nodes(return_seconds=0)
+    assert nodes.look(1000.0) is None
+    nodes.lose("its connection ended")
+    assert str(nodes.look(1001.0)) == "node 1 (b) was lost: its connection ended"
+
+
+def test_a_node_is_awaited_so_long_and_takes_up_its_part_once() -> None:
+    nodes = Nodes(return_seconds=30)
+    nodes.lose("nothing was heard")
+    assert nodes.look(1001.0) is None
+    assert nodes.look(1030.0) is None
+    nodes.nodes[1] = nodes.node(1, "c")
+    assert nodes.look(1030.5) is None
+    assert nodes.look(1090.0) is None
+    assert nodes.resumed == [1]
+    nodes.lose("again")
+    assert nodes.look(1100.0) is None
+    lost = nodes.look(1130.0)
+    assert lost is not None
+    assert lost.reason == "again"
+    ((at_seconds, returned),) = nodes.watch.returned
+    assert (at_seconds, returned.host) == (1001.0, "b")
+
+
+def test_the_loss_is_the_cause_of_what_followed_it() -> None:
+    loss = (1001.0, LostNode(node=1, host="b", reason="its connection ended"))
+    earlier = RestartRecord(restart=1, at_seconds=900.0, reason="rank 0 was ended by SIGKILL")
+    later = RestartRecord(restart=2, at_seconds=1000.8, reason="rank 0: connection reset")
+    reasons = [restart.reason for restart in with_losses([earlier, later], [loss])]
+    assert reasons == [earlier.reason, "node 1 (b) was lost: its connection ended"]
+    (alone,) = with_losses([], [loss])
+    assert (alone.restart, alone.reason) == (1, reasons[1])

@@ -1,0 +1,255 @@
+"""What the engine `ray` asks a cluster for, and what the user reads where it is not to be had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from shardmark.config.engines import RayOptions
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import from_mapping
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.engines import submission
+from shardmark.launch.ray import engine as ray_engine
+from shardmark.launch.ray.engine import NodeNeeds, bundles, connect, gpus_per_rank, needs_by_node
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
+from tests.unit.launch.fakes import MAPPING
+from tests.unit.launch.nodes import request
+
+TWO = [NodeNeeds(ranks=3, devices=2), NodeNeeds(ranks=1, devices=1)]
+CPUS: list[dict[str, float]] = [{"CPU": 8}, {"CPU": 8}]
+GPUS: list[dict[str, float]] = [{"CPU": 8, "GPU": 1}, {"CPU": 8, "GPU": 2}, {"CPU": 8}]
+SERVER = {"name": "ps-sync", "servers": 1}
+
+
+def options(**given: object) -> RayOptions:
+    return RayOptions.model_validate(given)
+
+
+def experiment(strategies: list[Any], *, nodes: list[int], **engine: object) -> Experiment:
+    matrix = {"strategy": strategies, "nodes": nodes, "ranks_per_node": [1, 2]}
+    return from_mapping(MAPPING | {"matrix": matrix, "engine": {"name": "ray"} | engine})
+
+
+def trials_of(strategies: list[Any], nodes: list[int], device: Any = "cpu") -> tuple[Trial, ...]:
+    return expand(experiment(strategies, nodes=nodes), device).trials
+
+
+@pytest.mark.parametrize(
+    "address", ["ray://head:10001", "head", "head:port", "head:0", "local", "http://head:80"]
+)
+def test_address_is_that_of_a_head(address: str) -> None:
+    with pytest.raises(ValidationError, match="allowed are auto and HOST:PORT of the head"):
+        options(address=address)
+    assert options(address="[::1]:6379").address == "[::1]:6379"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("gpus_per_rank", 2), ("gpus_per_rank", 0.5), ("cpus_per_rank", 0), ("node_seconds", 1)],
+)
+def test_amounts_that_no_rank_can_use_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=name):
+        options(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("trials", "needs"),
+    [
+        (trials_of(["single", "ddp"], [1]), [(2, 2)]),
+        (trials_of(["ddp"], [1, 2]), [(2, 2), (2, 2)]),
+        (trials_of([SERVER], [2]), [(3, 2), (2, 2)]),
+        (trials_of(["dp"], [1], "cuda"), [(2, 2)]),
+    ],
+    ids=["one node", "the largest trial", "a server without a device", "a rank of two devices"],
+)
+def test_needs_are_those_of_the_largest_trial_on_each_node(
+    trials: tuple[Trial, ...], needs: list[tuple[int, int]]
+) -> None:
+    assert [(node.ranks, node.devices) for node in needs_by_node(trials)] == needs
+
+
+def test_bundle_holds_what_all_ranks_of_a_node_need() -> None:
+    given = options(cpus_per_rank=1.5, resources={"fast": 0.5})
+    assert bundles(given, TWO, 1) == [
+        {"CPU": 4.5, "GPU": 2, "fast": 1.5},
+        {"CPU": 1.5, "GPU": 1, "fast": 0.5},
+    ]
+    assert bundles(options(), TWO, 0) == [{"CPU": 3}, {"CPU": 1}]
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "nodes", "gpus"),
+    [
+        (None, "cpu", GPUS, 0),
+        (None, "auto", CPUS, 0),
+        (None, "auto", GPUS, 1),
+        (None, "auto", GPUS[:1], 0),
+        (None, "cuda", CPUS, 1),
+        (0, "auto", GPUS, 0),
+        (1, "auto", CPUS, 1),
+        (1, "cpu", GPUS, 0),
+    ],
+)
+def test_gpus_by_device_and_cluster(
+    given: int | None, device: str, nodes: list[dict[str, float]], gpus: int
+) -> None:
+    assert gpus_per_rank(options(gpus_per_rank=given), device, TWO, nodes) == gpus
+
+
+def test_cuda_without_gpus_contradicts_itself() -> None:
+    with pytest.raises(InputError, match=r"engine\.gpus_per_rank: 0, and device is cuda"):
+        gpus_per_rank(options(gpus_per_rank=0), "cuda", TWO, GPUS)
+
+
+def test_dry_run_says_what_would_be_reserved() -> None:
+    said = submission(experiment(["ddp", SERVER], nodes=[1, 2]), ["shardmark", "run"])
+    assert "STRICT_SPREAD, 2 bundles" in said[0]
+    assert said[1:] == [
+        'node 0: {"CPU": 3.0}, and {"GPU": 2} where the device is cuda, for 3 ranks',
+        'node 1: {"CPU": 2.0}, and {"GPU": 2} where the device is cuda, for 2 ranks',
+    ]
+    engine = {"address": "head:6379", "gpus_per_rank": 1, "runtime_env": {"working_dir": "."}}
+    said = submission(experiment(["ddp"], nodes=[1], **engine), ["shardmark", "run"])
+    assert "at head:6379" in said[0]
+    assert said[1:] == [
+        'node 0: {"CPU": 2.0, "GPU": 2.0}, for 2 ranks',
+        'runtime_env: {"working_dir": "."}',
+    ]
+
+
+def test_table_of_engines_loads_no_ray() -> None:
+    code = "import sys, shardmark.launch.engines; print('ray' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.strip() == "False"
+
+
+class RayError(Exception):
+    """Ray's own error."""
+
+
+class FakeRay:
+    """A cluster of one node that has no room, or none."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.problem = problem
+        self._private = SimpleNamespace(worker=SimpleNamespace(_worker_logs_enabled=True))
+        self.removed: list[Any] = []
+        self.shut = 0
+        self.exceptions = SimpleNamespace(RayError=RayError)
+        self.util = SimpleNamespace(
+            get_node_ip_address=lambda: "127.0.0.1",
+            placement_group=lambda *_, **__: SimpleNamespace(wait=lambda seconds: seconds < 0),
+            remove_placement_group=self.removed.append,
+        )
+
+    def init(self, **given: Any) -> None:
+        self.given = given
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray installs its own handler
+        if self.problem is not None:
+            raise self.problem
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def nodes(self) -> list[dict[str, Any]]:
+        resources = {"CPU": 4.0, "node:a": 1.0, "memory": 1e9}
+        return [{"Alive": True, "Resources": resources}, {"Alive": False, "Resources": {}}]
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 1.5, "memory": 1e9}
+
+    def shutdown(self) -> None:
+        self.shut += 1
+
+
+@pytest.fixture(autouse=True)
+def _environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    engine = ray_engine.build(options(), request(trials_of(["ddp"], [1])))
+    with pytest.raises(InputError, match="engine: ray cannot be imported") as caught:
+        engine.machine("cpu")
+    assert "pip install 'shardmark[ray]'" in str(caught.value)
+    engine.close()
+
+
+def _client(monkeypatch: pytest.MonkeyPatch) -> RayOptions:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    return options()
+
+
+def _nobody(_: pytest.MonkeyPatch) -> RayOptions:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return options(address=f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("problem", "given", "said"),
+    [
+        (None, _client, "RAY_ADDRESS: found ray://head:10001"),
+        (None, _nobody, "engine.address: nobody answers at 127.0.0.1:"),
+        (ConnectionError("None there\nx"), None, "engine.address: no Ray cluster: None there; st"),
+        (RuntimeError("Version mismatch:\nx"), None, "engine: Ray refuses: Version mismatch:; the"),
+        (ValueError("runtime_env is odd"), None, "engine: Ray refuses: runtime_env is odd"),
+    ],
+)
+def test_cluster_that_is_not_to_be_had(
+    problem: Exception | None,
+    given: Callable[[pytest.MonkeyPatch], RayOptions] | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(InputError) as caught:
+        connect(FakeRay(problem), given(monkeypatch) if given is not None else options())
+    assert str(caught.value).startswith(said)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_connects_quietly() -> None:
+    ray, before = FakeRay(), signal.getsignal(signal.SIGTERM)
+    connect(ray, options(namespace="mine", runtime_env={"working_dir": "."}))
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    told = {"address": "auto", "namespace": "mine", "runtime_env": {"working_dir": "."}}
+    assert (told | {"log_to_driver": False}).items() <= ray.given.items()
+    assert not ray._private.worker._worker_logs_enabled
+
+
+def test_without_room_both_sides_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, told = FakeRay(), list[str]()
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.util", ray.util)
+    strategy = SimpleNamespace(PlacementGroupSchedulingStrategy=None)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
+    given = options(join_seconds=0.01, cpus_per_rank=4, gpus_per_rank=1)
+    asked = request(trials_of([SERVER], [2]), told.append, device="auto")
+    engine = ray_engine.build(given, asked)
+    with pytest.raises(ShardmarkError) as caught:
+        engine.machine("auto")
+    reserved = "CPU 12, GPU 2 and CPU 8, GPU 2"
+    assert told == [f"waiting for room in the Ray cluster: {reserved}"]
+    for fact in (f"within 0.01 s for {reserved}", "1 node (CPU 4)", "free of it is CPU 1.5"):
+        assert fact in str(caught.value)
+    assert len(ray.removed) == 1
+    engine.close()
+    engine.close()
+    assert ray.shut == 1
+    assert ray._private.worker._worker_logs_enabled
