@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
     from shardmark.results.schema import TrialResult
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """A run as it was stored when it was loaded."""
 
     stored: StoredRun
+
+    def __repr__(self) -> str:
+        outcomes = Counter(str(trial.outcome) for trial in self.trials)
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+        return f"<Run {str(self.path)!r}: {counts or 'no trials'}>"
 
     @property
     def path(self) -> Path:
@@ -91,25 +97,21 @@ def load(path: str | Path) -> Run:
 
 
 def run(
-    experiment: str | Path | Mapping[str, Any] | Experiment, out: str | Path | None = None
+    experiment: str | Path | Mapping[str, Any] | Experiment,
+    out: str | Path | None = None,
+    **overrides: Any,
 ) -> Run:
     """Run every trial of an experiment that has no result in `out` yet, and load the run.
 
     `experiment` is a YAML file, the name of a preset, its content as a mapping, or an `Experiment`;
-    `out` is a folder, a new one in `runs/` by default.  Raises `InputError` where they are wrong.
+    `out` is a folder, by default a new one in `runs/`.  Overrides are keys of the file, nested
+    (`measure={"repeats": 3}`) or short where that is clear (`steps=200`).  Raises `InputError`
+    where one of them is wrong.
     """
-    from shardmark.launch.controller import fresh_folder, run_experiment
+    from shardmark.config.load import resolve
+    from shardmark.launch.controller import run_experiment
+    from shardmark.results.runs_folder import fresh_folder
 
-    resolved = _resolve(experiment)
+    resolved = resolve(experiment, overrides)
     folder = fresh_folder(resolved.name) if out is None else Path(out).expanduser()
     return load(run_experiment(resolved, folder))
-
-
-def _resolve(experiment: str | Path | Mapping[str, Any] | Experiment) -> Experiment:
-    from shardmark.config.load import from_mapping, load_experiment
-
-    if isinstance(experiment, str | Path):
-        return load_experiment(experiment)
-    if isinstance(experiment, Mapping):
-        return from_mapping(experiment)
-    return experiment

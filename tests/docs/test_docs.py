@@ -74,7 +74,7 @@ def test_every_verb_and_kind_is_in_the_readme() -> None:
         "datasets",
         "metrics",
         "experiments",
-        "papers",
+        "studies",
     ):
         assert f"`{name}`" in text, name
 

@@ -32,7 +32,10 @@ class Format(StrEnum):
     LATEX = "latex"
 
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUN", help="Folders that `run` has written; the latest by default."),
+]
 Baseline = Annotated[
     str | None,
     typer.Option(
@@ -53,7 +56,7 @@ Paper = Annotated[
         "--against",
         metavar="PAPER",
         help="Show a published study's figures beside the measured ones; `shardmark list"
-        " papers` has the names.",
+        " studies` has the names.",
     ),
 ]
 Epochs = Annotated[
@@ -96,7 +99,7 @@ TimeTo = Annotated[
 
 
 def compare(
-    runs: Runs,
+    runs: Runs = None,
     *,
     baseline: Baseline = None,
     form: Form = Format.TEXT,
@@ -120,10 +123,11 @@ def compare(
     _check_options(["--epochs", *names] if epochs else names, form, paper)
     from shardmark.analysis.compare.comparison import compare as compare_runs
     from shardmark.analysis.studies import load_paper
+    from shardmark.results.runs_folder import latest_run
     from shardmark.results.store import load_run
 
     study = None if paper is None else load_paper(paper)
-    folders = {path.expanduser().resolve(): path.expanduser() for path in runs}
+    folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
     comparison = compare_runs([load_run(path) for path in folders.values()], baseline)
     if study is not None:
         from shardmark.analysis.studies.against import set_against

@@ -26,7 +26,10 @@ class To(StrEnum):
     CSV = "csv"
 
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUN", help="Folders that `run` has written; the latest by default."),
+]
 Target = Annotated[
     To,
     typer.Option("--to", help="A tracker, or table files; for pandas there is `Run.to_pandas()`."),
@@ -47,17 +50,18 @@ TrackingUri = Annotated[
 
 
 def export(
-    runs: Runs,
     to: Target,
+    runs: Runs = None,
     out: Out = None,
     tracking_uri: TrackingUri = None,
 ) -> None:
     """Hand finished runs to TensorBoard, MLflow or Weights & Biases, or write them as tables."""
     from shardmark.report.export import export_runs
+    from shardmark.results.runs_folder import latest_run
     from shardmark.results.store import load_run
 
     place = _place(to, out, tracking_uri)
-    folders = {path.expanduser().resolve(): path.expanduser() for path in runs}
+    folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
     loaded = [load_run(path) for path in folders.values()]
     for damaged in (one for run in loaded for one in run.damaged):
         typer.echo(f"damaged, left out: {damaged}", err=True)

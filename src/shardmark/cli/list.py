@@ -17,7 +17,7 @@ def list_(
         str,
         typer.Argument(
             metavar="KIND",
-            help="strategies, workloads, models, datasets, metrics, experiments or papers",
+            help="strategies, workloads, models, datasets, metrics, experiments or studies",
         ),
     ],
 ) -> None:
@@ -79,7 +79,7 @@ def _experiments() -> Mapping[str, str]:
     return presets()
 
 
-def _papers() -> Mapping[str, str]:
+def _studies() -> Mapping[str, str]:
     from shardmark.analysis.studies import papers
 
     return papers()
@@ -97,5 +97,5 @@ _KINDS: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "datasets": _datasets,
     "metrics": _metrics,
     "experiments": _experiments,
-    "papers": _papers,
+    "studies": _studies,
 }

@@ -10,8 +10,11 @@ import typer
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders that `run` has written.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN", help="Folders that `run` has written; the latest by default."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -34,9 +37,10 @@ def report(
     """Write one self-contained, interactive page about one or more runs, and its figures."""
     from shardmark.analysis.compare.comparison import compare
     from shardmark.report.page.page import default_out, write_report
+    from shardmark.results.runs_folder import latest_run
     from shardmark.results.store import load_run
 
-    folders = {path.expanduser().resolve(): path.expanduser() for path in runs}
+    folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
     stored = [load_run(path) for path in folders.values()]
     page = default_out(list(folders.values())) if out is None else out.expanduser()
     written = write_report(stored, compare(stored, baseline), page, images=images)

@@ -32,7 +32,7 @@ Out = Annotated[
     typer.Option(
         metavar="DIR",
         help="Folder of the run.  Given again, what is missing in it is finished.  "
-        "By default a new folder in runs/.",
+        "By default runs/NAME, or runs/NAME-2 and so on.",
     ),
 ]
 DryRun = Annotated[
@@ -62,7 +62,8 @@ def run(
         _print_plan(resolved)
         return
     from shardmark.cli.progress import listener
-    from shardmark.launch.controller import fresh_folder, run_experiment
+    from shardmark.launch.controller import run_experiment
+    from shardmark.results.runs_folder import fresh_folder
 
     folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
     again = _command(experiment, overrides or (), engine, folder, retry=retry)

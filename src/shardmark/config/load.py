@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -169,6 +169,29 @@ def _overridden(data: dict[str, Any], overrides: Sequence[_Override]) -> dict[st
         if given.get(("recipe", kept)) is not None and ("recipe", excluded) not in given
     }
     return {**data, "recipe": {k: v for k, v in recipe.items() if k not in dropped}}
+
+
+def resolve(
+    experiment: str | Path | Mapping[str, Any] | Experiment, changes: Mapping[str, Any]
+) -> Experiment:
+    """The experiment that Python names: file, preset, mapping or itself, with keys changed."""
+    settings = [f"{key}={format_yaml(value)}" for key, value in _flat(changes)]
+    if isinstance(experiment, str | Path):
+        return load_experiment(experiment, settings)
+    if isinstance(experiment, Mapping):
+        return from_mapping(experiment, settings)
+    if not settings:
+        return experiment
+    return from_mapping(experiment.model_dump(mode="json"), settings)
+
+
+def _flat(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys; what is inside an axis of the matrix stays whole."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and value and prefix != "matrix.":
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def to_yaml(experiment: Experiment) -> str:

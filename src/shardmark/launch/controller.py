@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,6 @@ GROWING = (
     *("measure.repeats", "measure.verify", "measure.link_seconds"),
 )
 """Keys that may change between two commands on the same folder: trials stay comparable."""
-
-
-def fresh_folder(name: str) -> Path:
-    """A folder for a new run, named after the experiment and the time."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{name}-{stamp}"
 
 
 def run_experiment(

@@ -14,6 +14,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.results.files import file_record, flush_folder, write_whole
 from shardmark.results.reading import Damaged, read_result_of
+from shardmark.results.runs_folder import point_latest_to
 from shardmark.results.schema import TrialResult
 from shardmark.results.verification import Verification, read_verification
 
@@ -68,6 +69,7 @@ class RunFolder:
         cls.check(path)
         (path / TRIALS_FOLDER).mkdir(parents=True, exist_ok=True)
         flush_folder(path)
+        point_latest_to(path)
         return cls(path)
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> None:

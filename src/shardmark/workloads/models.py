@@ -59,6 +59,9 @@ def check_model_name(name: str) -> None:
         return
     if is_user_function(name):
         raise ValueError(f"model {name!r}: {_user_function_problem(name)}")
+    module, _, function = name.rpartition(".")
+    if is_user_function(f"{module}:{function}") and model_known(f"{module}:{function}"):
+        raise ValueError(f"unknown model {name!r}; did you mean {module}:{function}?")
     if name.startswith("timm:") and find_spec("timm") is None:
         raise ValueError(f"model {name!r}: timm is not installed; pip install 'shardmark[timm]'")
     candidates = sorted({*MODELS, *registered_names("torchvision")})

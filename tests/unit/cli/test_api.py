@@ -81,7 +81,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Pa
 
     controller = ModuleType("shardmark.launch.controller")
     controller.__dict__["run_experiment"] = run_experiment
-    controller.__dict__["fresh_folder"] = lambda _: tmp_path / "fresh"
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "shardmark.launch.controller", controller)
     return calls
 
@@ -99,8 +99,28 @@ def test_run_takes_a_file_or_an_experiment(asked: list[tuple[str, Path]], tmp_pa
     file = tmp_path / "file.yaml"
     file.write_text(to_yaml(experiment))
     for given in (experiment, file, str(file)):
-        shardmark.run(given)
-    assert asked == [("from-python", tmp_path / "fresh")] * 3
+        shardmark.run(given, name="changed", measure={"repeats": 2})
+    folders = [f"runs/changed{number}" for number in ("", "-2", "-3")]
+    assert asked == [("changed", Path(folder)) for folder in folders]
+
+
+def test_a_run_is_told_in_one_line(tmp_path: Path) -> None:
+    trials = [invented_trial(repeat=repeat) for repeat in range(3)]
+    run = shardmark.load(write_run(tmp_path / "run", trials))
+    assert repr(run) == f"<Run '{tmp_path}/run': 3 ok>"
+
+
+def test_keywords_change_keys_of_the_file() -> None:
+    from shardmark.config.load import resolve
+
+    changed = resolve(
+        EXPERIMENT,
+        {"steps": 7, "recipe": {"optimizer": {"lr": 0.5}}, "matrix": {"precision": ["bf16"]}},
+    )
+    assert (changed.recipe.steps, changed.recipe.optimizer.lr) == (7, 0.5)
+    assert changed.matrix["recipe.precision"] == ["bf16"]
+    with pytest.raises(shardmark.InputError, match="no such key"):
+        resolve(EXPERIMENT, {"stepz": 7})
 
 
 def test_run_refuses_an_unknown_experiment(asked: list[tuple[str, Path]]) -> None:

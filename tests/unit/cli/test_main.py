@@ -19,7 +19,7 @@ from shardmark.core.metrics import METRICS
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "v1"
-KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments", "papers")
+KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments", "studies")
 
 
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -46,7 +46,7 @@ def test_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["nonsense"], "No such command 'nonsense'"),
-        (["compare"], "Missing argument 'RUN"),
+        (["compare"], "runs/latest leads to no run"),
         (["compare", "--format", "pdf", "x"], "'pdf' is not one of 'text', 'markdown'"),
         (["list", "--all"], "No such option: --all"),
     ],

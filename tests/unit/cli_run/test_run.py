@@ -132,7 +132,7 @@ def test_default_folder_is_a_new_one(
     monkeypatch.chdir(tmp_path)
     code, printed, _ = answer("quickstart")
     assert code == 0
-    assert calls[0]["out"].parent == Path("runs")
+    assert calls[0]["out"] == Path("runs/quickstart")
     assert f"files: {calls[0]['out']}" in printed
 
 

@@ -14,7 +14,7 @@ from shardmark.config.load import from_mapping
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.machine import Machine
 from shardmark.launch import controller
-from shardmark.launch.controller import fresh_folder, run_experiment
+from shardmark.launch.controller import run_experiment
 from shardmark.launch.outcome import Ending
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
@@ -246,12 +246,6 @@ def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds other files and no run"):
         run_experiment(experiment(), tmp_path, engine=engine)
     assert engine.calls == []
-
-
-def test_fresh_folder_is_named_after_the_experiment() -> None:
-    folder = fresh_folder("mine")
-    assert folder.parent == Path("runs")
-    assert folder.name.startswith("mine-20")
 
 
 def test_nodes_are_in_the_environment(out: Path) -> None:

@@ -33,6 +33,7 @@ def test_options_are_those_of_the_named_task() -> None:
         ({"model": "timm:resnet1888"}, "nearest: timm:resnet"),
         ({"model": "no_such_module:build"}, "no module 'no_such_module'"),
         ({"model": "json:no_such_name"}, "has no 'no_such_name'"),
+        ({"model": "json.decoder.JSONDecoder"}, "did you mean json.decoder:JSONDecoder?"),
         ({"model": "json.decoder.deeper:build"}, "no module 'json.decoder.deeper'"),
         ({"model_options": {"num_classes": 3}}, "model_options.num_classes cannot be given"),
         ({"model_options": {"weights": "DEFAULT"}}, "weights start from the seed"),

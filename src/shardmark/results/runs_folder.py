@@ -1,0 +1,42 @@
+"""The folder `runs/`: where new runs go, and which is the latest."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+from shardmark.core.errors import InputError
+
+RUNS = Path("runs")
+LATEST = "latest"
+
+
+def fresh_folder(name: str) -> Path:
+    """`runs/NAME`, or `runs/NAME-2` and so on where there is one already."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(RUNS / new for new in names if new != LATEST and not (RUNS / new).exists())
+
+
+def point_latest_to(folder: Path) -> None:
+    """Have `runs/latest` lead to a run in `runs/`; a run elsewhere changes nothing."""
+    if folder.absolute().parent != RUNS.absolute() or folder.name == LATEST:
+        return
+    link, new_link = RUNS / LATEST, RUNS / f".{LATEST}-{os.getpid()}"
+    with suppress(OSError):  # no symbolic links here, or a folder of that name: not worth a run
+        new_link.symlink_to(folder.name)
+        new_link.replace(link)
+    new_link.unlink(missing_ok=True)
+
+
+def latest_run() -> Path:
+    """The newest run in `runs/`.  Raises `InputError` where there is none."""
+    link = RUNS / LATEST
+    if not (link.is_symlink() and link.is_dir()):
+        raise InputError(
+            "RUN",
+            f"none is given, and {link} leads to no run",
+            "name a run's folder, or make one: shardmark run quickstart",
+        )
+    return RUNS / link.readlink()

@@ -1,0 +1,51 @@
+"""Where new runs go, and which is the latest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardmark import cli
+from shardmark.core.errors import InputError
+from shardmark.results.runs_folder import fresh_folder, latest_run
+from shardmark.results.store import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_runs_are_numbered_and_the_newest_is_the_latest(tmp_path: Path) -> None:
+    for name in ("mine", "mine-2", "mine-3"):
+        folder = fresh_folder("mine")
+        assert folder == Path("runs") / name
+        RunFolder.create(folder)
+        assert latest_run() == folder
+    RunFolder.create(tmp_path / "elsewhere")
+    assert latest_run() == Path("runs/mine-3")
+    RunFolder.create(tmp_path / "runs" / "mine")
+    assert latest_run() == Path("runs/mine"), "taken up again"
+    assert {path.name for path in Path("runs").iterdir()} == {"mine", "mine-2", "mine-3", "latest"}
+
+
+def test_an_experiment_may_be_called_latest() -> None:
+    folder = fresh_folder("latest")
+    RunFolder.create(folder)
+    assert (folder, latest_run()) == (Path("runs/latest-2"), folder)
+
+
+@pytest.mark.parametrize("left", ["nothing", "a folder", "a broken link"])
+def test_without_a_run_it_is_said_so(left: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if left == "a folder":
+        Path("runs/latest").mkdir(parents=True)
+        RunFolder.create(Path("runs/mine"))
+    if left == "a broken link":
+        Path("runs").mkdir()
+        Path("runs/latest").symlink_to("gone")
+    with pytest.raises(InputError, match="shardmark run quickstart"):
+        latest_run()
+    for command in (["compare"], ["report"], ["export", "--to", "csv"]):
+        assert cli.main(command) == 2
+        assert "runs/latest" in capsys.readouterr().err
