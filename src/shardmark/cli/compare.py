@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import shutil
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardmark.core.errors import InputError
+from shardmark.report.table.formats import Format
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shardmark.analysis.compare.comparison import Comparison
     from shardmark.analysis.studies.against import Against
-    from shardmark.report.table.sections import View
-
-ANSWERS = "Answers"
-
-
-class Format(StrEnum):
-    """How the comparison is printed."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    CSV = "csv"
-    JSON = "json"
-    LATEX = "latex"
-
+    from shardmark.report.table.table import Table
 
 Runs = Annotated[
     list[Path] | None,
@@ -48,6 +35,14 @@ Form = Annotated[
     typer.Option(
         "--format",
         help="csv and json hold every metric, in base units; latex needs booktabs and graphicx.",
+    ),
+]
+Wide = Annotated[bool, typer.Option("--wide", help="Show more columns.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME",
+        help="Show these columns: metrics of `shardmark list metrics`, verdict, state_bytes, ...",
     ),
 ]
 Paper = Annotated[
@@ -103,6 +98,8 @@ def compare(
     *,
     baseline: Baseline = None,
     form: Form = Format.TEXT,
+    wide: Wide = False,
+    columns: Columns = None,
     paper: Paper = None,
     epochs: Epochs = False,
     scaling: Scaling = False,
@@ -118,9 +115,10 @@ def compare(
         "--time-to": time_to is not None,
         "--network": network,
         "--nodes": nodes,
+        "--epochs": epochs,
     }
-    names = [name for name, wanted in asked.items() if wanted]
-    _check_options(["--epochs", *names] if epochs else names, form, paper)
+    views = [name for name, wanted in asked.items() if wanted]
+    _check_options(views, form, paper)
     from shardmark.analysis.compare.comparison import compare as compare_runs
     from shardmark.analysis.studies import load_paper
     from shardmark.results.runs_folder import latest_run
@@ -133,46 +131,63 @@ def compare(
         from shardmark.analysis.studies.against import set_against
 
         output = _beside(comparison, set_against(comparison, study), form, epochs)
-    elif epochs or names:
-        views = _views(comparison, [*names, *(["--epochs"] if epochs else [])], time_to)
-        output = _viewed(comparison, views, form)
+    elif views:
+        output = _viewed(comparison, views, form, time_to)
     else:
-        output = render(comparison, form)
+        output = render(comparison, form, _names(wide=wide, columns=columns))
     typer.echo(output, nl=False)
-    if form in (Format.CSV, Format.JSON):
+    if form.for_programs:
         for damaged in comparison.damaged:
             typer.echo(f"damaged, left out: {damaged}", err=True)
 
 
-def render(comparison: Comparison, form: Format = Format.TEXT) -> str:
-    """The table and what to choose in that format; ends with a line break.
+def render(
+    comparison: Comparison, form: Format = Format.TEXT, columns: Sequence[str] | None = None
+) -> str:
+    """The answers and the table in that format; ends with a line break.
 
     On a terminal a table that is wider than it is divided; CSV is the table alone.
     """
-    from shardmark.report.answers.answers import answer_lines, answers_json, next_commands
+    from shardmark.report.answers.answers import (
+        answer_grid,
+        answer_lines,
+        answers_json,
+        next_commands,
+    )
     from shardmark.report.answers.why import why_lines
+    from shardmark.report.table.comparison import BRIEF, comparison_json, comparison_table
+    from shardmark.report.table.formats import render_json, render_points, render_tables
 
-    if form in (Format.CSV, Format.JSON):
-        from shardmark.report.table.data import render_csv, render_json
-
-        if form is Format.CSV:
-            return render_csv(comparison)
-        return render_json(comparison, {"answers": answers_json(comparison)})
-    from shardmark.report.table.sections import Markup, render_points, render_table
-    from shardmark.report.table.tables import comparison_table
-
-    markup, width = Markup(form.value), terminal_width()
-    tasks = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in comparison.rows)
-    table = render_table(comparison_table(comparison), markup, width, "; ".join(tasks) or None)
-    lines = [*answer_lines(comparison), *why_lines(comparison), *next_commands(comparison)]
-    if not lines:
-        return table
-    return f"{table}\n{render_points(ANSWERS, lines, markup, width)}"
+    if form is Format.JSON:
+        return render_json({"answers": answers_json(comparison), **comparison_json(comparison)})
+    table = comparison_table(comparison, columns or BRIEF)
+    width = terminal_width()
+    shown = render_tables([table], form, width, headings=False)
+    if form is Format.CSV:
+        return shown
+    grid = answer_grid(comparison)
+    last = [*why_lines(comparison), *next_commands(comparison)]
+    parts = [
+        *([render_points(lines, form, width)] if (lines := answer_lines(comparison)) else []),
+        *([] if grid is None else [render_tables([grid], form, width)]),
+        shown,
+        *([render_points(last, form, width)] if last else []),
+    ]
+    return "\n".join(parts)
 
 
 def terminal_width() -> int | None:
     """Characters in a line of the terminal; None where the output goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _names(*, wide: bool, columns: str | None) -> list[str] | None:
+    """Columns of the table; None for the few."""
+    from shardmark.report.table.comparison import WIDE
+
+    if columns is not None:
+        return [name.strip() for name in columns.split(",") if name.strip()]
+    return list(WIDE) if wide else None
 
 
 def _check_options(views: Sequence[str], form: Format, paper: str | None) -> None:
@@ -184,64 +199,61 @@ def _check_options(views: Sequence[str], form: Format, paper: str | None) -> Non
                     name, f"given together with --against {paper}", "allowed there is only --epochs"
                 )
     if form is Format.CSV and len(views) > 1:
-        number = "two" if len(views) == 2 else str(len(views))
-        found = f"{', '.join(views[:-1])} and {views[-1]} are {number} tables"
-        raise InputError("--format csv", found, "allowed is one at a time")
+        names = f"{', '.join(views[:-1])} and {views[-1]}"
+        raise InputError("--format csv", f"{names} are several tables", "allowed is one at a time")
 
 
-def _views(comparison: Comparison, names: Sequence[str], time_to: str | None) -> list[View]:
-    """In the order of the names, whatever that of the options."""
-    from shardmark.report.views.epochs import epochs_view
-    from shardmark.report.views.network_view import network_view
-    from shardmark.report.views.pareto import pareto_view
-    from shardmark.report.views.per_node import nodes_view
-    from shardmark.report.views.scaling import scaling_view
-    from shardmark.report.views.time_to_quality import time_to_view
+def _viewed(comparison: Comparison, names: Sequence[str], form: Format, time_to: str | None) -> str:
+    """The views in the order of the names, whatever that of the options."""
+    from shardmark.report.table.comparison import comparison_json
+    from shardmark.report.table.formats import records, render_json, render_tables
+    from shardmark.report.table.sections import as_table
+    from shardmark.report.views.epochs import epochs_tables
+    from shardmark.report.views.network_view import network_csv, network_data, network_sections
+    from shardmark.report.views.pareto import pareto_tables
+    from shardmark.report.views.per_node import nodes_tables
+    from shardmark.report.views.scaling import scaling_tables
+    from shardmark.report.views.time_to_quality import time_to_tables
 
-    makers: dict[str, Callable[[], View]] = {
-        "--scaling": lambda: scaling_view(comparison),
-        "--pareto": lambda: pareto_view(comparison),
-        "--time-to": lambda: time_to_view(comparison, str(time_to)),
-        "--network": lambda: network_view(comparison),
-        "--nodes": lambda: nodes_view(comparison),
-        "--epochs": lambda: epochs_view(comparison),
+    makers: dict[str, Callable[[], list[Table]]] = {
+        "--scaling": lambda: scaling_tables(comparison),
+        "--pareto": lambda: pareto_tables(comparison),
+        "--time-to": lambda: time_to_tables(comparison, str(time_to)),
+        "--network": lambda: [as_table(part) for part in network_sections(comparison)],
+        "--nodes": lambda: nodes_tables(comparison),
+        "--epochs": lambda: epochs_tables(comparison),
     }
-    return [makers[name]() for name in names]
-
-
-def _viewed(comparison: Comparison, views: Sequence[View], form: Format) -> str:
-    from shardmark.report.table.data import render_json
-    from shardmark.report.table.sections import Markup, render_sections
-
-    if form is Format.CSV:
-        (view,) = views
-        return view.csv()
-    if form is Format.JSON:
-        return render_json(comparison, {view.key: view.data() for view in views})
-    sections = [section for view in views for section in view.sections()]
-    return render_sections(sections, Markup(form.value), terminal_width())
+    if form is Format.CSV and "--network" in names:
+        return network_csv(comparison)
+    tables = {name: makers[name]() for name in names}
+    if form is not Format.JSON:
+        everything = [table for part in tables.values() for table in part]
+        return render_tables(everything, form, terminal_width())
+    document: dict[str, Any] = comparison_json(comparison)
+    for name, part in tables.items():
+        rows = [record for table in part for record in records(table)]
+        document[name.removeprefix("--").replace("-", "_")] = (
+            network_data(comparison) if name == "--network" else rows
+        )
+    return render_json(document)
 
 
 def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool) -> str:
     """The comparison and the study; with `epochs` only the tables by epoch."""
-    from shardmark.report.answers.answers import answers_json
     from shardmark.report.studies.against import against_sections, epoch_sections, no_epochs
     from shardmark.report.studies.against_data import against_csv, against_epochs_csv, against_json
-    from shardmark.report.table.data import render_json
-    from shardmark.report.table.sections import Markup, render_sections
-    from shardmark.report.views.epochs import epochs_json
+    from shardmark.report.table.comparison import comparison_json
+    from shardmark.report.table.formats import render_json
+    from shardmark.report.table.sections import render_sections
 
     if form is Format.CSV:
         for note in no_epochs(against) if epochs else ():
             typer.echo(note, err=True)
         return (against_epochs_csv if epochs else against_csv)(comparison, against)
     if form is Format.JSON:
-        beside = (
-            {"epochs": epochs_json(comparison)} if epochs else {"answers": answers_json(comparison)}
-        )
-        return render_json(comparison, {**beside, "against": against_json(against)})
-    markup, width = Markup(form.value), terminal_width()
+        return render_json(comparison_json(comparison) | {"against": against_json(against)})
+    width = terminal_width()
     if epochs:
-        return render_sections(epoch_sections(against), markup, width)
-    sections = render_sections(against_sections(against), markup, width)
+        return render_sections(epoch_sections(against), form, width)
+    sections = render_sections(against_sections(against), form, width)
     return f"{render(comparison, form)}\n{sections}"

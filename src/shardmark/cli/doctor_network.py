@@ -102,7 +102,7 @@ def _ranks(options: NetworkOptions) -> int:
 def _shown(record: NetworkRecord, *, as_json: bool) -> str:
     if as_json:
         return record.model_dump_json(indent=2) + "\n"
-    from shardmark.report.table.sections import Markup, render_sections
+    from shardmark.report.table.sections import render_sections
     from shardmark.report.views.links import links_section
 
-    return render_sections([links_section(record)], Markup.TEXT)
+    return render_sections([links_section(record)])

@@ -13,7 +13,8 @@ from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.per_node import LINK_METRICS, NODE_METRICS, NodeOfRow, nodes_of
 from shardmark.cli import main
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.report.views.per_node import nodes_section, nodes_view
+from shardmark.report.table.formats import records
+from shardmark.report.views.per_node import nodes_tables
 from shardmark.results.schema import RankRecord, TrialResult, WindowRecord
 from shardmark.results.store import RunFolder, load_run
 
@@ -184,19 +185,19 @@ def test_one_node_and_results_without_files(tmp_path: Path) -> None:
 
 
 def test_the_table_and_the_data(two_nodes: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    section = nodes_section(loaded(two_nodes))
-    cells = {column.title: column.cells for column in section.table.columns}
-    assert cells["nodes"] == ("2", "2")
-    assert cells["node"] == ("0", "1")
-    assert cells["sent\nMB/s"] == ("1.00", "2.00")
-    assert cells["errors"] == ("", "3")
-    assert "GPU\n%" not in cells
-    document = json.loads(json.dumps(nodes_view(loaded(two_nodes)).data()))
-    assert [(one["node"], one["ranks"]) for one in document] == [(0, [0, 1]), (1, [2, 3])]
-    memory = document[1]["metrics"]["peak_memory_bytes"]
+    (table,) = nodes_tables(loaded(two_nodes))
+    columns, _ = table.for_people()
+    assert {"placement.nodes", "node"} <= {column.key for column in columns}
+    assert "gpu_utilization" not in {column.key for column in columns}
+    assert table.cells("node") == ("0", "1")
+    assert table.cells("link_sent_bytes_per_second") == ("1.00", "2.00")
+    assert table.cells("errors") == ("-", "3")
+    first, second = records(table)
+    assert [(line["node"], line["ranks"]) for line in (first, second)] == [(0, [0, 1]), (1, [2, 3])]
+    memory = second["peak_memory_bytes"]
     assert (memory["value"], memory["unit"], memory["n"]) == (400, "bytes", 1)
-    assert memory["over_ranks"] == {"mean": 350, "maximum": 400}
-    assert document[0]["metrics"][LINK_METRICS[0]]["unit"] == "bytes/s"
+    assert second["over_ranks"]["peak_memory_bytes"] == {"mean": 350, "maximum": 400}
+    assert first[LINK_METRICS[0]]["unit"] == "bytes/s"
     assert main(["compare", str(two_nodes), "--nodes", "--format", "csv"]) == 0
     header, *lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
@@ -207,6 +208,6 @@ def test_the_table_and_the_data(two_nodes: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_without_a_trial_that_ended_ok(tmp_path: Path) -> None:
-    section = nodes_section(compare([load_run(written(tmp_path / "run"))]))
-    assert section.table.columns == ()
-    assert section.table.notes == ("No trial ended ok.",)
+    (table,) = nodes_tables(compare([load_run(written(tmp_path / "run"))]))
+    assert table.rows == ()
+    assert table.notes == ("No trial ended ok.",)

@@ -180,7 +180,7 @@ def test_text_and_markdown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     run = str(write_detection(tmp_path / "run", scaled()))
     text = answer(capsys, run, "--against", "lamsal-2025")
     lines = [line.split() for line in text.splitlines()]
-    assert text.startswith("strategy  label         ranks    samples/s")
+    assert "strategy  ranks    samples/s" in text
     assert ["ddp", "2", "1", "0.4698", "0.7500", "±0.0000", "588", "10.00", "±0.00", "0.1432",
             "0.1250", "±0.0000"] in lines  # fmt: skip
     assert ["fsdp", "4", "5", "0.4306", "437", "0.1443"] in lines

@@ -12,7 +12,8 @@ from tests.golden.invented import invented_rank, invented_trial
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.network.wire import wires_of
-from shardmark.report.table.sections import Markup, render_sections
+from shardmark.report.table.formats import Format
+from shardmark.report.table.sections import render_sections
 from shardmark.report.views.network import network_json, network_section
 from shardmark.results.schema import CollectiveRecord, ProbeRecord, RankRecord, TrialResult
 from shardmark.results.store import StoredRun
@@ -139,7 +140,7 @@ def test_the_table() -> None:
         ("ddp", "2", "4.00", "4.00", "1.00", "4.10", "1.02", "1.02"),
         ("fsdp", "2", "6.00", "6.00", "1.00", "-", "-", "-"),
     )
-    text = render_sections([section], Markup.TEXT)
+    text = render_sections([section], Format.TEXT)
     assert "Formula of ddp: all-reduce: 2 (n-1)/n G." in text
     assert "Not known: interfaces: not recorded (fsdp on 2 ranks)." in text
 

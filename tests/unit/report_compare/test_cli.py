@@ -9,8 +9,9 @@ import json
 import pytest
 
 from shardmark import cli
-from shardmark.cli.compare import ANSWERS, Format, render, terminal_width
-from shardmark.report.answers.answers import answer_lines, answers_json
+from shardmark.cli.compare import render, terminal_width
+from shardmark.report.answers.answers import answer_lines
+from shardmark.report.table.formats import Format
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
 from tests.unit.report_compare.runs import compared, learning_trial
@@ -72,7 +73,6 @@ def test_a_view_works_in_every_format(
     assert len(list(csv.DictReader(io.StringIO(outputs[Format.CSV])))) == number
     for form in (Format.TEXT, Format.MARKDOWN, Format.LATEX):
         assert "fsdp on 2 ranks (1 x failed)" in outputs[form]
-        assert ANSWERS not in outputs[form]
 
 
 def test_views_stand_below_one_another(capsys: pytest.CaptureFixture[str], folder: str) -> None:
@@ -95,13 +95,9 @@ def test_views_stand_below_one_another(capsys: pytest.CaptureFixture[str], folde
         (["--against", "lamsal-2025", "--time-to", "map"], "error: --time-to: given together"),
         (
             ["--format", "csv", "--pareto", "--scaling"],
-            "--format csv: --scaling and --pareto are two tables; allowed is one at a time",
+            "--format csv: --scaling and --pareto are several tables; allowed is one at a time",
         ),
-        (["--format", "csv", "--epochs", "--time-to", "map"], "--epochs and --time-to are two"),
-        (
-            ["--format", "csv", "--epochs", "--pareto", "--scaling"],
-            "--epochs, --scaling and --pareto are 3 tables",
-        ),
+        (["--columns", "speedupp"], "did you mean 'speedup'?"),
         (["--time-to", "speed=1"], "--time-to: 'speed' is no loss or quality; allowed are train"),
         (["--time-to", "accuracy_top1=80"], "'80'; must be a fraction from 0 to 1"),
         (["--time-to"], "requires an argument"),
@@ -124,45 +120,45 @@ def test_against_a_study_goes_with_every_format(
         code, out, _ = answer(capsys, *arguments, "latex")
         assert code == 0
         check_tex(out)
-        document = json.loads(answer(capsys, *arguments, "json")[1])
-        assert ("answers" in document) is not bool(options)
-        assert document["against"]
+        assert json.loads(answer(capsys, *arguments, "json")[1])["against"]
 
 
-def test_the_table_is_followed_by_what_to_choose(
-    capsys: pytest.CaptureFixture[str], folder: str
-) -> None:
-    comparison = compared(*trials())
-    lines = answer_lines(comparison)
-    assert lines
+def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    first = answer_lines(compared(*trials()))[0][:40]
     text = answer(capsys, folder)[1]
-    table, title, advice = text.partition(f"\n\n{ANSWERS}\n\n")
-    assert title
-    assert table.startswith("strategy")
-    assert advice.startswith(lines[0][:40])
-    markdown = answer(capsys, folder, "--format", "markdown")[1]
-    assert f"\n\n### {ANSWERS}\n\n- {lines[0][:20]}" in markdown
+    assert text.startswith(first)
+    table = [line for line in text.splitlines() if "single" in line and "402.0" in line]
+    assert len(table) == 1
+    assert len(table[0]) <= 80
+    assert answer(capsys, folder, "--format", "markdown")[1].startswith(f"- {first[:20]}")
     latex = answer(capsys, folder, "--format", "latex")[1]
-    assert rf"\subsection*{{{ANSWERS}}}" in latex
     assert r"\caption{invented: classification resnet18 digits}" in latex
     check_tex(latex)
     document = json.loads(answer(capsys, folder, "--format", "json")[1])
-    assert document["answers"] == json.loads(json.dumps(answers_json(comparison)))
-    assert ANSWERS not in answer(capsys, folder, "--format", "csv")[1]
+    assert set(document) == {"answers", "rows", "warnings"}
+    assert [one["question"] for one in document["answers"]][-3:] == [
+        *("fastest", "memory", "equivalent")
+    ]
+    assert answer(capsys, folder, "--format", "csv")[1].startswith("experiment,")
 
 
-def test_without_a_row_there_is_nothing_to_choose() -> None:
-    assert ANSWERS not in render(compared())
-    check_tex(render(compared(), Format.LATEX))
+def test_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    assert "verdict" not in answer(capsys, folder)[1].partition("--------")[0]
+    assert "verdict" in answer(capsys, folder, "--wide")[1].partition("--------")[0]
+    chosen = answer(capsys, folder, "--columns", "threads, verdict")[1]
+    assert "strategy  ranks  threads  verdict" in chosen
+
+
+def test_a_run_without_a_row_works_in_every_format() -> None:
+    for form in Format:
+        assert render(compared(), form)
 
 
 def test_a_terminal_s_width_divides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal_width() is None
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "60")
-    assert terminal_width() == 60
+    monkeypatch.setenv("COLUMNS", "50")
+    assert terminal_width() == 50
     text = render(compared(*trials()))
-    assert max(map(len, text.splitlines())) <= 60
-    assert text.count("strategy  ranks") >= 2
-    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    assert render(compared(*trials())).count("strategy  ranks") == 1
+    assert max(map(len, text.splitlines())) <= 50
+    assert text.count("strategy  ranks") == 2

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +13,8 @@ from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.pareto import NOT_EQUIVALENT, Front, fronts_of
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.edges import Edge
-from shardmark.report.views.pareto import pareto_csv, pareto_json, pareto_sections
+from shardmark.report.table.formats import records
+from shardmark.report.views.pareto import pareto_tables
 from shardmark.results.schema import Failure, Outcome
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared, row_with
@@ -54,6 +52,14 @@ def dominated(found: Front) -> dict[str, list[str]]:
 
 def unsure(found: Front) -> list[str]:
     return [one.row.strategy for one in found.standings if one.perhaps_by and one.on_front]
+
+
+def left_out(found: Front) -> dict[str, str]:
+    return {one.row.strategy: one.reason for one in found.standings if one.reason is not None}
+
+
+def notes(*rows: Row) -> str:
+    return " ".join(note for table in pareto_tables(comparison(*rows)) for note in table.notes)
 
 
 def comparison(*rows: Row) -> Comparison:
@@ -95,29 +101,19 @@ def test_a_difference_inside_the_noise_does_not_dominate() -> None:
 def test_one_repeat_shows_nothing() -> None:
     found = front(row("ddp", (200.0,), (50.0,), (0.9,)), row("fsdp", (100.0,), (100.0,), (0.8,)))
     assert dominated(found) == {}
-    (section,) = pareto_sections(
-        comparison(row("ddp", (200.0,), (50.0,), (0.9,)), row("fsdp", (1.0,), (9.0,), (0.8,)))
-    )
-    assert any(note.startswith("One repeat: no difference can be") for note in section.table.notes)
+    said = notes(row("ddp", (200.0,), (50.0,), (0.9,)), row("fsdp", (1.0,), (9.0,), (0.8,)))
+    assert "One repeat: no difference can be shown" in said
 
 
 def test_noise_that_could_hide_a_larger_loss_leaves_it_open() -> None:
     """5 % less memory for sure, but the throughput may be half or double."""
-    found = front(
+    rows = (
         row("ddp", (100.0, 200.0, 50.0)),
         row("fsdp", (100.0, 60.0, 160.0), peaks=(95.0, 95.95, 94.05)),
     )
-    assert dominated(found) == {}
-    assert unsure(found) == ["ddp"]
-    text = " ".join(
-        pareto_sections(
-            comparison(
-                row("ddp", (100.0, 200.0, 50.0)),
-                row("fsdp", (100.0, 60.0, 160.0), peaks=(95.0, 95.95, 94.05)),
-            )
-        )[0].table.notes
-    )
-    assert "ddp on 2 ranks (by fsdp on 2 ranks: peak memory -5.0 %)" in text
+    assert dominated(front(*rows)) == {}
+    assert unsure(front(*rows)) == ["ddp"]
+    assert "ddp on 2 ranks (by fsdp on 2 ranks: peak memory -5.0 %)" in notes(*rows)
 
 
 def test_a_possible_loss_is_held_against_what_is_sure_of_the_gain() -> None:
@@ -179,20 +175,16 @@ def test_other_conditions_are_another_quality() -> None:
 def test_who_trains_something_else_is_named_and_left_out() -> None:
     wrong = row("zero-3", (900.0, 901.0, 899.0), (1.0, 1.1, 1.2), equivalent=False)
     found = front(row("ddp", equivalent=True), wrong)
-    assert [(one.strategy, reason) for one, reason in found.left_out] == [
-        ("zero-3", NOT_EQUIVALENT)
-    ]
+    assert left_out(found) == {"zero-3": NOT_EQUIVALENT}
     assert dominated(found) == {}
-    assert [one.row.strategy for one in found.standings] == ["ddp"]
-    (section,) = pareto_sections(comparison(row("ddp", equivalent=True), wrong))
-    notes = section.table.notes
-    assert "Not eligible: zero-3 on 2 ranks: trains something else." in notes
+    (table,) = pareto_tables(comparison(row("ddp", equivalent=True), wrong))
+    assert table.cells("standing") == ("front", f"not eligible: {NOT_EQUIVALENT}")
 
 
 def test_what_lacks_a_goal_is_left_out() -> None:
     lacking = row("dp", peaks=(), missing={"peak_memory_bytes": "the device cannot tell"})
     found = front(row("ddp"), lacking)
-    assert found.left_out == ((lacking, "it has no peak_memory_bytes: the device cannot tell"),)
+    assert left_out(found) == {"dp": "it has no peak_memory_bytes: the device cannot tell"}
     blind = front(row("ddp", peaks=()), row("fsdp", peaks=()))
     assert blind.goals == ("samples_per_second", "accuracy_top1")
 
@@ -211,10 +203,8 @@ def test_tasks_and_runs_have_fronts_of_their_own() -> None:
         fronts = fronts_of([row("ddp", fast), other])
         assert len(fronts) == 2
         assert all(not dominated(one) for one in fronts)
-    titles = [
-        one.title for one in pareto_sections(comparison(row("ddp"), row("fsdp", experiment="b")))
-    ]
-    assert titles[1].endswith(": b, classification resnet18 digits")
+    _, second = pareto_tables(comparison(row("ddp"), row("fsdp", experiment="b")))
+    assert second.title.endswith(": b, classification resnet18 digits")
 
 
 def test_rows_that_beat_one_another_in_a_ring_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,40 +252,28 @@ def test_real_differences_are_found() -> None:
 
 def test_table_and_programs() -> None:
     rows = [row("ddp", (200.0, 202.0, 198.0)), row("fsdp"), row("zero-3", equivalent=False)]
-    (section,) = pareto_sections(comparison(*rows))
-    assert section.title == (
-        "Pareto front of samples/s (higher), peak memory (lower), accuracy_top1 (higher)"
-    )
-    cells = {one.title.replace("\n", " "): one.cells for one in section.table.columns}
-    assert cells["strategy"] == ("ddp", "fsdp")
-    assert cells["standing"] == ("front", "dominated")
-    notes = section.table.notes
-    assert notes[0] == "Dominated: fsdp on 2 ranks, by ddp on 2 ranks: samples/s +100 %."
-    assert "Eligible though not verified: ddp on 2 ranks; fsdp on 2 ranks." in notes
-    (document,) = json.loads(json.dumps(pareto_json(comparison(*rows)), allow_nan=False))
-    assert document["goals"]["peak_memory_bytes"] == "lower"
-    assert [one["on_front"] for one in document["rows"]] == [True, False]
-    (by,) = document["rows"][1]["dominated_by"]
-    assert by["strategy"] == "ddp"
-    assert by["gains"]["samples_per_second"]["value"] == pytest.approx(2.0)
-    assert document["left_out"][0]["reason"] == NOT_EQUIVALENT
-    lines = list(csv.DictReader(io.StringIO(pareto_csv(comparison(*rows)))))
-    assert [line["on_front"] for line in lines] == ["true", "false", ""]
-    assert lines[1]["dominated_by"] == "ddp on 2 ranks"
-    assert lines[2]["not_eligible"] == NOT_EQUIVALENT
+    (table,) = pareto_tables(comparison(*rows))
+    for goal in ("samples/s (higher)", "peak memory (lower)", "accuracy_top1 (higher)"):
+        assert goal in table.title
+    assert table.cells("label") == ("ddp", "fsdp", "zero-3")
+    assert table.cells("standing")[:2] == ("front", "dominated")
+    said = notes(*rows)
+    assert "Dominated: fsdp on 2 ranks, by ddp on 2 ranks: samples/s +100 %." in said
+    assert "Eligible though not verified: ddp on 2 ranks; fsdp on 2 ranks." in said
+    first, second, third = records(table)
+    assert [line["standing"] for line in (first, second)] == ["front", "dominated"]
+    assert second["dominated_by"] == "ddp on 2 ranks: samples/s +100 %"
+    assert third["standing"].endswith(NOT_EQUIVALENT)
 
 
 def test_many_that_dominate_are_counted() -> None:
     rows = [row(f"s{i}", (200.0 + i, 202.0 + i, 198.0 + i)) for i in range(4)]
-    (section,) = pareto_sections(comparison(*rows, row("fsdp")))
-    (note,) = [one for one in section.table.notes if one.startswith("Dominated: fsdp")]
-    assert note.endswith(
-        "s3 on 2 ranks: samples/s +103 %, s2 on 2 ranks: samples/s +102 % and 2 more."
-    )
+    said = notes(*rows, row("fsdp"))
+    assert "s2 on 2 ranks: samples/s +102 % and 2 more." in said
 
 
 def test_without_success_the_table_says_so() -> None:
     failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x"))
-    (section,) = pareto_sections(compared(failed))
-    assert section.table.notes[0] == "No trial ended ok."
-    assert pareto_json(compared(failed)) == []
+    (table,) = pareto_tables(compared(failed))
+    assert table.notes[0] == "No trial ended ok."
+    assert table.rows == ()

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import math
-from typing import Any
-
 import pytest
 
 from shardmark.analysis.compare.time_to_quality import (
@@ -17,8 +11,9 @@ from shardmark.analysis.compare.time_to_quality import (
     time_to_quality,
 )
 from shardmark.core.errors import InputError
-from shardmark.report.table.sections import View
-from shardmark.report.views.time_to_quality import time_to_view
+from shardmark.report.table.formats import records
+from shardmark.report.table.table import Table
+from shardmark.report.views.time_to_quality import time_to_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared, learning_trial
@@ -31,17 +26,9 @@ def of(*trials: TrialResult, metric: str = TOP1, target: float = 0.7) -> TimeTo:
     return time_to_quality(row, metric, target)
 
 
-def viewed(text: str, *trials: TrialResult) -> View:
-    return time_to_view(compared(*trials), text)
-
-
-def table(view: View) -> dict[str, tuple[str, ...]]:
-    (section,) = view.sections()
-    return {one.title.replace("\n", " "): one.cells for one in section.table.columns}
-
-
-def notes(view: View) -> str:
-    return " ".join(view.sections()[0].table.notes)
+def viewed(text: str, *trials: TrialResult) -> Table:
+    (table,) = time_to_tables(compared(*trials), text)
+    return table
 
 
 def test_time_ends_with_the_epoch_on_the_slowest_rank() -> None:
@@ -155,7 +142,7 @@ def test_a_row_that_diverged_at_once_sets_no_target() -> None:
 
 
 def test_table_marks_what_is_only_a_bound() -> None:
-    view = viewed(
+    table = viewed(
         f"{TOP1}=0.7",
         learning_trial("ddp", 2, 0),
         learning_trial("ddp", 2, 1),
@@ -163,59 +150,55 @@ def test_table_marks_what_is_only_a_bound() -> None:
         learning_trial("fsdp", 2, 1, accuracies=(0.2, 0.6)),
         invented_trial("zero-2", 2, outcome=Outcome.FAILED, failure=Failure(reason="x")),
     )
-    assert view.sections()[0].title == "Training time to accuracy_top1 ≥ 0.7"
-    assert table(view) == {
-        "strategy": ("ddp", "fsdp"),
-        "ranks": ("2", "2"),
-        "time to s": ("22.00 ±0.00", "> 22.00"),
-        "after epoch": ("2", "2"),
-        "reached": ("2 of 2", "1 of 2"),
-        "best": ("0.7500", "0.6000"),
-    }
-    text = notes(view)
+    assert table.title == "Training time to accuracy_top1 ≥ 0.7"
+    columns, rows = table.for_people()
+    assert [column.title for column in columns] == [
+        *("strategy", "ranks", "time to", "after", "reached", "best")
+    ]
+    assert rows == [
+        ["ddp", "2", "22.00 ±0.00", "2", "2 of 2", "0.7500"],
+        ["fsdp", "2", "> 22.00", "2", "1 of 2", "0.6000"],
+    ]
+    text = " ".join(table.notes)
     assert "> : some repeat never reached the target." in text
     assert "nothing is interpolated" in text
     assert "Left out, not ok: zero-2 on 2 ranks (1 x failed)." in text
 
 
 def test_without_a_value_the_target_is_computed_and_says_by_whom() -> None:
-    view = viewed(
+    table = viewed(
         "train_loss",
         learning_trial("ddp", 2, losses=(1.0, 0.25)),
         learning_trial("fsdp", 2, losses=(1.0, 0.5)),
     )
-    assert view.sections()[0].title == "Training time to train_loss ≤ 0.5"
-    assert "fsdp on 2 ranks bounds it" in notes(view)
-    assert "> :" not in notes(view)
-    assert "One repeat: no interval." in notes(view)
+    assert table.title == "Training time to train_loss ≤ 0.5"
+    text = " ".join(table.notes)
+    assert "fsdp on 2 ranks bounds it" in text
+    assert "> :" not in text
+    assert "One repeat: no interval." in text
 
 
 def test_a_row_without_the_metric_says_why() -> None:
-    view = viewed(f"{TOP1}=0.1", learning_trial(), learning_trial("fsdp", 2, accuracies=()))
-    assert table(view)["time to s"] == ("11.00", "")
-    assert "Not known: no epoch was recorded (fsdp on 2 ranks)." in notes(view)
+    table = viewed(f"{TOP1}=0.1", learning_trial(), learning_trial("fsdp", 2, accuracies=()))
+    assert table.cells("time to") == ("11.00", "-")
+    assert "Not known: no epoch was recorded (fsdp on 2 ranks)." in table.notes
 
 
 def test_programs_get_every_repeat() -> None:
-    view = viewed(
-        f"{TOP1}=0.7",
-        learning_trial("ddp", 2, 0),
-        learning_trial("fsdp", 2, 0, accuracies=(0.1, 0.2)),
+    ddp, fsdp = records(
+        viewed(
+            f"{TOP1}=0.7",
+            learning_trial("ddp", 2, 0),
+            learning_trial("fsdp", 2, 0, accuracies=(0.1, 0.2)),
+        )
     )
-    document: Any = json.loads(json.dumps(view.data(), allow_nan=False))
-    assert (document["metric"], document["target"], document["better"]) == (TOP1, 0.7, "higher")
-    ddp, fsdp = document["rows"]
-    assert ddp["seconds"]["value"] == 22.0
-    assert ddp["seconds"]["unit"] == "seconds"
-    assert fsdp["seconds"] is None
-    assert fsdp["more_than_seconds"] == 22.0
+    assert (ddp["metric"], ddp["target"]) == (TOP1, 0.7)
+    assert (ddp["seconds"]["value"], ddp["seconds"]["unit"]) == (22.0, "seconds")
+    assert (fsdp["seconds"], fsdp["more_than_seconds"]) == (None, 22.0)
+    assert fsdp["missing"] == {"seconds": "not reached in 1 of 1 repeat"}
     assert fsdp["repeats"] == [
         {"repeat": 0, "epoch": None, "seconds": None, "best": 0.2, "reason": "not reached"}
     ]
-    lines = list(csv.DictReader(io.StringIO(view.csv())))
-    assert [line["seconds"] for line in lines] == ["22.0", ""]
-    assert [line["more_than_seconds"] for line in lines] == ["", "22.0"]
-    assert [line["reason"] for line in lines] == ["", "not reached in 1 of 1 repeat"]
 
 
 @pytest.mark.parametrize(
@@ -241,4 +224,4 @@ def test_bad_input_names_what_is_allowed(text: str, message: str) -> None:
 
 
 def test_a_value_may_have_blanks_and_an_exponent() -> None:
-    assert math.isclose(viewed(" train_loss = 5e-1 ", learning_trial()).data()["target"], 0.5)  # type: ignore[index]
+    assert viewed(" train_loss = 5e-1 ", learning_trial()).values("target") == (0.5,)

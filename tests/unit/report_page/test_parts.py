@@ -14,7 +14,7 @@ from shardmark.report.page.method import definitions, method
 from shardmark.report.page.outcomes import LINE_CHARACTERS, TAIL_BYTES, TAIL_LINES, log_tail, not_ok
 from shardmark.report.page.tables import leading_number, page_table
 from shardmark.report.page.trials import ranks_table, trials_table
-from shardmark.report.table.tables import Column
+from shardmark.report.table.sections import TextColumn as Column
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import load_run
 from shardmark.results.verification import Cause, Check, Verdict, Verification, write_verification

@@ -12,7 +12,8 @@ from tests.golden.invented import invented_trial, write_run
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.report.table.data import render_json
+from shardmark.report.table.comparison import comparison_json
+from shardmark.report.table.formats import render_json
 from shardmark.results.bounds import Bounds, bounds_of
 from shardmark.results.store import load_run
 
@@ -33,7 +34,7 @@ def reasons(folder: Path, place: str, value: object) -> list[str]:
     file.write_text(json.dumps(document))
     stored = load_run(run)
     assert len(stored.trials) + len(stored.damaged) == 1
-    render_json(compare([stored]))
+    render_json(comparison_json(compare([stored])))
     return [one.reason for one in stored.damaged]
 
 

@@ -79,20 +79,19 @@ def _relate(
         notes = [_no_baseline(row, baseline)]
         missing["speedup"] = missing["memory_ratio"] = notes[0]
     else:
-        for name, of in (("speedup", "samples_per_second"), ("memory_ratio", "peak_memory_bytes")):
-            metrics[name] = _ratio(row, base, of)
+        for name, of in (("speedup", METRIC), ("memory_ratio", "peak_memory_bytes")):
+            metrics[name] = ratio_between(row, base, of)
             if metrics[name] is None:
                 missing[name] = _no_ratio(row, base, of)
         notes = _about_baseline(row, base, missing.get("speedup"))
-    comparable = _comparable(row, rows)
-    reference = _smallest(row, comparable) or _baseline_of(row, comparable, DEFAULT_BASELINE)
+    reference = scaling_reference(row, rows)
     if reference is not None:
-        metrics["scaling_efficiency"] = _ratio(row, reference, "samples_per_second", per_rank=True)
+        metrics["scaling_efficiency"] = ratio_between(row, reference, METRIC, per_device=True)
     if metrics["scaling_efficiency"] is None:
         missing["scaling_efficiency"] = (
             f"no smaller world size and no `{DEFAULT_BASELINE}` under the same conditions"
             if reference is None
-            else _no_ratio(row, reference, "samples_per_second")
+            else _no_ratio(row, reference, METRIC)
         )
     baseline_place = None if base is None else base.place
     return replace(row, metrics=metrics, missing=missing, baseline=baseline_place), notes
@@ -134,6 +133,16 @@ def _baseline_of(row: Row, comparable: Sequence[Row], baseline: str) -> Row | No
     )
 
 
+def scaling_reference(row: Row, rows: Sequence[Row]) -> Row | None:
+    """What the row's efficiency refers to: its strategy on the fewest ranks, else `single`."""
+    return _smallest(row, _comparable(row, rows)) or single_baseline(row, rows)
+
+
+def single_baseline(row: Row, rows: Sequence[Row]) -> Row | None:
+    """`single` on one rank under the row's conditions."""
+    return _baseline_of(row, _comparable(row, rows), DEFAULT_BASELINE)
+
+
 def _smallest(row: Row, comparable: Sequence[Row]) -> Row | None:
     """The same strategy on the fewest ranks that have a throughput; None unless that is fewer."""
     smaller = [
@@ -142,20 +151,32 @@ def _smallest(row: Row, comparable: Sequence[Row]) -> Row | None:
         if other.label == row.label
         and row.differing(other) <= {NODES}  # more ranks may be more nodes
         and other.world_size < row.world_size
-        and _value(other, "samples_per_second") is not None
+        and _value(other, METRIC) is not None
     ]
     return min(
         smaller, key=lambda other: (len(row.differing(other)), other.world_size), default=None
     )
 
 
-def ratio_between(row: Row, other: Row, metric: str) -> Estimate | None:
+def ratio_between(
+    row: Row, other: Row, metric: str, *, per_device: bool = False
+) -> Estimate | None:
     """The row's metric over the other's, with a 95 % interval from the repeats that both have.
 
     With fewer than two common repeats the ratio of the means, without interval; None where one of
-    the two was not measured or the other is zero.
+    the two was not measured or the other is zero.  `per_device` divides each by its devices first.
     """
-    return _ratio(row, other, metric)
+    above, below = row.values.get(metric), other.values.get(metric)
+    if not above or not below or sum(below.values()) <= 0:
+        return None
+    scale = other.devices / row.devices if per_device else 1.0
+    common = common_repeats(row, other, metric)
+    if len(common) >= 2 and all(below[repeat] > 0 for repeat in common):
+        return estimate_ratio(
+            [above[repeat] * scale for repeat in common], [below[repeat] for repeat in common]
+        )
+    value = fmean(above.values()) / fmean(below.values()) * scale
+    return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
 
 
 def difference_between(row: Row, other: Row, metric: str) -> Estimate | None:
@@ -167,20 +188,6 @@ def difference_between(row: Row, other: Row, metric: str) -> Estimate | None:
     if len(common) >= 2:
         return estimate_difference([above[repeat] - below[repeat] for repeat in common])
     value = fmean(above.values()) - fmean(below.values())
-    return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
-
-
-def _ratio(row: Row, base: Row, name: str, *, per_rank: bool = False) -> Estimate | None:
-    above, below = row.values.get(name), base.values.get(name)
-    if not above or not below or sum(below.values()) <= 0:
-        return None
-    scale = base.world_size / row.world_size if per_rank else 1.0
-    common = common_repeats(row, base, name)
-    if len(common) >= 2 and all(below[repeat] > 0 for repeat in common):
-        return estimate_ratio(
-            [above[repeat] * scale for repeat in common], [below[repeat] for repeat in common]
-        )
-    value = fmean(above.values()) / fmean(below.values()) * scale
     return Estimate(value=value, low=None, high=None, n=min(len(above), len(below)))
 
 

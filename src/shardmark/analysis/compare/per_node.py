@@ -33,6 +33,7 @@ LINK_METRICS = ("link_sent_bytes_per_second", "link_received_bytes_per_second")
 """Beside the catalogue's, which count the loopback, too: over all other interfaces of the node."""
 OF_NO_NODE = ("epoch_seconds", "total_seconds", "model_flops_per_second", "mfu")
 """A trial's, or samples per second in another unit."""
+ERROR_METRICS = ("nonfinite_steps", "skipped_steps", "data_errors")
 NODE_METRICS = (
     *(
         metric.name
@@ -40,9 +41,7 @@ NODE_METRICS = (
         if metric.group in ("time", "rate", "memory", "network", "processes", "device")
         and metric.name not in (*OF_NO_NODE, "speedup", "scaling_efficiency", "memory_ratio")
     ),
-    "nonfinite_steps",
-    "skipped_steps",
-    "data_errors",
+    *ERROR_METRICS,
 )
 """Of the catalogue: what differs from node to node, and is no relation between trials."""
 NO_WINDOW = "no window was measured on the node"
@@ -74,18 +73,17 @@ class NodeOfRow:
 
 def nodes_of(rows: Sequence[Row]) -> list[NodeOfRow]:
     """Every node of every row that ended ok at least once; reads the trials' raw files."""
-    found: list[NodeOfRow] = []
+    nodes: list[NodeOfRow] = []
     for row in rows:
         trials = [(trial, *_raw(row, trial)) for trial in row.ok_trials]
-        numbers = sorted({rank.node for trial, *_ in trials for rank in trial.ranks})
-        for node in numbers:
-            each = [
+        for node in sorted({rank.node for trial, *_ in trials for rank in trial.ranks}):
+            by_repeat = [
                 _of_trial(trial, node, steps, samples)
                 for trial, steps, samples in trials
                 if any(rank.node == node for rank in trial.ranks)
             ]
-            found.append(_of_row(row, node, each))
-    return found
+            nodes.append(_of_row(row, node, by_repeat))
+    return nodes
 
 
 def _raw(row: Row, trial: TrialResult) -> tuple[list[Line], list[Line]]:
@@ -121,18 +119,18 @@ def _of_trial(
     taken = read_steps(steps)
     windows = windows_of(slowest(workers or [rank for rank in ranks if rank.role == "worker"]))
     device_type = str(trial.trial.get("device_type", "cpu"))
-    found: dict[str, Result] = dict.fromkeys((*NODE_METRICS, *LINK_METRICS), NO_WINDOW)
+    metrics: dict[str, Result] = dict.fromkeys((*NODE_METRICS, *LINK_METRICS), NO_WINDOW)
     if workers:
-        found |= time_metrics(workers, taken, trial.started_at_seconds, NO_WINDOW)
-        found |= rate_metrics(workers, NO_WINDOW, NO_WINDOW)
-        found |= communication_metrics(workers)
-    found |= memory_metrics(here, device_type)
+        metrics |= time_metrics(workers, taken, trial.started_at_seconds, NO_WINDOW)
+        metrics |= rate_metrics(workers, NO_WINDOW, NO_WINDOW)
+        metrics |= communication_metrics(workers)
+    metrics |= memory_metrics(here, device_type)
     if windows.spans:
-        found |= network_metrics(own, windows)
-        found |= process_metrics(own, here, windows)
-        found |= device_metrics(own, windows, device_type)
-        found |= _link_metrics(own, windows)
-    return {name: found[name] for name in (*NODE_METRICS, *LINK_METRICS)} | _errors(here)
+        metrics |= network_metrics(own, windows)
+        metrics |= process_metrics(own, here, windows)
+        metrics |= device_metrics(own, windows, device_type)
+        metrics |= _link_metrics(own, windows)
+    return {name: metrics[name] for name in (*NODE_METRICS, *LINK_METRICS)} | _errors(here)
 
 
 def _errors(ranks: Sequence[RankRecord]) -> dict[str, Result]:
@@ -149,45 +147,41 @@ def _link_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result
     if samples and not any(sample["network"] for sample in outward):
         return dict.fromkeys(LINK_METRICS, "the node has no interface but its loopback")
     totals = network_metrics(outward, windows)
-    found: dict[str, Result] = {}
-    for name, counted in zip(LINK_METRICS, ("sent", "received"), strict=True):
-        total = totals[f"network_{counted}_bytes"]
-        found[name] = (
-            total
-            if isinstance(total, str)
-            else Summary(value=total.value / windows.seconds, over="trial")
-        )
-    return found
+    rates: dict[str, Result] = {}
+    for name, way in zip(LINK_METRICS, ("sent", "received"), strict=True):
+        total = totals[f"network_{way}_bytes"]
+        if not isinstance(total, str):
+            total = Summary(value=total.value / windows.seconds, over="trial")
+        rates[name] = total
+    return rates
 
 
 def _without_loopback(sample: Line) -> dict[str, object]:
     network = sample.get("network")
     counters = network.items() if isinstance(network, Mapping) else ()
-    return {str(name): one for name, one in counters if name != LOOPBACK}
+    return {str(name): counts for name, counts in counters if name != LOOPBACK}
 
 
 def _of_row(row: Row, node: int, trials: Sequence[Mapping[str, Result]]) -> NodeOfRow:
-    ranks = {r.rank: r for trial in row.ok_trials for r in trial.ranks if r.node == node}
+    here = [rank for trial in row.ok_trials for rank in trial.ranks if rank.node == node]
     metrics: dict[str, Estimate | None] = {}
     missing: dict[str, str] = {}
     spread: dict[str, OverRanks] = {}
     for name in trials[0]:
-        known = [found for one in trials if isinstance(found := one[name], Summary)]
-        metrics[name] = estimate_mean([one.value for one in known]) if known else None
-        means = [one.mean for one in known if one.mean is not None]
-        most = [one.maximum for one in known if one.maximum is not None]
-        if means and most:
-            spread[name] = OverRanks(mean=fmean(means), maximum=fmean(most))
+        known = [result for trial in trials if isinstance(result := trial[name], Summary)]
+        metrics[name] = estimate_mean([result.value for result in known]) if known else None
+        means = [result.mean for result in known if result.mean is not None]
+        maxima = [result.maximum for result in known if result.maximum is not None]
+        if means and maxima:
+            spread[name] = OverRanks(mean=fmean(means), maximum=fmean(maxima))
         if not known:
             missing[name] = str(trials[0][name])
     return NodeOfRow(
         row=row,
         node=node,
-        hosts=tuple(
-            dict.fromkeys(r.host for t in row.ok_trials for r in t.ranks if r.node == node)
-        ),
-        ranks=tuple(sorted(ranks)),
-        servers=sum(rank.role == "server" for rank in ranks.values()),
+        hosts=tuple(dict.fromkeys(rank.host for rank in here)),
+        ranks=tuple(sorted({rank.rank for rank in here})),
+        servers=len({rank.rank for rank in here if rank.role == "server"}),
         metrics=metrics,
         over_ranks=spread,
         missing=missing,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from shardmark.analysis.statistics.effects import Effect
@@ -20,6 +21,9 @@ from shardmark.trials.trial import cell_id
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
+
+QUALITIES = ("accuracy_top1", "map", "validation_loss", "train_loss")
+"""The quality that most rows have represents them; of several, the first."""
 
 EXECUTION_KEYS = frozenset(
     {
@@ -97,13 +101,24 @@ class Row:
         return int(self.trials[0].trial.get("nodes") or 1) if self.trials else 1
 
     @property
+    def devices(self) -> int:
+        """Devices that train."""
+        return self.world_size
+
+    @property
     def place(self) -> str:
         """The row in words, for a note."""
         bare = ("workload.model", "workload.dataset")  # such a name tells by itself what it is
         keys = {key: "" if key in bare else f"{title_of(key)}=" for key in self.varied}
         varied = "".join(f", {keys[key]}{plain(value)}" for key, value in self.varied.items())
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"{self.label} on {ranks}{varied}"
+        precision = f", {self.precision}" if self.varies_precision else ""
+        return f"{self.label} on {ranks}{precision}{varied}"
+
+    @property
+    def varies_precision(self) -> bool:
+        """Whether the precision is an axis of the experiment."""
+        return any("recipe.precision" in trial.varied for trial in self.trials)
 
     @property
     def ok_trials(self) -> tuple[TrialResult, ...]:
@@ -142,6 +157,27 @@ def _in_run(row: Row, run: StoredRun) -> Row:
         return row
     cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None
     return replace(row, equivalent=verdict.equivalent, deviation=cause, guarantee=verdict.guarantee)
+
+
+def task_of(row: Row) -> tuple[str, str, str]:
+    """What the row trains: experiment, workload, and the workload's keys that vary."""
+    varied = {key: value for key, value in row.varied.items() if key.startswith("workload")}
+    return row.experiment, row.workload, plain(varied)
+
+
+def rate_of(row: Row) -> float:
+    """Samples per second over the repeats; 0 where it was not measured."""
+    values = row.values.get("samples_per_second", {}).values()
+    return fmean(values) if values else 0.0
+
+
+def main_quality(rows: Sequence[Row]) -> str | None:
+    """The quality that most rows have; of several, the first of `QUALITIES`."""
+    if any(row.synthetic for row in rows):
+        return None
+    counts = {name: sum(bool(row.values.get(name)) for row in rows) for name in QUALITIES}
+    best = max(QUALITIES, key=lambda name: counts[name])
+    return best if counts[best] else None
 
 
 def plain(value: object) -> str:

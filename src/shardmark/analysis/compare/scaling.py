@@ -1,16 +1,15 @@
-"""How each strategy gains from more ranks: speed-up and efficiency over its own fewest ranks."""
+"""How each strategy gains from more ranks: speed-up and efficiency over the fewest that exist."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from shardmark.analysis.compare.comparison import ratio_between
+from shardmark.analysis.compare.comparison import ratio_between, single_baseline
 from shardmark.analysis.compare.rows import Row, plain
 from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.config.axes import NODES
-
-RATE = "samples_per_second"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +17,11 @@ class Point:
     """One number of ranks."""
 
     row: Row
+    reference: Row
     speedup: Estimate | None
-    """Samples per second over those on the fewest ranks, repeat by repeat."""
+    """Samples per second over the reference's, repeat by repeat."""
     efficiency: Estimate | None
-    """The speed-up over the growth in ranks; 1 is ideal.  Servers are no ranks here."""
+    """The speed-up over the growth in devices; 1 is ideal.  Servers are no devices here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,12 @@ class Scaling:
     """One strategy under fixed conditions, on growing numbers of ranks."""
 
     points: tuple[Point, ...]
-    """By ranks; the first is what the others refer to."""
+    """By ranks."""
 
     @property
     def reference(self) -> Row:
-        """On the fewest ranks that have a throughput."""
-        return self.points[0].row
+        """The strategy itself on the fewest ranks, or `single` where that is on fewer."""
+        return self.points[0].reference
 
     @property
     def weak(self) -> bool:
@@ -42,9 +42,9 @@ class Scaling:
         return self.reference.weak_scaling
 
     @property
-    def scales(self) -> bool:
-        """Whether there is more than one number of ranks."""
-        return len(self.points) > 1
+    def later(self) -> tuple[Point, ...]:
+        """Points on more ranks than the reference."""
+        return tuple(point for point in self.points if point.row is not self.reference)
 
 
 def scalings_of(rows: Sequence[Row]) -> tuple[Scaling, ...]:
@@ -53,11 +53,11 @@ def scalings_of(rows: Sequence[Row]) -> tuple[Scaling, ...]:
     Runs, workloads, precisions, options and varied keys are never mixed; nodes are, where each
     number of them has ranks of its own.
     """
-    measured = [row for row in rows if row.values.get(RATE)]
+    measured = [row for row in rows if row.values.get(METRIC)]
     return tuple(
-        _scaling(part)
+        _scaling(part, measured)
         for group in _grouped(measured, {NODES})
-        for part in ([group] if _is_one(group) else _grouped(group, set()))
+        for part in ([group] if _one_row_a_size(group) else _grouped(group, set()))
     )
 
 
@@ -71,29 +71,26 @@ def _grouped(rows: Sequence[Row], without: Set[str]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def _is_one(rows: Sequence[Row]) -> bool:
-    """Whether more nodes only are how there come to be more ranks; else each number of nodes has
-    its own scaling."""
+def _one_row_a_size(rows: Sequence[Row]) -> bool:
+    """Whether more nodes only are how there come to be more ranks."""
     return len({row.world_size for row in rows}) == len(rows)
 
 
-def _scaling(rows: Sequence[Row]) -> Scaling:
-    ordered = sorted(rows, key=lambda row: row.world_size)
-    return Scaling(points=tuple(_point(row, ordered[0]) for row in ordered))
+def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> Scaling:
+    ordered = sorted(group, key=lambda row: row.devices)
+    single = single_baseline(ordered[0], measured)
+    starts_later = single is not None and single.devices < ordered[0].devices
+    reference = single if single is not None and starts_later else ordered[0]
+    return Scaling(points=tuple(_point(row, reference) for row in ordered))
 
 
 def _point(row: Row, reference: Row) -> Point:
     if row is reference:
-        one = Estimate(value=1.0, low=None, high=None, n=len(row.values[RATE]))
-        return Point(row=row, speedup=one, efficiency=one)
-    speedup = ratio_between(row, reference, RATE)
-    growth = row.world_size / reference.world_size
-    return Point(row=row, speedup=speedup, efficiency=scaled(speedup, 1 / growth))
-
-
-def scaled(estimate: Estimate | None, factor: float) -> Estimate | None:
-    """The estimate times an exact number."""
-    if estimate is None:
-        return None
-    low, high = (None if end is None else end * factor for end in (estimate.low, estimate.high))
-    return Estimate(value=estimate.value * factor, low=low, high=high, n=estimate.n)
+        unity = Estimate(value=1.0, low=None, high=None, n=len(row.values[METRIC]))
+        return Point(row=row, reference=reference, speedup=unity, efficiency=unity)
+    return Point(
+        row=row,
+        reference=reference,
+        speedup=ratio_between(row, reference, METRIC),
+        efficiency=ratio_between(row, reference, METRIC, per_device=True),
+    )

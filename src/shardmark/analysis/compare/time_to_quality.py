@@ -55,12 +55,12 @@ class TimeTo:
     @cached_property
     def seconds_by_repeat(self) -> Mapping[int, float]:
         """Of the repeats that reached the target; too short a time where others did not."""
-        return {one.repeat: one.seconds for one in self.repeats if one.seconds is not None}
+        return {reach.repeat: reach.seconds for reach in self.repeats if reach.seconds is not None}
 
     @property
     def reached(self) -> int:
         """How many repeats reached the target."""
-        return sum(one.epoch is not None for one in self.repeats)
+        return sum(reach.epoch is not None for reach in self.repeats)
 
     @cached_property
     def estimate(self) -> Estimate | None:
@@ -79,9 +79,9 @@ class TimeTo:
 
         A repeat that missed it counts with all of its training, which was too short.
         """
-        if self.reached == len(self.repeats) or not all(one.recorded for one in self.repeats):
+        if self.reached == len(self.repeats) or not all(r.recorded for r in self.repeats):
             return None
-        known = [one.trained_seconds if one.epoch is None else one.seconds for one in self.repeats]
+        known = [r.trained_seconds if r.epoch is None else r.seconds for r in self.repeats]
         seconds = [value for value in known if value is not None]
         return fmean(seconds) if seconds and len(seconds) == len(known) else None
 
@@ -92,11 +92,11 @@ class TimeTo:
             return None
         if not self.repeats:
             return "no trial ended ok"
-        missed = sum(one.epoch is None and one.recorded for one in self.repeats)
+        missed = sum(reach.epoch is None and reach.recorded for reach in self.repeats)
         if missed:
             repeats = "repeat" if len(self.repeats) == 1 else "repeats"
             return f"not reached in {missed} of {len(self.repeats)} {repeats}"
-        return next(one.reason for one in self.repeats if one.reason is not None)
+        return next(reach.reason for reach in self.repeats if reach.reason is not None)
 
 
 def time_to_quality(row: Row, metric: str, target: float) -> TimeTo:
@@ -106,8 +106,8 @@ def time_to_quality(row: Row, metric: str, target: float) -> TimeTo:
     training loss is the mean of its epoch.  `metric` is one of `TARGET_METRICS`; `KeyError`
     otherwise.  Over the trials that ended ok.
     """
-    repeats = (_reach(replace(row, trials=(trial,)), metric, target) for trial in row.ok_trials)
-    return TimeTo(row=row, metric=metric, target=target, repeats=tuple(repeats))
+    repeats = tuple(_reach(part, metric, target) for part in _by_repeat(row))
+    return TimeTo(row=row, metric=metric, target=target, repeats=repeats)
 
 
 def common_target(rows: Sequence[Row], metric: str) -> float | None:
@@ -122,28 +122,21 @@ def common_target(rows: Sequence[Row], metric: str) -> float | None:
 
 def worst_of(rows: Sequence[Row], metric: str) -> tuple[Row, float] | None:
     """The row that bounds `common_target`, with its value."""
-    found = [(row, value) for row in rows if (value := sure_value(row, metric)) is not None]
+    known = [(row, value) for row in rows if (value := sure_value(row, metric)) is not None]
     pick = min if METRICS[metric].better == "higher" else max
-    return pick(found, key=lambda one: one[1]) if found else None
+    return pick(known, key=lambda pair: pair[1]) if known else None
 
 
 def sure_value(row: Row, metric: str) -> float | None:
     """The best value that every repeat of the row reached at the end of some epoch."""
-    values = [
-        _best(epochs_of(replace(row, trials=(trial,))).epochs, metric) for trial in row.ok_trials
-    ]
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    return min(known) if METRICS[metric].better == "higher" else max(known)
+    values = _all_known([_best(epochs, metric) for epochs in _epochs_by_repeat(row)])
+    return None if values is None else worst_value(metric, values)
 
 
 def training_seconds(row: Row) -> float | None:
     """Of all epochs, in the repeat that took longest; None where some repeat was not timed."""
-    each = [epochs_of(replace(row, trials=(trial,))).epochs for trial in row.ok_trials]
-    seconds = [_number(epochs[-1], "elapsed_seconds") if epochs else None for epochs in each]
-    known = [value for value in seconds if value is not None]
-    return max(known) if known and len(known) == len(seconds) else None
+    seconds = _all_known([_last(epochs, "elapsed_seconds") for epochs in _epochs_by_repeat(row)])
+    return None if seconds is None else max(seconds)
 
 
 def quality_after(row: Row, metric: str, seconds: float) -> float | None:
@@ -151,24 +144,20 @@ def quality_after(row: Row, metric: str, seconds: float) -> float | None:
 
     None where some repeat had no value by then.
     """
-    values = []
-    for trial in row.ok_trials:
-        epochs = epochs_of(replace(row, trials=(trial,))).epochs
-        passed = [(epoch, _number(epoch, "elapsed_seconds")) for epoch in epochs]
-        within = [epoch for epoch, end in passed if end is not None and end <= seconds]
-        values.append(_best(within, metric))
-    known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+
+    def within(epoch: Epoch) -> bool:
+        end = _number(epoch, "elapsed_seconds")
+        return end is not None and end <= seconds
+
+    by_repeat = _epochs_by_repeat(row)
+    values = _all_known([_best([*filter(within, epochs)], metric) for epochs in by_repeat])
+    return None if values is None else fmean(values)
 
 
 def ends_below(row: Row, metric: str, target: float) -> bool:
     """Whether some repeat's last value does not reach the target (any more)."""
-    for trial in row.ok_trials:
-        epochs = epochs_of(replace(row, trials=(trial,))).epochs
-        last = _number(epochs[-1], metric) if epochs else None
-        if last is None or not good_enough(metric, last, target):
-            return True
-    return False
+    last = [_last(epochs, metric) for epochs in _epochs_by_repeat(row)]
+    return any(value is None or not good_enough(metric, value, target) for value in last)
 
 
 def good_enough(metric: str, value: float, target: float) -> bool:
@@ -176,28 +165,45 @@ def good_enough(metric: str, value: float, target: float) -> bool:
     return value >= target if METRICS[metric].better == "higher" else value <= target
 
 
+def worst_value(metric: str, values: Sequence[float]) -> float:
+    """The least good of them, in the metric's own direction."""
+    return min(values) if METRICS[metric].better == "higher" else max(values)
+
+
+def _by_repeat(row: Row) -> list[Row]:
+    """The row's trials that ended ok, each as a row of its own."""
+    return [replace(row, trials=(trial,)) for trial in row.ok_trials]
+
+
+def _epochs_by_repeat(row: Row) -> list[tuple[Epoch, ...]]:
+    return [epochs_of(part).epochs for part in _by_repeat(row)]
+
+
+def _all_known(values: Sequence[float | None]) -> list[float] | None:
+    """None as soon as one is missing, or for none."""
+    known = [value for value in values if value is not None]
+    return known if known and len(known) == len(values) else None
+
+
 def _reach(row: Row, metric: str, target: float) -> Reach:
     """Of a row that has one trial."""
     (trial,) = row.trials
-    found = epochs_of(row)
-    epochs = found.epochs
-    values = ((epoch, _number(epoch, metric)) for epoch in epochs)
-    first = next(
-        (one for one, v in values if v is not None and good_enough(metric, v, target)), None
-    )
-    best = _best(epochs, metric)
+    history = epochs_of(row)
+    epochs = history.epochs
+    values = [(epoch, _number(epoch, metric)) for epoch in epochs]
+    first = next((e for e, v in values if v is not None and good_enough(metric, v, target)), None)
     recorded = any(metric in epoch.metrics for epoch in epochs)
     if first is not None:
         reason = first.missing.get("elapsed_seconds")
     else:
-        reason = "not reached" if recorded else found.reason or NEVER_RECORDED
+        reason = "not reached" if recorded else history.reason or NEVER_RECORDED
     return Reach(
         repeat=trial.repeat,
         epoch=None if first is None else first.number,
         seconds=None if first is None else _number(first, "elapsed_seconds"),
-        trained_seconds=_number(epochs[-1], "elapsed_seconds") if epochs else None,
+        trained_seconds=_last(epochs, "elapsed_seconds"),
         recorded=recorded,
-        best=best,
+        best=_best(epochs, metric),
         reason=reason,
     )
 
@@ -207,6 +213,10 @@ def _best(epochs: Sequence[Epoch], metric: str) -> float | None:
     if not values:
         return None
     return max(values) if METRICS[metric].better == "higher" else min(values)
+
+
+def _last(epochs: Sequence[Epoch], name: str) -> float | None:
+    return _number(epochs[-1], name) if epochs else None
 
 
 def _number(epoch: Epoch, name: str) -> float | None:

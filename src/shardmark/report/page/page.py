@@ -26,9 +26,10 @@ from shardmark.report.page.outcomes import not_ok
 from shardmark.report.page.stability import by_kind, doubt
 from shardmark.report.page.tables import page_table
 from shardmark.report.page.trials import ranks_table, trials_table
-from shardmark.report.table.data import render_csv, render_json
+from shardmark.report.table.comparison import WIDE, comparison_json, comparison_table
+from shardmark.report.table.formats import render_csv, render_json
 from shardmark.report.table.notes import NoteKind, notes_of
-from shardmark.report.table.tables import comparison_columns
+from shardmark.report.table.sections import text_columns
 from shardmark.results.files import write_whole
 from shardmark.results.store import StoredRun
 
@@ -119,8 +120,8 @@ def render_page(
             "verified": verified(runs),
             "method": method(runs),
             "trial_count": sum(len(run.trials) for run in runs),
-            "csv": json_block(render_csv(comparison)),
-            "json": json_block(render_json(comparison)),
+            "csv": json_block(render_csv([comparison_table(comparison)])),
+            "json": json_block(render_json(comparison_json(comparison))),
             **_of_comparison(comparison),
         }
     )
@@ -136,7 +137,9 @@ def _of_comparison(comparison: Comparison) -> dict[str, object]:
         "status": status_of(rows),
         "doubt": doubt(rows, unstable),
         "recommendation": [headed(line) for line in answer_lines(comparison)],
-        "table": page_table("comparison", "Every measured cell.", comparison_columns(rows)),
+        "table": page_table(
+            "comparison", "Every measured cell.", text_columns(comparison_table(comparison, WIDE))
+        ),
         "warnings": [note.text for note in notes if note.kind in WARNINGS],
         "unstable": by_kind(unstable),
         "notes": [note.text for note in notes if note.kind not in WARNINGS],

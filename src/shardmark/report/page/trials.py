@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from shardmark.analysis.compare.rows import Row, plain
 from shardmark.config.axes import title_of
 from shardmark.report.page.tables import PageTable, page_table
-from shardmark.report.table.tables import NOTHING, Column, number
+from shardmark.report.table.sections import TextColumn as Column
+from shardmark.report.table.table import NOTHING, number
 from shardmark.results.schema import RankRecord, TrialResult
 
 MIB = 2.0**20

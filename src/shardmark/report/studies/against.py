@@ -13,10 +13,20 @@ from shardmark.report.studies.against_claims import claims_sections, words_secti
 from shardmark.report.studies.against_labels import printed, published_cell, shown_as
 from shardmark.report.studies.against_notes import difference_notes, headline_notes
 from shardmark.report.studies.against_plausibility import plausibility_section
-from shardmark.report.table.quantities import Quantity, quantity
-from shardmark.report.table.sections import Section
-from shardmark.report.table.tables import Column, Table
-from shardmark.report.views.epochs import epoch_notes, left_out, nodes_column, variant_cells
+from shardmark.report.studies.quantities import Quantity, quantity
+from shardmark.report.table.gaps import left_out
+from shardmark.report.table.sections import (
+    Section,
+    nodes_column,
+    variant_cells,
+)
+from shardmark.report.table.sections import (
+    TextColumn as Column,
+)
+from shardmark.report.table.sections import (
+    TextTable as Table,
+)
+from shardmark.report.views.epochs import epoch_notes
 
 _OWN_COLUMNS = ("train_loss", "epoch_seconds", "map", "accuracy_top1", "perplexity")
 """By epoch, against a study that has no such table; those that nothing recorded are left out."""

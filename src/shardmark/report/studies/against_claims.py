@@ -8,9 +8,17 @@ from shardmark.analysis.studies.against import Against
 from shardmark.analysis.studies.claims import Claim, claims_of
 from shardmark.analysis.studies.statements import Statement
 from shardmark.report.studies.against_labels import label
-from shardmark.report.table.sections import Section
-from shardmark.report.table.tables import Column, Table, number
-from shardmark.report.views.epochs import variant_cells
+from shardmark.report.table.sections import (
+    Section,
+    variant_cells,
+)
+from shardmark.report.table.sections import (
+    TextColumn as Column,
+)
+from shardmark.report.table.sections import (
+    TextTable as Table,
+)
+from shardmark.report.table.table import number
 
 PERCENT = 100
 NOT_STATED = "what it is relative to is not stated"

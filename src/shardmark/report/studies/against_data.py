@@ -10,6 +10,7 @@ from shardmark.analysis.studies.differences import batches, differences, machine
 from shardmark.report.studies.against import epoch_numbers, measured_epoch, published_epoch
 from shardmark.report.studies.against_notes import headline_notes
 from shardmark.report.studies.against_plausibility import plausibility_json
+from shardmark.report.table.columns import identity_of
 from shardmark.report.table.data import (
     csv_header,
     csv_lines,
@@ -17,7 +18,6 @@ from shardmark.report.table.data import (
     estimate_of,
     flat,
     format_csv,
-    identity_of,
     metrics_of,
 )
 

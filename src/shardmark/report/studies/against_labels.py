@@ -6,8 +6,8 @@ from math import floor, log10
 
 from shardmark.analysis.studies.schema import Figures, Paper
 from shardmark.core.metrics import METRICS
-from shardmark.report.table.quantities import Quantity, quantity
-from shardmark.report.table.tables import number
+from shardmark.report.studies.quantities import Quantity, quantity
+from shardmark.report.table.table import number
 
 _LABELS = {
     "epoch_seconds": "epoch time",

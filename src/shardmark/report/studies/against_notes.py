@@ -17,7 +17,7 @@ from shardmark.analysis.studies.differences import (
 from shardmark.analysis.studies.schema import Paper
 from shardmark.analysis.studies.statements import Remark, Statement
 from shardmark.report.studies.against_labels import label
-from shardmark.report.views.epochs import left_out, where
+from shardmark.report.table.gaps import left_out, where
 
 MOST_PLACES = 6
 

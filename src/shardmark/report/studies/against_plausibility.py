@@ -9,7 +9,9 @@ from shardmark.analysis.studies.plausibility import Examined, Finding, plausibil
 from shardmark.core.metrics import METRICS
 from shardmark.report.studies.against_labels import printed
 from shardmark.report.table.sections import Section
-from shardmark.report.table.tables import Column, Table, number
+from shardmark.report.table.sections import TextColumn as Column
+from shardmark.report.table.sections import TextTable as Table
+from shardmark.report.table.table import number
 
 TITLE = "Plausibility of the published figures"
 _BYTES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from shardmark.analysis.compare.rows import Row, plain
 from shardmark.config.axes import title_of
 from shardmark.core.metrics import METRICS
 from shardmark.report.table.table import BYTES, Column, Missing, Value
 
+Item = TypeVar("Item")
+Part = TypeVar("Part")
 RowColumn = tuple[Column, Callable[[Row], Value]]
 
 
@@ -37,6 +39,8 @@ _SHOWN = {
         _shown("cpu_percent", "CPU", "%", decimals=0),
         _shown("gpu_utilization", "GPU", "%", decimals=0),
         _shown("power_watts", "GPUs", "W", decimals=0),
+        _shown("link_sent_bytes_per_second", "sent", "MB/s", 1e-6, decimals=2),
+        _shown("link_received_bytes_per_second", "received", "MB/s", 1e-6, decimals=2),
         _shown("processes", "proc.", decimals=0),
         _shown("threads", "threads", decimals=0),
         _shown("train_loss", "train loss", decimals=4),
@@ -47,17 +51,23 @@ _SHOWN = {
         _shown("accuracy_top1", "top-1", "%", 100, decimals=1),
         _shown("accuracy_top5", "top-5", "%", 100, decimals=1),
         _shown("staleness_mean", "stale", decimals=2),
+        _shown("server_wait_seconds", "server wait", "ms", 1000),
     )
+}
+
+_OTHER_UNITS = {
+    "link_sent_bytes_per_second": "bytes/s",
+    "link_received_bytes_per_second": "bytes/s",
+    "elapsed_seconds": "seconds",
 }
 
 
 def metric_column(name: str, **changes: Any) -> Column:
     """How a metric is shown; one that is not in the catalogue bare, under its own name."""
-    base_unit = METRICS[name].unit if name in METRICS else ""
-    column = _SHOWN.get(name)
-    if column is None:
-        column = Column(key=name, title=name, unit=base_unit)
-    return replace(column, estimated=True, base_unit=base_unit, **changes)
+    base_unit = METRICS[name].unit if name in METRICS else _OTHER_UNITS.get(name, "")
+    column = _SHOWN.get(name) or Column(key=name, title=name, unit=base_unit)
+    fields: dict[str, Any] = {"estimated": True, "base_unit": base_unit, **changes}
+    return replace(column, **fields)
 
 
 def metric_of(name: str) -> Callable[[Row], Value]:
@@ -71,6 +81,17 @@ def metric_of(name: str) -> Callable[[Row], Value]:
 
 def metric(name: str, **changes: Any) -> RowColumn:
     return metric_column(name, **changes), metric_of(name)
+
+
+def for_items(
+    columns: Sequence[tuple[Column, Callable[[Part], Value]]], part_of: Callable[[Item], Part]
+) -> list[tuple[Column, Callable[[Item], Value]]]:
+    """The columns for items that have such a part, as a point of a curve has a row."""
+
+    def through(value_of: Callable[[Part], Value]) -> Callable[[Item], Value]:
+        return lambda item: value_of(part_of(item))
+
+    return [(column, through(value_of)) for column, value_of in columns]
 
 
 def row_columns(rows: Sequence[Row]) -> list[RowColumn]:

@@ -273,6 +273,11 @@ def render_csv(tables: Sequence[Table]) -> str:
         for row in table.rows:
             values = zip(table.columns, row, strict=True)
             lines.append({k: v for c, one in values for k, v in _csv_values(c, one).items()})
+    return csv_text(lines, list(header))
+
+
+def csv_text(lines: Iterable[Mapping[str, Value]], header: Sequence[str]) -> str:
+    """Base units; what a line lacks is an empty cell."""
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(map(csv_cell, header))

@@ -1,74 +1,108 @@
-"""Several tables below one another, each with its heading."""
+"""Tables of ready text, for views that do not yet build typed ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from shardmark.report.table.latex import PACKAGES, latex_section, render_latex
-from shardmark.report.table.markdown import escape_markdown, markdown_section, render_markdown
-from shardmark.report.table.tables import Table
-from shardmark.report.table.text import render_text, wrapped
+from shardmark.analysis.compare.rows import Row, plain
+from shardmark.config.axes import NODES
+from shardmark.report.table.formats import Format, render_tables
+from shardmark.report.table.table import Column, Table
 
 
-class Markup(StrEnum):
-    """A form for people."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextColumn:
+    """A line break in the title divides a name from its unit."""
 
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    LATEX = "latex"
+    title: str
+    cells: tuple[str, ...]
+    numeric: bool = True
+    key: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    columns: tuple[TextColumn, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(zip(*(column.cells for column in self.columns), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     title: str
-    table: Table
+    table: TextTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """One way to look at a comparison, in every form; nothing is computed before it is asked."""
-
-    key: str
-    """In JSON, beside `rows`."""
-    sections: Callable[[], Sequence[Section]]
-    data: Callable[[], object]
-    """For JSON: base units, None where something is missing."""
-    csv: Callable[[], str]
-
-
-def render_table(
-    table: Table, markup: Markup, width: int | None = None, caption: str | None = None
-) -> str:
-    """A table without a heading, in LaTeX with a caption; ends with a line break."""
-    if markup is Markup.MARKDOWN:
-        return render_markdown(table)
-    if markup is Markup.LATEX:
-        return f"{PACKAGES}\n\n{render_latex(table, caption)}"
-    return render_text(table, width)
+def as_table(section: Section) -> Table:
+    """The typed table of these texts."""
+    columns = []
+    for index, column in enumerate(section.table.columns):
+        title, _, unit = column.title.partition("\n")
+        columns.append(
+            Column(
+                key=f"{index}",
+                title=title,
+                unit=unit,
+                numeric=column.numeric,
+                names_row=column.key,
+            )
+        )
+    return Table(
+        title=section.title,
+        columns=tuple(columns),
+        rows=section.table.rows,
+        notes=section.table.notes,
+    )
 
 
 def render_sections(
-    sections: Iterable[Section], markup: Markup = Markup.TEXT, width: int | None = None
+    sections: Iterable[Section], form: Format = Format.TEXT, width: int | None = None
 ) -> str:
-    """Each below its heading, which LaTeX makes a caption; ends with a line break."""
-    if markup is Markup.MARKDOWN:
-        return "\n".join(
-            f"### {escape_markdown(one.title)}\n\n{render_markdown(one.table)}" for one in sections
+    return render_tables([as_table(section) for section in sections], form, width)
+
+
+def text_columns(table: Table) -> tuple[TextColumn, ...]:
+    """The typed table's columns as people see them."""
+    columns, rows = table.for_people()
+    return tuple(
+        TextColumn(
+            title=f"{column.title}\n{column.unit}" if column.unit else column.title,
+            cells=tuple(row[index] for row in rows),
+            numeric=column.numeric,
+            key=column.names_row,
         )
-    if markup is Markup.LATEX:
-        tables = (render_latex(one.table, one.title) for one in sections)
-        return "\n".join([f"{PACKAGES}\n", *tables])
-    return "\n".join(f"{one.title}\n\n{render_text(one.table, width)}" for one in sections)
+        for index, column in enumerate(columns)
+    )
 
 
-def render_points(
-    title: str, points: Sequence[str], markup: Markup, width: int | None = None
-) -> str:
-    """A heading with sentences below; ends with a line break."""
-    if markup is Markup.MARKDOWN:
-        return markdown_section(title, points)
-    if markup is Markup.LATEX:
-        return latex_section(title, points)
-    return f"{title}\n\n" + "".join(wrapped(point, width) for point in points)
+def variants(rows: Sequence[Row]) -> list[TextColumn]:
+    """What tells rows of one strategy and number of ranks apart; no column where nothing does."""
+    cells = variant_cells(rows)
+    columns = [TextColumn(title="variant", cells=cells, numeric=False)] if any(cells) else []
+    return columns + nodes_column(rows)
+
+
+def nodes_column(rows: Sequence[Row | None]) -> list[TextColumn]:
+    """None where no row says its nodes; an empty cell where there is no row."""
+    cells = tuple("" if row is None else plain(row.varied.get(NODES, "")) for row in rows)
+    return [TextColumn(title="nodes", cells=cells)] if any(cells) else []
+
+
+def variant_cells(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Experiment and precision where they differ, then the varied values but for the nodes."""
+    experiments = len({row.experiment for row in rows}) > 1
+    precisions = len({row.precision for row in rows}) > 1
+    return tuple(
+        ", ".join(
+            [
+                *([row.experiment] if experiments else []),
+                *([row.precision] if precisions else []),
+                *(plain(value) for key, value in row.varied.items() if key != NODES),
+            ]
+        )
+        for row in rows
+    )

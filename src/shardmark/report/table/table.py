@@ -78,6 +78,8 @@ class Column:
         places = len(text.partition(".")[2])
         if self.interval == "±":
             return f"{text} ±{(estimate.half_width or 0.0) * self.scale:.{places}f}"
+        if estimate.low == estimate.high:
+            return text
         low, high = estimate.low * self.scale, estimate.high * self.scale
         return f"{text} ({low:.{places}f} to {high:.{places}f})"
 
@@ -103,7 +105,9 @@ class Table:
             if column.shown_to != "programs"
             and (column.names_row or any(cell not in ("", NOTHING) for cell in cells[index]))
         ]
-        columns = [self.columns[index] for index in shown]
+        columns = [
+            replace(self.columns[index], title=clean(self.columns[index].title)) for index in shown
+        ]
         return columns, [list(row) for row in zip(*(cells[i] for i in shown), strict=True)]
 
     def values(self, key: str) -> tuple[Value, ...]:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from shardmark.analysis.network.link_fit import COSTS
 from shardmark.report.table.sections import Section
-from shardmark.report.table.tables import NOTHING, Column, Table, number
+from shardmark.report.table.sections import TextColumn as Column
+from shardmark.report.table.sections import TextTable as Table
+from shardmark.report.table.table import NOTHING, number
 from shardmark.results.network import Bounds, LinkFit, MeasuredOperation, NetworkRecord
 
 MICROSECONDS, MEGABYTES = 1e6, 1e-6

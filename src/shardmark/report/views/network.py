@@ -8,10 +8,19 @@ from typing import Any
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.report.table.data import identity_of
-from shardmark.report.table.sections import Section
-from shardmark.report.table.tables import NOTHING, Column, Table
-from shardmark.report.views.epochs import left_out, variants, where
+from shardmark.report.table.columns import identity_of
+from shardmark.report.table.gaps import left_out, where
+from shardmark.report.table.sections import (
+    Section,
+    variants,
+)
+from shardmark.report.table.sections import (
+    TextColumn as Column,
+)
+from shardmark.report.table.sections import (
+    TextTable as Table,
+)
+from shardmark.report.table.table import NOTHING
 
 MEGABYTE = 1e6
 EXPLANATION = (

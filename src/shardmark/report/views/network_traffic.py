@@ -9,9 +9,18 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.network.bandwidth import Interface, OfRank, OneWay, TrafficOfRow
 from shardmark.analysis.network.wire import Kind, WireOfRow
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.report.table.sections import Section
-from shardmark.report.table.tables import NOTHING, Column, Table, number
-from shardmark.report.views.epochs import variants, where
+from shardmark.report.table.gaps import where
+from shardmark.report.table.sections import (
+    Section,
+    variants,
+)
+from shardmark.report.table.sections import (
+    TextColumn as Column,
+)
+from shardmark.report.table.sections import (
+    TextTable as Table,
+)
+from shardmark.report.table.table import NOTHING, number
 
 MEGABYTE = 1e6
 INTERFACES_NOTE = (

@@ -10,9 +10,10 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.network.bandwidth import TrafficOfRow, traffic_of
 from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.core.errors import InputError
-from shardmark.report.table.data import estimate_columns, flat, format_csv, identity_of
-from shardmark.report.table.sections import Section, View
-from shardmark.report.table.tables import Table
+from shardmark.report.table.columns import identity_of
+from shardmark.report.table.data import estimate_columns, flat, format_csv
+from shardmark.report.table.sections import Section
+from shardmark.report.table.sections import TextTable as Table
 from shardmark.report.views.links import links_section
 from shardmark.report.views.network import network_json, network_section
 from shardmark.report.views.network_traffic import (
@@ -29,15 +30,6 @@ HOW_TO_MEASURE = (
     f"No {NETWORK_FILE} is stored with this run: measure.link_seconds measures links before the"
     " trials, `shardmark doctor --network --run RUN` at any time."
 )
-
-
-def network_view(comparison: Comparison) -> View:
-    return View(
-        key="network",
-        sections=lambda: network_sections(comparison),
-        data=lambda: network_data(comparison),
-        csv=lambda: network_csv(comparison),
-    )
 
 
 def network_sections(comparison: Comparison) -> list[Section]:

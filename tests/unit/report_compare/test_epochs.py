@@ -9,8 +9,8 @@ import pytest
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.epochs import epochs_of, training_seconds
-from shardmark.report.table.sections import render_sections
-from shardmark.report.views.epochs import epochs_csv, epochs_json, epochs_section
+from shardmark.report.table.formats import records
+from shardmark.report.views.epochs import epochs_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from tests.unit.papers.runs import STEPS, detection_trial
@@ -53,9 +53,9 @@ def test_epochs_are_means_over_the_repeats_that_ended_ok() -> None:
     assert seconds.low is not None
     assert found.epochs[0].metrics["map_50"] is None
     assert found.epochs[0].missing == {"map_50": "it is not a finite number"}
-    section = epochs_section(comparison)
-    assert "Left out, not ok: ddp on 2 ranks (1 x failed)." in section.table.notes
-    assert any("includes its 4 warm-up steps" in note for note in section.table.notes)
+    (table,) = epochs_tables(comparison)
+    assert "Left out, not ok: ddp on 2 ranks (1 x failed)." in table.notes
+    assert any("includes its 4 warm-up steps" in note for note in table.notes)
 
 
 def test_a_recipe_of_steps_has_no_epochs() -> None:
@@ -63,9 +63,8 @@ def test_a_recipe_of_steps_has_no_epochs() -> None:
     found = epochs_of(compared(trial).rows[0])
     assert found.epochs == ()
     assert found.reason == "the recipe counts 20 steps and no epochs"
-    assert epochs_section(compared(trial)).table.notes == (
-        "No epochs: the recipe counts 20 steps and no epochs.",
-    )
+    (table,) = epochs_tables(compared(trial))
+    assert table.notes == ("No epochs: the recipe counts 20 steps and no epochs.",)
 
 
 def test_without_success_there_is_no_epoch() -> None:
@@ -73,22 +72,16 @@ def test_without_success_there_is_no_epoch() -> None:
     assert epochs_of(compared(failed).rows[0]).reason == "no trial ended ok"
 
 
-def test_table_has_the_form_of_the_studies() -> None:
-    text = render_sections([epochs_section(compared(detection_trial()))])
-    lines = [line.split() for line in text.splitlines()]
-    titles = "strategy ranks epoch avg loss time since start eval. mAP mAP@50"
-    assert titles.split() in lines
-    assert ["ddp", "2", "1", "0.7500", "10.00", "10.00", "3.000", "0.1250"] in lines
-    assert ["ddp", "2", "2", "0.5000", "11.00", "21.00", "3.000", "0.2500"] in lines
-
-
-def test_programs_get_every_epoch() -> None:
-    first, second = epochs_json(compared(detection_trial()))
+def test_table_and_programs() -> None:
+    (table,) = epochs_tables(compared(detection_trial()))
+    columns, rows = table.for_people()
+    assert [column.key for column in columns] == [
+        *("label", "ranks", "epoch", "train_loss", "epoch_seconds", "elapsed_seconds"),
+        *("evaluation_seconds", "map"),
+    ]
+    assert rows[0] == ["ddp", "2", "1", "0.7500", "10.00", "10.00", "3.000", "0.1250"]
+    assert rows[1] == ["ddp", "2", "2", "0.5000", "11.00", "21.00", "3.000", "0.2500"]
+    first, second = records(table)
     assert (first["strategy"], first["world_size"], first["epoch"]) == ("ddp", 2, 1)
-    metrics = second["metrics"]
-    assert isinstance(metrics, dict)
-    assert metrics["map"]["value"] == 0.25
-    assert metrics["map_50"] is None
-    header, *lines = epochs_csv(compared(detection_trial())).splitlines()
-    assert len(lines) == 2
-    assert {"epoch", "epoch_seconds", "epoch_seconds_low", "map"} <= set(header.split(","))
+    assert (second["map"]["value"], second["map_50"]) == (0.25, None)
+    assert second["missing"]["map_50"] == "it is not a finite number"

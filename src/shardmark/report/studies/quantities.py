@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.report.table.tables import number
+from shardmark.report.table.table import number
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,168 @@
+"""The comparison as a table: a few columns that fit a terminal, or those that are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Any
+
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rows import Row, main_quality, rate_of, task_of
+from shardmark.analysis.diagnose.stability import warnings_of
+from shardmark.analysis.statistics.effects import Effect
+from shardmark.analysis.statistics.verdicts import METRIC
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
+from shardmark.report.table.columns import RowColumn, identity_of, metric, row_columns
+from shardmark.report.table.formats import json_value
+from shardmark.report.table.notes import notes_of
+from shardmark.report.table.table import BYTES, Column, Table, Value, table_of
+
+STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
+BRIEF = ("marks", "samples_per_second", "speedup", "peak_memory_bytes", "quality", "outcome")
+"""Fits 80 characters."""
+WIDE = (
+    "marks",
+    "samples_per_second",
+    "step_seconds",
+    "speedup",
+    "verdict",
+    "scaling_efficiency",
+    "peak_memory_bytes",
+    "memory_ratio",
+    "state_bytes",
+    "worker_state_bytes",
+    "staleness_mean",
+    "server_wait_seconds",
+    "quality",
+    "map_50",
+    "validation_loss",
+    "recorded",
+    "outcome",
+)
+
+
+def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> Table:
+    """One line a row, the fastest of each task first; programs get every metric.
+
+    `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
+    `quality` (the main one) and `recorded` (the user's own); raises `InputError` for others.
+    Columns without any content are not shown.
+    """
+    tasks = list(dict.fromkeys(map(task_of, comparison.rows)))
+    rows = sorted(comparison.rows, key=lambda row: (tasks.index(task_of(row)), -rate_of(row)))
+    shown = {column.key: (column, of) for name in columns for column, of in _columns(name, rows)}
+    names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
+    others = [metric(name, shown_to="programs") for name in names if name not in shown]
+    titles = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in rows)
+    notes = [note.text for note in notes_of(comparison)]
+    return table_of("; ".join(titles), rows, [*row_columns(rows), *shown.values(), *others], notes)
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """`rows` with every metric, and `warnings`."""
+    return {
+        "rows": [
+            identity_of(row)
+            | {
+                "effect": None if row.effect is None else _effect(row.effect),
+                "metrics": {
+                    name: json_value(estimate, METRICS[name].unit if name in METRICS else "")
+                    for name, estimate in row.metrics.items()
+                },
+            }
+            for row in comparison.rows
+        ],
+        "warnings": [
+            asdict(warning) | {"remedy": warning.remedy} for warning in warnings_of(comparison)
+        ],
+    }
+
+
+def _effect(effect: Effect) -> dict[str, object]:
+    """The effect on which the verdict rests; `p_corrected` decides."""
+    ratio = effect.ratio
+    return {
+        "metric": METRIC,
+        "percent": effect.percent,
+        "ratio": ratio.value,
+        "low": ratio.low,
+        "high": ratio.high,
+        "standardised": effect.standardised,
+        "p_value": effect.p_value,
+        "p_corrected": effect.p_corrected,
+        "n": ratio.n,
+    }
+
+
+def _columns(name: str, rows: Sequence[Row]) -> list[RowColumn]:
+    if name in _EXTRA:
+        return [_EXTRA[name]]
+    if name == "quality":
+        quality = main_quality(rows)
+        return [] if quality is None else [metric(quality)]
+    recorded = list(dict.fromkeys(key for row in rows for key in row.metrics if key not in METRICS))
+    if name == "recorded":
+        return [metric(key) for key in recorded]
+    if name in METRICS or name in recorded:
+        return [metric(name)]
+    allowed = [*_EXTRA, "quality", "recorded", *METRICS, *recorded]
+    near = get_close_matches(name, allowed, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise InputError(
+        "--columns", f"no column {name!r}", f"{hint}`shardmark list metrics` has the names"
+    )
+
+
+def _people(
+    key: str, title: str, value_of: Callable[[Row], Value], *, numeric: bool = False, unit: str = ""
+) -> tuple[str, RowColumn]:
+    column = Column(key=key, title=title, unit=unit, numeric=numeric, shown_to="people")
+    return key, (column, value_of)
+
+
+def _marks(row: Row) -> str:
+    """What bars the row from being ranked with the others."""
+    marks = [
+        ("not equivalent", row.equivalent is False),
+        ("rank lost", any(rank.lost for trial in row.ok_trials for rank in trial.ranks)),
+    ]
+    return ", ".join(name for name, holds in marks if holds)
+
+
+def _outcomes(row: Row) -> str:
+    """Nothing where every trial ended ok."""
+    if set(row.outcomes) <= {"ok"}:
+        return ""
+    return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
+
+
+def _state_bytes(row: Row) -> float | None:
+    """Parameters, gradients and optimizer state of the fullest rank; None if one is not known."""
+    parts = [row.metrics[name] for name in STATE_METRICS]
+    known = [part.value for part in parts if part is not None]
+    return sum(known) if len(known) == len(parts) else None
+
+
+def _worker_state_bytes(row: Row) -> float | None:
+    """What the fullest worker holds, where servers hold the rest; None without servers."""
+    held = [
+        sum(getattr(rank.probe, name) or 0 for name in STATE_METRICS)
+        for trial in row.ok_trials
+        if any(rank.role == "server" for rank in trial.ranks)
+        for rank in trial.ranks
+        if rank.role == "worker" and rank.probe is not None
+    ]
+    return max(held, default=None)
+
+
+_EXTRA = dict(
+    (
+        _people("marks", "marks", _marks),
+        _people("verdict", "verdict", lambda row: row.verdict or ""),
+        _people("state_bytes", "state", _state_bytes, numeric=True, unit=BYTES),
+        _people("worker_state_bytes", "worker", _worker_state_bytes, numeric=True, unit=BYTES),
+        _people("outcome", "outcomes", _outcomes),
+    )
+)

@@ -1,0 +1,239 @@
+"""The comparison's columns, and what a reader must know beside the numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
+from shardmark.report.table.comparison import WIDE, comparison_json, comparison_table
+from shardmark.report.table.formats import Format, render_json, render_tables
+from shardmark.report.table.table import Table
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun
+from tests.golden.invented import invented_trial
+from tests.unit.report_compare.runs import compared
+
+
+def single_and_ddp(repeats: Sequence[int] = (0, 1), **fields: Any) -> list[TrialResult]:
+    return [
+        invented_trial(strategy, size, repeat, **fields)
+        for strategy, size in (("single", 1), ("ddp", 2))
+        for repeat in repeats
+    ]
+
+
+def shown(comparison: Comparison, columns: Sequence[str] = WIDE) -> dict[str, tuple[str, ...]]:
+    """Title with unit -> cells, as people see them."""
+    made, rows = comparison_table(comparison, columns).for_people()
+    titles = [f"{column.title} {column.unit}".strip() for column in made]
+    return dict(zip(titles, zip(*rows, strict=True), strict=True)) if rows else {}
+
+
+def notes(*trials: TrialResult) -> tuple[str, ...]:
+    return comparison_table(compared(*trials)).notes
+
+
+def document(comparison: Comparison) -> Any:
+    return json.loads(render_json(comparison_json(comparison)))
+
+
+def lines(table: Table) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(render_tables([table], Format.CSV))))
+
+
+def test_a_few_columns_the_fastest_first() -> None:
+    comparison = compared(*single_and_ddp())
+    few = comparison_table(comparison)
+    columns, rows = few.for_people()
+    assert [column.key for column in columns] == [
+        "label",
+        "ranks",
+        "samples_per_second",
+        "speedup",
+        "peak_memory_bytes",
+        "accuracy_top1",
+    ]
+    assert rows == [
+        ["ddp", "2", "734.5 ±98.5", "1.83 (1.72 to 1.95)", "290.9", "95.3"],
+        ["single", "1", "402.0 ±26.2", "1.00", "410.1", "95.3"],
+    ]
+    table = render_tables([few], headings=False).partition("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_more_columns_have_human_units() -> None:
+    cells = shown(compared(*single_and_ddp()))
+    assert cells["step ms"] == ("87.14", "159.2")
+    assert cells["verdict"] == ("faster", "baseline")
+    assert cells["eff. %"] == ("91", "100")
+    assert cells["state MiB"] == ("170.5", "170.5")
+    assert "outcomes" not in cells
+
+
+def test_columns_are_chosen_by_name() -> None:
+    own = invented_trial()
+    own = own.model_copy(update={"metrics": own.metrics | {"dice": own.metrics["threads"]}})
+    names = ["step_seconds", "verdict", "dice"]
+    assert list(shown(compared(own), names)) == ["strategy", "ranks", "step ms", "dice"]
+    assert "dice" in shown(compared(own))
+    with pytest.raises(InputError) as error:
+        comparison_table(compared(own), ["step_second"])
+    assert "--columns: no column 'step_second'; did you mean 'step_seconds'?" in str(error.value)
+
+
+def test_average_precision_is_shown_where_it_is_measured() -> None:
+    values = {"map": 0.36949, "map_50": 0.58, "accuracy_top1": None, "validation_loss": None}
+    cells = shown(compared(invented_trial(metrics=values)))
+    assert (cells["mAP"], cells["mAP@50"]) == (("0.3695",), ("0.5800",))
+    assert not {"top-1 %", "val. loss"} & set(cells)
+    only_loss = invented_trial(
+        metrics={"accuracy_top1": None, "validation_loss": None, "train_loss": 2.3}
+    )
+    assert shown(compared(only_loss))["train loss"] == ("2.3000",)
+
+
+def test_state_is_missing_if_a_part_is() -> None:
+    assert "state MiB" not in shown(compared(invented_trial(metrics={"gradient_bytes": None})))
+
+
+def test_every_axis_that_varies_names_the_row() -> None:
+    varied = [
+        {"recipe.global_batch": 64, "recipe.optimizer.name": "sgd", "workload.name": "a"},
+        {"recipe.global_batch": 256, "recipe.optimizer.name": "adam", "workload.name": "b"},
+    ]
+    trials = [
+        invented_trial(varied=keys | {"recipe.precision": precision}, precision=precision)
+        for keys, precision in zip(varied, ("bf16", "fp32"), strict=True)
+    ]
+    comparison = compared(*trials)
+    cells = shown(comparison)
+    assert cells["global_batch"] == ("64", "256")
+    assert cells["recipe.optimizer.name"] == ("sgd", "adam")
+    assert cells["workload.name"] == ("a", "b")
+    assert cells["precision"] == ("bf16", "fp32")
+    assert comparison.rows[0].place.startswith("ddp on 2 ranks, bf16, recipe.global_batch=64")
+
+
+def test_several_runs_and_workloads_are_told_apart() -> None:
+    other = {"experiment": "second", "workload": {"name": "detection", "dataset": "coco"}}
+    trials = (invented_trial(), invented_trial("fsdp", 2))
+    runs = [
+        StoredRun(path=Path("a"), trials=trials[:1]),
+        StoredRun(path=Path("b"), trials=(trials[1].model_copy(update={"trial": other}),)),
+    ]
+    cells = shown(compare(runs))
+    assert set(cells["experiment"]) == {"invented", "second"}
+    assert cells["workload"][1] == "detection coco"
+
+
+def test_nodes_have_one_name() -> None:
+    varied = [{"placement.nodes": nodes, "recipe.cpu_offload": nodes == 2} for nodes in (1, 2)]
+    trials = [
+        invented_trial("single", 1, varied=varied[0]),
+        *(invented_trial("ddp", 2, varied=keys) for keys in varied),
+    ]
+    assert sorted(shown(compared(*trials))["nodes"]) == ["1", "1", "2"]
+    said = notes(*trials)
+    assert not any("placement.nodes" in note for note in said)
+    assert any("ddp on 2 ranks, nodes=2, recipe.cpu_offload=true is" in note for note in said)
+
+
+def test_servers_and_lost_workers_are_told() -> None:
+    trial = invented_trial("ps-async", 2, 0)
+    first, second = trial.ranks
+    server = first.model_copy(update={"rank": 2, "role": "server"})
+    lost = second.model_copy(update={"lost": "was ended by SIGKILL"})
+    cells = shown(compared(trial.model_copy(update={"ranks": (first, lost, server)})))
+    assert (cells["ranks"], cells["marks"]) == (("2+1",), ("rank lost",))
+    assert "worker MiB" in cells
+    assert "worker MiB" not in shown(compared(trial))
+
+
+def test_json_is_the_contracts() -> None:
+    varied = {"recipe.global_batch": 64}
+    failed = invented_trial("fsdp", outcome=Outcome.FAILED, varied=varied)
+    made = document(compared(*single_and_ddp(varied=varied), failed))
+    _, ddp, fsdp = made["rows"]
+    assert (ddp["strategy"], ddp["world_size"], ddp["precision"]) == ("ddp", 2, "fp32")
+    assert ddp["recipe.global_batch"] == 64
+    assert (ddp["outcomes"], ddp["verdict"]) == ({"ok": 2}, "faster")
+    assert set(ddp["metrics"]) == set(METRICS)
+    assert set(ddp["metrics"]["step_seconds"]) == {"value", "low", "high", "unit", "n"}
+    assert ddp["metrics"]["step_seconds"]["unit"] == "seconds"
+    assert ddp["metrics"]["mfu"] is None
+    assert ddp["metrics"]["speedup"]["value"] == pytest.approx(2 / 1.1 * math.sqrt(1.02 / 1.01))
+    assert set(fsdp["metrics"].values()) == {None}
+    assert fsdp["outcomes"] == {"failed": 1}
+    (alone,) = document(compared(invented_trial()))["rows"]
+    threads = {"value": 1.0, "low": None, "high": None, "unit": "threads", "n": 1}
+    assert alone["metrics"]["threads"] == threads
+
+
+def test_csv_has_every_metric_with_its_interval() -> None:
+    trials = [
+        *single_and_ddp(varied={"recipe.optimizer": {"name": "sgd"}}),
+        invented_trial("fsdp", outcome=Outcome.FAILED, strategy_options={"wrap": "block"}),
+    ]
+    made = lines(comparison_table(compared(*trials)))
+    for name in METRICS:
+        assert {name, f"{name}_low", f"{name}_high"} <= set(made[0])
+    by_strategy = {line["strategy"]: line for line in made}
+    ddp, fsdp = by_strategy["ddp"], by_strategy["fsdp"]
+    low, value, high = (float(ddp[f"samples_per_second{end}"]) for end in ("_low", "", "_high"))
+    assert low < value < high
+    assert ddp["mfu"] == ddp["mfu_low"] == ""
+    assert json.loads(ddp["recipe.optimizer"]) == {"name": "sgd"}
+    assert fsdp["samples_per_second"] == fsdp["recipe.optimizer"] == ""
+    assert json.loads(fsdp["strategy_options"]) == {"wrap": "block"}
+
+
+def test_synthetic_data_and_weak_scaling_are_told() -> None:
+    trial = invented_trial(synthetic=True)
+    trial = trial.model_copy(update={"trial": {"recipe": {"per_rank_batch": 32}}})
+    comparison = compared(trial)
+    for said in ("Synthetic data", "Weak scaling"):
+        assert any(note.startswith(said) for note in comparison_table(comparison).notes)
+    (row,) = document(comparison)["rows"]
+    assert row["synthetic"] is row["weak_scaling"] is True
+    assert "top-1 %" not in shown(comparison)
+
+
+def test_an_empty_run_says_so() -> None:
+    comparison = compare([StoredRun(path=Path("run"), trials=(), missing=("y",))])
+    text = render_tables([comparison_table(comparison)])
+    assert text == "No trial has a result.\nBegun without a result: y.\n"
+    assert document(comparison) == {"rows": [], "warnings": []}
+
+
+def test_verdicts() -> None:
+    rates = {
+        "single": (100.0, 101.0, 100.5),
+        "ddp": (150.0, 151.0, 151.5),
+        "fsdp": (50.0, 50.1, 50.3),
+        "zero-1": (90.0, 120.0, 95.0),
+    }
+    comparison = compared(
+        *(
+            invented_trial(strategy, 1, repeat, metrics={"samples_per_second": rate})
+            for strategy, series in rates.items()
+            for repeat, rate in enumerate(series)
+        )
+    )
+    cells = shown(comparison)
+    assert dict(zip(cells["strategy"], cells["verdict"], strict=True)) == {
+        "single": "baseline",
+        "ddp": "faster",
+        "fsdp": "slower",
+        "zero-1": "no difference shown",
+    }
+    assert shown(compared(*single_and_ddp([0])))["speed-up"] == ("1.82", "1.00")

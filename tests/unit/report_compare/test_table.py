@@ -1,0 +1,241 @@
+"""Every format of one table: what is shown, what is escaped, and nothing is lost."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from typing import Any
+
+import pytest
+
+from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.report.table.formats import (
+    Format,
+    csv_cell,
+    escape_latex,
+    records,
+    render_json,
+    render_points,
+    render_tables,
+)
+from shardmark.report.table.table import Column, Missing, Table, Value, number, table_of
+from tests.unit.report_compare.tex import check_tex
+
+HOSTILE = '\x1b[31mred\n=1+2 a&b_c%$#{}\\~^<b>|`"[*'
+
+
+def column(key: str = "x", **fields: Any) -> Column:
+    return Column(**({"key": key, "title": key} | fields))
+
+
+def table(*others: tuple[Column, Value], notes: tuple[str, ...] = ("A note.",)) -> Table:
+    """Two rows, of ddp and fsdp; the other columns hold the same value twice."""
+    columns = (
+        column("strategy", numeric=False, names_row=True),
+        column("ranks", names_row=True),
+        *(one for one, _ in others),
+    )
+    values = tuple(value for _, value in others)
+    rows = (("ddp", 2, *values), ("fsdp", 4, *values))
+    return Table(title="Title | <b>", columns=columns, rows=rows, notes=notes)
+
+
+def estimate(value: float, low: float | None = None, high: float | None = None) -> Estimate:
+    return Estimate(value=value, low=low, high=high, n=2)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (0.012345, "0.01235"),
+        (1.23456, "1.235"),
+        (-12.3456, "-12.35"),
+        (123.456, "123.5"),
+        (123456.7, "123457"),
+    ],
+)
+def test_numbers_have_about_four_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "value", "text"),
+    [
+        ({}, None, "-"),
+        ({}, Missing("why"), "-"),
+        ({}, True, "yes"),
+        ({}, 3, "3"),
+        ({"scale": 1000.0}, estimate(0.159), "159.0"),
+        ({"interval": "±"}, estimate(734.5, 642.1, 826.9), "734.5 ±92.4"),
+        ({"interval": "±"}, estimate(734.5), "734.5"),
+        ({"interval": "to", "decimals": 2}, estimate(1.8, 1.72, 1.95), "1.80 (1.72 to 1.95)"),
+        ({"interval": "to", "decimals": 2}, estimate(1.0, 1.0, 1.0), "1.00"),
+        ({}, {"a": 1}, '{"a": 1}'),
+        ({}, "two\nlines\x1b[31m\u202e", "two lines[31m"),
+    ],
+)
+def test_a_cell_as_people_see_it(fields: dict[str, Any], value: Value, text: str) -> None:
+    assert column(**fields).show(value) == text
+
+
+def test_bytes_are_in_the_unit_of_the_largest() -> None:
+    for largest, shown in ((2048.0, ("KiB", "2")), (5 * 2.0**30, ("GiB", "5"))):
+        made = table_of("", [largest, None], [(column(unit="bytes"), lambda item: item)])
+        assert (made.columns[0].unit, made.cells("x")[0]) == shown
+        assert made.values("x")[0] == largest
+
+
+def test_a_wide_text_table_continues_below_with_the_names() -> None:
+    wide = table(
+        (column("samples/s"), 1.5), (column("peak", unit="MiB"), 22.5), (column("empty"), None)
+    )
+    shown = render_tables([wide], headings=False)
+    assert shown.splitlines() == [
+        "strategy  ranks  samples/s   peak",
+        "                              MiB",
+        "--------  -----  ---------  -----",
+        "ddp           2      1.500  22.50",
+        "fsdp          4      1.500  22.50",
+        "",
+        "A note.",
+    ]
+    assert "empty" not in shown
+    divided = render_tables([wide], width=27, headings=False)
+    assert divided.count("strategy  ranks") == 2
+    assert max(map(len, divided.splitlines())) <= 27
+    assert render_tables([wide], width=80, headings=False) == shown
+    whole, notes = Table(title="", columns=(), rows=(), notes=("many words " * 30,)), 40
+    assert max(map(len, render_tables([whole], width=5).splitlines())) <= notes
+    assert max(map(len, render_tables([whole]).splitlines())) <= 98
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("a_b & 5 % of #1 for $2", r"a\_b \& 5 \% of \#1 for \$2"),
+        ("\\input{/etc/passwd}", r"\textbackslash{}input\{/etc/passwd\}"),
+        ("~/data^2", r"\textasciitilde{}/data\textasciicircum{}2"),
+        (
+            'a<b>c|d `x` "y"',
+            r"a\textless{}b\textgreater{}c\textbar{}d \textasciigrave{}x"
+            r"\textasciigrave{} {''}y{''}",
+        ),
+        ("[2pt] *", "{[}2pt{]} {*}"),
+        ("--epochs ---", "-{}-epochs -{}-{}-"),
+        ("1 ±2 ≥ → \N{MULTIPLICATION SIGN} µ", r"1 $\pm$2 $\geq$ $\to$ $\times$ $\mu$"),
+        ("\x1b[31mred\x00\u202e", "{[}31mred"),
+        ("Zürich", "Zürich"),
+    ],
+)
+def test_tex_prints_the_text_as_it_is(text: str, printed: str) -> None:
+    assert escape_latex(text) == printed
+
+
+@pytest.mark.parametrize("wrong", ["a_b", "5 %", "a & b", "$x", "{", "}", r"\input x", r"\pm", "~"])
+def test_the_check_of_tex_finds_what_is_not_escaped(wrong: str) -> None:
+    with pytest.raises((AssertionError, IndexError)):
+        check_tex(wrong)
+
+
+def test_latex() -> None:
+    made = render_tables(
+        [
+            table(
+                (column("samples/s"), "402.0 ±25.4"),
+                (column("eff.", unit="%"), "-1.50"),
+                (column("gone"), "-"),
+                (column("why", numeric=False), "[ddp]"),
+            )
+        ],
+        Format.LATEX,
+    )
+    check_tex(made)
+    assert made.startswith("% needs \\usepackage{booktabs,graphicx}\n")
+    assert r"\caption{Title \textbar{} \textless{}b\textgreater{}}" in made
+    assert r"\begin{tabular}{@{}lrrrl@{}}" in made
+    assert r"ddp & 2 & 402.0\,$\pm$\,25.4 & $-$1.50 & {[}ddp{]} \\" in made
+    assert r"\item A note." in made
+    empty = render_tables([table_of("", (), (), ["5 %"])], Format.LATEX)
+    assert "tabular" not in empty
+    assert r"\caption" not in empty
+
+
+def test_whatever_stands_in_a_name_is_text_in_every_format() -> None:
+    every = "".join(map(chr, range(0x20, 0x17F))) + "\u200b\U0001f600"
+    for text in (HOSTILE, every, every[::-1], "\\end{tabular}", "$x$ % & --", "\\\\[1em]"):
+        shown = Table(
+            title=text,
+            columns=(column(text, numeric=False, names_row=True), column("a|b", title=text)),
+            rows=((text, text),),
+            notes=(text,),
+        )
+        check_tex(render_tables([shown], Format.LATEX) + render_points([text], Format.LATEX))
+        for form in (Format.TEXT, Format.MARKDOWN):
+            for line in render_tables([shown], form, 500).splitlines():
+                assert line.isprintable()
+        rows = [
+            line
+            for line in render_tables([shown], Format.MARKDOWN).splitlines()
+            if line.startswith("|")
+        ]
+        assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+
+
+@pytest.mark.parametrize("text", ["=1+2", "+1", "-1", "@SUM(A1)", "\t=1", " =1"])
+def test_no_spreadsheet_runs_a_cell_of_csv(text: str) -> None:
+    assert not csv_cell(text).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert csv_cell(-1.5) == "-1.5"
+
+
+def test_markdown_is_a_table_and_a_list() -> None:
+    made = render_tables([table((column("peak", unit="MiB"), "a | b\n<c>"))], Format.MARKDOWN)
+    assert made.splitlines() == [
+        "### Title \\| &lt;b>",
+        "",
+        "| strategy | ranks | peak MiB |",
+        "| :--- | ---: | ---: |",
+        "| ddp | 2 | a \\| b &lt;c> |",
+        "| fsdp | 4 | a \\| b &lt;c> |",
+        "",
+        "- A note.",
+    ]
+
+
+def test_programs_get_base_units_and_reasons() -> None:
+    rate = column("rate", scale=100, estimated=True, base_unit="samples/s", shown_to="programs")
+    made = table(
+        (rate, estimate(1.0, 0.5, 2.0)),
+        (column("lost", estimated=True), Missing("no sensor")),
+        (column("ours", shown_to="people"), 1),
+    )
+    assert records(made)[0] == {
+        "strategy": "ddp",
+        "ranks": 2,
+        "rate": {"value": 1.0, "low": 0.5, "high": 2.0, "unit": "samples/s", "n": 2},
+        "lost": None,
+        "missing": {"lost": "no sensor"},
+    }
+    assert "100.0" not in render_tables([made])
+    other = Table(title="", columns=(column("more"),), rows=((True,),))
+    first, _, last = csv.DictReader(io.StringIO(render_tables([made, other], Format.CSV)))
+    assert (first["rate_low"], first["lost"], first["more"]) == ("0.5", "", "")
+    assert (last["more"], last["strategy"]) == ("true", "")
+    assert "ours" not in first
+    assert json.loads(render_tables([made, other], Format.JSON))[2] == {"more": True}
+    with pytest.raises(ValueError, match="Out of range"):
+        render_json([math.inf])
+
+
+def test_points_are_a_list_or_paragraphs() -> None:
+    points = ("Fastest: ddp <2>.", "many words " * 30)
+    text = render_points(points, Format.TEXT, 60, title="Which")
+    assert text.startswith("Which\n\nFastest: ddp <2>.\nmany words")
+    assert max(map(len, text.splitlines())) <= 60
+    markdown = render_points(points, Format.MARKDOWN, title="Which")
+    assert markdown.startswith("### Which\n\n- Fastest: ddp &lt;2>.\n- many")
+    latex = render_points(points, Format.LATEX, title="Which & when")
+    assert r"\subsection*{Which \& when}" in latex
+    check_tex(latex)
