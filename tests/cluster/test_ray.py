@@ -105,10 +105,17 @@ def trial_under_way(run: Path, process: subprocess.Popen[bytes], log: Path) -> P
     return found[0]
 
 
+def pid_of(folder: Path, rank: int) -> int:
+    """The rank's process; 0 while there is none."""
+    try:
+        return int(json.loads((folder / f"rank-{rank}.json").read_text())["pid"])
+    except FileNotFoundError:
+        return 0
+
+
 def above(folder: Path, rank: int, name: str) -> int:
     """The process of that name from which the rank descends."""
-    rank_pid = json.loads((folder / f"rank-{rank}.json").read_text())["pid"]
-    parents = psutil.Process(rank_pid).parents()
+    parents = psutil.Process(pid_of(folder, rank)).parents()
     return next(one.pid for one in parents if name in " ".join(one.cmdline()))
 
 
@@ -165,12 +172,19 @@ def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) ->
     assert not left()
 
 
-def test_dead_rank_is_named_and_ctrl_c_leaves_nothing(cluster: Raylets, tmp_path: Path) -> None:
-    """Rank 1 dies in the first trial; the second runs on the same nodes until the user ends it."""
+def test_dead_rank_is_restarted_then_named_and_ctrl_c_leaves_nothing(
+    cluster: Raylets, tmp_path: Path
+) -> None:
+    """Rank 1 dies twice in the first trial; the second runs until the user ends it."""
     log, run = tmp_path / "log.txt", tmp_path / "run"
-    process = started(command(tmp_path, cluster, **ENDLESS), log)
+    limits = ENDLESS["limits"] | {"max_restarts": 1}
+    process = started(command(tmp_path, cluster, **ENDLESS | {"limits": limits}), log)
     folder = trial_under_way(run, process, log)
-    os.kill(json.loads((folder / "rank-1.json").read_text())["pid"], signal.SIGKILL)
+    first_pid = pid_of(folder, 1)
+    os.kill(first_pid, signal.SIGKILL)
+    wait_for(lambda: pid_of(folder, 1) not in (0, first_pid), 60)
+    trial_under_way(run, process, log)
+    os.kill(pid_of(folder, 1), signal.SIGKILL)
     wait_for((folder / "result.json").exists, 30)
     wait_for(lambda: len(list((run / "trials").iterdir())) == 2, 120)
     trial_under_way(run, process, log)
@@ -180,7 +194,9 @@ def test_dead_rank_is_named_and_ctrl_c_leaves_nothing(cluster: Raylets, tmp_path
     assert first.outcome is Outcome.FAILED
     assert first.failure is not None
     assert (first.failure.rank, first.failure.node) == (1, 1)
-    assert "rank 1 was ended by SIGKILL" in first.failure.reason
+    for fact in ("rank 1 was ended by SIGKILL", "after 1 restart"):
+        assert fact in first.failure.reason
+    assert len(first.restarts) == 1
     assert second.outcome is Outcome.INTERRUPTED
     assert "(raylet)" not in log.read_text(), "Ray prints nothing into the progress"
     wait_for(lambda: not left(), 10)

@@ -58,7 +58,7 @@ MIRROR_SECONDS = 1.0
 MIRRORED = ("rank-*.json", "rank-*.progress")
 TRIAL_FILE = "trial.json"
 CELLS_FILE = "cells.json"
-NOT_SENT = (TRIAL_FILE, PLACE_FILE, AGENT_FILE, RESTARTS_FILE)
+NOT_SENT = (TRIAL_FILE, PLACE_FILE, CELLS_FILE, AGENT_FILE, RESTARTS_FILE)
 AGENT_LOG = "agent.node-{}.log"
 SCRATCH_PREFIX = "shardmark-node-"
 LOCK_FILE = "node.lock"
@@ -99,30 +99,33 @@ class Node:
                 self._channel.close()
                 hearing.join()
 
+    @property
+    def _evidence(self) -> Path:
+        """Where the judge finds what the ranks captured, sent by the controller."""
+        return self._scratch / "evidence"
+
     def _handle(self, message: Message) -> None:
         if message["do"] == "run":
             self._run(message)
-        elif message["do"] == "machine":
-            self._answer(lambda: asdict(self._fork_server.machine(message["device"])))
-        elif message["do"] == "environment":
-            self._answer(environment)
-        elif message["do"] == "port":
-            self._answer(lambda: {"port": free_port(message["address"])})
-        elif message["do"] == "load":
-            self._answer(lambda: self._load(message))
-
-    def _load(self, message: Message) -> Message:
-        self._fork_server.load(message["modules"], message["device_type"])
-        return {}
-
-    def _answer(self, work: Callable[[], Message]) -> None:
+            return
         try:
-            answer = work()
+            answer = self._answer(message)
         except InputError as error:
             answer = {"input_error": list(error.args)}
         except (ShardmarkError, OSError) as error:
             answer = {"error": str(error)}
         self._channel.send(answer)
+
+    def _answer(self, message: Message) -> Message:
+        if message["do"] == "machine":
+            return asdict(self._fork_server.machine(message["device"]))
+        if message["do"] == "environment":
+            return environment()
+        if message["do"] == "port":
+            return {"port": free_port(message["address"])}
+        if message["do"] == "load":
+            self._fork_server.load(message["modules"], message["device_type"])
+        return {}
 
     def _run(self, request: Message) -> None:
         with ExitStack() as stack:
@@ -130,7 +133,8 @@ class Node:
             if not self._here:
                 directory = self._scratch / "trial"
                 directory.mkdir()
-                stack.callback(shutil.rmtree, directory, ignore_errors=True)
+                for used in (directory, self._evidence):
+                    stack.callback(shutil.rmtree, used, ignore_errors=True)
                 self._write_inputs(request, directory)
             trial = None
             if request["trial"] is not None:
@@ -163,8 +167,7 @@ class Node:
         if request["trial"] is not None:
             (directory / TRIAL_FILE).write_text(request["trial"])
         else:
-            (self._scratch / "evidence").rename(directory / "evidence")
-            cells = sorted((directory / "evidence").iterdir(), key=lambda cell: int(cell.name))
+            cells = sorted(self._evidence.iterdir(), key=lambda cell: int(cell.name))
             (directory / CELLS_FILE).write_text(json.dumps([str(cell) for cell in cells]))
 
     def _checkpoints(self, trial: Trial, request: Message, stack: ExitStack) -> Path | None:
@@ -231,7 +234,7 @@ class Node:
         if self._here:
             return
         for path, name in files_below(directory):
-            if name not in (*NOT_SENT, CELLS_FILE) and not name.startswith("evidence/"):
+            if name not in NOT_SENT:
                 renamed = AGENT_LOG.format(self.number) if name == "agent.log" else name
                 self._channel.send_file(path, renamed)
 
@@ -240,7 +243,7 @@ class Node:
             while True:
                 message, piece = self._channel.receive()
                 if "file" in message:
-                    keep_piece(self._scratch / "evidence", message, piece)
+                    keep_piece(self._evidence, message, piece)
                 else:
                     self._inbox.put(message)
         except (ChannelEndedError, OSError) as ended:
