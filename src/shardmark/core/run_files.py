@@ -18,6 +18,8 @@ power_watts, energy_joules (cumulative), temperature_celsius, memory_used_bytes,
 (cumulative), cores."""
 
 LOG_FILE = "log.txt"
+TRIAL_FILE = "trial.json"
+"""The trial as its ranks are given it."""
 RESULT_FILE = "result.json"
 JOINED_FILE = "joined-{}.txt"
 """The rank of that number has connected to all others."""

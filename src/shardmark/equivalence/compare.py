@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from shardmark.core.run_files import rank_file
+from shardmark.core.run_files import TRIAL_FILE, rank_file
 from shardmark.equivalence.causes import cause_of
 from shardmark.equivalence.evidence import (
     EVIDENCE,
@@ -127,7 +127,7 @@ def judge_all(folder: Path) -> None:
     verdicts = []
     benches = Benches()
     for directory in json.loads((folder / CELLS_FILE).read_text()):
-        trial = Trial.model_validate_json((Path(directory) / "trial.json").read_text())
+        trial = Trial.model_validate_json((Path(directory) / TRIAL_FILE).read_text())
         assert trial.recipe.steps is not None, "a verification counts steps"
         verdicts.append(judge(trial, Path(directory), trial.recipe.steps, benches))
     text = json.dumps([verdict.model_dump(mode="json") for verdict in verdicts])

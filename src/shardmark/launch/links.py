@@ -12,10 +12,11 @@ from shardmark.analysis.network.link_fit import link_summary, with_fits
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Measure
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import Ending, decide
-from shardmark.launch.seats import check_trial
+from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import rank_records
 from shardmark.measure.network.network_probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
 from shardmark.results.network import NETWORK_FILE, NetworkRecord, read_network, write_network
@@ -24,7 +25,6 @@ from shardmark.trials.trial import StrategySpec, Trial
 
 SCRATCH = ".links"
 TRIAL_ID = "links"
-TRIAL_FILE = "trial.json"
 
 
 def measure_run_links(

@@ -1,20 +1,26 @@
-"""Decides how a trial ended, from whatever its ranks left.  Imports no torch."""
+"""Decides how a trial ended and what was the cause, from whatever its ranks left.  No torch."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from shardmark.launch.local.deaths import describe, first_cause, is_unprovoked
+from pydantic import BaseModel, ConfigDict
+
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
 
 MEMORY_REMEDY = (
     "use a smaller batch, gradient_accumulation, activation_checkpointing, "
     "or a strategy that shards more (fsdp, zero-3)"
 )
+PROVOKED = frozenset({signal.SIGTERM, signal.SIGABRT})
+"""Signals that end a rank because another one has ended: the launcher's, and a library's own."""
+SAME_TIME_SECONDS = 1.0
+"""So far apart nodes may tell of one end: their clocks differ, and a rank that waits for another
+sees its connection close before that one's launcher has taken note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +34,25 @@ class ProcessEnd:
 
     @property
     def unprovoked(self) -> bool:
-        """Whether no other rank's end can have ended it in this way."""
-        return is_unprovoked(self.exit_code)
+        """Whether a signal ended it that no other rank's end can have brought about."""
+        return self.exit_code < 0 and -self.exit_code not in PROVOKED
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {describe(self.exit_code)}"
+
+
+class NoticedCause(BaseModel):
+    """Why the ranks had to be started anew, as one node's launcher noticed it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    restart: int
+    """The first is 1."""
+    at_seconds: float
+    """Unix time."""
+    reason: str
+    unprovoked: bool
+    """As of a `ProcessEnd`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +73,8 @@ class Ending:
 
     how: Literal["exited", "timed_out", "interrupted"]
     agent_exit_code: int | None
-    failures: tuple[ProcessEnd, ...]
-    oom_kills: int
+    failures: tuple[ProcessEnd, ...] = ()
+    oom_kills: int = 0
     """Processes that the kernel killed for want of memory meanwhile, on the whole machine."""
     lost: LostNode | None = None
     """The first node that was lost; the trial was then ended on the others."""
@@ -71,6 +94,40 @@ def kernel_oom_kills() -> int:
     return int(counts.get("oom_kill", 0))
 
 
+def describe(exit_code: int) -> str:
+    """How a process ended, in words."""
+    if exit_code < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
+    return f"ended with exit code {exit_code}"
+
+
+Cause = TypeVar("Cause", ProcessEnd, NoticedCause)
+
+
+def first_cause(causes: Sequence[Cause]) -> Cause | None:
+    """The one that came first; of those that came with it, one that no other rank provoked."""
+    first = min(causes, key=lambda cause: cause.at_seconds, default=None)
+    if first is None:
+        return None
+    last_seconds = first.at_seconds + SAME_TIME_SECONDS
+    with_it = [cause for cause in causes if cause.unprovoked and cause.at_seconds <= last_seconds]
+    return min(with_it, key=lambda cause: cause.at_seconds, default=first)
+
+
+def first_causes(noticed: Iterable[NoticedCause]) -> tuple[RestartRecord, ...]:
+    """The cause of each restart: one death drags the other ranks down with it."""
+    by_restart: dict[int, list[NoticedCause]] = {}
+    for cause in noticed:
+        by_restart.setdefault(cause.restart, []).append(cause)
+    firsts = [first_cause(causes) for _, causes in sorted(by_restart.items())]
+    return tuple(
+        RestartRecord(restart=cause.restart, at_seconds=cause.at_seconds, reason=cause.reason)
+        for cause in firsts
+        if cause is not None
+    )
+
+
 def decide(
     ending: Ending,
     ranks: Sequence[RankRecord],
@@ -84,16 +141,12 @@ def decide(
         return Outcome.INTERRUPTED, Failure(
             reason="interrupted by the user", remedy="run again with the same --out to finish"
         )
-    errors = [
-        (rank.rank, _by_our_clock(rank.error, ending.clocks_ahead_seconds.get(rank.rank, 0.0)))
-        for rank in ranks
-        if rank.error is not None
-    ]
-    if found := _first_of_kind(errors, "out_of_memory"):
-        rank, error = found
-        return Outcome.OUT_OF_MEMORY, Failure(
-            reason=f"rank {rank}: {_first_line(error.message)}", remedy=MEMORY_REMEDY, rank=rank
-        )
+    ahead_seconds = ending.clocks_ahead_seconds
+    errors = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
+    errors.sort(key=lambda told: told[1].at_seconds - ahead_seconds.get(told[0], 0.0))
+    by_kind = {error.kind: (rank, error) for rank, error in reversed(errors)}  # the first of each
+    if memory := by_kind.get("out_of_memory"):
+        return Outcome.OUT_OF_MEMORY, _failure(*memory, remedy=MEMORY_REMEDY)
     first = first_cause(ending.failures)
     rank_killed = first is not None and first.exit_code == -signal.SIGKILL
     agent_killed = first is None and ending.agent_exit_code == -signal.SIGKILL
@@ -106,9 +159,10 @@ def decide(
         )
     if ending.how == "timed_out":
         return Outcome.TIMED_OUT, _timed_out(trial_seconds, progress)
-    if found := _first_of_kind(errors, "unavailable"):
-        return Outcome.UNAVAILABLE, _failure(*found)
-    return _exited(ending, errors, finished=len(ranks) - len(errors), processes=processes)
+    if unavailable := by_kind.get("unavailable"):
+        return Outcome.UNAVAILABLE, _failure(*unavailable)
+    failure = _exited(ending, errors, finished=len(ranks) - len(errors), processes=processes)
+    return (Outcome.OK if failure is None else Outcome.FAILED), failure
 
 
 def on_node(failure: Failure, node: int, host: str | None) -> Failure:
@@ -118,53 +172,37 @@ def on_node(failure: Failure, node: int, host: str | None) -> Failure:
     return failure.model_copy(update={"node": node, "reason": reason})
 
 
-def _node_lost(lost: LostNode) -> Failure:
-    return Failure(
-        reason=str(lost),
-        remedy="see whether the machine and the network to it are alive",
-        node=lost.node,
-    )
-
-
-def _by_our_clock(error: RankError, ahead_seconds: float) -> RankError:
-    return error.model_copy(update={"at_seconds": error.at_seconds - ahead_seconds})
-
-
 def _exited(
     ending: Ending, errors: Sequence[tuple[int, RankError]], *, finished: int, processes: int
-) -> tuple[Outcome, Failure | None]:
-    if ending.lost is not None:
-        return Outcome.FAILED, _node_lost(ending.lost)
+) -> Failure | None:
+    """What failed, of processes that have all ended; None where nothing did."""
+    if (lost := ending.lost) is not None:
+        return Failure(
+            reason=str(lost),
+            remedy="see whether the machine and the network to it are alive",
+            node=lost.node,
+        )
     # A rank that dies drags the others down with it, so the first death is the cause.
     end = first_cause(ending.failures)
     if errors and (end is None or end.exit_code >= 0 or end.exit_code == -signal.SIGTERM):
-        return Outcome.FAILED, _failure(*min(errors, key=lambda found: found[1].at_seconds))
+        return _failure(*errors[0])
     if end is not None:
-        return Outcome.FAILED, Failure(
-            reason=f"rank {end.rank} {describe(end.exit_code)}",
-            remedy="see log.txt",
-            rank=end.rank,
-        )
+        return Failure(reason=str(end), remedy="see log.txt", rank=end.rank)
     if ending.agent_exit_code != 0 or finished < processes:
-        return Outcome.FAILED, Failure(
+        return Failure(
             reason=f"the launcher ended with code {ending.agent_exit_code} and "
             f"{finished} of {processes} ranks finished",
             remedy="see log.txt",
         )
-    return Outcome.OK, None
+    return None
 
 
-def _first_of_kind(
-    errors: Sequence[tuple[int, RankError]], kind: str
-) -> tuple[int, RankError] | None:
-    of_kind = [found for found in errors if found[1].kind == kind]
-    return min(of_kind, key=lambda found: found[1].at_seconds, default=None)
-
-
-def _failure(rank: int, error: RankError) -> Failure:
+def _failure(rank: int, error: RankError, *, remedy: str | None = None) -> Failure:
+    """What a rank reported, without a stack that a library appended to its message."""
+    lines = [line.strip()[:500] for line in error.message.splitlines() if line.strip()]
     return Failure(
-        reason=f"rank {rank}: {_first_line(error.message)}",
-        remedy=error.remedy or "see log.txt",
+        reason=f"rank {rank}: {lines[0] if lines else 'no message'}",
+        remedy=remedy or error.remedy or "see log.txt",
         rank=rank,
     )
 
@@ -180,9 +218,3 @@ def _timed_out(trial_seconds: float, progress: Sequence[int | None]) -> Failure:
         remedy="raise limits.trial_seconds, or look in log.txt where each rank stood",
         rank=progress.index(min(known)) if known and len(known) == len(progress) else None,
     )
-
-
-def _first_line(message: str) -> str:
-    """The message without a stack that a library appended."""
-    lines = [line for line in message.splitlines() if line.strip()]
-    return lines[0].strip()[:500] if lines else "no message"

@@ -1,37 +1,104 @@
-"""Collects what a trial's ranks left in its folder, and clears the rest away."""
+"""What a trial's ranks leave in its folder: watched, collected, and cleared away.  No torch."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
 from shardmark.core.run_files import (
     LOG_FILE,
     LOST_FILE,
+    RESULT_FILE,
     SAMPLES_FILE,
     STEPS_FILE,
     rank_file,
     rank_steps_file,
 )
-from shardmark.launch.outcome import ProcessEnd
+from shardmark.launch.outcome import NoticedCause, ProcessEnd
+from shardmark.measure.step.progress import reached
+from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.schema import RankRecord
 
 AGENT_FILE = "agent.json"
+"""How ranks of this node ended badly."""
+RESTARTS_FILE = "restarts.jsonl"
+"""Causes of restarts that this node's launcher noticed."""
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
-KEPT = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, "result.json"}
+KEPT = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, RESULT_FILE}
+
+
+class RankSampler:
+    """Samples ranks that are processes of this machine; their records tell which."""
+
+    def __init__(
+        self, directory: Path, file: str, ranks: Iterable[int], sample_seconds: float
+    ) -> None:
+        self._directory = directory
+        self._ranks = tuple(ranks)
+        self._sampler = SystemSampler(directory / file, sample_seconds)
+        self._records: dict[int, RankRecord] = {}
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._trained = False
+
+    def __enter__(self) -> Self:
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sampler.stop()
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of the fullest rank or device, when last looked at."""
+        return self._sampler.memory_bytes
+
+    def look(self) -> None:
+        """See which ranks have come or come back, and whether they have done their last step."""
+        for rank in self._ranks:
+            record = self._changed(rank)
+            if record is None:
+                continue
+            before, self._records[rank] = self._records.get(rank), record
+            if before is None or before.pid != record.pid:
+                self._trained = False  # after a restart, the last step is still to come
+                self._sampler.set_ranks(
+                    {known: found.pid for known, found in self._records.items()},
+                    gpu_uuids=[r.device_uuid for r in self._records.values() if r.device_uuid],
+                )
+        if not self._trained and self._all_steps_taken():
+            self._trained = True
+            self._sampler.sample_now()  # a short trial's ranks may be gone before the next one
+
+    def _changed(self, rank: int) -> RankRecord | None:
+        """The rank's record, if it is another one than at the last look."""
+        try:
+            status = (self._directory / rank_file(rank)).stat()
+        except FileNotFoundError:  # not there yet, or removed for a restart
+            return None
+        version = status.st_ino, status.st_mtime_ns
+        if self._versions.get(rank) == version:
+            return None
+        record = rank_record(self._directory, rank)
+        if record is not None:
+            self._versions[rank] = version
+        return record
+
+    def _all_steps_taken(self) -> bool:
+        """Of any rank: one may be slow, or dead while the others train on."""
+        progress = (reached(self._directory, rank) for rank in self._ranks)
+        return any(told is not None and told.steps == told.total_steps for told in progress)
 
 
 def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:
     """The records of all ranks that wrote one."""
-    return tuple(
-        record for rank in range(processes) if (record := rank_record(directory, rank)) is not None
-    )
+    records = (rank_record(directory, rank) for rank in range(processes))
+    return tuple(record for record in records if record is not None)
 
 
 def rank_record(directory: Path, rank: int) -> RankRecord | None:
@@ -53,13 +120,9 @@ def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
         return ()
 
 
-def merge_steps(directory: Path, processes: int) -> None:
-    """All ranks' step marks in one file, in order of rank."""
-    with (directory / STEPS_FILE).open("w") as merged:
-        for rank in range(processes):
-            part = directory / rank_steps_file(rank)
-            if part.exists():
-                merged.write(part.read_text())
+def read_restarts(directory: Path) -> tuple[NoticedCause, ...]:
+    """Those that this node's launcher noticed the cause of."""
+    return tuple(map(NoticedCause.model_validate, read_lines(directory / RESTARTS_FILE)))
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -74,15 +137,13 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 return
 
 
-def number_logs(directory: Path, ranks: Sequence[int]) -> None:
-    """Name the folders of the ranks' output, which have local ranks' numbers, by the ranks."""
-    for attempt in (directory / LOGS).glob("*/attempt_*"):
-        found = [(attempt / str(local), attempt / f"r{rank}") for local, rank in enumerate(ranks)]
-        present = [(before, after) for before, after in found if before.is_dir()]
-        for before, after in present:
-            before.rename(after)
-        for _, after in present:  # when none has an old number any more
-            after.rename(after.with_name(after.name.removeprefix("r")))
+def merge_steps(directory: Path, processes: int) -> None:
+    """All ranks' step marks in one file, in order of rank."""
+    with (directory / STEPS_FILE).open("w") as merged:
+        for rank in range(processes):
+            part = directory / rank_steps_file(rank)
+            if part.exists():
+                merged.write(part.read_text())
 
 
 def merge_samples(directory: Path) -> None:
@@ -98,38 +159,43 @@ def merge_samples(directory: Path) -> None:
         merged.writelines(f"{text}\n" for _, text in sorted(lines))
 
 
+def number_logs(directory: Path, ranks: Sequence[int]) -> None:
+    """Name the folders of the ranks' output, which have local ranks' numbers, by the ranks."""
+    for attempt in (directory / LOGS).glob("*/attempt_*"):
+        present = [
+            (attempt / str(local), attempt / f"r{rank}")
+            for local, rank in enumerate(ranks)
+            if (attempt / str(local)).is_dir()
+        ]
+        for before, after in present:
+            before.rename(after)
+        for _, after in present:  # when none has an old number any more
+            after.rename(after.with_name(after.name.removeprefix("r")))
+
+
 def merge_logs(directory: Path) -> None:
     """All ranks' output in one file, each line headed by its rank, and the launcher's last."""
+    by_rank = sorted((directory / LOGS).glob("*/attempt_*/*/*.log"), key=_rank_stream_attempt)
+    heads = {log: f"rank {log.parent.name} {log.stem}" for log in by_rank}
+    for log in sorted(directory.glob("agent*.log")):
+        node = log.stem.removeprefix("agent").replace(".node-", " of node ")
+        heads[log] = f"launcher{node}"
     with (directory / LOG_FILE).open("w") as merged:
-        logs = (directory / LOGS).glob("*/attempt_*/*/*.log")
-        for log in sorted(logs, key=_by_rank):
+        for log, head in heads.items():
             for line in log.read_text(errors="replace").splitlines():
-                merged.write(f"[rank {log.parent.name} {log.stem}] {line}\n")
-        for agent_log in sorted(directory.glob("agent*.log")):
-            node = agent_log.stem.removeprefix("agent").replace(".node-", " of node ")
-            for line in agent_log.read_text(errors="replace").splitlines():
-                merged.write(f"[launcher{node}] {line}\n")
+                merged.write(f"[{head}] {line}\n")
 
 
-def _by_rank(log: Path) -> tuple[int, str, int]:
-    """Rank, stream, and the attempt after how many restarts."""
+def _rank_stream_attempt(log: Path) -> tuple[int, str, int]:
+    """The attempt after how many restarts comes last."""
     return int(log.parent.name), log.stem, int(log.parent.parent.name.removeprefix("attempt_"))
 
 
-def clear(directory: Path) -> None:
+def clear(directory: Path, *, keep: Iterable[str] = KEPT) -> None:
     """Remove everything from a trial's folder but its own files."""
     for path in directory.iterdir():
-        if path.name in KEPT:
+        if path.name in keep:
             continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def empty(directory: Path) -> None:
-    """Remove everything of an earlier attempt."""
-    for path in directory.iterdir():
         if path.is_dir():
             shutil.rmtree(path)
         else:

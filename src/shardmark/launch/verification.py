@@ -9,11 +9,12 @@ from pathlib import Path
 
 from shardmark.core.errors import ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.equivalence.parity import LARGEST
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import decide
-from shardmark.launch.seats import check_trial
+from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import merge_logs, rank_records
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import REFERENCE, Cause, Verdict, Verification
@@ -23,7 +24,6 @@ STEPS = 3
 JUDGE_SECONDS = 3600.0
 CELLS_FILE = "cells.json"
 VERDICTS_FILE = "verdicts.json"
-TRIAL_FILE = "trial.json"
 
 
 def cells_of(trials: Sequence[Trial]) -> list[Trial]:

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardmark.launch.local.deaths import DeathWatch, describe
+from shardmark.launch.local.launcher import DeathWatch
+from shardmark.launch.outcome import describe
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,13 @@ def test_node_answers_and_judges_until_the_run_is_over(
     folder = tmp_path / "judge"
     folder.mkdir()
     registry.keep_files_in(folder)
-    run = {"do": "run", "directory": str(folder), "trial": None, "task": "judge", "place": None}
+    run = {
+        "do": "run",
+        "directory": str(folder),
+        "trial": None,
+        "task": "judge",
+        "rendezvous": None,
+    }
     assert registry.ask([0], run)[0]["ended"] == 0
     assert json.loads((folder / "verdicts.json").read_text()) == ["first", "second", "last"]
     assert {path.name for path in folder.iterdir()} == {"verdicts.json"}

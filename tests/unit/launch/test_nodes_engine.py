@@ -168,7 +168,7 @@ def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
     first, second = (node.heard[-1] for node in world.nodes[:2])
     assert Trial.model_validate_json(second["trial"]) == trial
     assert (first["task"], first["directory"]) == ("measure", str(tmp_path.resolve()))
-    places = [first["place"], second["place"]]
+    places = [first["rendezvous"], second["rendezvous"]]
     assert places == [
         {"node": n, "endpoint": f"127.0.0.1:{PORT}", "address": "127.0.0.1"} for n in (0, 1)
     ]
@@ -178,7 +178,7 @@ def test_one_node_is_told_of_no_meeting(world: World, tmp_path: Path) -> None:
     """Then ranks meet as they do on the local engine."""
     two_node_trial(tmp_path, "placement.nodes=1")
     world.run(tmp_path)
-    assert world.nodes[0].heard[-1]["place"] is None
+    assert world.nodes[0].heard[-1]["rendezvous"] is None
     assert world.nodes[1].asked == []
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardmark.core.run_files import rank_file
-from shardmark.launch import sampling
-from shardmark.launch.sampling import RankSampler
-from shardmark.launch.trial_artifacts import rank_record
+from shardmark.launch import trial_artifacts
+from shardmark.launch.trial_artifacts import RankSampler, rank_record
 from shardmark.results.schema import RankRecord
 from tests.golden.invented import invented_rank
 
@@ -57,7 +56,7 @@ def test_records_are_read_only_when_they_change(
         read.append(rank)
         return rank_record(directory, rank)
 
-    monkeypatch.setattr(sampling, "rank_record", counted)
+    monkeypatch.setattr(trial_artifacts, "rank_record", counted)
     with RankSampler(tmp_path, "samples.jsonl", range(1), sample_seconds=3600) as sampler:
         leave(tmp_path, invented_rank(0), pid=PARENT)
         for _ in range(3):

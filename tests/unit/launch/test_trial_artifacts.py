@@ -17,7 +17,6 @@ from shardmark.core.run_files import (
 )
 from shardmark.launch.trial_artifacts import (
     clear,
-    empty,
     merge_logs,
     merge_samples,
     merge_steps,
@@ -106,7 +105,7 @@ def test_clear_keeps_a_trial_s_own_files(tmp_path: Path) -> None:
 
 def test_empty_keeps_nothing(tmp_path: Path) -> None:
     fill(tmp_path)
-    empty(tmp_path)
+    clear(tmp_path, keep=())
     assert list(tmp_path.iterdir()) == []
 
 

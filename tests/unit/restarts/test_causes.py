@@ -8,8 +8,8 @@ import pytest
 
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError
-from shardmark.launch.outcome import on_node
-from shardmark.launch.restarts import RESTARTS_FILE, NoticedCause, first_causes, read_restarts
+from shardmark.launch.outcome import NoticedCause, first_causes, on_node
+from shardmark.launch.trial_artifacts import RESTARTS_FILE, read_restarts
 from shardmark.results.schema import Failure
 from shardmark.strategies import build_strategy
 from shardmark.train.checkpoint_folder import check_given, folder_on_node, remove

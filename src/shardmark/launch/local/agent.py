@@ -13,15 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shardmark.core.environment_variables import NODE_VARIABLE
-from shardmark.core.run_files import JOINED_FILE, LOST_FILE
-from shardmark.launch.local.deaths import describe
+from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
 from shardmark.launch.local.fork_server import die_with_parent
 from shardmark.launch.local.launcher import launched
-from shardmark.launch.seats import read_place, seats_of
+from shardmark.launch.outcome import describe
+from shardmark.launch.placement import Rendezvous, ranks_by_node
+from shardmark.launch.trial_artifacts import AGENT_FILE
 from shardmark.trials.trial import Trial
 
-TRIAL_FILE = "trial.json"
-AGENT_FILE = "agent.json"
 AGENT_LOG = "agent.log"
 REPORTED = 1
 """Exit code of a rank that has left its error in its record."""
@@ -40,14 +39,15 @@ def run_agent(directory: str, task: str) -> int:
         judge_all(folder)
         return 0
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
-    place = read_place(folder)
-    seats = seats_of(trial)[place.node]
+    rendezvous = Rendezvous.read(folder)
+    ranks = ranks_by_node(trial)[rendezvous.node]
     fine, ends = launched(
         rank_main,
-        (directory, task),
+        (trial, folder, task, rendezvous.node, ranks),
+        folder=folder,
         trial=trial,
-        place=place,
-        seats=seats,
+        rendezvous=rendezvous,
+        ranks=ranks,
         max_restarts=trial.limits.max_restarts if task == "measure" else 0,
     )
     if not fine:
@@ -55,27 +55,23 @@ def run_agent(directory: str, task: str) -> int:
     return int(not fine)
 
 
-def rank_main(directory: str, task: str) -> None:
-    """What the launcher calls in each forked rank."""
+def rank_main(trial: Trial, folder: Path, task: str, node: int, ranks: tuple[int, ...]) -> None:
+    """What the launcher calls in each forked rank of the node."""
     die_with_parent()
     # The launcher's own handler came along with the fork.  Python could not call it while the rank
     # waits in a collective, and the launcher would wait for half a minute.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    folder = Path(directory)
-    trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
-    strategy = trial.built_strategy
-    place = read_place(folder)
     # The launcher numbers nodes by their addresses.  Its ranks meet at the launcher's own store,
     # so that their numbers are ours to give.
-    rank = seats_of(trial)[place.node][int(os.environ["LOCAL_RANK"])]
-    os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(place.node)}
+    rank = ranks[int(os.environ["LOCAL_RANK"])]
+    os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(node)}
     trains = trial.layout.ranks[rank].share is not None
-    if trains and strategy.tolerates_worker_loss() and guarded(folder, rank):
+    if trains and trial.built_strategy.tolerates_worker_loss() and _guarded(folder, rank):
         return
     _be_rank(trial, folder, task)
 
 
-def guarded(folder: Path, rank: int) -> bool:
+def _guarded(folder: Path, rank: int) -> bool:
     """Whether this process is the guard of the rank, and the rank has ended as it may.
 
     The launcher ends all ranks when one process dies.  A worker that can be missed runs in a child
@@ -88,14 +84,13 @@ def guarded(folder: Path, rank: int) -> bool:
         return False
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code in (0, REPORTED):
-        if code == REPORTED:
-            os._exit(REPORTED)
-        return True
-    if not (folder / JOINED_FILE.format(rank)).exists():
+    if code == REPORTED:
+        os._exit(REPORTED)
+    if code and not (folder / JOINED_FILE.format(rank)).exists():
         # The others wait for it to connect: nobody can go on, and the launcher has to see it.
         os._exit(code) if code > 0 else os.kill(os.getpid(), -code)
-    (folder / LOST_FILE.format(rank)).write_text(describe(code))
+    if code:
+        (folder / LOST_FILE.format(rank)).write_text(describe(code))
     return True
 
 

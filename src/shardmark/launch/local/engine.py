@@ -5,20 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.machine import Machine
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
-from shardmark.launch.outcome import Ending, kernel_oom_kills
-from shardmark.launch.restarts import first_causes, read_restarts
-from shardmark.launch.trial_artifacts import process_ends
+from shardmark.launch.outcome import Ending, first_causes, kernel_oom_kills
+from shardmark.launch.trial_artifacts import process_ends, read_restarts
 from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.2
-TRIAL_FILE = "trial.json"
 
 
 class LocalEngine:
@@ -53,37 +52,42 @@ class LocalEngine:
         task: Task = "measure",
     ) -> Ending:
         kills_before = kernel_oom_kills()
-        started = time.monotonic()
-        how = "exited"
-        exit_code = None
         checkpoints = _checkpoints(directory, task)
         remove(checkpoints)  # an earlier command may have been killed
         variables = {} if checkpoints is None else {FOLDER_VARIABLE: str(checkpoints)}
         self._fork_server.begin(directory, task, variables)
         try:
-            while exit_code is None:
-                if time.monotonic() - started > trial_seconds:
-                    how = "timed_out"
-                    show_stacks(directory)
-                    exit_code = self._fork_server.reap()
-                else:
-                    exit_code = self._fork_server.ended(TICK_SECONDS)
-                on_tick()
-        except KeyboardInterrupt:
-            how = "interrupted"
-            exit_code = self._fork_server.reap()
-        except BaseException:
-            self._fork_server.reap()
-            raise
+            how, exit_code = self._watch(directory, trial_seconds, on_tick)
         finally:
             remove(checkpoints)
         return Ending(
-            how=how,  # type: ignore[arg-type]  # one of its three values
+            how=how,
             agent_exit_code=exit_code,
             failures=process_ends(directory),
             oom_kills=kernel_oom_kills() - kills_before,
             restarts=first_causes(read_restarts(directory)),
         )
+
+    def _watch(
+        self, directory: Path, trial_seconds: float, on_tick: Callable[[], None]
+    ) -> tuple[Literal["exited", "timed_out", "interrupted"], int]:
+        """How the trial ended, and its agent's exit code."""
+        deadline = time.monotonic() + trial_seconds
+        try:
+            while time.monotonic() < deadline:
+                exit_code = self._fork_server.ended(TICK_SECONDS)
+                on_tick()
+                if exit_code is not None:
+                    return "exited", exit_code
+            show_stacks(directory)
+            exit_code = self._fork_server.reap()
+            on_tick()
+        except KeyboardInterrupt:
+            return "interrupted", self._fork_server.reap()
+        except BaseException:
+            self._fork_server.reap()
+            raise
+        return "timed_out", exit_code
 
     def close(self) -> None:
         self._fork_server.close()

@@ -102,10 +102,13 @@ class ForkServer:
         except TimeoutError:
             return None
         self._end_group()  # a rank may have left children of its own
+        self._agent_pid = None
         return int(exit_code)
 
     def reap(self) -> int:
         """End the trial's processes; the agent's exit code."""
+        if self._agent_pid is None:
+            return -signal.SIGKILL  # it has ended already
         self._end_group()
         exit_code = self.ended(REAP_SECONDS)
         if exit_code is None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +25,71 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from shardmark.core.environment_variables import LAUNCHED_VARIABLE
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, rank_file
-from shardmark.launch.local.deaths import DeathWatch, first_cause
-from shardmark.launch.outcome import Ending, ProcessEnd, decide, kernel_oom_kills, on_node
-from shardmark.launch.restarts import RESTARTS_FILE, NoticedCause
-from shardmark.launch.seats import Place
-from shardmark.launch.trial_artifacts import LOGS, rank_record
+from shardmark.launch.outcome import (
+    Ending,
+    NoticedCause,
+    ProcessEnd,
+    decide,
+    first_cause,
+    kernel_oom_kills,
+    on_node,
+)
+from shardmark.launch.placement import Rendezvous
+from shardmark.launch.trial_artifacts import LOGS, RESTARTS_FILE, rank_record
 from shardmark.measure.step.progress import progress_file
-from shardmark.results.schema import Outcome
+from shardmark.results.schema import Outcome, RankRecord
 from shardmark.train.checkpoint_files import ABSENT_FILE, rank_folder
 from shardmark.train.checkpoint_folder import folder_of_rank
 from shardmark.trials.trial import Trial
 
+PAUSE_SECONDS = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """One ended child."""
+
+    pid: int
+    exit_code: int
+    """Negative: the signal that ended it."""
+    at_seconds: float
+
+
+class DeathWatch:
+    """A thread that waits for this process's children and leaves collecting them to others.
+
+    PyTorch's launcher names the lowest of the ranks that it finds dead at once; the one that died
+    first is the cause.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Death] = {}
+        threading.Thread(target=self._watch, name="death-watch", daemon=True).start()
+
+    @property
+    def deaths(self) -> list[Death]:
+        """The ended children so far, first death first."""
+        return list(self._seen.values())
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                status = None  # no child yet, or none left
+            if status is not None and status.si_pid not in self._seen:
+                signalled = status.si_code != os.CLD_EXITED
+                self._seen[status.si_pid] = Death(
+                    pid=status.si_pid,
+                    exit_code=-status.si_status if signalled else status.si_status,
+                    at_seconds=time.time(),
+                )
+                continue
+            time.sleep(PAUSE_SECONDS if self._seen else 10 * PAUSE_SECONDS)
+
 
 class Launcher(LocalElasticAgent):
-    """The launcher of one node.  A trial without restarts is started once, as it always was."""
+    """The launcher of one node."""
 
     def __init__(
         self,
@@ -58,28 +111,24 @@ class Launcher(LocalElasticAgent):
 
     def ends(self, failures: dict[int, Any]) -> list[ProcessEnd]:
         """How this node's ranks ended in the last attempt, those that did not end well."""
-        ranks = {failure.pid: self._ranks[failure.local_rank] for failure in failures.values()}
-        for rank in self._ranks:
-            record = rank_record(self._folder, rank)
-            if record is not None:
-                ranks[record.pid] = rank
-        ends = [
-            ProcessEnd(
-                rank=ranks[death.pid], exit_code=death.exit_code, at_seconds=death.at_seconds
-            )
+        rank_of = {failure.pid: self._ranks[failure.local_rank] for failure in failures.values()}
+        rank_of |= {record.pid: record.rank for record in self._records()}
+        ends = {
+            rank_of[death.pid]: (death.exit_code, death.at_seconds)
             for death in self._deaths.deaths
-            if death.pid in ranks and death.exit_code != 0
+            if death.pid in rank_of and death.exit_code != 0
+        }
+        for failure in failures.values():  # collected before the watch could look
+            end = failure.exitcode, float(failure.timestamp)
+            ends.setdefault(rank_of[failure.pid], end)
+        return [
+            ProcessEnd(rank=rank, exit_code=exit_code, at_seconds=at_seconds)
+            for rank, (exit_code, at_seconds) in ends.items()
         ]
-        noticed = {end.rank for end in ends}
-        return ends + [
-            ProcessEnd(
-                rank=ranks[failure.pid],
-                exit_code=failure.exitcode,
-                at_seconds=float(failure.timestamp),
-            )
-            for failure in failures.values()
-            if ranks[failure.pid] not in noticed  # collected before the watch could look
-        ]
+
+    def _records(self) -> list[RankRecord]:
+        records = (rank_record(self._folder, rank) for rank in self._ranks)
+        return [record for record in records if record is not None]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
@@ -89,30 +138,30 @@ class Launcher(LocalElasticAgent):
 
     def _note_cause(self, failures: dict[int, Any]) -> None:
         """Write down why the ranks are started anew, or see to it that they are not."""
-        records = [r for rank in self._ranks if (r := rank_record(self._folder, rank)) is not None]
-        ending = Ending(
-            how="exited",
-            agent_exit_code=1,
-            failures=tuple(self.ends(failures)),
-            oom_kills=kernel_oom_kills() - self._kills_before,
-        )
+        records = self._records()
+        ends = tuple(self.ends(failures))
+        kills = kernel_oom_kills() - self._kills_before
         outcome, failure = decide(
-            ending, records, processes=len(self._ranks), trial_seconds=0, progress=()
+            Ending(how="exited", agent_exit_code=1, failures=ends, oom_kills=kills),
+            records,
+            processes=len(self._ranks),
+            trial_seconds=0,
+            progress=(),
         )
-        lasting = any(r.error is not None and r.error.kind in ("data", "input") for r in records)
+        errors = [record.error for record in records if record.error is not None]
+        lasting = any(error.kind in ("data", "input") for error in errors)
         if outcome is not Outcome.FAILED or failure is None or lasting:
             self._remaining_restarts = 0  # it would end in the same way again
             return
         if self._node is not None and failure.rank is not None:
             failure = on_node(failure, self._node, platform.node())
-        end = first_cause(ending.failures)
-        times = [end.at_seconds for end in ending.failures]
-        times += [r.error.at_seconds for r in records if r.error is not None]
+        first = first_cause(ends)
+        times = [end.at_seconds for end in ends] + [error.at_seconds for error in errors]
         cause = NoticedCause(
             restart=self._starts,
             at_seconds=min(times, default=time.time()),
             reason=failure.reason,
-            unprovoked=end is not None and end.unprovoked,
+            unprovoked=first is not None and first.unprovoked,
         )
         with (self._folder / RESTARTS_FILE).open("a") as file:
             file.write(cause.model_dump_json() + "\n")
@@ -125,7 +174,7 @@ class Launcher(LocalElasticAgent):
         super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if self._worker_group.spec.max_restarts:
+        if worker_group.spec.max_restarts:
             # A node that finds another one waiting starts its ranks anew without counting it, and
             # ranks whose numbers of restarts differ would wait for each other at different places.
             restarts = _agreed(worker_group, self._starts)
@@ -146,51 +195,52 @@ class Launcher(LocalElasticAgent):
                 folder = rank_folder(folder_of_rank(self._folder), rank)
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / ABSENT_FILE).touch()
-            for name in (LOST_FILE.format(rank), JOINED_FILE.format(rank), rank_file(rank)):
-                (self._folder / name).unlink(missing_ok=True)
-            progress_file(self._folder, rank).unlink(missing_ok=True)
+            joined = self._folder / JOINED_FILE.format(rank)
+            record = self._folder / rank_file(rank)
+            for left in (lost, joined, record, progress_file(self._folder, rank)):
+                left.unlink(missing_ok=True)
 
 
 def launched(
     main: Callable[..., None],
-    arguments: Sequence[str],
+    arguments: tuple[object, ...],
     *,
+    folder: Path,
     trial: Trial,
-    place: Place,
-    seats: Sequence[int],
+    rendezvous: Rendezvous,
+    ranks: Sequence[int],
     max_restarts: int,
 ) -> tuple[bool, list[ProcessEnd]]:
     """Run the trial's ranks of this node; whether all ended well, and how the others ended."""
-    folder = Path(arguments[0])
     os.environ[LAUNCHED_VARIABLE] = str(time.time())
-    rendezvous = get_rendezvous_handler(
+    handler = get_rendezvous_handler(
         RendezvousParameters(
             backend="c10d",
-            endpoint=place.endpoint,
+            endpoint=rendezvous.endpoint,
             run_id=trial.id,
             min_nodes=trial.nodes,
             max_nodes=trial.nodes,
-            local_addr=place.address,
-            is_host=place.node == 0,
+            local_addr=rendezvous.address,
+            is_host=rendezvous.node == 0,
         )
     )
     spec = WorkerSpec(
         role="default",
-        local_world_size=len(seats),
+        local_world_size=len(ranks),
         entrypoint=main,
-        args=tuple(arguments),
-        rdzv_handler=rendezvous,
+        args=arguments,
+        rdzv_handler=handler,
         max_restarts=max_restarts,
         monitor_interval=0.05,
-        local_addr=place.address,
+        local_addr=rendezvous.address,
     )
     logs = DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL)
-    node = place.node if trial.nodes > 1 else None
-    launcher = Launcher(spec, logs, folder=folder, ranks=seats, node=node)
+    node = rendezvous.node if trial.nodes > 1 else None
+    launcher = Launcher(spec, logs, folder=folder, ranks=ranks, node=node)
     try:
         result = launcher.run()
     finally:
-        rendezvous.shutdown()
+        handler.shutdown()
     return not result.is_failed(), launcher.ends(result.failures) if result.is_failed() else []
 
 
@@ -200,5 +250,5 @@ def _agreed(worker_group: WorkerGroup, starts: int) -> int:
     assert store is not None, "the nodes have met"
     assert own is not None, "and know their numbers"
     store.set(f"starts-{own}", str(starts))
-    found = [int(store.get(f"starts-{n}")) for n in range(worker_group.group_world_size or 1)]
-    return max(found)
+    nodes = range(worker_group.group_world_size or 1)
+    return max(int(store.get(f"starts-{node}")) for node in nodes)

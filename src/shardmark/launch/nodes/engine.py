@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import EngineRequest, Task
 from shardmark.launch.nodes.protocol import Message, files_below
 from shardmark.launch.nodes.registry import ConnectedNode, NodeLostError, NodeRegistry
-from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
-from shardmark.launch.restarts import NoticedCause, first_causes
-from shardmark.launch.seats import Place, seats_of
+from shardmark.launch.outcome import Ending, LostNode, NoticedCause, ProcessEnd, first_causes
+from shardmark.launch.placement import Rendezvous, ranks_by_node
 from shardmark.results.schema import RestartRecord
 from shardmark.trials.trial import Trial
 
@@ -32,7 +32,6 @@ GRACE_SECONDS = 5.0
 """For the ranks of other nodes to fail by themselves, once those of one have failed."""
 END_SECONDS = 30.0
 """For a node to end a trial and to send its files, as long as it is heard."""
-TRIAL_FILE = "trial.json"
 CELLS_FILE = "cells.json"
 COMMON_TITLE = "shardmark"
 """What nodes are started for that do not serve one trial alone."""
@@ -140,7 +139,7 @@ class NodesEngine:
             self._send_evidence(directory)
         registry.keep_files_in(directory)
         started = time.monotonic()
-        places = self._places(len(numbers))
+        rendezvous_of = self._rendezvous_of(len(numbers))
         request = {"do": "run", "directory": str(directory.resolve()), "trial": text, "task": task}
 
         def resume(number: int) -> None:
@@ -148,12 +147,12 @@ class NodesEngine:
             self._request.tell(f"{node.title} has come back")
             with suppress(NodeLostError):  # which the next look sees
                 self._have_loaded([number])
-                place = {**(places[number] or {}), "address": node.address}
-                registry.tell(number, request | {"place": place, "resume": True})
+                rendezvous = {**(rendezvous_of[number] or {}), "address": node.address}
+                registry.tell(number, request | {"rendezvous": rendezvous, "resume": True})
 
         watch = TrialWatch(registry, numbers, return_seconds(trial, task), resume)
         for number in numbers:
-            registry.tell(number, request | {"place": places[number]})
+            registry.tell(number, request | {"rendezvous": rendezvous_of[number]})
         how, lost = "exited", None
         try:
             while watch.running and lost is None:
@@ -228,7 +227,7 @@ class NodesEngine:
             for path, name in files_below(cell):
                 self._gathered().send_file(0, path, f"{number}/{name}")
 
-    def _places(self, nodes: int) -> list[dict[str, Any] | None]:
+    def _rendezvous_of(self, nodes: int) -> list[dict[str, Any] | None]:
         """Where the launchers of the nodes meet, on node 0; nothing to say for one node."""
         if nodes == 1:
             return [None]
@@ -240,7 +239,7 @@ class NodesEngine:
         addresses = [first, *(node.address for node in known[1:])]
         endpoint = f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
         return [
-            asdict(Place(node=number, endpoint=endpoint, address=address))
+            asdict(Rendezvous(node=number, endpoint=endpoint, address=address))
             for number, address in enumerate(addresses)
         ]
 
@@ -260,7 +259,7 @@ class NodesEngine:
             for key in ("failures", "restarts")
         )
         codes = [int(answer["ended"]) for answer in watch.answers.values()]
-        ranks_by_node = seats_of(trial) if trial is not None else ()
+        ranks_of = ranks_by_node(trial) if trial is not None else ()
         restarts = first_causes(NoticedCause(**cause) for cause in noticed)
         ending = Ending(
             how=how,  # type: ignore[arg-type]  # one of its three values
@@ -270,7 +269,7 @@ class NodesEngine:
             lost=lost,
             restarts=with_losses(restarts, watch.returned),
             clocks_ahead_seconds={
-                rank: ahead[number] for number, ranks in enumerate(ranks_by_node) for rank in ranks
+                rank: ahead[number] for number, ranks in enumerate(ranks_of) for rank in ranks
             },
         )
         well = ending.agent_exit_code == 0 and not ending.failures and lost is None

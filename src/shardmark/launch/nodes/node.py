@@ -27,6 +27,7 @@ import psutil
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.nodes.protocol import (
     Channel,
@@ -38,14 +39,15 @@ from shardmark.launch.nodes.protocol import (
     own_versions,
 )
 from shardmark.launch.outcome import kernel_oom_kills
-from shardmark.launch.restarts import RESTARTS_FILE, read_restarts
-from shardmark.launch.sampling import RankSampler
-from shardmark.launch.seats import PLACE_FILE, Place, seats_of
+from shardmark.launch.placement import RENDEZVOUS_FILE, Rendezvous, ranks_by_node
 from shardmark.launch.trial_artifacts import (
     AGENT_FILE,
     NODE_SAMPLES,
+    RESTARTS_FILE,
+    RankSampler,
     number_logs,
     process_ends,
+    read_restarts,
 )
 from shardmark.measure.system.environment import environment
 from shardmark.train.checkpoint_folder import folder_on_node, remove
@@ -56,9 +58,8 @@ RETRY_SECONDS = 0.5
 MIRROR_SECONDS = 1.0
 """Between two looks for small files that the controller watches while a trial runs."""
 MIRRORED = ("rank-*.json", "rank-*.progress")
-TRIAL_FILE = "trial.json"
 CELLS_FILE = "cells.json"
-NOT_SENT = (TRIAL_FILE, PLACE_FILE, CELLS_FILE, AGENT_FILE, RESTARTS_FILE)
+NOT_SENT = (TRIAL_FILE, RENDEZVOUS_FILE, CELLS_FILE, AGENT_FILE, RESTARTS_FILE)
 AGENT_LOG = "agent.node-{}.log"
 SCRATCH_PREFIX = "shardmark-node-"
 LOCK_FILE = "node.lock"
@@ -191,16 +192,16 @@ class Node:
     ) -> int:
         """Run the trial's ranks of this node; the exit code of their launcher."""
         variables: dict[str, str] = {}
-        if request["place"] is not None:
-            place = Place(**request["place"])
-            place.write(directory)
-            variables |= interface_variables(self._interface, place.address)
+        if request["rendezvous"] is not None:
+            rendezvous = Rendezvous(**request["rendezvous"])
+            rendezvous.write(directory)
+            variables |= interface_variables(self._interface, rendezvous.address)
         if checkpoints is not None:
             variables[FOLDER_VARIABLE] = str(checkpoints)
         with ExitStack() as stack:
             look: Callable[[], None] = lambda: None  # noqa: E731
             if trial is not None and request["task"] == "measure":
-                ranks, file = seats_of(trial)[self.number], NODE_SAMPLES.format(self.number)
+                ranks, file = ranks_by_node(trial)[self.number], NODE_SAMPLES.format(self.number)
                 sampler = RankSampler(directory, file, ranks, trial.measure.sample_seconds)
                 look = stack.enter_context(sampler).look
             mirror = Mirror(self._channel, directory)
@@ -230,7 +231,7 @@ class Node:
 
     def _send_files(self, trial: Trial | None, directory: Path) -> None:
         if trial is not None:
-            number_logs(directory, seats_of(trial)[self.number])
+            number_logs(directory, ranks_by_node(trial)[self.number])
         if self._here:
             return
         for path, name in files_below(directory):

@@ -28,7 +28,7 @@ from shardmark.launch.nodes.engine import NodesEngine
 from shardmark.launch.nodes.node import join
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
-from shardmark.launch.seats import seats_of
+from shardmark.launch.placement import ranks_by_node
 from shardmark.trials.trial import Trial
 
 REACH_SECONDS = 5.0
@@ -52,7 +52,7 @@ def needs_by_node(trials: Iterable[Trial]) -> tuple[NodeNeeds, ...]:
     needs: list[NodeNeeds] = []
     for trial in trials:
         strategy = trial.built_strategy
-        for node, ranks in enumerate(seats_of(trial)):
+        for node, ranks in enumerate(ranks_by_node(trial)):
             at_least = trial.world_size // trial.nodes
             using = [strategy.rank_device(rank, trial.world_size, "cuda") for rank in ranks]
             if node == len(needs):

@@ -8,7 +8,7 @@ import pytest
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.launch.seats import Place, check_trial, most_devices, read_place, seats_of
+from shardmark.launch.placement import Rendezvous, check_trial, most_devices, ranks_by_node
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.strategies.fsdp import HybridFSDP
 from shardmark.trials.matrix import expand
@@ -37,7 +37,7 @@ def trial_of(strategy: str, ranks: int, nodes: int, device: str = "cpu") -> Tria
 def test_neighbours_sit_together_and_servers_in_turn(
     strategy: str, expected: tuple[tuple[int, ...], ...]
 ) -> None:
-    assert seats_of(trial_of(strategy, 4, 2)) == expected
+    assert ranks_by_node(trial_of(strategy, 4, 2)) == expected
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -110,8 +110,8 @@ def test_what_the_machines_lack_is_said() -> None:
         check_trial(trial_of("ddp", 2, 2), DEVICES, engine)
 
 
-def test_place_is_kept_beside_the_trial(tmp_path: Path) -> None:
-    assert read_place(tmp_path) == Place(node=0, endpoint="localhost:0", address="localhost")
-    place = Place(node=1, endpoint="a:1", address="b")
-    place.write(tmp_path)
-    assert read_place(tmp_path) == place
+def test_rendezvous_is_kept_beside_the_trial(tmp_path: Path) -> None:
+    assert Rendezvous.read(tmp_path) == Rendezvous()
+    written = Rendezvous(node=1, endpoint="a:1", address="b")
+    written.write(tmp_path)
+    assert Rendezvous.read(tmp_path) == written

@@ -1,4 +1,4 @@
-"""Which rank of a trial sits on which node.  Imports no torch."""
+"""Which rank of a trial runs on which node, and whether the nodes can run it.  No torch."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ if TYPE_CHECKING:
     from shardmark.launch.engine import Engine
 
 
-PLACE_FILE = "place.json"
+RENDEZVOUS_FILE = "rendezvous.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What the agent of one node knows beyond the trial."""
+class Rendezvous:
+    """Where the launchers of a trial's nodes meet, and which of the nodes this one is."""
 
     node: int = 0
     endpoint: str = "localhost:0"
-    """Where the launchers of all nodes meet, on node 0."""
+    """HOST:PORT, on node 0."""
     address: str = "localhost"
     """Where others reach this node."""
 
     def write(self, directory: Path) -> None:
-        (directory / PLACE_FILE).write_text(json.dumps(asdict(self)))
+        (directory / RENDEZVOUS_FILE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, directory: Path) -> Rendezvous:
+        """What was written for the trial; by default this machine alone."""
+        file = directory / RENDEZVOUS_FILE
+        return cls(**json.loads(file.read_text())) if file.exists() else cls()
 
 
-def read_place(directory: Path) -> Place:
-    """The place that was written for the trial; by default this machine alone."""
-    file = directory / PLACE_FILE
-    return Place(**json.loads(file.read_text())) if file.exists() else Place()
-
-
-def seats_of(trial: Trial) -> tuple[tuple[int, ...], ...]:
+def ranks_by_node(trial: Trial) -> tuple[tuple[int, ...], ...]:
     """The ranks of each node, in order of local rank."""
-    strategy = trial.built_strategy
-    nodes = strategy.nodes_of(trial.world_size, trial.nodes)
+    nodes = trial.built_strategy.nodes_of(trial.world_size, trial.nodes)
     return tuple(
         tuple(rank for rank, node in enumerate(nodes) if node == number)
         for number in range(trial.nodes)
@@ -52,9 +51,9 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
     """Raise `StrategyUnavailable` where machines like this one cannot run it, or are not there."""
     strategy = trial.built_strategy
     strategy.check(trial.world_size, machine.times(trial.nodes), trial.recipe)
-    kept = strategy.resume_blocker(trial.recipe) if trial.limits.max_restarts else None
-    if kept is not None:
-        raise StrategyUnavailable(trial.strategy.name, kept, "set limits.max_restarts to 0")
+    blocker = strategy.resume_blocker(trial.recipe) if trial.limits.max_restarts else None
+    if blocker is not None:
+        raise StrategyUnavailable(trial.strategy.name, blocker, "set limits.max_restarts to 0")
     lacking = engine.lacks(trial.nodes)
     if lacking is not None:
         raise StrategyUnavailable(trial.strategy.name, lacking, "use another --engine or its hosts")
@@ -69,8 +68,8 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
 
 def most_devices(trial: Trial) -> int:
     """CUDA devices that the trial needs on its fullest node, one for each rank that uses one."""
-    strategy = trial.built_strategy
+    device_of = trial.built_strategy.rank_device
     return max(
-        sum(strategy.rank_device(r, trial.world_size, trial.device_type) == "cuda" for r in ranks)
-        for ranks in seats_of(trial)
+        sum(device_of(rank, trial.world_size, trial.device_type) == "cuda" for rank in ranks)
+        for ranks in ranks_by_node(trial)
     )
