@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmark.results.reading import Damaged
-from shardmark.results.store import StoredRun, load_run
+from shardmark.results.store import Damaged, StoredRun, load_run
 
 if TYPE_CHECKING:
     import pandas as pd

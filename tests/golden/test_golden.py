@@ -1,4 +1,4 @@
-"""A stored run of every released schema version: each must still load."""
+"""One stored file of each released format: each must still load."""
 
 from __future__ import annotations
 
@@ -7,40 +7,50 @@ from pathlib import Path
 import pytest
 
 from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.network.link_fit import with_fits
+from shardmark.config.load import from_mapping
 from shardmark.core.metrics import METRICS
-from shardmark.report.table.comparison import comparison_table
-from shardmark.results.schema import SCHEMA_VERSION, Outcome
-from shardmark.results.store import load_run
+from shardmark.results.network import read_network
+from shardmark.results.schema import Outcome
+from shardmark.results.store import RunFolder, load_run
 
-NONE_OK = "no trial ended ok"
-HERE = Path(__file__).parent
-VERSIONS = sorted(path.name for path in HERE.glob("v*") if path.is_dir())
+GOLDEN = Path(__file__).parent / "v1"
 
 
-def test_todays_version_is_stored() -> None:
-    assert f"v{SCHEMA_VERSION}" in VERSIONS
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_still_loads(version: str) -> None:
-    run = load_run(HERE / version, verify=True)
-    assert not run.damaged
-    assert not run.missing
-    assert len(run.trials) == 5
+def test_run_loads_and_is_compared() -> None:
+    run = load_run(GOLDEN, verify=True)
+    assert (run.damaged, run.missing) == ((), ())
     assert {trial.outcome for trial in run.trials} == {Outcome.OK, Outcome.OUT_OF_MEMORY}
     ddp = next(row for row in compare([run]).rows if row.strategy == "ddp")
     speedup = ddp.metrics["speedup"]
     assert speedup is not None
-    assert speedup.value == pytest.approx(2 / 1.1 * (1.02 / 1.01) ** 0.5)
+    assert speedup.value == pytest.approx(2 / 1.1)
 
 
-def test_a_metric_younger_than_the_result_is_null_with_a_reason() -> None:
-    run = load_run(HERE / "v1")
-    assert not any("map" in trial.metrics for trial in run.trials)
-    comparison = compare([run])
+def test_experiment_environment_and_verdicts_load() -> None:
+    folder = RunFolder(GOLDEN)
+    assert from_mapping(folder.read_experiment()).name == "invented"
+    assert folder.read_environment()["host"] == "invented"
+    verification = load_run(GOLDEN).verification
+    assert verification is not None
+    assert [verdict.equivalent for verdict in verification.verdicts] == [True]
+
+
+def test_metric_younger_than_the_result_is_null_with_a_reason() -> None:
+    comparison = compare([load_run(GOLDEN)])
     for row in comparison.rows:
         assert set(row.metrics) == set(METRICS)
-        assert row.metrics["map"] is None
-        assert row.missing["map"] == ("not recorded" if row.outcomes.get("ok") else NONE_OK)
-    columns, _ = comparison_table(comparison).for_people()
-    assert "map" not in [column.key for column in columns]
+        assert all(row.missing[name] for name, value in row.metrics.items() if value is None)
+
+
+def test_network_loads_and_is_fitted_alike() -> None:
+    record = read_network(GOLDEN)
+    assert record is not None
+    assert record.hosts == ("node0", "node1")
+    link, *_, without = record.operations
+    again = with_fits(record).operations[0].fit
+    for fit in (link.fit, again):
+        assert fit is not None
+        assert fit.bytes_per_second.value == pytest.approx(1.2e8, rel=1e-6)
+        assert fit.latency_seconds.value == pytest.approx(1e-4, rel=1e-4)
+    assert (without.fit, without.reason) == (None, "fewer than 3 sizes were measured")

@@ -20,9 +20,8 @@ from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.verification import cells_of, verify_cells
 from shardmark.measure.system.environment import environment
-from shardmark.results.reading import Damaged
 from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import EXPERIMENT_FILE, RunFolder
+from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder
 from shardmark.results.verification import (
     Verification,
     read_verification,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardmark.core.metrics import METRICS
-from shardmark.results.schema import RankRecord, Stored, Summary, TrialResult
+from shardmark.results.schema import TrialResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,6 @@ class Bounds:
 
 _AMOUNT = Bounds(0.0, 1e18)
 _ABOVE_ZERO = Bounds(_AMOUNT.tiny, 1e18)
-_SHARE = Bounds(0.0, 1.0)
 _SIGNED = Bounds(-1e18, 1e18, tiny=0.0)
 _FLOPS = Bounds(0.0, 1e24)
 _DIVERGED = Bounds(-1e100, 1e100, tiny=1e-100)
@@ -37,27 +36,23 @@ exponential in a loss, as perplexity is, farther."""
 
 _OF_METRIC = {
     **dict.fromkeys(
-        (
-            "epoch_seconds",
-            "step_seconds",
-            "step_seconds_p95",
-            "step_seconds_p99",
-            "total_seconds",
-            "samples_per_second",
-            "samples_per_second_per_rank",
-        ),
-        _ABOVE_ZERO,
+        ("epoch_seconds", "step_seconds", "step_seconds_p95", "step_seconds_p99"), _ABOVE_ZERO
+    ),
+    **dict.fromkeys(
+        ("total_seconds", "samples_per_second", "samples_per_second_per_rank"), _ABOVE_ZERO
     ),
     "startup_seconds": _SIGNED,  # between the clocks of two machines
     "temperature_celsius": _SIGNED,
 }
-_OF_UNIT = {"loss": _DIVERGED, "fraction": _SHARE, "FLOP/s": _FLOPS}
+_OF_UNIT = {"loss": _DIVERGED, "fraction": Bounds(0.0, 1.0), "FLOP/s": _FLOPS}
 _OF_FIELD = {
+    "world_size": Bounds(1, 1e9),
     "train_loss": _DIVERGED,
     "flops_per_sample": _FLOPS,
     "window_seconds": _ABOVE_ZERO,
 }
-_FREE = frozenset({"settings", "reasons"})
+_MEASURED = {"world_size", "total_seconds", "started_at_seconds", "metrics", "ranks"}
+_FREE = {"settings", "reasons"}
 """Fields of a rank that hold no measurement."""
 
 
@@ -70,60 +65,34 @@ def bounds_of(metric: str) -> Bounds:
 
 def out_of_bounds(result: TrialResult) -> str | None:
     """The first number that no run measures, by its place in the file; None where there is none."""
-    for place, value, bounds in _numbers(result):
+    for place, value in _numbers((), result.model_dump(include=_MEASURED)):
+        bounds = _bounds_at(place)
         if not bounds.allow(value):
-            return f"{place} is {_short(value)}; possible is {bounds}"
+            shown = f"{value:.4g}" if isinstance(value, float) else f"{value!s:.40}"
+            return f"{'.'.join(place)} is {shown}; possible is {bounds}"
     return None
 
 
-def _short(value: float) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else f"{value!s:.40}"
-
-
-def _numbers(result: TrialResult) -> Iterator[tuple[str, float, Bounds]]:
-    yield "world_size", result.world_size, Bounds(1, 1e9)
-    yield "total_seconds", result.total_seconds, _AMOUNT
-    yield "started_at_seconds", result.started_at_seconds, _AMOUNT
-    for name, summary in result.metrics.items():
-        if summary is not None:
-            yield from _of_summary(f"metrics.{name}", summary, bounds_of(name))
-    for number, rank in enumerate(result.ranks):
-        yield from _of_record(f"ranks.{number}", rank)
-
-
-def _of_summary(
-    place: str, summary: Summary, bounds: Bounds
-) -> Iterator[tuple[str, float, Bounds]]:
-    """The mean or largest of ranks may be zero where the value over them is not."""
-    yield f"{place}.value", summary.value, bounds
-    of_ranks = Bounds(min(0.0, bounds.low), bounds.high)
-    for name in ("mean", "maximum"):
-        value = getattr(summary, name)
-        if value is not None:
-            yield f"{place}.{name}", value, of_ranks
-    if summary.imbalance is not None:
-        yield f"{place}.imbalance", summary.imbalance, _SIGNED
-
-
-def _of_record(place: str, record: RankRecord | Stored) -> Iterator[tuple[str, float, Bounds]]:
-    """Every number of a rank, however deep."""
-    for name, value in record:
-        if name == "quality" and isinstance(value, Mapping):
-            for metric, found in value.items():
-                if found is not None:
-                    yield f"{place}.quality.{metric}", found, bounds_of(metric)
-        elif name not in _FREE:
-            yield from _of_value(f"{place}.{name}", value, _OF_FIELD.get(name, _AMOUNT))
-
-
-def _of_value(place: str, value: object, bounds: Bounds) -> Iterator[tuple[str, float, Bounds]]:
+def _numbers(place: tuple[str, ...], value: object) -> Iterator[tuple[tuple[str, ...], float]]:
     if isinstance(value, int | float):
-        yield place, value, bounds
-    elif isinstance(value, Stored):
-        yield from _of_record(place, value)
+        yield place, value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _of_value(f"{place}.{key}", one, bounds)
+        for key, inner in value.items():
+            if key not in _FREE:
+                yield from _numbers((*place, key), inner)
     elif isinstance(value, tuple):
-        for number, one in enumerate(value):
-            yield from _of_value(f"{place}.{number}", one, bounds)
+        for number, inner in enumerate(value):
+            yield from _numbers((*place, str(number)), inner)
+
+
+def _bounds_at(place: tuple[str, ...]) -> Bounds:
+    *parents, field = place
+    if "quality" in parents:
+        return bounds_of(field)
+    if parents[:1] != ["metrics"]:
+        return _OF_FIELD.get(field, _AMOUNT)
+    if field == "imbalance":
+        return _SIGNED
+    bounds = bounds_of(parents[1])
+    # The mean or largest of ranks may be zero where the value over them is not.
+    return bounds if field == "value" else Bounds(min(0.0, bounds.low), bounds.high)

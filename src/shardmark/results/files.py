@@ -1,12 +1,17 @@
-"""Writes a file whole or not at all, and records what a file held."""
+"""Writes a file whole or not at all, reads one as its model, and records what a file held."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from shardmark.results.schema import FileRecord
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -31,6 +36,29 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_model(path: Path, model: BaseModel) -> None:
+    """Store the model as JSON."""
+    write_whole(path, model.model_dump_json(indent=1).encode() + b"\n")
+
+
+def read_model(model: type[ModelT], content: bytes) -> ModelT:
+    """The content as the model.  Raises `ValueError` that says what the first fault is."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+    if faults[0]["type"] == "json_invalid":
+        raise ValueError(f"is not whole JSON: {faults[0]['msg']}")
+    versions = [fault for fault in faults if fault["loc"] == ("schema_version",)]
+    fault = (versions or faults)[0]
+    key = ".".join(str(part) for part in fault["loc"])
+    value = repr(fault["input"])
+    shown = value if len(value) <= 60 else f"{value[:57]}..."
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    advice = "; it is of another version of shardmark" if versions else ""
+    raise ValueError(f"{key}: found {shown}; {fault['msg']}{more}{advice}")
 
 
 def file_record(path: Path, *, flush: bool = False) -> FileRecord:

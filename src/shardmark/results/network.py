@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from shardmark.core.errors import InputError
-from shardmark.results.files import write_whole
+from shardmark.results.files import read_model, write_model
 from shardmark.results.schema import Stored
 
 NETWORK_FILE = "network.json"
-NETWORK_SCHEMA_VERSION = 1
 
 Operation = Literal["point_to_point", "all_reduce", "all_gather", "reduce_scatter"]
 Reach = Literal["same_host", "between_hosts"]
@@ -63,7 +60,7 @@ class MeasuredOperation(Stored):
 class NetworkRecord(Stored):
     """The links between the ranks of one process group."""
 
-    schema_version: int = NETWORK_SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     measured_at_seconds: float
     """Unix time."""
     backend: str
@@ -83,31 +80,18 @@ class NetworkRecord(Stored):
 
 def write_network(folder: Path, record: NetworkRecord) -> None:
     """Store the record with the run of that folder; an older one is replaced."""
-    write_whole(folder / NETWORK_FILE, record.model_dump_json(indent=1).encode() + b"\n")
+    write_model(folder / NETWORK_FILE, record)
 
 
 def read_network(folder: Path) -> NetworkRecord | None:
     """The stored record; None where there is none.  `InputError` for one that cannot be read."""
     path = folder / NETWORK_FILE
     try:
-        content = path.read_bytes()
+        return read_model(NetworkRecord, path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError(str(path), f"cannot be read: {error.strerror}", "restore it") from None
-    try:
-        record = NetworkRecord.model_validate_json(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        found = f"{key}: {first['msg']}" if key else str(first["msg"])
-        raise InputError(str(path), found, "measure again with `shardmark doctor --network`") from (
-            None
-        )
-    if record.schema_version > NETWORK_SCHEMA_VERSION:
-        raise InputError(
-            f"{path}, schema_version",
-            f"found {record.schema_version}",
-            f"this version reads up to {NETWORK_SCHEMA_VERSION}",
-        )
-    return record
+    except ValueError as error:
+        remedy = "measure again with `shardmark doctor --network`"
+        raise InputError(str(path), str(error), remedy) from None

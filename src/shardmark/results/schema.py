@@ -1,4 +1,4 @@
-"""The files of a run as frozen models.  Imports no torch; `migrations` reads older versions."""
+"""The files of a run as frozen models.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 
 class Outcome(StrEnum):
@@ -141,7 +141,7 @@ class RankRecord(Stored):
     node: int = 0
     """Its machine's number in the trial."""
     local_rank: int | None = None
-    """Its number on that machine, which is its CUDA device's there; None in old results."""
+    """Its number on that machine, which is its CUDA device's there."""
     pid: int
     device: str
     """`cpu`, or the CUDA device's name."""
@@ -246,7 +246,7 @@ class StabilityFinding(Stored):
 class TrialResult(Stored):
     """One trial: `trials/ID/result.json`."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: Literal[1] = SCHEMA_VERSION
     id: str
     trial: dict[str, Any]
     """The resolved trial, as it was given to the ranks."""

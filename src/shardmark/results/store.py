@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,10 +12,16 @@ from typing import Any
 
 from shardmark.core.errors import InputError
 from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
-from shardmark.results.files import file_record, flush_folder, write_whole
-from shardmark.results.reading import Damaged, read_result_of
+from shardmark.results.bounds import out_of_bounds
+from shardmark.results.files import (
+    difference,
+    file_record,
+    flush_folder,
+    read_model,
+    write_whole,
+)
 from shardmark.results.runs_folder import point_latest_to
-from shardmark.results.schema import TrialResult
+from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.verification import Verification, read_verification
 
 EXPERIMENT_FILE = "experiment.yaml"
@@ -24,6 +30,17 @@ LINKS_REASON = "links_missing"
 """In `environment.json`: why links were to be measured and were not."""
 TRIALS_FOLDER = "trials"
 RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A stored trial that must not be believed."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,15 +149,25 @@ class RunFolder:
 
     def read_result(self, trial_id: str, *, verify: bool = False) -> TrialResult | Damaged | None:
         """The trial's result; None where there is none.  `verify` compares the files' hashes."""
-        return read_result_of(self.trial_folder(trial_id), verify=verify)
+        path = self.trial_folder(trial_id) / RESULT_FILE
+        try:
+            result = read_model(TrialResult, path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return Damaged(path, f"cannot be read: {error.strerror}")
+        except ValueError as error:
+            return Damaged(path, str(error))
+        reason = _contradiction(result, path.parent, verify=verify)
+        return result if reason is None else Damaged(path, reason)
 
     def read(self, *, verify: bool = False) -> StoredRun:
         """Every trial of the run; `verify` compares the files' hashes too, which takes longer."""
         trials: list[TrialResult] = []
         damaged: list[Damaged] = []
         missing: list[str] = []
-        for folder in self._trial_folders():
-            result = read_result_of(folder, verify=verify)
+        for folder in sorted((self.path / TRIALS_FOLDER).glob("*/")):
+            result = self.read_result(folder.name, verify=verify)
             if result is None:
                 missing.append(folder.name)
             elif isinstance(result, Damaged):
@@ -155,11 +182,6 @@ class RunFolder:
             missing=tuple(missing),
             verification=read_verification(self.path),
         )
-
-    def _trial_folders(self) -> Iterator[Path]:
-        root = self.path / TRIALS_FOLDER
-        if root.is_dir():
-            yield from sorted(folder for folder in root.iterdir() if folder.is_dir())
 
 
 def is_run(path: Path) -> bool:
@@ -192,6 +214,26 @@ def _runs_in(folder: Path) -> list[str]:
         return sorted(path.name for path in folder.iterdir() if is_run(path))
     except OSError:
         return []
+
+
+def _contradiction(result: TrialResult, folder: Path, *, verify: bool) -> str | None:
+    """What no run writes, although each value by itself could be; None where there is none."""
+    if result.id != folder.name:
+        return f"belongs to another trial: its id is {result.id!r}"
+    for name, record in result.files.items():
+        reason = difference(folder / name, record, verify=verify)
+        if reason is not None:
+            return reason
+    for key in ("workload", "recipe", "measure"):
+        if not isinstance(result.trial.get(key, {}), dict):
+            return f"trial.{key} is no mapping"
+    given = result.trial.get("world_size", result.world_size)
+    if given != result.world_size:
+        return f"trial.world_size is {given!r}, but world_size is {result.world_size}"
+    trained = any(rank.role == "worker" and rank.lost is None for rank in result.ranks)
+    if result.outcome is Outcome.OK and not trained:
+        return "its outcome is ok, but no rank that trains is in it"
+    return out_of_bounds(result)
 
 
 def _finite(result: TrialResult) -> TrialResult:

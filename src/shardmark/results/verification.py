@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from shardmark.results.files import write_whole
+from shardmark.results.files import read_model, write_model
 from shardmark.results.schema import Stored
 
 VERIFICATION_FILE = "verification.json"
@@ -78,12 +76,12 @@ REFERENCE = "one process that plays all ranks in turn"
 
 
 def write_verification(folder: Path, verification: Verification) -> None:
-    write_whole(folder / VERIFICATION_FILE, verification.model_dump_json(indent=1).encode() + b"\n")
+    write_model(folder / VERIFICATION_FILE, verification)
 
 
 def read_verification(folder: Path) -> Verification | None:
     """The stored verdicts; None where there are none to be believed."""
     try:
-        return Verification.model_validate_json((folder / VERIFICATION_FILE).read_bytes())
-    except (OSError, ValidationError):
+        return read_model(Verification, (folder / VERIFICATION_FILE).read_bytes())
+    except (OSError, ValueError):
         return None

@@ -12,10 +12,10 @@ from shardmark.cli import main
 from shardmark.core.errors import ShardmarkError
 from shardmark.measure.network import network_probe
 from shardmark.results.network import NetworkRecord, read_network
-from tests.golden.test_network import HERE
+from tests.golden.test_golden import GOLDEN
 
 REAL_PROBE = network_probe.probe_network
-STORED = NetworkRecord.model_validate_json((HERE / "v1.json").read_bytes())
+STORED = NetworkRecord.model_validate_json((GOLDEN / "network.json").read_bytes())
 
 
 @pytest.fixture(autouse=True)

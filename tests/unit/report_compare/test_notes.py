@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardmark.report.table.notes import NoteKind, notes_of
-from shardmark.results.reading import Damaged
 from shardmark.results.schema import CheckpointRecord, Failure, Outcome, Summary, TrialResult
+from shardmark.results.store import Damaged
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared, learning_trial
 

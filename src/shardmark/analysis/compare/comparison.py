@@ -12,8 +12,7 @@ from shardmark.analysis.statistics.intervals import Estimate, estimate_differenc
 from shardmark.analysis.statistics.verdicts import METRIC, common_repeats, judged
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
-from shardmark.results.reading import Damaged
-from shardmark.results.store import StoredRun
+from shardmark.results.store import Damaged, StoredRun
 
 DEFAULT_BASELINE = "single"
 
