@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shardmark.analysis.compare.comparison import Comparison
     from shardmark.config.experiment import Experiment
-    from shardmark.report.export._protocol import Source
+    from shardmark.report.export.source import Source
     from shardmark.report.export.tables import By
     from shardmark.results.schema import TrialResult
 
@@ -69,10 +69,9 @@ class Run:
 
         Raises `InputError` for another `by`, or a raw file that is damaged.
         """
-        from shardmark.report.export.frame import frame_of
-        from shardmark.report.export.tables import table_of
+        from shardmark.report.export.tables import frame_of
 
-        return frame_of(table_of([self._source()], by))
+        return frame_of([self._source()], by)
 
     def to_parquet(self, path: str | Path) -> None:
         """Write `trials`, `epochs`, `steps` and `samples.parquet` into the folder, typed.
@@ -80,12 +79,12 @@ class Run:
         A `path` that ends in `.parquet` gets the trials alone.  Raises `MissingExtra` without
         pyarrow, and `InputError` where nothing can be written.
         """
-        from shardmark.report.export.parquet import export_parquet
+        from shardmark.report.export.files import export_parquet
 
         export_parquet([self._source()], str(path))
 
     def _source(self) -> Source:
-        from shardmark.report.export._protocol import Source
+        from shardmark.report.export.source import Source
 
         return Source(self.stored, self.path.resolve().name)
 

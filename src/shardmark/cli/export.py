@@ -63,7 +63,7 @@ def export(
     place = _place(to, out, tracking_uri)
     folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
     loaded = [load_run(path) for path in folders.values()]
-    for damaged in (one for run in loaded for one in run.damaged):
+    for damaged in (damaged for run in loaded for damaged in run.damaged):
         typer.echo(f"damaged, left out: {damaged}", err=True)
     done = export_runs(loaded, to.value, place)
     kept = f"; {done.kept} there already, left as they are" if done.kept else ""
@@ -75,8 +75,8 @@ def export(
 def _place(to: To, out: str | None, tracking_uri: str | None) -> str | None:
     """Folder, file or tracking URI; None for the usual place."""
     if tracking_uri is not None and (to is not To.MLFLOW or out is not None):
-        found = "is for mlflow" if to is not To.MLFLOW else "stands beside --out"
-        raise InputError("--tracking-uri", found, "name the place once: --out, or this for mlflow")
+        reason = "is for mlflow" if to is not To.MLFLOW else "stands beside --out"
+        raise InputError("--tracking-uri", reason, "name the place once: --out, or this for mlflow")
     for option, value in (("--out", out), ("--tracking-uri", tracking_uri)):
         if value is not None and not value.strip():
             raise InputError(option, "is empty", "name a place, or leave the option out")

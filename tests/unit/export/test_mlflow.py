@@ -9,7 +9,7 @@ import pytest
 
 from shardmark.core.errors import InputError
 from shardmark.report.export import export_runs
-from shardmark.report.export._protocol import measurement_id
+from shardmark.report.export.source import measurement_id
 from shardmark.results.store import StoredRun
 from tests.golden.invented import STARTED_AT_SECONDS
 from tests.unit.export.runs import HOSTILE, exportable, loss_of, ok_trial, seconds_of, started_of

@@ -17,9 +17,8 @@ from shardmark.core.metrics import METRICS
 from shardmark.core.run_files import rank_steps_file
 from shardmark.measure.system.gpus import FIELDS
 from shardmark.measure.system.sampler import SystemSampler
-from shardmark.report.export._protocol import sources_of
-from shardmark.report.export.marks import sample_rows
-from shardmark.report.export.tables import SAMPLES, STEPS, By, table_of
+from shardmark.report.export.source import sources_of
+from shardmark.report.export.tables import SAMPLES, STEPS, By, frame_of, sample_rows
 from shardmark.results.schema import Outcome
 from tests.golden.invented import STARTED_AT_SECONDS
 from tests.unit.export.runs import (
@@ -162,14 +161,14 @@ def test_a_damaged_raw_file_is_told(tmp_path: Path, content: bytes, message: str
     run = exportable(tmp_path / "run")
     (tmp_path / "run" / "trials" / run.trials[0].id / "steps.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
-        table_of(sources_of([run]), "step")
+        frame_of(sources_of([run]), "step")
     assert "steps.jsonl" in str(caught.value)
 
 
 def test_a_trial_without_raw_files_has_no_steps(tmp_path: Path) -> None:
     run = exportable(tmp_path / "run")
     (tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl").unlink()
-    assert table_of(sources_of([run]), "sample").rows == 0
+    assert len(frame_of(sources_of([run]), "sample")) == 0
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
@@ -177,8 +176,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     labels = [source.label for source in sources_of(runs)]
     assert labels == ["a/run", "b/run", f"{tmp_path.name}/other"]
     assert [source.label for source in sources_of(runs[1:])] == ["run", "other"]
-    table = table_of(sources_of(runs), "trial")
-    assert len({*table.columns[1].values}) == 3
+    assert frame_of(sources_of(runs), "trial")["run"].nunique() == 3
 
 
 def test_a_run_without_results_is_refused(tmp_path: Path) -> None:
@@ -193,7 +191,7 @@ def test_a_ranks_own_lines_have_these_columns(tmp_path: Path) -> None:
     report_of(tmp_path, [4.0, 2.0]).write()
     lines = (tmp_path / rank_steps_file(3)).read_text().splitlines()
     for line in (*step_lines(), *map(json.loads, lines)):
-        assert list(line) == [field.name for field in STEPS]
+        assert list(line) == list(STEPS)
 
 
 def test_the_samplers_own_lines_have_these_columns(tmp_path: Path) -> None:
@@ -205,14 +203,11 @@ def test_the_samplers_own_lines_have_these_columns(tmp_path: Path) -> None:
         sampler.set_ranks({0: os.getpid()})
     (source,) = sources_of([run])
     rows = sample_rows(source, run.trials[0])
-    columns = {field.name for field in SAMPLES}
     assert {row["subject"] for row in rows} == {"rank", "interface", "machine"}
-    assert {key for row in rows for key in row} | set(FIELDS) | {"gpu_uuid"} == columns
-    table = table_of([source], "sample")
-    for column in table.columns:
-        for row, value in zip(rows, column.values, strict=True):
-            if column.name in row:
-                assert row[column.name] == value, column.name
+    assert {key for row in rows for key in row} | set(FIELDS) | {"gpu_uuid"} == set(SAMPLES)
+    frame = frame_of([source], "sample")
+    for row, values in zip(rows, frame.to_dict("records"), strict=True):
+        assert row == {name: values[name] for name in row}
 
 
 def test_what_a_rank_sent_is_a_row_for_each_interface(tmp_path: Path) -> None:
@@ -222,12 +217,11 @@ def test_what_a_rank_sent_is_a_row_for_each_interface(tmp_path: Path) -> None:
     ranks = [
         {"rank": 0, "pid": 9, "threads": 2, "network": sent},
         {"rank": 1, "pid": 10, "threads": 2, "network": None},  # the kernel did not tell
-        {"rank": 2, "pid": 11, "threads": 2},  # of an older version
     ]
     path.write_text(json.dumps({"at_seconds": 1.5, "ranks": ranks, "network": {}}) + "\n")
     (source,) = sources_of([run])
     rows = sample_rows(source, run.trials[0])
-    assert [row["subject"] for row in rows] == ["rank", *["rank's interface"] * 2, "rank", "rank"]
+    assert [row["subject"] for row in rows] == ["rank", *["rank's interface"] * 2, "rank"]
     assert not any("network" in row for row in rows)
     assert rows[1] == {
         **{"at_seconds": 1.5, "subject": "rank's interface", "rank": 0, "pid": 9},

@@ -46,8 +46,7 @@ def epochs_of(row: Row) -> EpochsOfRow:
         steps = first["recipe"]["steps"]
         reason = f"the recipe counts {steps} steps and no epochs"
         return EpochsOfRow(row=row, epochs=(), warmup_steps=0, reason=reason)
-    records = [_first_worker(trial) for trial in trials]
-    numbers = sorted({epoch.epoch for record in records for epoch in record.epochs})
+    numbers = sorted({epoch.epoch for trial in trials for epoch in workers_of(trial)[0].epochs})
     return EpochsOfRow(
         row=row,
         epochs=tuple(_epoch(trials, number) for number in numbers),
@@ -64,20 +63,44 @@ def training_seconds(trial: TrialResult, number: int) -> float | str:
     training (Unix time, noted while the device was idle) to the end of its window, so that it
     includes the warm-up steps as they were.
     """
-    seconds = [_rank_seconds(rank, number) for rank in _workers(trial)]
-    known = [one for one in seconds if not isinstance(one, str)]
+    seconds = [_rank_seconds(rank, number) for rank in workers_of(trial)]
+    known = [value for value in seconds if not isinstance(value, str)]
     if len(known) < len(seconds):
-        return next(one for one in seconds if isinstance(one, str))
+        return next(reason for reason in seconds if isinstance(reason, str))
     return max(known) if known else "no rank that trains left a record"
 
 
 def elapsed_seconds(trial: TrialResult, number: int) -> float | str:
     """Training time from the first step to the end of the epoch, evaluations left out."""
     passed = [training_seconds(trial, earlier) for earlier in range(number + 1)]
-    known = [one for one in passed if not isinstance(one, str)]
+    known = [value for value in passed if not isinstance(value, str)]
     if len(known) < len(passed):
-        return next(one for one in passed if isinstance(one, str))
+        return next(reason for reason in passed if isinstance(reason, str))
     return sum(known)
+
+
+def epoch_values(trial: TrialResult, number: int) -> dict[str, float | str]:
+    """Seconds, losses and qualities of one epoch by metric, or why one is not known."""
+    record = _record(workers_of(trial)[0], number)
+    values: dict[str, float | str] = {
+        "epoch_seconds": training_seconds(trial, number),
+        "elapsed_seconds": elapsed_seconds(trial, number),
+    }
+    if record is None:
+        return values
+    values["train_loss"] = train_loss(workers_of(trial), number)
+    if record.evaluation_seconds is not None:
+        values["evaluation_seconds"] = record.evaluation_seconds
+    for name, value in (record.quality or {}).items():
+        finite = value is not None and math.isfinite(value)
+        values[name] = value if finite and value is not None else "it is not a finite number"
+    return values
+
+
+def workers_of(trial: TrialResult) -> list[RankRecord]:
+    """Ranks that trained to the end.  All store the same losses and qualities."""
+    ordered = sorted(trial.ranks, key=lambda rank: rank.rank)
+    return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
 
 
 def _rank_seconds(rank: RankRecord, number: int) -> float | str:
@@ -103,49 +126,16 @@ def _window(rank: RankRecord, epoch: EpochRecord) -> WindowRecord | None:
 
 
 def _epoch(trials: Sequence[TrialResult], number: int) -> Epoch:
-    found = [_values(trial, number) for trial in trials]
+    by_trial = [epoch_values(trial, number) for trial in trials]
     metrics: dict[str, Estimate | None] = {}
     missing: dict[str, str] = {}
-    for name in dict.fromkeys(name for values in found for name in values):
-        values = [one.get(name, "not recorded") for one in found]
+    for name in dict.fromkeys(name for values in by_trial for name in values):
+        values = [trial_values.get(name, "not recorded") for trial_values in by_trial]
         numbers = [value for value in values if not isinstance(value, str)]
         metrics[name] = estimate_mean(numbers) if numbers else None
         if not numbers:
             missing[name] = next(value for value in values if isinstance(value, str))
     return Epoch(number=number + 1, metrics=metrics, missing=missing)
-
-
-def _values(trial: TrialResult, number: int) -> dict[str, float | str]:
-    record = _record(_first_worker(trial), number)
-    seconds = training_seconds(trial, number)
-    values: dict[str, float | str] = {
-        "epoch_seconds": seconds,
-        "elapsed_seconds": elapsed_seconds(trial, number),
-    }
-    if record is None:
-        return values
-    values["train_loss"] = train_loss(_workers(trial), number)
-    if record.evaluation_seconds is not None:
-        values["evaluation_seconds"] = record.evaluation_seconds
-    for name, value in (record.quality or {}).items():
-        values[name] = _finite(value, "it is not a finite number")
-    return values
-
-
-def _finite(value: float | None, reason: str) -> float | str:
-    return reason if value is None or not math.isfinite(value) else value
-
-
-def _workers(trial: TrialResult) -> list[RankRecord]:
-    ordered = sorted(trial.ranks, key=lambda rank: rank.rank)
-    return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
-
-
-def _first_worker(trial: TrialResult) -> RankRecord:
-    """Every rank stores the same losses and qualities, so the first one's count."""
-    workers = _workers(trial)
-    assert workers, "a trial that ended ok has a rank that trains"
-    return workers[0]
 
 
 def _record(rank: RankRecord, number: int) -> EpochRecord | None:

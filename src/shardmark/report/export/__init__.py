@@ -1,14 +1,13 @@
-"""A finished run handed to a tracker, or written as tables: one file a target, one plain table."""
+"""A finished run handed to a tracker, or written as tables: one plain table of targets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from shardmark.report.export._protocol import Exported, MissingExtra, Source, Target, sources_of
-from shardmark.report.export.csv import export_csv
+from shardmark.report.export.files import export_csv, export_parquet
 from shardmark.report.export.mlflow import export_mlflow
-from shardmark.report.export.parquet import export_parquet
+from shardmark.report.export.source import Exported, MissingExtra, Source, Target, sources_of
 from shardmark.report.export.tensorboard import export_tensorboard
 from shardmark.report.export.wandb import export_wandb
 from shardmark.results.store import StoredRun

@@ -1,40 +1,73 @@
-"""Where the tables of `csv` and `parquet` go: one file, or one a table in a folder."""
+"""Tables as CSV or Parquet files: the trials in one file, or every table in a folder."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardmark.core.errors import InputError
-from shardmark.report.export._protocol import Exported, Source
-from shardmark.report.export.places import unwritable
-from shardmark.report.export.tables import TABLES, Table, table_of
+from shardmark.core.version import __version__
+from shardmark.report.export.source import Exported, Source, require, unwritable
+from shardmark.report.export.tables import TABLES, frame_of
+from shardmark.report.table.formats import csv_cell
 from shardmark.results.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 """Whoever ends a name so means a file of that kind."""
 
 
-def write_tables(
-    sources: Sequence[Source],
-    out: Path,
-    suffix: str,
-    encode: Callable[[Table], bytes],
-    look: str,
+def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
+    """Every table of the runs, in base units; what is missing is an empty cell."""
+    return _write(sources, Path(out or "exports/csv").expanduser(), ".csv", _csv)
+
+
+def export_parquet(sources: Sequence[Source], out: str | None) -> Exported:
+    """Typed columns, each with its unit in the field's metadata."""
+    require("parquet", "pyarrow", "pyarrow")
+    return _write(sources, Path(out or "exports/parquet").expanduser(), ".parquet", _parquet)
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    cells = frame.astype(object).where(frame.notna(), None).map(csv_cell)
+    return bytes(cells.to_csv(index=False, lineterminator="\n").encode())
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    units = frame.attrs["units"]
+    fields = [
+        field.with_metadata({"unit": units[field.name]} if field.name in units else {})
+        for field in table.schema
+    ]
+    schema = pa.schema(fields, metadata={"shardmark_version": __version__})
+    sink = io.BytesIO()
+    pq.write_table(table.cast(schema), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _write(
+    sources: Sequence[Source], out: Path, suffix: str, encode: Callable[[pd.DataFrame], bytes]
 ) -> Exported:
     """`out` with the suffix is the table of trials alone; otherwise a folder with all tables.
 
     Files of the same names are replaced whole: they then hold these runs and nothing else.
     """
     single = _is_single(out, suffix)
-    folder = out.parent if single else out
     encoded = {
-        out if single else out / f"{name}{suffix}": encode(table_of(sources, by))
+        out if single else out / f"{name}{suffix}": encode(frame_of(sources, by))
         for by, name in TABLES.items()
         if by == "trial" or not single
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        (out.parent if single else out).mkdir(parents=True, exist_ok=True)
         for path, content in encoded.items():
             write_whole(path, content)
     except OSError as error:
@@ -42,19 +75,18 @@ def write_tables(
     return Exported(
         where=str(out),
         trials=sum(len(source.trials) for source in sources),
-        look=look.format(next(iter(encoded))),
+        look=f'pandas.read_{suffix[1:]}("{next(iter(encoded))}")',
     )
 
 
 def _is_single(out: Path, suffix: str) -> bool:
     """Whether it names one file.  Raises `InputError` where it cannot be what it is named."""
     ends = out.suffix.lower()
+    allowed = f"name a folder, or a file that ends in {suffix}"
     if ends == suffix:
         if out.is_dir():
-            remedy = f"name a new file, or one that ends in {suffix}"
-            raise InputError(str(out), "is a folder", remedy)
+            raise InputError(str(out), "is a folder", f"name a new file that ends in {suffix}")
         return True
-    allowed = f"name a folder, or a file that ends in {suffix}"
     if ends in FILE_SUFFIXES:
         raise InputError(str(out), f"ends in {out.suffix}, and the tables are {suffix}", allowed)
     if out.exists() and not out.is_dir():

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardmark.report.export._protocol import Source
-from shardmark.report.export.marks import (
-    Record,
-    epoch_rows,
-    finite,
-    last_end_seconds,
-    step_rows,
-)
+from shardmark.report.export.source import Source
+from shardmark.report.export.tables import Record, epoch_rows, finite, step_rows
 from shardmark.results.schema import TrialResult
 
-SPAN_COLUMNS = (
+SPANS = (
     "step_seconds",
     "data_seconds",
     "forward_seconds",
@@ -50,40 +44,38 @@ def _by_step(source: Source, trial: TrialResult) -> Iterator[Point]:
     for row in step_rows(source, trial):
         steps.setdefault(row["step"], []).append(row)
     for step, rows in sorted(steps.items()):
-        spans = ((row.get("started_at_seconds"), row.get("step_seconds")) for row in rows)
-        at_seconds = last_end_seconds(spans) or trial.started_at_seconds
-        values = {"train_loss": _mean(rows, "loss"), "learning_rate": _mean(rows, "learning_rate")}
+        series = {"train_loss": "loss", "learning_rate": "learning_rate"}
+        known = {name: _all_finite(rows, key) for name, key in series.items()}
+        values = {name: sum(each) / len(each) for name, each in known.items() if each}
         if all(row.get("measured") for row in rows):
-            values |= {name: _largest(rows, name) for name in SPAN_COLUMNS}
+            values |= {name: max(each) for name in SPANS if (each := _all_finite(rows, name))}
+        ends = [
+            start + (finite(row.get("step_seconds")) or 0.0)
+            for row in rows
+            if (start := finite(row.get("started_at_seconds"))) is not None
+        ]
+        at_seconds = max(ends, default=trial.started_at_seconds)
         for name, value in values.items():
-            if value is not None:
-                yield Point(
-                    name=f"step/{name}", index=step, step=step, at_seconds=at_seconds, value=value
-                )
+            yield Point(
+                name=f"step/{name}", index=step, step=step, at_seconds=at_seconds, value=value
+            )
 
 
 def _by_epoch(trial: TrialResult) -> Iterator[Point]:
     for row in epoch_rows(trial):
-        at_seconds = row["ended_at_seconds"] or trial.started_at_seconds
         for name, value in row.items():
             if value is not None and name not in ("epoch", "end_step", "ended_at_seconds"):
                 yield Point(
                     name=f"epoch/{name}",
                     index=row["epoch"],
                     step=row["end_step"] - 1,
-                    at_seconds=at_seconds,
+                    at_seconds=row["ended_at_seconds"] or trial.started_at_seconds,
                     value=value,
                 )
 
 
-def _mean(rows: Sequence[Record], name: str) -> float | None:
-    """None as soon as one rank has no value: a mean over the others would be another number."""
+def _all_finite(rows: Sequence[Record], name: str) -> list[float]:
+    """Nothing as soon as one rank has no value: the others' mean would be another number."""
     values = [finite(row.get(name)) for row in rows]
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
-
-
-def _largest(rows: Sequence[Record], name: str) -> float | None:
-    values = [finite(row.get(name)) for row in rows]
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+    return known if len(known) == len(values) else []

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
 from shardmark.core.version import __version__
-from shardmark.report.export._protocol import (
+from shardmark.report.export.history import history
+from shardmark.report.export.source import (
     Exported,
     Source,
+    ended_at_seconds,
+    environment,
     measurement_id,
     require,
     settings_of,
     tags_of,
+    unwritable,
     values_of,
 )
-from shardmark.report.export.history import history
-from shardmark.report.export.places import unwritable
-from shardmark.report.export.surroundings import variables
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import ENVIRONMENT_FILE, EXPERIMENT_FILE
 
@@ -63,29 +64,24 @@ def export_mlflow(sources: Sequence[Source], out: str | None) -> Exported:
     The MLflow experiment has the Shardmark experiment's name.  A trial that is there already is
     left as it is; one that an interrupted export left half there is written anew.
     """
-    require("mlflow", "mlflow-skinny", "mlflow", "mlflow")
+    require("mlflow", "mlflow-skinny", "mlflow")
     place = out or os.environ.get("MLFLOW_TRACKING_URI") or USUAL_PLACE
-    with variables(SETTINGS):
+    with environment(SETTINGS):
         from mlflow.exceptions import MlflowException
 
         try:
-            written = _export(sources, place)
+            from mlflow import MlflowClient
+
+            uri = place if _is_uri(place) else _folder_uri(place)
+            client = MlflowClient(tracking_uri=uri)
+            written = sum(_export_run(client, source, uri) for source in sources)
         except MlflowException as error:
-            found = f"MLflow says: {str(error).strip().splitlines()[0]}"
-            raise InputError(place, found, ALLOWED) from None
+            said = f"MLflow says: {str(error).strip().splitlines()[0]}"
+            raise InputError(place, said, ALLOWED) from None
         except OSError as error:
             raise unwritable(place, error, ALLOWED) from None
     trials = sum(len(source.trials) for source in sources)
     return Exported(where=place, trials=written, kept=trials - written, look=_look(place))
-
-
-def _export(sources: Sequence[Source], place: str) -> int:
-    """How many trials were written."""
-    from mlflow import MlflowClient
-
-    uri = place if _is_uri(place) else _folder_uri(place)
-    client = MlflowClient(tracking_uri=uri)
-    return sum(_export_run(client, source, uri) for source in sources)
 
 
 def _look(place: str) -> str:
@@ -108,34 +104,37 @@ def _folder_uri(place: str) -> str:
 
 def _export_run(client: MlflowClient, source: Source, uri: str) -> int:
     """How many trials were written."""
-    name = source.run.name
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        experiment = client.create_experiment(name, _artifacts_uri(uri))
-    else:
-        experiment = found.experiment_id
+    known = client.get_experiment_by_name(source.run.name)
+    experiment = (
+        client.create_experiment(source.run.name, _artifacts_uri(uri))
+        if known is None
+        else known.experiment_id
+    )
     runs = _runs(client, experiment)
     wanted = {measurement_id(trial): trial for trial in source.trials}
-    there = {
-        name: run for run in runs.values() if (name := run.data.tags.get(MEASUREMENT)) in wanted
-    }
-    known_parents = [run.data.tags.get(PARENT) for run in there.values()]
-    known_parents += [id_ for id_, run in runs.items() if _measured_in(run) & wanted.keys()]
-    parent = next((id_ for id_ in known_parents if id_ in runs), None)
-    for name, run in list(there.items()):
-        if run.info.status not in FINISHED:
-            client.delete_run(run.info.run_id)
-            del there[name]
-    missing = {name: trial for name, trial in wanted.items() if name not in there}
-    if not missing:
+    there = {id_: run for id_, run in runs.items() if run.data.tags.get(MEASUREMENT) in wanted}
+    parents = [run.data.tags.get(PARENT) for run in there.values()]
+    # A parent is found by the measurements that it was made for, before it has children.
+    parents += [
+        id_
+        for id_, run in runs.items()
+        if {*run.data.tags.get(MEASUREMENTS, "").split()} & wanted.keys()
+    ]
+    for id_, run in there.items():
+        if run.info.status in FINISHED:
+            wanted.pop(run.data.tags[MEASUREMENT], None)
+        else:
+            client.delete_run(id_)
+    if not wanted:
         return 0
+    parent = next((id_ for id_ in parents if id_ in runs), None)
     if parent is None:
         parent = _new_parent(client, experiment, source)
     _finish_parent(client, parent, source)
-    for name, trial in missing.items():
+    for name, trial in wanted.items():
         tags = {MEASUREMENT: name, PARENT: parent}
         _write_trial(client, experiment, tags, source, trial)
-    return len(missing)
+    return len(wanted)
 
 
 def _artifacts_uri(uri: str) -> str | None:
@@ -158,11 +157,6 @@ def _runs(client: MlflowClient, experiment: str) -> dict[str, Any]:
             return runs
 
 
-def _measured_in(run: Any) -> set[str]:
-    """The measurements that a parent was made for; by them it is found before it has children."""
-    return {*run.data.tags.get(MEASUREMENTS, "").split()}
-
-
 def _new_parent(client: MlflowClient, experiment: str, source: Source) -> str:
     start = min(trial.started_at_seconds for trial in source.trials)
     tags = {
@@ -176,7 +170,7 @@ def _new_parent(client: MlflowClient, experiment: str, source: Source) -> str:
 
 def _finish_parent(client: MlflowClient, parent: str, source: Source) -> None:
     """The resolved experiment and the machine as artifacts, as they are now, and the end."""
-    end = max(trial.started_at_seconds + trial.total_seconds for trial in source.trials)
+    end = max(map(ended_at_seconds, source.trials))
     for name in (EXPERIMENT_FILE, ENVIRONMENT_FILE):
         if (source.run.path / name).is_file():
             client.log_artifact(parent, str(source.run.path / name))
@@ -193,7 +187,7 @@ def _write_trial(
     from mlflow.entities import Metric, Param
 
     start = _milliseconds(trial.started_at_seconds)
-    end = _milliseconds(trial.started_at_seconds + trial.total_seconds)
+    end = _milliseconds(ended_at_seconds(trial))
     told = {
         f"{PREFIX}{key}": value[:TAG_CHARACTERS] for key, value in tags_of(source, trial).items()
     }

@@ -1,19 +1,25 @@
-"""Trials, epochs, steps and samples as typed columns: pandas, Parquet and CSV only lay them out."""
+"""Trials, epochs, steps and samples as pandas frames of typed columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from shardmark.analysis.compare.epochs import epoch_values, workers_of
 from shardmark.analysis.compare.rows import other_varied, plain
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.report.export._protocol import Source, values_of
-from shardmark.report.export.marks import Record, epoch_rows, sample_rows, step_rows
-from shardmark.results.schema import TrialResult
+from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.report.export.source import Source, values_of
+from shardmark.results.schema import Outcome, TrialResult
 
-Kind = Literal["text", "integer", "number", "boolean"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+Record = dict[str, Any]
 By = Literal["trial", "epoch", "step", "sample"]
 TABLES: Mapping[By, str] = {
     "trial": "trials",
@@ -23,147 +29,137 @@ TABLES: Mapping[By, str] = {
 }
 """What a row is -> the table's name."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """One column in base units; None where a row has no value."""
-
-    name: str
-    kind: Kind
-    unit: str = ""
-    """Empty where it has none."""
-    values: tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Columns of one length."""
-
-    name: str
-    columns: tuple[Column, ...]
-
-    @property
-    def rows(self) -> int:
-        return len(self.columns[0].values)
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """A column to be."""
-
-    name: str
-    kind: Kind
-    unit: str = ""
-
-
-IDENTITY = (
-    Field("experiment", "text"),
-    Field("run", "text"),
-    Field("id", "text"),
-    Field("strategy", "text"),
-    Field("strategy_options", "text"),
-    Field("world_size", "integer", "ranks"),
-    Field("precision", "text"),
-    Field("repeat", "integer"),
-)
-ENDING = (
-    Field("synthetic", "boolean"),
-    Field("outcome", "text"),
-    Field("failure", "text"),
-    Field("equivalent", "boolean"),
-    Field("started_at_seconds", "number", "seconds since 1970, UTC"),
-)
-EPOCHS = (
-    Field("epoch", "integer"),
-    Field("end_step", "integer"),
-    Field("ended_at_seconds", "number", "seconds since 1970, UTC"),
-    Field("epoch_seconds", "number", "seconds"),
-    Field("elapsed_seconds", "number", "seconds"),
-    Field("train_loss", "number", "loss"),
-    Field("evaluation_seconds", "number", "seconds"),
-)
-STEPS = (
-    Field("rank", "integer"),
-    Field("step", "integer"),
-    Field("epoch", "integer"),
-    Field("measured", "boolean"),
-    Field("samples", "integer", "samples"),
-    Field("loss", "number", "loss"),
-    Field("learning_rate", "number"),
-    Field("started_at_seconds", "number", "seconds since 1970, UTC"),
-    Field("step_seconds", "number", "seconds"),
-    Field("data_seconds", "number", "seconds"),
-    Field("forward_seconds", "number", "seconds"),
-    Field("backward_seconds", "number", "seconds"),
-    Field("optimizer_seconds", "number", "seconds"),
-)
-SAMPLES = (
-    Field("at_seconds", "number", "seconds since 1970, UTC"),
-    Field("subject", "text"),
-    Field("rank", "integer"),
-    Field("pid", "integer"),
-    Field("cpu_seconds", "number", "seconds"),
-    Field("rss_bytes", "integer", "bytes"),
-    Field("threads", "integer", "threads"),
-    Field("processes", "integer", "processes"),
-    Field("open_files", "integer", "files"),
-    Field("context_switches", "integer", "switches"),
-    Field("interface", "text"),
-    Field("bytes_sent", "integer", "bytes"),
-    Field("bytes_received", "integer", "bytes"),
-    Field("gpu_uuid", "text"),
-    Field("utilization_percent", "number", "percent"),
-    Field("power_watts", "number", "watts"),
-    Field("energy_joules", "number", "joules"),
-    Field("temperature_celsius", "number", "celsius"),
-    Field("memory_used_bytes", "integer", "bytes"),
-    Field("clock_limits", "integer", "bits"),
-    Field("cores", "integer", "cores"),
-)
+# fmt: off
+IDENTITY = ("experiment", "run", "id", "strategy", "strategy_options", "world_size", "precision",
+            "repeat")
+TRIALS = ("synthetic", "outcome", "failure", "equivalent", "started_at_seconds")
+EPOCHS = ("epoch", "end_step", "ended_at_seconds", "epoch_seconds", "elapsed_seconds",
+          "train_loss", "evaluation_seconds")
+STEPS = ("rank", "step", "epoch", "measured", "samples", "loss", "learning_rate",
+         "started_at_seconds", "step_seconds", "data_seconds", "forward_seconds",
+         "backward_seconds", "optimizer_seconds")
+SAMPLES = ("at_seconds", "subject", "rank", "pid", "cpu_seconds", "rss_bytes", "threads",
+           "processes", "open_files", "context_switches", "interface", "bytes_sent",
+           "bytes_received", "gpu_uuid", "utilization_percent", "power_watts", "energy_joules",
+           "temperature_celsius", "memory_used_bytes", "clock_limits", "cores")
+TEXTS = frozenset(("experiment", "run", "id", "strategy", "strategy_options", "precision",
+                   "outcome", "failure", "subject", "interface", "gpu_uuid"))
+TRUTHS = frozenset(("synthetic", "equivalent", "measured"))
+INTEGERS = frozenset(("world_size", "repeat", "epoch", "end_step", "rank", "step", "samples", "pid",
+                      "rss_bytes", "threads", "processes", "open_files", "context_switches",
+                      "bytes_sent", "bytes_received", "memory_used_bytes", "clock_limits", "cores"))
+# fmt: on
+UNITS = {
+    "world_size": "ranks",
+    "loss": "loss",
+    "context_switches": "switches",
+    "open_files": "files",
+    "clock_limits": "bits",
+    "bytes_sent": "bytes",
+    "bytes_received": "bytes",
+    **{name: name for name in ("samples", "threads", "processes", "cores")},
+}
+_SUFFIXES = ("seconds", "bytes", "percent", "watts", "joules", "celsius")
 
 
-def table_of(sources: Sequence[Source], by: By) -> Table:
+def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
     """The runs' trials, or the epochs, steps or samples of those that ended ok, in run order.
+
+    Identity first, then what varies, then the table's own columns; base units, which
+    `attrs["units"]` has by column.  A number that is missing is NaN; a missing integer, truth value
+    or text is pandas' NA, so that whole numbers stay whole.
 
     Raises `InputError` for another `by`, or a raw file that is damaged.
     """
-    if by == "trial":
-        return _table("trials", sources, ENDING, _trial_row, _metric_fields(sources))
-    if by == "epoch":
-        quality = _quality_fields(sources)
-        return _table("epochs", sources, EPOCHS, lambda _, trial: epoch_rows(trial), quality)
-    if by == "step":
-        return _table("steps", sources, STEPS, step_rows)
-    if by == "sample":
-        return _table("samples", sources, SAMPLES, sample_rows)
-    raise InputError("by", f"found {by!r}", f"allowed: {', '.join(TABLES)}")
-
-
-def _table(
-    name: str,
-    sources: Sequence[Source],
-    fields: Sequence[Field],
-    rows_of: Callable[[Source, TrialResult], Iterable[Record]],
-    more: Sequence[Field] = (),
-) -> Table:
-    """Identity first, then what varies, then the table's own columns."""
-    keys = dict.fromkeys(
-        key for one in sources for trial in one.trials for key in other_varied(trial)
-    )
-    fixed = {field.name for field in (*IDENTITY, *fields)}
-    varied = {key: key if key not in fixed else f"varied.{key}" for key in keys}
-    rows = [
-        _identity(source, trial)
-        | {varied[key]: value for key, value in other_varied(trial).items()}
-        | row
+    rows_of: Mapping[By, Callable[[Source, TrialResult], Iterable[Record]]] = {
+        "trial": lambda source, trial: [_trial_row(source, trial)],
+        "epoch": lambda _, trial: epoch_rows(trial),
+        "step": step_rows,
+        "sample": sample_rows,
+    }
+    if by not in TABLES:
+        raise InputError("by", f"found {by!r}", f"allowed: {', '.join(TABLES)}")
+    listed = [
+        (source, trial, row)
         for source in sources
         for trial in source.trials
-        for row in rows_of(source, trial)
+        for row in rows_of[by](source, trial)
     ]
-    columns = [_column(field, rows) for field in IDENTITY]
-    columns += [_guessed(name, rows) for name in varied.values()]
-    columns += [_column(field, rows) for field in (*fields, *more)]
-    return Table(name=name, columns=tuple(columns))
+    trials = [trial for source in sources for trial in source.trials]
+    more = [name for _, _, row in listed for name in row] if by == "epoch" else []
+    if by == "trial":
+        more = [*TRIAL_METRICS, *(name for trial in trials for name in trial.metrics)]
+    own = {"trial": TRIALS, "epoch": EPOCHS, "step": STEPS, "sample": SAMPLES}[by]
+    names = tuple(dict.fromkeys((*own, *more)))
+    axes = {
+        key: f"varied.{key}" if key in (*IDENTITY, *own) else key
+        for trial in trials
+        for key in other_varied(trial)
+    }
+    records = [
+        _identity(source, trial)
+        | {axes[key]: value for key, value in other_varied(trial).items()}
+        | row
+        for source, trial, row in listed
+    ]
+    return _frame(records, (*IDENTITY, *axes.values(), *names), {*axes.values()})
+
+
+def _frame(records: Sequence[Record], names: Sequence[str], axes: set[str]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = {}
+    for name in names:
+        values = [record.get(name) for record in records]
+        kind = _kind_of(values) if name in axes else _kind(name)
+        columns[name] = pd.Series(
+            [None if value is None else _READ[kind](value) for value in values],
+            dtype=_dtype(kind, missing=None in values),
+        )
+    frame = pd.DataFrame(columns)
+    frame.attrs["units"] = {name: unit for name in names if (unit := unit_of(name))}
+    return frame
+
+
+def unit_of(name: str) -> str:
+    """Empty where the column has none."""
+    if name.endswith("at_seconds"):
+        return "seconds since 1970, UTC"
+    if name in METRICS:
+        return METRICS[name].unit
+    return UNITS.get(name) or next((unit for unit in _SUFFIXES if name.endswith(f"_{unit}")), "")
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "text": plain,
+    "truth": bool,
+    "integer": int,
+    "number": float,
+}
+
+
+def _kind(name: str) -> str:
+    if name in TEXTS:
+        return "text"
+    return "truth" if name in TRUTHS else "integer" if name in INTEGERS else "number"
+
+
+def _kind_of(values: Iterable[object]) -> str:
+    """An axis of the experiment: its values' own type, or text where they have several."""
+    types = {type(value) for value in values if value is not None}
+    if types == {bool}:
+        return "truth"
+    if types == {int}:
+        return "integer"
+    return "number" if types and types <= {int, float} else "text"
+
+
+def _dtype(kind: str, *, missing: bool) -> str:
+    if kind == "integer":
+        return "Int64" if missing else "int64"
+    if kind == "truth":
+        return "boolean" if missing else "bool"
+    return "float64" if kind == "number" else "string"
 
 
 def _identity(source: Source, trial: TrialResult) -> Record:
@@ -179,60 +175,110 @@ def _identity(source: Source, trial: TrialResult) -> Record:
     }
 
 
-def _trial_row(source: Source, trial: TrialResult) -> list[Record]:
-    failure = trial.failure
-    row = {
+def _trial_row(source: Source, trial: TrialResult) -> Record:
+    return {
         "synthetic": trial.synthetic,
         "outcome": str(trial.outcome),
-        "failure": None if failure is None else failure.reason,
+        "failure": None if trial.failure is None else trial.failure.reason,
         "equivalent": source.equivalent(trial),
         "started_at_seconds": trial.started_at_seconds,
         **values_of(trial),
     }
-    return [row]
 
 
-def _metric_fields(sources: Sequence[Source]) -> list[Field]:
-    recorded = (name for one in sources for trial in one.trials for name in trial.metrics)
-    return [_metric_field(name) for name in dict.fromkeys((*TRIAL_METRICS, *recorded))]
+def epoch_rows(trial: TrialResult) -> list[Record]:
+    """One an epoch, counted from 1 as `compare --epochs` does; none where the recipe counts steps.
+
+    `ended_at_seconds` is the Unix time at which the slowest rank had trained it.
+    """
+    workers = workers_of(trial)
+    if trial.outcome is not Outcome.OK or not workers or _counts_steps(trial):
+        return []
+    rows = []
+    for record in workers[0].epochs:
+        ends = [
+            window.started_at_seconds + window.window_seconds
+            for rank in workers
+            for window in rank.windows
+            if window.end_step == record.end_step
+        ]
+        values = epoch_values(trial, record.epoch)
+        rows.append(
+            {
+                "epoch": record.epoch + 1,
+                "end_step": record.end_step,
+                "ended_at_seconds": max(ends, default=None),
+                **{n: None if isinstance(v, str) else finite(v) for n, v in values.items()},
+            }
+        )
+    return rows
 
 
-def _quality_fields(sources: Sequence[Source]) -> list[Field]:
-    """What was evaluated after an epoch."""
-    known = {field.name for field in EPOCHS}
-    rows = (row for one in sources for trial in one.trials for row in epoch_rows(trial))
+def step_rows(source: Source, trial: TrialResult) -> list[Record]:
+    """One a rank and step, as `steps.jsonl` has them; epochs are counted from 1."""
+    counts_steps = _counts_steps(trial)
     return [
-        _metric_field(name)
-        for name in dict.fromkeys(n for row in rows for n in row)
-        if name not in known
+        {**line, "epoch": None if counts_steps or line.get("epoch") is None else line["epoch"] + 1}
+        for line in _lines(source, trial, STEPS_FILE)
     ]
 
 
-def _metric_field(name: str) -> Field:
-    return Field(name, "number", METRICS[name].unit if name in METRICS else "")
+def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
+    """One a sampling and subject: rank, rank's interface, interface, GPU, or the machine."""
+    rows: list[Record] = []
+    for line in _lines(source, trial, SAMPLES_FILE):
+        at = {"at_seconds": line.get("at_seconds")}
+        for rank in line.get("ranks", ()):
+            own = {key: value for key, value in rank.items() if key != "network"}
+            rows.append({**at, "subject": "rank", **own})
+            process = {"rank": rank.get("rank"), "pid": rank.get("pid")}
+            rows += _interfaces("rank's interface", {**at, **process}, rank.get("network"))
+        rows += _interfaces("interface", at, line.get("network"))
+        for gpu in line.get("gpus", ()):
+            own = {key: value for key, value in gpu.items() if key != "uuid"}
+            rows.append({**at, "subject": "gpu", "gpu_uuid": gpu.get("uuid"), **own})
+        if line.get("machine") is not None:  # some kernels do not tell
+            rows.append({**at, "subject": "machine", **line["machine"]})
+    return rows
 
 
-def _column(field: Field, rows: Sequence[Record]) -> Column:
-    values = tuple(_typed(row.get(field.name), field.kind) for row in rows)
-    return Column(name=field.name, kind=field.kind, unit=field.unit, values=values)
+def _interfaces(
+    subject: str, whose: Record, network: Mapping[str, Record] | None
+) -> Iterator[Record]:
+    for name, counters in (network or {}).items():
+        yield {**whose, "subject": subject, "interface": name, **counters}
 
 
-def _guessed(name: str, rows: Sequence[Record]) -> Column:
-    """An axis of the experiment: its values' own type, or text where they have several."""
-    found = {type(value) for row in rows if (value := row.get(name)) is not None}
-    kind: Kind = "text"
-    if found == {bool}:
-        kind = "boolean"
-    elif found == {int}:
-        kind = "integer"
-    elif found and found <= {int, float}:
-        kind = "number"
-    return _column(Field(name, kind), rows)
-
-
-def _typed(value: Any, kind: Kind) -> Any:
-    if value is None:
+def finite(value: object) -> float | None:
+    """The number; None for anything that is none, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
-    if kind == "text":
-        return plain(value)
-    return float(value) if kind == "number" else bool(value) if kind == "boolean" else int(value)
+    return float(value)
+
+
+def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[str, Any]]:
+    """Of a trial that ended ok and recorded the file."""
+    path = source.folder(trial.id) / name
+    if trial.outcome is not Outcome.OK or not path.exists():
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _damaged(path, str(error)) from None
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            content = json.loads(line)
+        except ValueError as error:
+            raise _damaged(path, f"line {number} is no JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise _damaged(path, f"line {number} is no object")
+        yield content
+
+
+def _damaged(path: Path, reason: str) -> InputError:
+    remedy = "run the experiment again with the same --out, which repeats the trial"
+    return InputError(str(path), reason, remedy)
+
+
+def _counts_steps(trial: TrialResult) -> bool:
+    return trial.trial.get("recipe", {}).get("steps") is not None

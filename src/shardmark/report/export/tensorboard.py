@@ -10,17 +10,18 @@ from typing import Any
 
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
-from shardmark.report.export._protocol import (
+from shardmark.report.export.history import history
+from shardmark.report.export.source import (
     Exported,
     Source,
+    ended_at_seconds,
     measurement_id,
     require,
     settings_of,
     tags_of,
+    unwritable,
     values_of,
 )
-from shardmark.report.export.history import history
-from shardmark.report.export.places import unwritable
 from shardmark.results.files import write_whole
 from shardmark.results.schema import Outcome, TrialResult
 
@@ -43,7 +44,8 @@ def export_tensorboard(sources: Sequence[Source], out: str | None) -> Exported:
         start = min(trial.started_at_seconds for trial in source.trials)
         encoded[folder / COLUMNS_FILE] = _records(start, [_columns_event(source.trials, start)])
         for trial in source.trials:
-            path = folder / trial.id / _file_name(trial)
+            name = f"{FILE_PREFIX}.{trial.started_at_seconds:.0f}.shardmark.{measurement_id(trial)}"
+            path = folder / trial.id / name
             _refuse_another_measurement(path)
             encoded[path] = _records(trial.started_at_seconds, _trial_events(source, trial))
     try:
@@ -56,15 +58,11 @@ def export_tensorboard(sources: Sequence[Source], out: str | None) -> Exported:
     return Exported(where=str(root), trials=trials, look=f"tensorboard --logdir {quote(str(root))}")
 
 
-def _file_name(trial: TrialResult) -> str:
-    return f"{FILE_PREFIX}.{trial.started_at_seconds:.0f}.shardmark.{measurement_id(trial)}"
-
-
 def _refuse_another_run(folder: Path, source: Source) -> None:
     """A trial that the run's folder does not know is of another run, of the same label."""
     for path in sorted(folder.glob(f"*/{FILE_PREFIX}.*")):
         trial = path.parent.name
-        if path.name != COLUMNS_FILE and not source.has_folder(trial):
+        if path.name != COLUMNS_FILE and not source.folder(trial).is_dir():
             raise InputError(
                 str(folder),
                 f"holds trials of another run, {trial} for one",
@@ -73,8 +71,7 @@ def _refuse_another_run(folder: Path, source: Source) -> None:
 
 
 def _refuse_another_measurement(path: Path) -> None:
-    others = [found for found in path.parent.glob(f"{FILE_PREFIX}.*") if found.name != path.name]
-    if others:
+    if any(other.name != path.name for other in path.parent.glob(f"{FILE_PREFIX}.*")):
         raise InputError(
             str(path.parent),
             "holds another measurement of this trial",
@@ -101,7 +98,7 @@ def _trial_events(source: Source, trial: TrialResult) -> Iterator[Any]:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams import summary_v2 as hparams
 
-    start, end = trial.started_at_seconds, trial.started_at_seconds + trial.total_seconds
+    start, end = trial.started_at_seconds, ended_at_seconds(trial)
     name = f"{source.label}/{trial.id}"
     settings = hparams.hparams_pb(_settings(trial), trial_id=name, start_time_secs=start)
     yield Event(wall_time=start, step=0, summary=settings)
@@ -137,24 +134,17 @@ def _columns_event(trials: Sequence[TrialResult], at_seconds: float) -> Any:
 
     settings = [_settings(trial) for trial in trials]
     columns = []
-    for name in dict.fromkeys(key for one in settings for key in one):
-        found = [one.get(name) for one in settings]
-        if name in ("strategy", "world_size", "outcome") or any(one != found[0] for one in found):
-            columns.append(hparams.HParam(name, _domain(found)))
+    for name in dict.fromkeys(name for values in settings for name in values):
+        values = [each.get(name) for each in settings]
+        if name in ("strategy", "world_size", "outcome") or any(v != values[0] for v in values):
+            known = {value for value in values if value is not None}
+            one_type = len({type(value) for value in known}) == 1
+            domain = hparams.Discrete(sorted(known)) if one_type else None
+            columns.append(hparams.HParam(name, domain))
     names = dict.fromkeys(name for trial in trials for name in values_of(trial))
     metrics = [hparams.Metric(f"metrics/{name}", display_name=name) for name in names]
     summary = hparams.hparams_config_pb(columns, metrics, time_created_secs=at_seconds)
     return Event(wall_time=at_seconds, step=0, summary=summary)
-
-
-def _domain(values: Sequence[bool | float | str | None]) -> Any:
-    """The values that occur; None where they are of several types."""
-    from tensorboard.plugins.hparams import summary_v2 as hparams
-
-    known = {value for value in values if value is not None}
-    if len({type(value) for value in known}) != 1:
-        return None
-    return hparams.Discrete(sorted(known))
 
 
 def _text_summary(tags: dict[str, str]) -> Any:

@@ -10,18 +10,18 @@ from shlex import quote
 from typing import Any
 
 from shardmark.core.errors import InputError
-from shardmark.report.export._protocol import (
+from shardmark.report.export.history import history
+from shardmark.report.export.source import (
     Exported,
     Source,
+    environment,
     measurement_id,
     require,
     settings_of,
     tags_of,
+    unwritable,
     values_of,
 )
-from shardmark.report.export.history import history
-from shardmark.report.export.places import unwritable
-from shardmark.report.export.surroundings import variables
 from shardmark.results.schema import Outcome, TrialResult
 
 USUAL_PLACE = "exports/wandb"
@@ -63,7 +63,7 @@ def _write(root: Path, pending: Sequence[tuple[Source, TrialResult]], mode: str)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (
-            variables(SETTINGS),
+            environment(SETTINGS),
             tempfile.TemporaryDirectory(dir=root, prefix=".unfinished-") as scratch,
         ):
             import wandb
@@ -100,8 +100,8 @@ def _log_trial(source: Source, trial: TrialResult, folder: Path, mode: str) -> N
             settings=_quiet_settings(wandb, mode),
         )
     except wandb.Error as error:
-        found = f"Weights & Biases says: {error}"
-        raise InputError(f"trial {trial.id}", found, "unset WANDB_MODE to export offline") from None
+        said = f"Weights & Biases says: {error}"
+        raise InputError(f"trial {trial.id}", said, "unset WANDB_MODE to export offline") from None
     run.define_metric("epoch/*", step_metric="epoch")
     for step, values in _by_step(source, trial).items():
         run.log(values, step=step)

@@ -1,9 +1,11 @@
-"""What a target of `shardmark export` gets and gives back."""
+"""What every target of `shardmark export` gets, gives back and may raise."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,13 +20,13 @@ from shardmark.trials.trial import cell_id
 class MissingExtra(ShardmarkError):  # noqa: N818  (as `StrategyUnavailable`)
     """The target's library is not installed."""
 
-    def __init__(self, target: str, library: str, extra: str) -> None:
-        super().__init__(target, library, extra)
+    def __init__(self, target: str, library: str) -> None:
+        super().__init__(target, library)
 
     def __str__(self) -> str:
-        return "cannot export to {}: {} is not installed; pip install 'shardmark[{}]'".format(
-            *self.args
-        )
+        target, library = self.args
+        install = f"pip install 'shardmark[{target}]'"
+        return f"cannot export to {target}: {library} is not installed; {install}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +41,14 @@ class Source:
     def trials(self) -> tuple[TrialResult, ...]:
         return self.run.trials
 
-    def folder(self, trial: TrialResult) -> Path:
+    def folder(self, trial_id: str) -> Path:
         """Where the trial's raw files lie."""
-        return RunFolder(self.run.path).trial_folder(trial.id)
-
-    def has_folder(self, trial_id: str) -> bool:
-        """Whether the run has or had such a trial, even one without a result."""
-        return RunFolder(self.run.path).trial_folder(trial_id).is_dir()
+        return RunFolder(self.run.path).trial_folder(trial_id)
 
     def equivalent(self, trial: TrialResult) -> bool | None:
         """Whether the trial trains what the reference trains; None where that was not shown."""
-        known = self.run.verification
-        if known is None:
-            return None
-        verdict = known.of(cell_id(trial.trial))
+        verification = self.run.verification
+        verdict = None if verification is None else verification.of(cell_id(trial.trial))
         return None if verdict is None else verdict.equivalent
 
 
@@ -99,10 +95,39 @@ def sources_of(runs: Sequence[StoredRun]) -> list[Source]:
     ]
 
 
-def require(target: str, library: str, extra: str, module: str | None = None) -> None:
-    """Raise `MissingExtra` unless the library can be imported."""
-    if find_spec(module or library) is None:
-        raise MissingExtra(target, library, extra)
+def require(target: str, library: str, module: str) -> None:
+    """Raise `MissingExtra` unless the module can be imported."""
+    if find_spec(module) is None:
+        raise MissingExtra(target, library)
+
+
+def unwritable(where: str, error: OSError, allowed: str = "name another --out") -> InputError:
+    """What to raise where a folder, file or URI cannot be written.
+
+    A file that stands where a folder is needed is named: the system's own words do not say which.
+    """
+    reason = f"cannot be written: {error.strerror or error}"
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        path = Path(where).expanduser()
+        file = next((part for part in (path, *path.parents) if part.is_file()), None)
+        reason = f"cannot be written: {file} is a file" if file is not None else reason
+    return InputError(where, reason, allowed)
+
+
+@contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set those variables that the user has not set; afterwards everything is as it was.
+
+    Trackers' libraries read their settings there, and set some variables of their own.
+    """
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in settings.items() if name not in before})
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def measurement_id(trial: TrialResult) -> str:
@@ -111,11 +136,16 @@ def measurement_id(trial: TrialResult) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
+def ended_at_seconds(trial: TrialResult) -> float:
+    """Unix time."""
+    return trial.started_at_seconds + trial.total_seconds
+
+
 def values_of(trial: TrialResult) -> dict[str, float]:
     """Metric -> value, without the missing; none of a trial that did not end ok."""
     if trial.outcome is not Outcome.OK:
         return {}
-    return {name: one.value for name, one in trial.metrics.items() if one is not None}
+    return {name: summary.value for name, summary in trial.metrics.items() if summary is not None}
 
 
 def settings_of(trial: TrialResult) -> dict[str, Any]:
@@ -150,7 +180,7 @@ def tags_of(source: Source, trial: TrialResult) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value is not None}
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
