@@ -25,14 +25,10 @@ ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 IDS = """
 import json, sys
-from shardmark.core.recipe import Measure, Recipe
-from shardmark.trials.trial import StrategySpec
-from shardmark.trials.trial import cell_id, trial_id
-print(trial_id(workload={"name": "toy", "b": 1, "a": [1, None]}, world_size=4, repeat=0,
-    slow_ranks={1: 2.0, 0: 3.0},
-    recipe=Recipe(global_batch=8, steps=1, precision="bf16"), device_type="cpu",
-    strategy=StrategySpec(name="fsdp-hybrid", options={"y": 1, "x": 2}), measure=Measure()))
-print(cell_id(json.loads(sys.argv[1])))
+from shardmark.trials.trial import Trial, cell_id, trial_id
+stored = json.loads(sys.argv[1])
+print(trial_id(Trial.model_validate(stored)))
+print(cell_id(stored))
 """
 
 
@@ -72,7 +68,7 @@ def test_ids_are_readable_and_stable_across_processes() -> None:
         for seed in ("1", "2")
     )
     assert first == second
-    assert first[0].startswith("fsdp-hybrid-w4-bf16-r0-")
+    assert first[0] == trial.id
     assert first[1] == cell_id(trial.model_dump(mode="json"))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.cli.engine import EngineOption, with_engine
+from shardmark.cli.experiment import EngineOption, ExperimentName, Overrides, with_engine
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 SOME_FAILED = 1
 
 
-Name = Annotated[
-    str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
-]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -45,7 +38,7 @@ QuietFlag = Annotated[
 
 
 def run(
-    experiment: Name,
+    experiment: ExperimentName,
     *,
     overrides: Overrides = None,
     out: Out = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.cli.engine import EngineOption, with_engine
+from shardmark.cli.experiment import EngineOption, ExperimentName, Overrides, with_engine
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
@@ -30,13 +30,8 @@ class Format(StrEnum):
 
 
 def verify(
-    experiment: Annotated[
-        str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
-    ] = None,
+    experiment: ExperimentName,
+    overrides: Overrides = None,
     form: Annotated[Format, typer.Option("--format", help="json holds every check.")] = Format.TEXT,
     engine: EngineOption = None,
 ) -> None:
@@ -44,6 +39,7 @@ def verify(
 
     Exit code 0 if every strategy that could be tried is equivalent, 1 if some is not.
     """
+    from shardmark.cli.progress import Lines
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
     from shardmark.launch.listener import Silent
@@ -53,7 +49,7 @@ def verify(
     if done is not None:
         raise typer.Exit(done)
     with tempfile.TemporaryDirectory(prefix="shardmark-verify-") as folder:
-        listener = Silent() if form is Format.JSON else Notes()
+        listener = Silent() if form is Format.JSON else Lines()
         verification = verify_experiment(resolved, Path(folder) / "verification", progress=listener)
     typer.echo(as_json(verification) if form is Format.JSON else as_text(verification))
     if any(not accepted(verdict) for verdict in verification.verdicts):
@@ -122,18 +118,3 @@ def _word(verdict: Verdict) -> str:
 
 def _varied(verdict: Verdict) -> dict[str, object]:
     return {**verdict.strategy_options, **verdict.varied}
-
-
-class Notes:
-    """Shows what is being done, one line each."""
-
-    def planned(self, *_: object) -> None: ...
-    def trial_started(self, *_: object) -> None: ...
-    def trial_stepped(self, *_: object) -> None: ...
-    def trial_ended(self, *_: object) -> None: ...
-
-    def note(self, text: str) -> None:
-        typer.echo(text)
-
-    def doing(self, text: str) -> None:
-        typer.echo(text)

@@ -99,22 +99,23 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
 
 
 @pytest.mark.parametrize(
-    ("failure", "end"),
+    ("outcome", "failure", "end"),
     [
-        (Failure(reason="rank 1: no memory", remedy="less"), ": rank 1: no memory; less"),
-        (Failure(reason="rank 1 died\n\x1b[31m"), r": rank 1 died \x1b[31m"),
-        (None, ""),
+        ("out_of_memory", Failure(reason="rank 1", remedy="less"), " after 21.5 s: rank 1; less"),
+        ("out_of_memory", Failure(reason="a\n\x1b[31m"), r" after 21.5 s: a \x1b[31m"),
+        ("out_of_memory", None, " after 21.5 s"),
+        ("interrupted", Failure(reason="by the user", remedy="again"), " after 21.5 s"),
     ],
 )
 def test_other_ends_have_their_reason_and_place(
-    printed: Printed, time: Time, failure: Failure | None, end: str
+    printed: Printed, outcome: str, failure: Failure | None, end: str
 ) -> None:
+    """What to do after an interruption stands below, with the folder."""
     lines = Lines()
     lines.trial_started(1, 1, TRIAL)
-    result = invented_trial(outcome=Outcome.OUT_OF_MEMORY, failure=failure)
+    result = invented_trial(outcome=Outcome(outcome), failure=failure)
     lines.trial_ended(1, 1, result)
-    assert printed() == [f"[1/1] {TITLE}: out_of_memory after 21.5 s{end} (trials/{result.id})"]
-    assert time.now == 100.0
+    assert printed() == [f"[1/1] {TITLE}: {outcome}{end} (trials/{result.id})"]
 
 
 @pytest.mark.parametrize(
@@ -140,17 +141,6 @@ def test_time_left_counts_trials_that_ran_through(
         lines.trial_ended(number, 3, invented_trial(outcome=ended, failure=failure))
     last = printed()[-1]
     assert last.endswith(f", about {tail} left" if tail else "(trials/ddp-2-0)")
-
-
-def test_an_interruption_is_told_without_advice(printed: Printed, time: Time) -> None:
-    """What to do stands below, with the folder."""
-    lines = Lines()
-    lines.planned(2, 0, ())
-    lines.trial_started(1, 2, TRIAL)
-    time.now += 5
-    failure = Failure(reason="interrupted by the user", remedy="run again with the same --out")
-    lines.trial_ended(1, 2, invented_trial(outcome=Outcome.INTERRUPTED, failure=failure))
-    assert printed()[-1] == f"[1/2] {TITLE}: interrupted after 21.5 s (trials/ddp-2-0)"
 
 
 @pytest.mark.parametrize(
@@ -258,29 +248,21 @@ def test_quiet_says_what_went_wrong_alone(capsys: pytest.CaptureFixture[str]) ->
     assert captured.err.count(r"why\x07") == 2
 
 
-def test_listener_elsewhere_than_a_terminal_prints_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    with listener() as found:
-        assert type(found) is Lines
-
-
-def test_listener_on_a_terminal_that_cannot_draw_prints_lines(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TERM", "dumb")])
+def test_listener_prints_lines_where_nothing_can_be_drawn(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr(progress, "sys", SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: 1)))
-    with listener() as found:
-        assert type(found) is Lines
+    """Into a pipe whatever the colours, and on a terminal without a cursor to move."""
+    monkeypatch.setenv(name, value)
+    if name == "TERM":
+        terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: 1))
+        monkeypatch.setattr(progress, "sys", terminal)
+    with listener() as chosen:
+        assert type(chosen) is Lines
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (99.4, "99 s"), (100, "2 min"), (5940, "99 min"), (12000, "3 h 20 min")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_sizes_and_plain_text() -> None:
+def test_durations_sizes_and_plain_text() -> None:
+    seconds = (0.4, 99.4, 100, 5940, 12000)
+    assert [*map(duration, seconds)] == ["0 s", "99 s", "2 min", "99 min", "3 h 20 min"]
     assert (memory(812 * 2**20), memory(5 * 2**28)) == ("812 MiB", "1.25 GiB")
     assert plain("é\tb\r\x9b\u202e") == r"é b\r\x9b\u202e"

@@ -1,4 +1,4 @@
-"""The option `--engine`: the same as setting `engine.name`."""
+"""Arguments of the verbs that take an experiment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from typing import Annotated
 
 import typer
 
+ExperimentName = Annotated[
+    str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
+]
 EngineOption = Annotated[
     str | None,
     typer.Option(
