@@ -47,9 +47,8 @@ class TorchrunOptions(NodeOptions):
     node_rank: Annotated[int, Field(ge=0)] | None = None
     """This node's number, also from SHARDMARK_NODE_RANK; else node 0 is the one that owns HOST, and
     the others are numbered as they come."""
-    hosts: tuple[Annotated[str, Field(pattern=r"^[^-]")], ...] = ()
-    """All nodes, the first being this one: it starts a node process on each of the others.
-    None begins with a dash, which `ssh` would take for an option."""
+    hosts: tuple[str, ...] = ()
+    """All nodes, the first being this one: it starts a node process on each of the others."""
     remote: str = SSH
     """How to run a command on `{host}`: `{quoted}` is the command as one word for a shell there,
     `{command}` the words of the command themselves."""
@@ -70,6 +69,9 @@ class TorchrunOptions(NodeOptions):
             raise ValueError(
                 f"remote is {self.remote!r}; it needs {{quoted}} or {{command}}, and {{host}}"
             )
+        for host in self.hosts:
+            if host.startswith("-"):
+                raise ValueError(f"hosts has {host!r}; what begins with - is an option of ssh")
         if self.hosts and self.node_rank is not None:
             raise ValueError(
                 "hosts and node_rank are given; give hosts in one command on the first of them, or "

@@ -44,7 +44,7 @@ def delegate(given: TorchrunOptions, *, nodes: int = 2) -> int | None:
         ({"rendezvous": "node0:99999"}, "found 'node0:99999'; allowed is HOST:PORT"),
         ({"hosts": ["a", "b"], "node_rank": 1}, "hosts and node_rank are given"),
         ({"hosts": ["a", "b"], "remote": "ssh {host}"}, r"it needs \{quoted} or \{command}"),
-        ({"hosts": ["a", "-oProxyCommand=x"]}, "hosts.1"),
+        ({"hosts": ["a", "-oProxyCommand=x"]}, "hosts has '-oProxyCommand=x'; what begins"),
     ],
 )
 def test_options_that_say_nothing_are_refused(given: dict[str, object], said: str) -> None:
