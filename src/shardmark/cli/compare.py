@@ -45,11 +45,11 @@ Columns = Annotated[
         help="Show these columns: metrics of `shardmark list metrics`, verdict, state_bytes, ...",
     ),
 ]
-Paper = Annotated[
+Study = Annotated[
     str | None,
     typer.Option(
         "--against",
-        metavar="PAPER",
+        metavar="STUDY",
         help="Show a published study's figures beside the measured ones; `shardmark list"
         " studies` has the names.",
     ),
@@ -100,7 +100,7 @@ def compare(
     form: Form = Format.TEXT,
     wide: Wide = False,
     columns: Columns = None,
-    paper: Paper = None,
+    against: Study = None,
     epochs: Epochs = False,
     scaling: Scaling = False,
     pareto: Pareto = False,
@@ -118,19 +118,19 @@ def compare(
         "--epochs": epochs,
     }
     views = [name for name, wanted in asked.items() if wanted]
-    _check_options(views, form, paper)
+    _check_options(views, form, against)
     from shardmark.analysis.compare.comparison import compare as compare_runs
-    from shardmark.analysis.studies import load_paper
+    from shardmark.analysis.studies.study import load_study
     from shardmark.results.runs_folder import latest_run
     from shardmark.results.store import load_run
 
-    study = None if paper is None else load_paper(paper)
+    study = None if against is None else load_study(against)
     folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
     comparison = compare_runs([load_run(path) for path in folders.values()], baseline)
     if study is not None:
         from shardmark.analysis.studies.against import set_against
 
-        output = _beside(comparison, set_against(comparison, study), form, epochs)
+        output = _beside(comparison, set_against(comparison, study), form)
     elif views:
         output = _viewed(comparison, views, form, time_to)
     else:
@@ -190,14 +190,10 @@ def _names(*, wide: bool, columns: str | None) -> list[str] | None:
     return list(WIDE) if wide else None
 
 
-def _check_options(views: Sequence[str], form: Format, paper: str | None) -> None:
+def _check_options(views: Sequence[str], form: Format, study: str | None) -> None:
     """Refuse what would print one thing and silently leave out another."""
-    if paper is not None:
-        for name in views:
-            if name != "--epochs":
-                raise InputError(
-                    name, f"given together with --against {paper}", "allowed there is only --epochs"
-                )
+    if study is not None and views:
+        raise InputError(views[0], f"given together with --against {study}", "give one of the two")
     if form is Format.CSV and len(views) > 1:
         names = f"{', '.join(views[:-1])} and {views[-1]}"
         raise InputError("--format csv", f"{names} are several tables", "allowed is one at a time")
@@ -238,22 +234,18 @@ def _viewed(comparison: Comparison, names: Sequence[str], form: Format, time_to:
     return render_json(document)
 
 
-def _beside(comparison: Comparison, against: Against, form: Format, epochs: bool) -> str:
-    """The comparison and the study; with `epochs` only the tables by epoch."""
-    from shardmark.report.studies.against import against_sections, epoch_sections, no_epochs
-    from shardmark.report.studies.against_data import against_csv, against_epochs_csv, against_json
+def _beside(comparison: Comparison, against: Against, form: Format) -> str:
+    """The comparison and the study; CSV is the study's table alone."""
+    from shardmark.report.answers.answers import answers_json
     from shardmark.report.table.comparison import comparison_json
-    from shardmark.report.table.formats import render_json
-    from shardmark.report.table.sections import render_sections
+    from shardmark.report.table.formats import records, render_json, render_tables
+    from shardmark.report.views.against import against_tables
 
-    if form is Format.CSV:
-        for note in no_epochs(against) if epochs else ():
-            typer.echo(note, err=True)
-        return (against_epochs_csv if epochs else against_csv)(comparison, against)
+    tables = against_tables(against)
     if form is Format.JSON:
-        return render_json(comparison_json(comparison) | {"against": against_json(against)})
-    width = terminal_width()
-    if epochs:
-        return render_sections(epoch_sections(against), form, width)
-    sections = render_sections(against_sections(against), form, width)
-    return f"{render(comparison, form)}\n{sections}"
+        lines = [record for table in tables for record in records(table)]
+        answers = {"answers": answers_json(comparison)}
+        return render_json(answers | comparison_json(comparison) | {"against": lines})
+    if form is Format.CSV:
+        return render_tables(tables[:1], form)
+    return f"{render(comparison, form)}\n{render_tables(tables, form, terminal_width())}"

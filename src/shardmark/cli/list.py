@@ -80,9 +80,9 @@ def _experiments() -> Mapping[str, str]:
 
 
 def _studies() -> Mapping[str, str]:
-    from shardmark.analysis.studies import papers
+    from shardmark.analysis.studies.study import studies
 
-    return papers()
+    return studies()
 
 
 def _summary(described: type) -> str:

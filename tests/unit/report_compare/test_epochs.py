@@ -13,7 +13,7 @@ from shardmark.report.table.formats import records
 from shardmark.report.views.epochs import epochs_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun
-from tests.unit.papers.runs import STEPS, detection_trial
+from tests.unit.studies.runs import STEPS, detection_trial
 
 
 def compared(*trials: TrialResult) -> Comparison:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
 
-from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.epochs import EpochsOfRow, epochs_of
-from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
-from shardmark.analysis.studies.schema import Figures, Paper
+from shardmark.analysis.compare.comparison import Comparison, difference_between, ratio_between
+from shardmark.analysis.compare.rows import Row, plain
+from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.analysis.studies.study import Claim, Figures, Study
+from shardmark.results.store import RunFolder
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ratios:
-    """The two ratios that compare between machines, published and measured."""
-
-    speedup: float | None = None
-    measured_speedup: Estimate | None = None
-    """Over the same strategy on `speedup_from` ranks."""
-    relative_time: float | None = None
-    measured_relative_time: Estimate | None = None
-    """Time for the same samples, over the reference strategy's."""
+SPEEDUP, RELATIVE_TIME = "speedup", "relative_time"
+"""Over the same strategy on the study's fewest ranks; time for the same samples over that of the
+study's reference.  These two compare between machines."""
+TASK_KEYS = ("workload.name", "workload.model", "workload.dataset")
+"""Another value of one of these is another task, of which no quality compares."""
+RATE = "samples_per_second"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,152 +27,197 @@ class Pair:
 
     figures: Figures | None
     row: Row | None
-    speedup_from: int | None
-    """Fewest ranks of the strategy in the study; None where the study has none of it."""
-    ratios: Ratios
-    epochs: EpochsOfRow | None
-    """Measured; None where nothing was."""
+    published: Mapping[str, float]
+    measured: Mapping[str, Estimate | None]
 
     @property
     def title(self) -> str:
-        if self.row is not None:
-            return self.row.label
-        assert self.figures is not None, "a pair has at least one side"
-        return self.figures.title
+        return self.row.label if self.row is not None else self._published.title
 
     @property
     def world_size(self) -> int:
+        return self.row.world_size if self.row is not None else self._published.world_size
+
+    @property
+    def conditions(self) -> str:
+        """What tells trainings of one strategy and number of ranks apart."""
         if self.row is not None:
-            return self.row.world_size
+            return ", ".join(plain(value) for value in self.row.varied.values())
+        return ", ".join(plain(value) for value in self._published.conditions.values())
+
+    @property
+    def _published(self) -> Figures:
         assert self.figures is not None, "a pair has at least one side"
-        return self.figures.world_size
+        return self.figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimPair:
+    """One claim and one measured row that it is about; no row where nothing was measured."""
+
+    claim: Claim
+    row: Row | None = None
+    base: Row | None = None
+    measured: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One key whose value is not the study's."""
+
+    key: str
+    published: str
+    measured: tuple[str, ...]
 
     @property
-    def published(self) -> Mapping[str, float]:
-        return {} if self.figures is None else self.figures.headline
-
-    @property
-    def measured(self) -> Mapping[str, Estimate | None]:
-        return {} if self.row is None else self.row.metrics
+    def text(self) -> str:
+        name = self.key.removesuffix(".name").removeprefix("workload.").removeprefix("recipe.")
+        return f"{name} published {self.published}, measured {' and '.join(self.measured)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
     """A comparison and a study, side by side."""
 
-    paper: Paper
+    study: Study
     pairs: tuple[Pair, ...]
     """The study's trainings in its order, then what only was measured."""
+    claims: tuple[ClaimPair, ...]
+    rows: tuple[Row, ...] = field(repr=False)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The study's headline metrics, the time of an epoch first."""
-        names = dict.fromkeys(name for pair in self.pairs for name in pair.published)
+        names = dict.fromkeys(name for each in self.study.figures for name in each.headline)
         return tuple(sorted(names, key=lambda name: name != "epoch_seconds"))
 
     @property
-    def epoch_metrics(self) -> tuple[str, ...]:
-        """Columns of the study's tables by epoch, in its order."""
-        tables = [figures.epochs for figures in self.paper.figures if figures.epochs is not None]
-        return tuple(dict.fromkeys(name for table in tables for name in table.columns[1:]))
+    def measured_on(self) -> str:
+        """Devices of the rows that ended ok; empty where none did."""
+        ranks = [rank for row in self.rows for trial in row.ok_trials[:1] for rank in trial.ranks]
+        texts = dict.fromkeys(rank.device for rank in ranks if rank.device != "cpu")
+        cpus = [_cpu_text(env) for env in _environments(self.rows)] if self.on_cpu else []
+        return "; ".join([*texts, *dict.fromkeys(cpus)])
 
     @property
-    def scales(self) -> bool:
-        """Whether the study has a strategy on several numbers of ranks."""
-        return any(pair.world_size != pair.speedup_from for pair in self.pairs if pair.figures)
+    def on_cpu(self) -> bool:
+        return any(
+            rank.device == "cpu" for row in self.rows for t in row.ok_trials for rank in t.ranks
+        )
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        """Every measured row once."""
-        found = {id(pair.row): pair.row for pair in self.pairs if pair.row is not None}
-        return tuple(found.values())
+    def same_hardware(self) -> bool:
+        """Whether every device measured on is of a kind published on."""
+        tokens = [token.lower() for each in self.study.hardware for token in each.tokens]
+        names = [
+            rank.device.lower() for row in self.rows for t in row.ok_trials for rank in t.ranks
+        ]
+        return bool(names) and all(any(token in name for token in tokens) for name in names)
+
+    @property
+    def software(self) -> dict[str, list[str]]:
+        """Package -> versions measured with, of the packages that the study names."""
+        packages = [environment.get("packages") or {} for environment in _environments(self.rows)]
+        return {
+            name: list(dict.fromkeys(str(each[name]) for each in packages if name in each))
+            for name in self.study.software
+        }
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Keys in the study's order, the task's first; then the batch."""
+        values: dict[tuple[str, str], dict[str, None]] = {}
+        for pair in self.pairs:
+            for key, published, measured in _differing(self.study, pair):
+                values.setdefault((key, published), {})[measured] = None
+        ordered = sorted(values, key=lambda item: item[0] not in TASK_KEYS)
+        return tuple(
+            Difference(key=key, published=published, measured=tuple(values[key, published]))
+            for key, published in ordered
+        )
 
 
-def set_against(comparison: Comparison, paper: Paper) -> Against:
+def set_against(comparison: Comparison, study: Study) -> Against:
     """Match strategy, ranks and the study's own conditions (its model, say); refuse nothing.
 
     Several measured rows may match one training of the study, for example two precisions.
     """
     rows = comparison.rows
     pairs: list[Pair] = []
-    for figures in paper.figures:
+    for figures in study.figures:
         matching: list[Row | None] = [row for row in rows if _matches(row, figures)]
-        pairs += [_pair(paper, figures, row, rows) for row in matching or [None]]
+        pairs += [_pair(study, figures, row, rows) for row in matching or [None]]
     matched = {id(pair.row) for pair in pairs}
-    pairs += [_pair(paper, None, row, rows) for row in rows if id(row) not in matched]
-    return Against(paper=paper, pairs=tuple(pairs))
-
-
-def given(trial: Mapping[str, object], key: str) -> object:
-    """The trial's value of a dotted key; None where it has none."""
-    found: object = trial
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+    pairs += [_pair(study, None, row, rows) for row in rows if id(row) not in matched]
+    claims = [each for claim in study.claims for each in _claim_pairs(claim, rows)]
+    return Against(study=study, pairs=tuple(pairs), claims=tuple(claims), rows=rows)
 
 
 def _matches(row: Row, figures: Figures) -> bool:
-    same = (row.strategy, row.world_size) == (figures.strategy, figures.world_size)
-    return same and all(
-        given(row.trials[0].trial, key) == value for key, value in figures.conditions.items()
-    )
+    if (row.strategy, row.world_size) != (figures.strategy, figures.world_size):
+        return False
+    return all(_value_of(row, key) == value for key, value in figures.conditions.items())
 
 
-def _pair(paper: Paper, figures: Figures | None, row: Row | None, rows: Sequence[Row]) -> Pair:
-    few = _few(paper, figures, row)
-    reference = None if figures is None else paper.reference_of(figures)
-    fewer = find_row(row, rows, few.world_size if few else None, None)
-    base = find_row(row, rows, _reference_ranks(paper, reference, row), paper.reference)
-    return Pair(
-        figures=figures,
-        row=row,
-        speedup_from=None if few is None else few.world_size,
-        ratios=Ratios(
-            speedup=_published_ratio(figures, few),
-            measured_speedup=measured_ratio(row, fewer),
-            relative_time=_published_ratio(reference, figures),
-            measured_relative_time=measured_ratio(base, row),
-        ),
-        epochs=None if row is None else epochs_of(row),
-    )
+def _value_of(row: Row, key: str) -> object:
+    """The trial's value of a dotted key; None where it has none."""
+    value: object = row.trials[0].trial
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
-def _reference_ranks(paper: Paper, reference: Figures | None, row: Row | None) -> int | None:
-    """As in the study; for what only was measured, as many as it has, or the study's one number."""
-    if reference is not None:
-        return reference.world_size
-    sizes = {one.world_size for one in paper.figures if one.strategy == paper.reference}
-    if len(sizes) == 1:
-        return sizes.pop()
-    return None if row is None else row.world_size
-
-
-def _few(paper: Paper, figures: Figures | None, row: Row | None) -> Figures | None:
-    """The study's training of this strategy on the fewest ranks."""
+def _pair(study: Study, figures: Figures | None, row: Row | None, rows: Sequence[Row]) -> Pair:
+    published: dict[str, float] = {}
+    fewest, reference = None, None
     if figures is not None:
-        return paper.fewest_ranks(figures)
-    assert row is not None, "a pair has at least one side"
-    same = [one for one in paper.figures if one.strategy == row.strategy]
-    return min(same, key=lambda one: one.world_size, default=None)
+        fewest, reference = study.fewest_ranks(figures), study.reference_of(figures)
+        published = figures.headline
+        speedup = _published_speed(figures, fewest)
+        relative_time = None if reference is None else _published_speed(reference, figures)
+        named = {SPEEDUP: speedup, RELATIVE_TIME: relative_time}
+        published |= {name: value for name, value in named.items() if value is not None}
+    measured: dict[str, Estimate | None] = {}
+    if row is not None:
+        few = fewest.world_size if fewest is not None else _fewest_published(study, row)
+        sizes = {each.world_size for each in study.figures if each.strategy == study.reference}
+        size = reference.world_size if reference is not None else row.world_size
+        if reference is None and len(sizes) == 1:
+            (size,) = sizes
+        measured = {
+            **row.metrics,
+            SPEEDUP: _ratio(row, _find(row, rows, few, row.strategy, same=True), RATE),
+            RELATIVE_TIME: _ratio(_find(row, rows, size, study.reference), row, RATE),
+        }
+    return Pair(figures=figures, row=row, published=published, measured=measured)
 
 
-def find_row(
-    row: Row | None, rows: Sequence[Row], ranks: int | None, strategy: str | None
+def _fewest_published(study: Study, row: Row) -> int | None:
+    sizes = [each.world_size for each in study.figures if each.strategy == row.strategy]
+    return min(sizes, default=None)
+
+
+def _published_speed(above: Figures, below: Figures) -> float | None:
+    """How many times as fast, from the samples per second or the times of an epoch."""
+    one, other = above.headline, below.headline
+    if RATE in one and RATE in other:
+        return one[RATE] / other[RATE]
+    if "epoch_seconds" in one and "epoch_seconds" in other:
+        return other["epoch_seconds"] / one["epoch_seconds"]
+    return None
+
+
+def _find(
+    row: Row, rows: Sequence[Row], ranks: int | None, strategy: str, *, same: bool = False
 ) -> Row | None:
-    """The comparable row on so many ranks of that strategy; of the row's own where it is None."""
-    if row is None:
-        return None
-    candidates = (
+    """The comparable row of that strategy on so many ranks; with `same`, with the same options."""
+    candidates = [
         other
         for other in rows
-        if other.world_size == ranks
+        if (other.strategy, other.world_size) == (strategy, ranks)
         and row.comparable(other)
-        and (
-            other.strategy == strategy
-            if strategy is not None
-            else other.label == row.label and not row.differing(other)
-        )
-    )
+        and not (same and (other.label != row.label or row.differing(other)))
+    ]
     return min(
         candidates,
         key=lambda other: (len(row.differing(other)), len(other.strategy_options)),
@@ -183,33 +225,90 @@ def find_row(
     )
 
 
-def _published_ratio(above: Figures | None, below: Figures | None) -> float | None:
-    """Of the samples per second, or of the inverse times of an epoch."""
+def _ratio(above: Row | None, below: Row | None, metric: str) -> Estimate | None:
+    """One row over itself is 1 by definition, and has no interval."""
     if above is None or below is None:
-        return None
-    one, other = above.headline, below.headline
-    if "samples_per_second" in one and "samples_per_second" in other:
-        return one["samples_per_second"] / other["samples_per_second"]
-    if "epoch_seconds" in one and "epoch_seconds" in other:
-        return other["epoch_seconds"] / one["epoch_seconds"]
-    return None
-
-
-def measured_ratio(
-    above: Row | None, below: Row | None, metric: str = "samples_per_second"
-) -> Estimate | None:
-    """Of the metric; with an interval only where both have the same repeats.
-
-    One row over itself is 1 by definition, and has no interval.
-    """
-    if above is None or below is None:
-        return None
-    one, other = above.values.get(metric), below.values.get(metric)
-    if not one or not other or sum(other.values()) <= 0:
         return None
     if above is below:
-        return Estimate(value=1.0, low=None, high=None, n=len(one))
-    if one.keys() == other.keys():
-        return estimate_ratio([one[repeat] for repeat in one], [other[repeat] for repeat in one])
-    value = sum(one.values()) / len(one) / (sum(other.values()) / len(other))
-    return Estimate(value=value, low=None, high=None, n=min(len(one), len(other)))
+        return Estimate(value=1.0, low=None, high=None, n=1) if above.values.get(metric) else None
+    return ratio_between(above, below, metric)
+
+
+def _claim_pairs(claim: Claim, rows: Sequence[Row]) -> list[ClaimPair]:
+    """One for each measured row that the claim is about and each strategy it may be relative to."""
+    about = [row for row in rows if row.ok_trials and row.strategy in claim.strategies]
+    if claim.nodes is not None:
+        about = [row for row in about if row.nodes == claim.nodes]
+    elif claim.world_size is not None:
+        about = [row for row in about if row.world_size == claim.world_size]
+    pairs = [
+        ClaimPair(claim=claim, row=row, base=base, measured=_measured(claim, row, base))
+        for row, strategy in product(about, claim.over)
+        if (base := _find(row, rows, row.world_size, strategy)) is not None
+    ]
+    return pairs or [ClaimPair(claim=claim)]
+
+
+def _measured(claim: Claim, row: Row, base: Row) -> Estimate | None:
+    """Times are those for the same samples, so that a run without whole epochs has them, too."""
+    if claim.relation == "difference":
+        return difference_between(row, base, claim.metric)
+    if claim.metric == "epoch_seconds":
+        return ratio_between(base, row, RATE)
+    of = {"speedup": RATE, "memory_ratio": "peak_memory_bytes"}
+    return ratio_between(row, base, of.get(claim.metric, claim.metric))
+
+
+def _environments(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    folders = dict.fromkeys(row.folder for row in rows if row.folder is not None)
+    return [RunFolder(folder).read_environment() for folder in folders]
+
+
+def _cpu_text(environment: Mapping[str, Any]) -> str:
+    cpu = environment.get("cpu") or {}
+    cores, model = cpu.get("usable_cores"), cpu.get("model")
+    text = "a CPU" if cores is None else f"{cores} CPU core{'' if cores == 1 else 's'}"
+    return f"{text} ({model})" if model else text
+
+
+def _differing(study: Study, pair: Pair) -> Iterable[tuple[str, str, str]]:
+    """Key, published and measured value."""
+    row = pair.row
+    if row is None:
+        return
+    own = {} if pair.figures is None else pair.figures.conditions
+    conditions = {**study.conditions, **own}
+    same_task = _value_of(row, "workload.name") == conditions.get("workload.name")
+    for key, published in conditions.items():
+        measured = _value_of(row, key)
+        foreign = key.startswith("workload.") and key not in TASK_KEYS and not same_task
+        if measured != published and not (measured is None and foreign):
+            yield key, plain(published), _text(key, measured)
+    for key, values in study.varied.items():
+        if _value_of(row, key) not in values:
+            yield key, " or ".join(map(plain, values)), _text(key, _value_of(row, key))
+    yield from _batch_difference(study, row)
+
+
+def _text(key: str, value: object) -> str:
+    if value is None:
+        return "all" if key.endswith("_samples") else "none"
+    return plain(value)
+
+
+def _batch_difference(study: Study, row: Row) -> Iterable[tuple[str, str, str]]:
+    batch = study.batch
+    if batch is None:
+        return
+    per_rank, total = (
+        _value_of(row, f"recipe.{key}") for key in ("per_rank_batch", "global_batch")
+    )
+    as_published = {
+        "per rank": (per_rank == batch.size, total == batch.size * row.world_size),
+        "all ranks": (total == batch.size, per_rank == batch.size / row.world_size),
+        "not stated": (per_rank == batch.size, total == batch.size),
+    }[batch.of]
+    if not any(as_published):
+        of = "per GPU or in total is not stated" if batch.of == "not stated" else batch.of
+        measured = f"{per_rank} per rank" if per_rank is not None else f"{total} over all ranks"
+        yield "batch", f"{batch.size} ({of})", measured

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from shardmark.analysis.studies import load_paper, paper_names
+from shardmark.analysis.studies.study import load_study, study_names
 from shardmark.config.load import load_experiment, preset_text
 from shardmark.launch.engines import submission
 from shardmark.trials.matrix import expand
@@ -22,8 +22,8 @@ def variants(preset: str = "lamsal-2025") -> list[list[str]]:
 
 def test_the_posters_preset_is_its_recipe() -> None:
     experiment = load_experiment("fsdp-vs-deepspeed-poster")
-    paper = load_paper("fsdp-vs-deepspeed-poster")
-    assert {key: tuple(experiment.matrix[key]) for key in paper.varied} == paper.varied
+    study = load_study("fsdp-vs-deepspeed-poster")
+    assert {key: tuple(experiment.matrix[key]) for key in study.varied} == study.varied
     plan = expand(experiment, "cuda")
     assert len(plan.trials) == (6 + 5) * 3 * 2 * 2
     sizes = Counter((trial.nodes, trial.world_size) for trial in plan.trials)
@@ -41,21 +41,21 @@ def test_every_variant_of_the_poster_expands(overrides: list[str]) -> None:
     assert {one.strategy.name for one in plan.left_out if one.strategy} <= {"fsdp-hybrid"}
 
 
-@pytest.mark.parametrize("name", paper_names())
+@pytest.mark.parametrize("name", study_names())
 def test_the_preset_is_the_studys_experiment(name: str) -> None:
     """Nothing that the study states is another value in the preset that repeats it."""
-    paper = load_paper(name)
-    assert paper.preset is not None
-    trials = expand(load_experiment(paper.preset), "cuda").trials
+    study = load_study(name)
+    assert study.preset is not None
+    trials = expand(load_experiment(study.preset), "cuda").trials
     for trial in trials:
         data = trial.model_dump(mode="json")
-        for key, value in paper.conditions.items():
+        for key, value in study.conditions.items():
             found = data
             for part in key.split("."):
                 found = found[part]
             assert found == value, key
     cells = {(trial.strategy.name, trial.world_size) for trial in trials}
-    assert {(one.strategy, one.world_size) for one in paper.figures if one.strategy} <= cells
+    assert {(one.strategy, one.world_size) for one in study.figures if one.strategy} <= cells
 
 
 def test_the_preset_names_every_variant() -> None:

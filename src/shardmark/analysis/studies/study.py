@@ -1,0 +1,224 @@
+"""A published study: figures of single trainings and claimed ratios, each with its place.
+
+Keys are those of the rest of the package (metrics of the catalogue in base units, keys of the
+experiment file), so that a study can be held against a run without a translation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.resources import files
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from shardmark.config.problems import dotted, nearest
+from shardmark.core.errors import InputError
+from shardmark.core.strict_yaml import parse_yaml
+
+FOLDER = "shardmark.analysis.studies"
+
+
+class _Stated(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Hardware(_Stated):
+    """One machine or cluster that figures were measured on."""
+
+    device: str | None
+    """As the study names it; None where it does not."""
+    device_count: PositiveInt | None
+    """On all nodes together."""
+    node_count: PositiveInt = 1
+    host: str | None = None
+    tokens: tuple[str, ...] = ()
+    """Parts of the names of devices of the same kind, as a driver reports them, e.g. `A6000`."""
+
+    @property
+    def text(self) -> str:
+        """In words, e.g. `4 x NVIDIA A6000 (Lambda Labs)`."""
+        device = self.device or "GPUs of a kind not stated"
+        if self.device_count is not None:
+            device = f"{self.device_count} {'x ' if self.device else ''}{device}"
+        nodes = f" on {self.node_count} nodes" if self.node_count > 1 else ""
+        return f"{device}{nodes}{f' ({self.host})' if self.host else ''}"
+
+
+class Batch(_Stated):
+    """The batch size, which few studies define."""
+
+    size: PositiveInt
+    of: Literal["per rank", "all ranks", "not stated"]
+
+
+class Figures(_Stated):
+    """What the study states of one training."""
+
+    strategy: str | None
+    """In this package's names; None where the study does not say which technique it was."""
+    label: str | None = None
+    """In words, for a strategy without a name."""
+    world_size: PositiveInt
+    conditions: Mapping[str, Any] = Field(default_factory=dict)
+    """Dotted key -> value, for what varies between the trainings beside strategy and ranks."""
+    place: str
+    """Section and table."""
+    metrics: Mapping[str, float] = Field(default_factory=dict)
+    """Metric of the catalogue -> value, in base units."""
+    epochs: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Metric -> value of every epoch."""
+
+    @property
+    def title(self) -> str:
+        return self.strategy or self.label or "strategy not stated"
+
+    @property
+    def headline(self) -> dict[str, float]:
+        """As stated, else from the epochs: the mean of their times, the last of all others."""
+        from_epochs = {
+            name: fmean(values) if name == "epoch_seconds" else values[-1]
+            for name, values in self.epochs.items()
+        }
+        return {**from_epochs, **self.metrics}
+
+
+class Claim(_Stated):
+    """A ratio or difference of two strategies that the study states beside its tables."""
+
+    metric: str
+    strategies: tuple[str, ...] = Field(min_length=1)
+    """Several where the study leaves open which it was."""
+    over: tuple[str, ...] = ()
+    """What it is relative to; empty where the study does not say."""
+    relation: Literal["ratio", "difference"] = "ratio"
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    world_size: PositiveInt | None = None
+    nodes: PositiveInt | None = None
+    """Machines, where the study speaks of them: then rows on as many count, on any ranks."""
+    place: str
+
+    @model_validator(mode="after")
+    def _has_a_number(self) -> Claim:
+        if (self.value, self.low, self.high) == (None, None, None):
+            raise ValueError("give value, low or high")
+        return self
+
+
+class Study(_Stated):
+    """One study; what it leaves open, and what arithmetic says of it, is in `docs/studies/`."""
+
+    name: str
+    title: str
+    authors: tuple[str, ...]
+    """Empty where the study names none."""
+    affiliation: str | None = None
+    year: PositiveInt | None
+    """None where the study bears no date and none is known."""
+    compares: str
+    """What was compared on what task, in a few words."""
+    preset: str
+    """The experiment of this package that repeats it."""
+    conditions: Mapping[str, Any]
+    """Dotted key of the experiment file -> value, for all trainings."""
+    varied: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
+    """Dotted key -> values, where the study does not say which claim is of which."""
+    batch: Batch | None
+    hardware: tuple[Hardware, ...] = Field(min_length=1)
+    software: Mapping[str, str | None] = Field(default_factory=dict)
+    """Package -> version as stated; None where no version is."""
+    reference: str
+    """Strategy that the others are related to."""
+    figures: tuple[Figures, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+    @model_validator(mode="after")
+    def _each_training_once(self) -> Study:
+        keys = [
+            (each.title, each.world_size, *sorted(each.conditions.items())) for each in self.figures
+        ]
+        if len(set(keys)) < len(keys):
+            raise ValueError("two figures are of the same training")
+        return self
+
+    @property
+    def hardware_text(self) -> str:
+        return "; ".join(machine.text for machine in self.hardware)
+
+    @property
+    def summary(self) -> str:
+        """Authors, year, what was compared, and on what."""
+        names = [name.split()[-1] for name in self.authors]
+        authors = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+        return f"{authors or self._nameless} ({self._dated}): {self.compares}; {self.hardware_text}"
+
+    @property
+    def citation(self) -> str:
+        return f"{', '.join(self.authors) or self._nameless}: {self.title} ({self._dated})"
+
+    @property
+    def _dated(self) -> str:
+        return "no date" if self.year is None else str(self.year)
+
+    @property
+    def _nameless(self) -> str:
+        return f"authors not stated{f', {self.affiliation}' if self.affiliation else ''}"
+
+    def fewest_ranks(self, figures: Figures) -> Figures:
+        """The same strategy under the same conditions on the fewest ranks."""
+        same = [
+            each
+            for each in self.figures
+            if (each.title, each.conditions) == (figures.title, figures.conditions)
+        ]
+        return min(same, key=lambda each: each.world_size)
+
+    def reference_of(self, figures: Figures) -> Figures | None:
+        """The reference under the same conditions: at as many ranks, else on the fewest."""
+        same = [
+            each
+            for each in self.figures
+            if (each.strategy, each.conditions) == (self.reference, figures.conditions)
+        ]
+        key = figures.world_size
+        return min(same, key=lambda each: (each.world_size != key, each.world_size), default=None)
+
+
+def study_names() -> tuple[str, ...]:
+    names = (entry.name for entry in files(FOLDER).iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def load_study(name: str) -> Study:
+    """The study of that name.  Raises `InputError`, with the nearest names, for any other."""
+    names = study_names()
+    if name not in names:
+        allowed = f"allowed are {', '.join(names)}{nearest(name, names, count=3)}"
+        raise InputError("--against", f"there is no study {name!r}", allowed)
+    text = files(FOLDER).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_study(text, f"study {name}")
+
+
+def parse_study(text: str, where: str) -> Study:
+    """The study in a YAML text; `where` names it in messages."""
+    data = parse_yaml(text, where)
+    try:
+        return Study.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InputError(f"{where}: {dotted(first['loc'])}", first["msg"], "correct it") from None
+
+
+def studies() -> dict[str, str]:
+    """Name -> authors, year, what was compared and on what, on one line."""
+    return {name: load_study(name).summary for name in study_names()}
