@@ -113,7 +113,7 @@ def order_of(samples: int, *, ranks: int, steps: int) -> Order:
 
 
 def run_shardmark(run: Shardmark, strategy: str, pair: int, order: Order) -> dict[str, Any]:
-    from shardmark.train.identity import sample_order_sha256
+    from shardmark.train.record import sample_order_sha256
 
     result = run.trial(strategy, pair)
     for rank, steps in zip(result.ranks, order, strict=True):

@@ -25,12 +25,12 @@ from torch import Tensor
 from groups import run_ranks
 from recording import Table, options_of, store, surroundings
 from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.reference import Reference
+from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
-from shardmark.train.probe import NoSpans
-from shardmark.train.schedule import step_seed
+from shardmark.train.schedule import seed_generators, step_seed
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from sides import add_sources_to_path
@@ -75,11 +75,12 @@ def train(process: RankContext, name: str, model: str, batch: int) -> list[Param
     worker = build_strategy(name, {}).start(workload, recipe, process)
     assert not isinstance(worker, Server)
     plan = BatchPlan(global_batch=batch, seed=recipe.seed)
-    batches = workload.batches(plan, Shard(index=process.rank, count=process.world_size))
-    seed_of = step_seed(recipe.seed, shard_index=process.rank)
+    shard = Shard(index=process.rank, count=process.world_size)
+    batches = workload.batches(plan, shard)
     states = [worker.full_parameters()]
     for step in range(STEPS):
-        torch.manual_seed(seed_of(step))
+        seed = step_seed(recipe.seed, StepShard(step=step, shard=shard))
+        seed_generators(seed, process.device)
         worker.step(next(batches), NoSpans())
         states.append(worker.full_parameters())
     return states
@@ -98,12 +99,12 @@ def reference(ranks: int, model: str, batch: int, *, backwards: bool = False) ->
     alone = Reference(
         workload_of(model),
         recipe,
-        ranks=ranks,
+        shares=ranks,
         plan=BatchPlan(global_batch=batch, seed=recipe.seed),
         total_steps=STEPS,
     )
     if backwards:  # each list has one entry a rank
-        for of_ranks in (alone._batches, alone._seeds, alone._buffers):
+        for of_ranks in (alone._batches, alone._shards, alone._buffers):
             of_ranks.reverse()
     states = [alone.full_parameters()]
     for _ in range(STEPS):

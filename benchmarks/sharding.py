@@ -133,8 +133,8 @@ def audit(process: RankContext, model: str, name: str) -> dict[str, int]:
     from shardmark.core.recipe import Recipe
     from shardmark.core.shares import Shard
     from shardmark.measure.memory.tensors import memory_changes
+    from shardmark.measure.step.recorder import NoSpans
     from shardmark.strategies.base import Server
-    from shardmark.train.probe import NoSpans
     from shardmark.workloads import build_workload
     from shardmark.workloads.base import BatchPlan
 

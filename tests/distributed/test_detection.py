@@ -11,8 +11,8 @@ import pytest
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
-from shardmark.equivalence.compare import Benches, verdict_on
-from shardmark.equivalence.evidence import RankEvidence, put_together
+from shardmark.equivalence.capture import Capture, RankCapture
+from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.verification import Verdict
 from shardmark.strategies.base import RankContext
@@ -23,7 +23,7 @@ from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.detection.proposals import PictureSampler
 from tests.distributed.faults import Faulty, Started, clipped_by_default, ddp, scaled, start
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_verify import STEPS, evidence
+from tests.distributed.test_verify import STEPS, captured
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulated, checkpointed": {"gradient_accumulation": 2, "activation_checkpointing": True},
 }
-BENCHES = Benches()
+REFERENCES = ReferenceCache()
 
 
 def trial(strategy: str, folder: Path, **changes: Any) -> Trial:
@@ -103,13 +103,13 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
-def work(process: RankContext, folder: Path) -> dict[Any, RankEvidence]:
-    found: dict[Any, RankEvidence] = {}
+def work(process: RankContext, folder: Path) -> dict[Any, RankCapture]:
+    found: dict[Any, RankCapture] = {}
     for name in SHIPPED:
         for label, changes in RECIPES.items():
-            found[name, label] = evidence(process, trial(name, folder, **changes))
+            found[name, label] = captured(process, trial(name, folder, **changes))
     for fault, (begin, _) in FAULTS.items():
-        found[fault] = evidence(process, trial("ddp", folder), begin)
+        found[fault] = captured(process, trial("ddp", folder), begin)
     return found
 
 
@@ -125,19 +125,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def gathered(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[Any, RankEvidence]]:
+) -> list[dict[Any, RankCapture]]:
     return run_ranks(work, folder, world_size=2, directory=tmp_path_factory.mktemp("detection"))
 
 
-def verdict(gathered: list[dict[Any, RankEvidence]], key: Any, tried: Trial) -> Verdict:
-    return verdict_on(put_together([found[key] for found in gathered]), tried, STEPS, BENCHES)
+def verdict(gathered: list[dict[Any, RankCapture]], key: Any, tried: Trial) -> Verdict:
+    return verdict_on(
+        Capture.of_ranks([found[key] for found in gathered]), tried, STEPS, REFERENCES
+    )
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("label", RECIPES)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_strategies_are_equivalent(
-    gathered: list[dict[Any, RankEvidence]], folder: Path, name: str, label: str
+    gathered: list[dict[Any, RankCapture]], folder: Path, name: str, label: str
 ) -> None:
     found = verdict(gathered, (name, label), trial(name, folder, **RECIPES[label]))
     assert found.equivalent, [check for check in found.checks if not check.holds]
@@ -148,7 +150,7 @@ def test_shipped_strategies_are_equivalent(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_refused_and_named(
-    gathered: list[dict[Any, RankEvidence]], folder: Path, fault: str
+    gathered: list[dict[Any, RankCapture]], folder: Path, fault: str
 ) -> None:
     found = verdict(gathered, fault, trial("ddp", folder))
     assert found.equivalent is False

@@ -13,9 +13,8 @@ import torch
 import shardmark
 from shardmark.config.load import from_mapping
 from shardmark.core.recipe import Recipe
-from shardmark.equivalence.capture import testify as take_evidence
-from shardmark.equivalence.compare import Benches, verdict_on
-from shardmark.equivalence.evidence import RankEvidence, put_together
+from shardmark.equivalence.capture import Capture, RankCapture, capture_steps
+from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.launch.controller import run_experiment, verify_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.verification import Verdict
@@ -29,7 +28,7 @@ from tests.distributed.test_verify import RECIPES, STEPS, recipe, trial
 from tests.kept_engine import KeptEngine
 
 PROCESSES = 4
-BENCHES = Benches()
+REFERENCES = ReferenceCache()
 OPTIONS: dict[str, tuple[int, dict[str, Any]]] = {
     "one server": (3, {}),
     "two servers, small buckets": (2, {"servers": 2, "bucket_mb": 0.01}),
@@ -46,7 +45,7 @@ def wanted(workers: int, **changes: Any) -> Recipe:
     return recipe(**{"global_batch": 12 * workers, **changes})
 
 
-def evidence(process: RankContext, of: Trial) -> RankEvidence | None:
+def captured(process: RankContext, of: Trial) -> RankCapture | None:
     """None from a server."""
     strategy = build_strategy(of.strategy.name, of.strategy.options)
     workload = of.workload.build(of.recipe.seed)
@@ -56,7 +55,7 @@ def evidence(process: RankContext, of: Trial) -> RankEvidence | None:
         return None
     shard = strategy.layout(of.world_size).ranks[process.rank].share
     assert shard is not None
-    found = take_evidence(
+    found = capture_steps(
         role,
         workload,
         of.recipe,
@@ -76,34 +75,34 @@ def alone() -> Trial:
     return made.model_copy(update={"strategy": StrategySpec(name="ps-async", options=options)})
 
 
-def work(process: RankContext) -> dict[Any, RankEvidence | None]:
-    found: dict[Any, RankEvidence | None] = {}
+def work(process: RankContext) -> dict[Any, RankCapture | None]:
+    found: dict[Any, RankCapture | None] = {}
     for name, (workers, options) in OPTIONS.items():
         for label, changes in RECIPES.items():
-            found[name, label] = evidence(
+            found[name, label] = captured(
                 process, tried(workers, wanted(workers, **changes), options)
             )
-    found["alone"] = evidence(process, alone())
-    found["bf16 wire"] = evidence(process, tried(3, wanted(3), {"wire": "bf16"}))
+    found["alone"] = captured(process, alone())
+    found["bf16 wire"] = captured(process, tried(3, wanted(3), {"wire": "bf16"}))
     return found
 
 
 @pytest.fixture(scope="module")
-def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, RankEvidence | None]]:
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, RankCapture | None]]:
     return run_ranks(work, world_size=PROCESSES, directory=tmp_path_factory.mktemp("servers"))
 
 
-def verdict(gathered: list[dict[Any, RankEvidence | None]], key: Any, of: Trial) -> Verdict:
+def verdict(gathered: list[dict[Any, RankCapture | None]], key: Any, of: Trial) -> Verdict:
     ranks = [rank for found in gathered if (rank := found[key]) is not None]
     assert len(ranks) == of.world_size
-    return verdict_on(put_together(ranks), of, STEPS, BENCHES)
+    return verdict_on(Capture.of_ranks(ranks), of, STEPS, REFERENCES)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("label", RECIPES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_barrier_makes_it_equivalent(
-    gathered: list[dict[Any, RankEvidence | None]], name: str, label: str
+    gathered: list[dict[Any, RankCapture | None]], name: str, label: str
 ) -> None:
     workers, options = OPTIONS[name]
     of = tried(workers, wanted(workers, **RECIPES[label]), options)
@@ -112,21 +111,21 @@ def test_the_barrier_makes_it_equivalent(
 
 
 def test_one_asynchronous_worker_is_a_single_device(
-    gathered: list[dict[Any, RankEvidence | None]],
+    gathered: list[dict[Any, RankCapture | None]],
 ) -> None:
     of = alone()
     ranks = [rank for found in gathered if (rank := found["alone"]) is not None]
-    found = put_together(ranks)
-    expected = BENCHES.of(of, STEPS)[1].reference
+    found = Capture.of_ranks(ranks)
+    expected = REFERENCES.of(of, STEPS)[1].reference
     for name, parameter in expected.tensors["parameters"].items():
         np.testing.assert_allclose(
             found.tensors["parameters"][name], parameter, rtol=1e-6, atol=1e-6
         )
-    assert verdict_on(found, of, STEPS, BENCHES).equivalent
+    assert verdict_on(found, of, STEPS, REFERENCES).equivalent
 
 
 def test_gradients_that_travel_in_bf16_are_noticed(
-    gathered: list[dict[Any, RankEvidence | None]],
+    gathered: list[dict[Any, RankCapture | None]],
 ) -> None:
     found = verdict(gathered, "bf16 wire", tried(3, wanted(3), {"wire": "bf16"}))
     assert found.equivalent is False

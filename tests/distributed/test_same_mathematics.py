@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from shardmark.core.recipe import Optimizer, Recipe
-from shardmark.core.shares import Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.reference import Reference
 from shardmark.measure.step.collectives import CollectiveCounter
+from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
-from shardmark.train.identity import weights_sha256
-from shardmark.train.probe import HeldSpans, NoSpans
-from shardmark.train.schedule import step_seed
+from shardmark.train.probe import HeldSpans
+from shardmark.train.record import weights_sha256
+from shardmark.train.schedule import seed_generators, step_seed
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from tests.distributed.ranks import run_ranks
@@ -80,11 +81,12 @@ def train(process: RankContext, name: str, tried: Case, options: dict[str, Any])
     worker = build_strategy(name, options).start(workload, tried.recipe, process)
     assert not isinstance(worker, Server)
     initial = weights_sha256(worker.full_parameters())
-    batches = workload.batches(PLAN, Shard(index=process.rank, count=process.world_size))
-    seeds = step_seed(tried.recipe.seed, shard_index=process.rank)
+    shard = Shard(index=process.rank, count=process.world_size)
+    batches = workload.batches(PLAN, shard)
     losses = []
     for step in range(STEPS):
-        torch.manual_seed(seeds(step))
+        seed = step_seed(tried.recipe.seed, StepShard(step=step, shard=shard))
+        seed_generators(seed, process.device)
         losses.append(float(worker.step(next(batches), NoSpans())))
     parameters, buffers = worker.full_parameters(), worker.buffers()
     held = HeldSpans(worker)
@@ -118,7 +120,7 @@ class Expected:
 def reference(name: str, ranks: int) -> Expected:
     tried = CASES[name]
     torch.set_num_threads(1)
-    alone = Reference(workload_of(tried), tried.recipe, ranks=ranks, plan=PLAN, total_steps=STEPS)
+    alone = Reference(workload_of(tried), tried.recipe, shares=ranks, plan=PLAN, total_steps=STEPS)
     initial = weights_sha256(alone.full_parameters())
     losses = [[float(loss) for loss in alone.step()] for _ in range(STEPS)]
     return Expected(

@@ -9,9 +9,8 @@ import torch
 
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
 from shardmark.core.shares import Shard
-from shardmark.equivalence.capture import testify as take_evidence
-from shardmark.equivalence.compare import Benches, verdict_on
-from shardmark.equivalence.evidence import RankEvidence, put_together
+from shardmark.equivalence.capture import Capture, RankCapture, capture_steps
+from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
@@ -33,7 +32,7 @@ SGD = Optimizer(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.1)
 ADAMW = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)
 SHIPPED = ("ddp", "fsdp", "fsdp-grad-op", "zero-0", "zero-1", "zero-2", "zero-3")
 SEEDS = range(20)
-BENCHES = Benches()
+REFERENCES = ReferenceCache()
 
 RECIPES: dict[str, dict[str, Any]] = {
     "sgd": {},
@@ -63,7 +62,7 @@ def trial(strategy: str, wanted: Recipe, world_size: int = 2, **workload: Any) -
     )
 
 
-def evidence(process: RankContext, tried: Trial, begin: Any = None) -> RankEvidence:
+def captured(process: RankContext, tried: Trial, begin: Any = None) -> RankCapture:
     workload = tried.workload.build(tried.recipe.seed)
     if begin is None:
         worker = build_strategy(tried.strategy.name, {}).start(workload, tried.recipe, process)
@@ -72,7 +71,7 @@ def evidence(process: RankContext, tried: Trial, begin: Any = None) -> RankEvide
     else:
         started = begin(workload, tried.recipe, process)
         worker, shard = started.worker, started.shard
-    return take_evidence(
+    return capture_steps(
         worker,
         workload,
         tried.recipe,
@@ -87,36 +86,36 @@ def fault_recipe(fault: str) -> Recipe:
     return recipe(gradient_accumulation=4 if fault == "accumulation undivided" else 1)
 
 
-def work(process: RankContext) -> dict[Any, RankEvidence]:
+def work(process: RankContext) -> dict[Any, RankCapture]:
     """Everything that needs two ranks, in one group."""
-    found: dict[Any, RankEvidence] = {}
+    found: dict[Any, RankCapture] = {}
     for name in SHIPPED:
         for label, changes in RECIPES.items():
-            found["shipped", name, label] = evidence(process, trial(name, recipe(**changes)))
+            found["shipped", name, label] = captured(process, trial(name, recipe(**changes)))
     for seed in SEEDS:
         for name in ("ddp", "fsdp"):
-            found["seed", name, seed] = evidence(process, trial(name, recipe(seed)))
+            found["seed", name, seed] = captured(process, trial(name, recipe(seed)))
     for fault, (begin, _) in FAULTS.items():
-        found["fault", fault] = evidence(process, trial("ddp", fault_recipe(fault)), begin)
+        found["fault", fault] = captured(process, trial("ddp", fault_recipe(fault)), begin)
     return found
 
 
 @pytest.fixture(scope="module")
-def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, RankEvidence]]:
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, RankCapture]]:
     return run_ranks(work, world_size=2, directory=tmp_path_factory.mktemp("verify"))
 
 
-def verdict(gathered: list[dict[Any, RankEvidence]], key: Any, tried: Trial) -> Verdict:
+def verdict(gathered: list[dict[Any, RankCapture]], key: Any, tried: Trial) -> Verdict:
     # Shares were taken from rank 0's place on every rank: the tensors are rank 0's.
     ranks = [found[key] for found in gathered]
-    return verdict_on(put_together(ranks), tried, STEPS, BENCHES)
+    return verdict_on(Capture.of_ranks(ranks), tried, STEPS, REFERENCES)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("label", RECIPES)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_strategies_are_equivalent(
-    gathered: list[dict[Any, RankEvidence]], name: str, label: str
+    gathered: list[dict[Any, RankCapture]], name: str, label: str
 ) -> None:
     found = verdict(gathered, ("shipped", name, label), trial(name, recipe(**RECIPES[label])))
     assert found.equivalent, [check for check in found.checks if not check.holds]
@@ -124,7 +123,7 @@ def test_shipped_strategies_are_equivalent(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_false_alarm(gathered: list[dict[Any, RankEvidence]], seed: int) -> None:
+def test_no_false_alarm(gathered: list[dict[Any, RankCapture]], seed: int) -> None:
     for name in ("ddp", "fsdp"):
         found = verdict(gathered, ("seed", name, seed), trial(name, recipe(seed)))
         assert found.equivalent, [check for check in found.checks if not check.holds]
@@ -132,7 +131,7 @@ def test_no_false_alarm(gathered: list[dict[Any, RankEvidence]], seed: int) -> N
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_refused_and_named(
-    gathered: list[dict[Any, RankEvidence]], fault: str
+    gathered: list[dict[Any, RankCapture]], fault: str
 ) -> None:
     found = verdict(gathered, ("fault", fault), trial("ddp", fault_recipe(fault)))
     assert found.equivalent is False

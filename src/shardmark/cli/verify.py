@@ -87,34 +87,37 @@ def as_json(verification: Verification) -> str:
 
 
 def as_text(verification: Verification) -> str:
-    """One line a verdict, and under a deviating one its cause and its evidence."""
-    from shardmark.launch.verification import shown_number
-
-    lines = [f"reference: {verification.reference}; {verification.steps} steps", ""]
-    width = max(len(verdict.strategy) for verdict in verification.verdicts)
-    for verdict in verification.verdicts:
-        word = _word(verdict)
-        rest = "".join(f"  {key}={value}" for key, value in _varied(verdict).items())
-        worst = f"  (worst deviation: {shown_number(verdict.worst)} of what rounding may make)"
-        tail = worst if verdict.checks and verdict.guarantee is None else ""
+    """The answer, one line a verdict, and under a deviating one its cause and its evidence."""
+    tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
+    same = sum(verdict.equivalent is True for verdict in tried)
+    reference = f"the reference: {verification.reference}; {verification.steps} steps"
+    lines = [f"{same} of {len(tried)} train the same as {reference}", ""]
+    width = max((len(verdict.strategy) for verdict in tried), default=0)
+    for verdict in tried:
+        options = {**verdict.strategy_options, **verdict.varied}
+        rest = "".join(f"  {key}={value}" for key, value in options.items())
         ranks = "1 rank " if verdict.world_size == 1 else f"{verdict.world_size} ranks"
         head = f"{verdict.strategy:{width}}  {ranks}  {verdict.precision}{rest}"
-        lines.append(f"{head}  {word}{tail}")
+        lines.append(f"{head}  {_word(verdict)}")
+        others = sum(other.tried_as == verdict.id for other in verification.verdicts)
+        if others:
+            lines.append(f"    stands for {others} more with other ranks, batches or seeds")
         if verdict.cause is not None:
-            cause = verdict.cause
-            lines.append(f"    cause: {cause.text}" + f" ({cause.evidence})")
+            lines.append(f"    cause: {verdict.cause.text} ({verdict.cause.evidence})")
             if verdict.equivalent is False:
-                lines.append(f"    first deviation: {cause.first_deviation}")
-            if cause.setting:
-                lines.append(f"    setting: {cause.setting}")
+                lines.append(f"    first deviation: {verdict.cause.first_deviation}")
+            if verdict.cause.setting:
+                lines.append(f"    setting: {verdict.cause.setting}")
     return "\n".join(lines)
 
 
 def _word(verdict: Verdict) -> str:
-    if verdict.equivalent is not None:
-        return "equivalent" if verdict.equivalent else "NOT EQUIVALENT"
-    return "not tried" if verdict.guarantee is None else f"promises less: {verdict.guarantee}"
+    from shardmark.results.verification import deviation_text
 
-
-def _varied(verdict: Verdict) -> dict[str, object]:
-    return {**verdict.strategy_options, **verdict.varied}
+    if verdict.guarantee is not None and verdict.equivalent is None:
+        return f"other mathematics; guaranteed: {verdict.guarantee}"
+    if verdict.guarantee is not None or not verdict.checks:
+        return "not tried" if verdict.equivalent is None else "NOT EQUIVALENT"
+    words = {True: "equivalent", False: "NOT EQUIVALENT", None: "undecided"}
+    worst = deviation_text(verdict.worst)
+    return f"{words[verdict.equivalent]}  (worst deviation: {worst} of its tolerance)"

@@ -1,22 +1,131 @@
-"""One rank's evidence for `verify`: a few steps with everything written down."""
+"""What a few verified steps leave behind: one rank writes it down, all ranks' are put together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Shard, StepShard
-from shardmark.equivalence.evidence import Array, RankEvidence
-from shardmark.strategies.base import Worker
-from shardmark.train.epochs import evaluate
-from shardmark.train.identity import weights_sha256
-from shardmark.train.schedule import learning_rate_of, step_shard_seed
-from shardmark.workloads.base import Batch, BatchPlan, Workload
+from shardmark.core.shares import Shard
+from shardmark.measure.step.recorder import NoSpans
+from shardmark.strategies.base import RankContext, Server, Worker
+from shardmark.train.epochs import BatchSource, evaluate
+from shardmark.train.rank import note_joined, serve
+from shardmark.train.record import RankReport, weights_sha256
+from shardmark.train.schedule import Schedule, learning_rate_of, seed_generators, step_seed
+from shardmark.trials.trial import Trial
+from shardmark.workloads.base import BatchPlan, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Array = NDArray[np.float32]
+
+CAPTURE_FILE = "rank-{}.capture.npz"
+
+PARTS = ("gradient", "parameters after step 1", "parameters", "optimizer state")
+"""Kinds of tensors, in the order in which a step makes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCapture:
+    """One rank's part.  Only the first share's has the assembled tensors."""
+
+    initial_sha256: str
+    sample_ids: tuple[tuple[int, ...], ...]
+    """By step."""
+    losses: tuple[float, ...]
+    """By step."""
+    draws: tuple[tuple[str, ...], ...]
+    """By step: what the model drew for each sample, as the workload tells it."""
+    learning_rates: tuple[float, ...]
+    optimizer_steps: int
+    quality: Mapping[str, float | None]
+    samples_evaluated: int
+    buffers: Mapping[str, Array]
+    tensors: Mapping[str, Mapping[str, Array]]
+    """By part (see `PARTS`) and name; the optimizer state's names are `parameter/key`."""
+
+    def save(self, path: Path) -> None:
+        """One `.npz` file: tensors by part and name, and the rest as JSON in `facts`."""
+        parts = {**self.tensors, "buffers": self.buffers}
+        arrays: dict[str, Any] = {
+            f"{part}\t{name}": a for part, named in parts.items() for name, a in named.items()
+        }
+        facts = json.dumps(asdict(replace(self, tensors={}, buffers={})))
+        with path.open("wb") as file:
+            np.savez(file, allow_pickle=False, facts=np.array(facts), **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> RankCapture:
+        with np.load(path) as stored:
+            facts: dict[str, Any] = json.loads(str(stored["facts"]))
+            named: dict[str, dict[str, Array]] = {}
+            for key in stored.files:
+                part, tab, name = key.partition("\t")
+                if tab:
+                    named.setdefault(part, {})[name] = stored[key]
+        for key in ("losses", "learning_rates"):
+            facts[key] = tuple(facts[key])
+        for key in ("sample_ids", "draws"):
+            facts[key] = tuple(map(tuple, facts[key]))
+        return cls(**facts | {"buffers": named.pop("buffers", {}), "tensors": named})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """A strategy's steps, or the reference's: one entry for each distinct share, in its order."""
+
+    initial_sha256: tuple[str, ...]
+    sample_ids: tuple[tuple[tuple[int, ...], ...], ...]
+    losses: tuple[tuple[float, ...], ...]
+    draws: tuple[tuple[tuple[str, ...], ...], ...]
+    buffers: tuple[Mapping[str, Array], ...]
+    learning_rates: tuple[float, ...]
+    optimizer_steps: int
+    tensors: Mapping[str, Mapping[str, Array]]
+    quality: Mapping[str, float | None]
+    samples_evaluated: int
+
+    @classmethod
+    def of_ranks(cls, ranks: Sequence[RankCapture]) -> Capture:
+        """All shares' captures as one."""
+        first = ranks[0]
+        return cls(
+            initial_sha256=tuple(rank.initial_sha256 for rank in ranks),
+            sample_ids=tuple(rank.sample_ids for rank in ranks),
+            losses=tuple(rank.losses for rank in ranks),
+            draws=tuple(rank.draws for rank in ranks),
+            buffers=tuple(rank.buffers for rank in ranks),
+            learning_rates=first.learning_rates,
+            optimizer_steps=min(rank.optimizer_steps for rank in ranks),
+            tensors=first.tensors,
+            quality=first.quality,
+            samples_evaluated=first.samples_evaluated,
+        )
+
+    def seen_by_one_process(self) -> Capture:
+        """The same as one process that drives all devices would report it (DataParallel)."""
+        steps = range(len(self.learning_rates))
+        ids = tuple(tuple(i for rank in self.sample_ids for i in rank[step]) for step in steps)
+        draws = tuple(tuple(sorted(d for rank in self.draws for d in rank[step])) for step in steps)
+        losses = tuple(float(np.mean([rank[step] for rank in self.losses])) for step in steps)
+        return replace(
+            self,
+            initial_sha256=self.initial_sha256[:1],
+            sample_ids=(ids,),
+            losses=(losses,),
+            draws=(draws,),
+            buffers=self.buffers[:1],
+        )
 
 
 class GradientSpans:
@@ -33,13 +142,7 @@ class GradientSpans:
         yield
 
 
-class NoSpans:
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:  # noqa: ARG002  (the protocol's signature)
-        yield
-
-
-def testify(
+def capture_steps(
     worker: Worker,
     workload: Workload,
     recipe: Recipe,
@@ -48,8 +151,8 @@ def testify(
     shard: Shard,
     steps: int,
     device: torch.device,
-) -> RankEvidence:
-    """Take the steps and write down what the reference can be held against.  Collective."""
+) -> RankCapture:
+    """Take the steps and write down what is compared with the reference.  Collective."""
     initial = weights_sha256(worker.full_parameters())
     worker.group.barrier()  # nobody changes the weights before everybody has seen them
     rate = learning_rate_of(recipe, steps)
@@ -57,13 +160,11 @@ def testify(
     sample_ids, rates, draws = [], [], []
     drawn = workload.watch_draws()
     tensors: dict[str, Mapping[str, Array]] = {}
-    for step_shard, made in _fed(worker, workload, plan, shard, steps):
+    source = BatchSource(worker, workload, plan, shard, device=device)
+    for step_shard, batch in source.until(steps):
         rates.append(rate(step_shard.step))
         worker.set_learning_rate(rates[-1])
-        torch.manual_seed(
-            step_shard_seed(recipe.seed, step=step_shard.step, shard_index=step_shard.shard.index)
-        )
-        batch = made.to(device)
+        seed_generators(step_seed(recipe.seed, step_shard), device)
         spans = NoSpans() if losses else GradientSpans(worker)
         losses.append(float(worker.step(batch, spans)))
         sample_ids.append(batch.sample_ids)
@@ -74,38 +175,18 @@ def testify(
     tensors["parameters"] = arrays(worker.full_parameters())
     tensors["optimizer state"] = arrays(flat_state(worker.full_optimizer_state()))
     evaluation = evaluate(worker, workload, shard, device)
-    return RankEvidence(
+    return RankCapture(
         initial_sha256=initial,
-        sample_ids=sample_ids,
-        losses=losses,
-        draws=draws,
-        learning_rates=rates,
+        sample_ids=tuple(sample_ids),
+        losses=tuple(losses),
+        draws=tuple(draws),
+        learning_rates=tuple(rates),
         optimizer_steps=len(losses) - worker.skipped_steps(),
         buffers=arrays(worker.buffers()),
         quality=evaluation.quality,
         samples_evaluated=workload.validation_samples,
         tensors=tensors if shard.index == 0 else {},
     )
-
-
-def _fed(
-    worker: Worker, workload: Workload, plan: BatchPlan, shard: Shard, steps: int
-) -> Iterator[tuple[StepShard, Batch]]:
-    """The rank's own share of each step, or whatever step shard is left when it asks for one."""
-    step_shards = worker.step_shards(steps)
-    if step_shards is None:
-        own = [StepShard(step=step, shard=shard) for step in range(steps)]
-        yield from zip(own, workload.batches(plan, shard), strict=False)
-        return
-    taken: list[StepShard] = []
-
-    def noted() -> Iterator[StepShard]:
-        for step_shard in step_shards:
-            taken.append(step_shard)
-            yield step_shard
-
-    for index, batch in enumerate(workload.batches(plan, shard, noted())):
-        yield taken[index], batch
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
@@ -124,3 +205,44 @@ def flat_state(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
         for key, value in keys.items()
         if value.dim() > 0
     }
+
+
+def capture_rank(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
+    """A rank's task for `verify`: take a few steps and leave what they gave."""
+    workload = trial.workload.build(trial.recipe.seed)
+    schedule = Schedule.of(trial, workload)
+    report.settings = dict(trial.built_strategy.settings(trial.recipe))
+    shard = trial.layout.ranks[context.rank].share
+    worker = trial.built_strategy.start(workload, trial.recipe, context)
+    note_joined(directory, context)
+    if isinstance(worker, Server):
+        serve(worker, report)
+        return
+    assert shard is not None, "a rank without a share is a server"
+    capture = capture_steps(
+        worker,
+        workload,
+        trial.recipe,
+        plan=schedule.plan,
+        shard=shard,
+        steps=schedule.total_steps,
+        device=context.device,
+    )
+    capture.save(directory / CAPTURE_FILE.format(context.rank))
+    report.exchange = worker.exchange()
+    worker.close()
+
+
+def read_capture(trial: Trial, directory: Path) -> Capture:
+    """What the trial's ranks left: of each distinct share, the rank whose loss counts."""
+    counting = {
+        rank.share.index: number
+        for number, rank in enumerate(trial.layout.ranks)
+        if rank.share is not None and rank.counts_loss
+    }
+    return Capture.of_ranks(
+        [
+            RankCapture.load(directory / CAPTURE_FILE.format(counting[share]))
+            for share in sorted(counting)
+        ]
+    )

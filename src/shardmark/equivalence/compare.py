@@ -1,244 +1,271 @@
-"""The judge of `verify`: runs the reference, compares, finds causes, writes verdicts."""
+"""Compares what a strategy's ranks captured with the reference, quantity by quantity."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-import torch
+import numpy as np
 
-from shardmark.core.run_files import TRIAL_FILE, rank_file
-from shardmark.equivalence.causes import cause_of
-from shardmark.equivalence.evidence import (
-    EVIDENCE,
-    Evidence,
-    RankEvidence,
-    put_together,
-    seen_by_one_process,
-)
-from shardmark.equivalence.guarantees import check_guarantee
-from shardmark.equivalence.parity import GIVEN, UNIT_ROUNDOFF, Tolerances, checks_of
-from shardmark.equivalence.reference import reference_evidence
-from shardmark.equivalence.variation import NOTHING, Noise, Variation
-from shardmark.results.schema import RankRecord
-from shardmark.results.verification import Cause, Check, Verdict
-from shardmark.trials.trial import Trial
-from shardmark.workloads.base import BatchPlan, Workload
+from shardmark.core.metrics import METRICS
+from shardmark.equivalence.capture import PARTS, Array, Capture
+from shardmark.results.verification import LARGEST, Check
 
-DISTURBED_RUNS = 3
-CELLS_FILE = "cells.json"
-VERDICTS_FILE = "verdicts.json"
+Entry = TypeVar("Entry", tuple[int, ...], tuple[str, ...])
+
+MARGIN = 8.0
+"""Tolerance over the largest deviation among the reference's disturbed runs."""
+
+BLIND = 0.25
+"""A tolerance beyond this part of the gradient's norm could not tell half a gradient from it."""
+
+TINY = 1e-45
+
+GIVEN = {"initial weights", "sample ids", "random draws", "learning rate"}
+"""Checks on what a step is given, which come before what it computes."""
+
+NAMES = {
+    "gradient": "gradients of the first step",
+    "parameters after step 1": "parameters after the first step",
+    "parameters": "parameters after the last step",
+    "optimizer state": "optimizer state after the last step",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """A workload, a recipe and a number of ranks, on which references are run."""
+class Tolerances:
+    """The reference and how far rounding alone takes it."""
 
-    workload: Workload
-    trial: Trial
-    ranks: int
-    steps: int
-    device: torch.device
-    threads: int = 1
-    """Of each of the strategy's processes: with others a kernel may add in another order."""
+    reference: Capture
+    disturbed: Sequence[Capture]
+    floor: float
+    """Relative difference that one rounding of a result makes."""
+    exact_forward: bool = False
+    """The first losses must be equal to the last bit: errors in a forward pass would hide all."""
+    _allowed: dict[tuple[str, str], float] = field(default_factory=dict, init=False, repr=False)
+    """What `array` computed: norms of all tensors of a large model take seconds."""
 
-    def run(self, variation: Variation = NOTHING) -> Evidence:
-        with so_many_threads(self.threads):
-            return reference_evidence(
-                self.workload,
-                self.trial.recipe,
-                ranks=self.ranks,
-                plan=BatchPlan(global_batch=self.trial.batch_per_step, seed=self.trial.recipe.seed),
-                steps=self.steps,
-                device=self.device,
-                variation=variation,
+    @property
+    def hide_errors(self) -> bool:
+        """Whether a gradient that is wrong by a factor of two could pass."""
+        part = self.reference.tensors["gradient"]
+        allowed = sum(self.array("gradient", name) ** 2 for name in part)
+        return allowed > BLIND**2 * sum(norm(tensor) ** 2 for tensor in part.values())
+
+    def array(self, part: str, name: str) -> float:
+        """Largest allowed 2-norm of the difference of one tensor."""
+        if (part, name) not in self._allowed:
+            self._allowed[part, name] = self._of_array(lambda run: run.tensors[part][name])
+        return self._allowed[part, name]
+
+    def buffer(self, rank: int, name: str) -> float:
+        return self._of_array(lambda run: run.buffers[rank][name])
+
+    def _of_array(self, array_of: Callable[[Capture], Array]) -> float:
+        expected = array_of(self.reference)
+        spread = max(norm(array_of(run) - expected) for run in self.disturbed)
+        return MARGIN * spread + self.floor * norm(expected)
+
+    def loss(self, rank: int, step: int) -> float:
+        if self.exact_forward and step == 0:
+            return 0.0
+        expected = self.reference.losses[rank][step]
+        spread = max(abs(run.losses[rank][step] - expected) for run in self.disturbed)
+        return MARGIN * spread + self.floor * abs(expected)
+
+    def quality(self, name: str) -> float:
+        """A share, as accuracy is, may differ by the one sample that a tie turns."""
+        expected = self.reference.quality[name] or 0.0
+        spread = max(abs((run.quality[name] or 0.0) - expected) for run in self.disturbed)
+        one_sample = 1 / max(1, self.reference.samples_evaluated)
+        share = name in METRICS and METRICS[name].unit == "fraction"
+        rounding = one_sample if share else self.floor * abs(expected)
+        return MARGIN * spread + rounding
+
+
+def norm(values: Array) -> float:
+    return float(np.linalg.norm(values.astype(np.float64)))
+
+
+def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
+    """Every check, in the order in which a training makes the quantities."""
+    expected = tolerances.reference
+    hashes = ", ".join(sorted({sha[:12] for sha in capture.initial_sha256}))
+    return (
+        equal("initial weights", hashes, expected.initial_sha256[0][:12]),
+        _sample_check(capture, expected),
+        _draw_check(capture, expected),
+        _rate_check(capture, expected),
+        _loss_check(capture, tolerances),
+        *(_tensor_check(part, capture, tolerances) for part in PARTS),
+        _buffer_check(capture, tolerances),
+        *_quality_checks(capture, tolerances),
+        equal("optimizer steps", str(capture.optimizer_steps), str(expected.optimizer_steps)),
+    )
+
+
+def equal(name: str, found: str, expected: str, where: str | None = None) -> Check:
+    """A check that only equality passes."""
+    return Check(
+        name=name,
+        holds=found == expected,
+        found=found,
+        expected=expected,
+        tolerance=None,
+        where=where,
+    )
+
+
+def first_deviation(capture: Capture, checks: Sequence[Check], tolerances: Tolerances) -> Check:
+    """The check that fails first in the order of the training, narrowed to the step it does so.
+
+    The first loss comes before the first gradient, and later losses after the first update.
+    """
+    failing = [check for check in checks if not check.holds]
+    others = [check for check in failing if check.name != "losses"]
+    if len(others) == len(failing):
+        return failing[0]
+    steps = range(len(tolerances.reference.learning_rates))
+    by_step = (_loss_check(capture, tolerances, steps=[step]) for step in steps)
+    first_loss = next(check for check in by_step if not check.holds)
+    earlier = set(GIVEN)
+    if first_loss.where is not None and not first_loss.where.endswith("step 1"):
+        earlier |= {NAMES["gradient"], NAMES["parameters after step 1"]}
+    return next((check for check in others if check.name in earlier), first_loss)
+
+
+def _sample_check(capture: Capture, expected: Capture) -> Check:
+    """The first step of any rank with other samples than the reference's."""
+    other = _first_other(capture.sample_ids, expected.sample_ids)
+    if other is not None:
+        where, ids, wanted_ids = other
+        return equal("sample ids", _few(ids), _few(wanted_ids), where)
+    told = f"equal in {len(expected.learning_rates)} steps"
+    return equal("sample ids", told, told)
+
+
+def _draw_check(capture: Capture, expected: Capture) -> Check:
+    """The first step of any rank with other random numbers than the reference's."""
+    other = _first_other(capture.draws, expected.draws)
+    if other is not None:
+        where, drawn, wanted_draws = other
+        new = [draw for draw in drawn if draw not in wanted_draws]
+        told = f"{len(new)} other than expected" if new else f"{len(drawn)} draws"
+        return equal("random draws", told, f"{len(wanted_draws)} draws", where)
+    count = sum(len(drawn) for rank in expected.draws for drawn in rank)
+    told = f"{count} draws are equal" if count else "the workload draws none of its own"
+    return equal("random draws", told, told)
+
+
+def _first_other(
+    captured: Sequence[Sequence[Entry]], expected: Sequence[Sequence[Entry]]
+) -> tuple[str, Entry, Entry] | None:
+    """Where the first entry by rank and step differs, and both entries."""
+    for rank, (mine, wanted) in enumerate(zip(captured, expected, strict=True)):
+        for step, (entry, wanted_entry) in enumerate(zip(mine, wanted, strict=True)):
+            if entry != wanted_entry:
+                return f"rank {rank}, step {step + 1}", entry, wanted_entry
+    return None
+
+
+def _few(ids: Sequence[int]) -> str:
+    return ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
+
+
+def _rate_check(capture: Capture, expected: Capture) -> Check:
+    """The first step with another learning rate than the reference's."""
+    pairs = list(zip(capture.learning_rates, expected.learning_rates, strict=True))
+    step = next((i for i, (mine, wanted) in enumerate(pairs) if mine != wanted), 0)
+    mine, wanted = pairs[step]
+    return equal("learning rate", repr(mine), repr(wanted), f"step {step + 1}")
+
+
+def _worst(name: str, measured: Iterable[tuple[str, float, float]]) -> Check:
+    """The check on the largest of (where, difference, tolerance) in units of the tolerance."""
+    where, difference, tolerance, units = "nothing to compare", 0.0, 0.0, 0.0
+    for place, off, allowed in measured:
+        ratio = 0.0 if off == 0 else off / max(allowed, TINY)
+        if not np.isfinite(ratio):
+            ratio = LARGEST
+        if ratio >= units:
+            where, difference, tolerance, units = place, off, allowed, ratio
+    return Check(
+        name=name,
+        holds=units <= 1,
+        found=difference if np.isfinite(difference) else LARGEST,
+        expected=0.0,
+        tolerance=tolerance if np.isfinite(tolerance) else LARGEST,
+        where=where,
+        in_tolerances=units,
+    )
+
+
+def _loss_check(
+    capture: Capture, tolerances: Tolerances, *, steps: Sequence[int] | None = None
+) -> Check:
+    expected = tolerances.reference.losses
+    return _worst(
+        "losses",
+        (
+            (
+                f"rank {rank}, step {step + 1}",
+                abs(loss - expected[rank][step]),
+                tolerances.loss(rank, step),
             )
-
-    def tolerances(self) -> Tolerances:
-        """The reference, and how far rounding-sized disturbances take it.
-
-        A result of n added terms has a relative error of about sqrt(n) u (Higham, Accuracy and
-        Stability of Numerical Algorithms, 2nd ed., section 2.8): forward and backward passes add
-        up as many terms as the widest layer has inputs, the reduction one for each rank and
-        micro-batch.
-
-        A model may amplify such errors until they hide a factor of two (detectors do: one pair of
-        nearly equal scores in another order is another choice of boxes).  Then only gradients are
-        disturbed, as reductions do, and the first forward pass must be equal to the last bit.
-        """
-        compute, reduction = self._roundoffs()
-        reference = self.run()
-
-        def disturbed(first_seed: int, runs: int, parameters: float) -> list[Evidence]:
-            seeds = range(first_seed, first_seed + runs)
-            noises = [
-                Noise(seed=seed, parameters=parameters, gradients=compute + reduction)
-                for seed in seeds
-            ]
-            return [self.run(Variation(noise=noise)) for noise in noises]
-
-        first = Tolerances(
-            reference=reference, disturbed=disturbed(1, 1, compute), floor=4 * compute
-        )
-        if first.hide_errors:
-            runs = disturbed(2, DISTURBED_RUNS, 0.0)
-            return replace(first, disturbed=runs, exact_forward=True)
-        rest = disturbed(2, DISTURBED_RUNS - 1, compute)
-        return replace(first, disturbed=[*first.disturbed, *rest])
-
-    def _roundoffs(self) -> tuple[float, float]:
-        """Relative errors of what a rank computes, and of the reduction over ranks."""
-        recipe = self.trial.recipe
-        u32 = UNIT_ROUNDOFF["fp32"]
-        model = self.workload.build_model()
-        widest = max(p.numel() // p.shape[0] for p in model.parameters() if p.dim() > 0)
-        terms = self.ranks * recipe.gradient_accumulation
-        compute = math.sqrt(widest) * u32
-        if recipe.precision != "fp32":
-            compute += UNIT_ROUNDOFF[recipe.precision]
-        return compute, math.sqrt(terms) * u32
-
-
-@contextmanager
-def so_many_threads(threads: int) -> Iterator[None]:
-    """For torch's operators."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def threads_of_a_rank(trial: Trial) -> int:
-    """As many as each process of the trial has, servers included."""
-    processes = trial.layout.processes
-    cores = len(os.sched_getaffinity(0))
-    return trial.recipe.threads_per_rank or max(1, cores // processes)
-
-
-def judge_all(folder: Path) -> None:
-    """Judge the cells that the folder's list names; leave the verdicts beside it."""
-    verdicts = []
-    benches = Benches()
-    for directory in json.loads((folder / CELLS_FILE).read_text()):
-        trial = Trial.model_validate_json((Path(directory) / TRIAL_FILE).read_text())
-        assert trial.recipe.steps is not None, "a verification counts steps"
-        verdicts.append(judge(trial, Path(directory), trial.recipe.steps, benches))
-    text = json.dumps([verdict.model_dump(mode="json") for verdict in verdicts])
-    (folder / VERDICTS_FILE).write_text(text)
-
-
-def judge(trial: Trial, directory: Path, steps: int, benches: Benches) -> Verdict:
-    """The verdict on the evidence that the trial's ranks left in the folder."""
-    strategy = trial.built_strategy
-    found = put_together(
-        [
-            RankEvidence.load(directory / EVIDENCE.format(rank))
-            for rank in trial.layout.training_ranks
-        ]
+            for rank, losses in enumerate(capture.losses)
+            for step, loss in enumerate(losses)
+            if steps is None or step in steps
+        ),
     )
-    guarantee = strategy.guarantee()
-    if guarantee is None:
-        return verdict_on(found, trial, steps, benches)
-    records = [
-        RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
-        for rank in range(trial.layout.processes)
-    ]
-    return check_guarantee(found, trial, steps, records, guarantee=guarantee)
 
 
-class Benches:
-    """References by what they depend on: most strategies share theirs."""
+def _tensor_check(part: str, capture: Capture, tolerances: Tolerances) -> Check:
+    """A tensor that the strategy does not have counts as zeros."""
+    mine, expected = capture.tensors.get(part, {}), tolerances.reference.tensors[part]
+    return _worst(
+        NAMES[part],
+        (
+            (name, _distance(mine.get(name), tensor), tolerances.array(part, name))
+            for name, tensor in expected.items()
+        ),
+    )
 
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[Bench, Tolerances]] = {}
 
-    def of(self, trial: Trial, steps: int) -> tuple[Bench, Tolerances]:
-        # Neither touches a parameter: the reference has no use for them.
-        recipe = trial.recipe.model_copy(
-            update={"activation_checkpointing": False, "cpu_offload": False}
-        )
-        threads = threads_of_a_rank(trial)
-        models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
-        key = json.dumps((*models, trial.world_size, steps, threads), sort_keys=True)
-        if key not in self._made:
-            bench = Bench(
-                workload=trial.workload.build(recipe.seed),
-                trial=trial,
-                ranks=trial.world_size,
-                steps=steps,
-                device=torch.device(trial.device_type),
-                threads=threads,
+def _buffer_check(capture: Capture, tolerances: Tolerances) -> Check:
+    expected = tolerances.reference.buffers
+    return _worst(
+        "buffers",
+        (
+            (
+                f"rank {rank}, {name}",
+                _distance(buffers.get(name), wanted),
+                tolerances.buffer(rank, name),
             )
-            self._made[key] = (bench, bench.tolerances())
-        return self._made[key]
-
-
-UNDECIDED = Cause(
-    text="cannot be told: forward passes differ by rounding, and this model amplifies rounding",
-    evidence="equal weights, samples and draws; other first losses, within rounding; a disturbance "
-    "of that size alone moves the reference's gradient by more than a quarter of itself",
-    first_deviation="losses",
-)
-
-
-def cannot_be_told(found: Evidence, checks: Sequence[Check], tolerances: Tolerances) -> bool:
-    """Whether the first forward pass differs by rounding alone where it has to be exact."""
-    if not tolerances.exact_forward or any(
-        not check.holds for check in checks if check.name in GIVEN
-    ):
-        return False
-    pairs = [
-        (mine[0], wanted[0])
-        for mine, wanted in zip(found.losses, tolerances.reference.losses, strict=True)
-    ]
-    differs = any(mine != wanted for mine, wanted in pairs)
-    return differs and all(
-        abs(mine - wanted) <= tolerances.floor * abs(wanted) for mine, wanted in pairs
+            for rank, buffers in enumerate(capture.buffers)
+            for name, wanted in expected[rank].items()
+        ),
     )
 
 
-def verdict_on(found: Evidence, trial: Trial, steps: int, benches: Benches) -> Verdict:
-    """Hold evidence against the reference of its trial."""
-    bench, tolerances = benches.of(trial, steps)
-    alone = len(found.losses) == 1 and trial.world_size > 1
-    if alone:
-        tolerances = replace(
-            tolerances,
-            reference=seen_by_one_process(tolerances.reference),
-            disturbed=[seen_by_one_process(run) for run in tolerances.disturbed],
+def _distance(array: Array | None, expected: Array) -> float:
+    fits = array is not None and array.shape == expected.shape
+    return norm(array - expected if array is not None and fits else -expected)
+
+
+def _quality_checks(capture: Capture, tolerances: Tolerances) -> Iterator[Check]:
+    for name, expected in tolerances.reference.quality.items():
+        mine = capture.quality.get(name)
+        if mine is None or expected is None or not np.isfinite([mine, expected]).all():
+            yield equal(f"evaluation: {name}", str(mine), str(expected))
+            continue
+        tolerance = tolerances.quality(name)
+        units = abs(mine - expected) / max(tolerance, TINY)
+        yield Check(
+            name=f"evaluation: {name}",
+            holds=units <= 1,
+            found=mine,
+            expected=expected,
+            tolerance=tolerance,
+            in_tolerances=units,
         )
-    checks = checks_of(found, tolerances)
-
-    def run(variation: Variation) -> Evidence:
-        evidence = bench.run(variation)
-        return seen_by_one_process(evidence) if alone else evidence
-
-    def whole_batch() -> Evidence:
-        return replace(bench, ranks=1).run()
-
-    equivalent: bool | None = all(check.holds for check in checks)
-    cause = None
-    if not equivalent and cannot_be_told(found, checks, tolerances):
-        equivalent, cause = None, UNDECIDED
-    elif not equivalent:
-        cause = cause_of(
-            found, checks, tolerances, recipe=trial.recipe, run=run, whole_batch=whole_batch
-        )
-    return Verdict(
-        id=trial.id,
-        strategy=trial.strategy.name,
-        strategy_options=trial.strategy.options,
-        world_size=trial.world_size,
-        precision=trial.recipe.precision,
-        varied=trial.varied,
-        equivalent=equivalent,
-        checks=checks,
-        cause=cause,
-    )

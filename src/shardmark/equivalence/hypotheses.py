@@ -1,71 +1,162 @@
-"""Possible explanations of a deviation, each a variation of the reference to be run."""
+"""The cause of a deviation: read off, or the hypothesis with which the reference repeats it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from shardmark.core.recipe import Recipe
-from shardmark.equivalence.evidence import Evidence
-from shardmark.equivalence.parity import NAMES, norm
-from shardmark.equivalence.variation import Variation
-from shardmark.results.verification import Check
+from shardmark.equivalence.capture import Array, Capture
+from shardmark.equivalence.compare import (
+    NAMES,
+    TINY,
+    Tolerances,
+    checks_of,
+    first_deviation,
+    norm,
+)
+from shardmark.equivalence.reference import EXPLAINED, Hypothesis
+from shardmark.results.verification import Cause, Check
 
-EXPLAINED = 0.1
-"""An explanation must leave at most this part of the deviation."""
 EXPLAINED_BY_REPRESENTATION = 0.9
-"""Enough where every value found also fits into the suspected type: orders of adding differ."""
+"""Enough where every value captured also fits into the suspected type: orders of adding differ."""
 
 TENSOR_CHECKS = frozenset(NAMES.values())
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """One possible cause."""
-
-    text: str
-    variation: Variation
-    setting: str | None = None
-    needs: float = EXPLAINED
-    compares: frozenset[str] | None = None
-    """Only these checks; None is every one with a tolerance."""
+Run = Callable[[Hypothesis], Capture]
+"""The reference's capture with a hypothesis."""
 
 
-def explanations(
-    found: Evidence, first: Check, expected: Evidence, recipe: Recipe
-) -> Iterator[Explanation]:
-    """Those that the first check that does not hold leaves possible."""
-    if first.name in ("losses",):
-        yield from _of_forward(recipe)
-    yield from _of_gradient(found, expected, recipe)
-    yield from _of_update(found, expected, recipe)
-    yield from _of_buffers(len(expected.losses))
+def cause_of(
+    capture: Capture,
+    checks: Sequence[Check],
+    tolerances: Tolerances,
+    *,
+    recipe: Recipe,
+    run: Run,
+    whole_batch: Callable[[], Capture],
+) -> Cause:
+    """The cause of the first check that does not hold, or what could be excluded."""
+    first = first_deviation(capture, checks, tolerances)
+    cause = (
+        _read_off(capture, first, tolerances)
+        or _repeated(capture, checks, first, tolerances, recipe=recipe, run=run)
+        or _by_elimination(capture, first, tolerances, run=run, whole_batch=whole_batch)
+    )
+    where = f" ({first.where})" if first.where else ""
+    return cause.model_copy(update={"first_deviation": f"{first.name}{where}"})
 
 
-def _of_forward(recipe: Recipe) -> Iterator[Explanation]:
-    for name, dtype in TYPES.items():
-        if name != recipe.precision:
-            yield Explanation(
-                text=f"computation in a lower precision ({name})",
-                variation=Variation(compute=dtype),
-                setting="precision",
-                needs=0.5,
-            )
-    yield Explanation(
-        text="every rank draws the same random numbers (dropout, proposal sampling)",
-        variation=Variation(same_draws=True),
+def _cause(text: str, evidence: str, setting: str | None = None) -> Cause:
+    return Cause(text=text, evidence=evidence, setting=setting, first_deviation="")
+
+
+def _repeated(
+    capture: Capture,
+    checks: Sequence[Check],
+    first: Check,
+    tolerances: Tolerances,
+    *,
+    recipe: Recipe,
+    run: Run,
+) -> Cause | None:
+    """The hypothesis that leaves least of the deviation, if one explains it."""
+    best: tuple[float, Hypothesis] | None = None
+    for hypothesis in hypotheses(capture, first, tolerances.reference, recipe):
+        expected = _around(run(hypothesis), tolerances)
+        left = _deviation(checks_of(capture, expected), hypothesis.compares)
+        before = _deviation(checks, hypothesis.compares)
+        explains = before > 1 and left <= max(1.0, hypothesis.leaves_at_most * before)
+        if explains and (best is None or left < best[0]):
+            best = (left, hypothesis)
+    if best is None:
+        return None
+    left, hypothesis = best
+    return _cause(
+        hypothesis.text,
+        f"the reference trained so differs by {left:.3g} tolerances; "
+        f"trained as defined, by {_deviation(checks, hypothesis.compares):.3g}",
+        hypothesis.setting,
     )
 
 
-def _of_gradient(found: Evidence, expected: Evidence, recipe: Recipe) -> Iterator[Explanation]:
+def _deviation(checks: Sequence[Check], compared: frozenset[str] | None) -> float:
+    """The largest deviation in tolerances, of the checks that have one."""
+    return max(
+        check.in_tolerances
+        for check in checks
+        if check.in_tolerances is not None and (compared is None or check.name in compared)
+    )
+
+
+def _around(reference: Capture, tolerances: Tolerances) -> Tolerances:
+    """The same tolerances around another reference: disturbed runs move along."""
+    base = tolerances.reference
+    moved = [_moved(run, base, reference) for run in tolerances.disturbed]
+    return replace(tolerances, reference=reference, disturbed=moved)
+
+
+def _moved(run: Capture, base: Capture, to: Capture) -> Capture:
+    quality: dict[str, float | None] = {}
+    for name, value in run.quality.items():
+        old, new = base.quality[name], to.quality[name]
+        if value is None or old is None or new is None:
+            quality[name] = None
+        else:
+            quality[name] = new + (value - old)
+    return replace(
+        to,
+        losses=tuple(
+            tuple(t + (r - b) for r, b, t in zip(*three, strict=True))
+            for three in zip(run.losses, base.losses, to.losses, strict=True)
+        ),
+        tensors={
+            part: {n: to.tensors[part][n] + (a - base.tensors[part][n]) for n, a in named.items()}
+            for part, named in run.tensors.items()
+        },
+        buffers=tuple(
+            {n: t[n] + (a - b[n]) for n, a in r.items()}
+            for r, b, t in zip(run.buffers, base.buffers, to.buffers, strict=True)
+        ),
+        quality=quality,
+    )
+
+
+def hypotheses(
+    capture: Capture, first: Check, expected: Capture, recipe: Recipe
+) -> Iterator[Hypothesis]:
+    """Those that the first check that does not hold leaves possible."""
+    if first.name == "losses":
+        yield from _of_forward(recipe)
+    yield from _of_gradient(capture, expected, recipe)
+    yield from _of_update(capture, expected, recipe)
+    yield from _of_buffers(len(expected.losses))
+
+
+def _of_forward(recipe: Recipe) -> Iterator[Hypothesis]:
+    for name, dtype in TYPES.items():
+        if name != recipe.precision:
+            yield Hypothesis(
+                text=f"computation in a lower precision ({name})",
+                setting="precision",
+                leaves_at_most=0.5,
+                compute=dtype,
+            )
+    yield Hypothesis(
+        text="every rank draws the same random numbers (dropout, proposal sampling)",
+        same_draws=True,
+    )
+
+
+def _of_gradient(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
     ranks, parts = len(expected.losses), recipe.gradient_accumulation
-    factor = _fitted(found, expected)
     known: list[tuple[float, str]] = []
     if ranks > 1:
         known.append((ranks, f"gradients are summed over the {ranks} ranks, not averaged"))
@@ -76,44 +167,39 @@ def _of_gradient(found: Evidence, expected: Evidence, recipe: Recipe) -> Iterato
     if ranks > 1 and parts > 1:
         both = "gradients are summed over ranks and micro-batches, not averaged"
         known.append((ranks * parts, both))
+    factor = _fitted_factor(capture, expected)
     if factor is not None and abs(factor - 1) > 1e-4:
         # With as many ranks as micro-batches the numbers cannot tell them apart.
         near = [(value, text) for value, text in known if abs(value - factor) < 1e-3 * value]
-        yield Explanation(
+        yield Hypothesis(
             text=" or ".join(text for _, text in near) or f"gradients are scaled by {factor:.6g}",
-            variation=Variation(gradient_factor=near[0][0] if near else factor),
+            gradient_factor=near[0][0] if near else factor,
         )
     for rank in range(ranks if ranks > 1 else 0):
-        yield Explanation(
+        yield Hypothesis(
             text=f"gradients are not averaged: only rank {rank}'s is used",
-            variation=Variation(only_rank=rank),
             compares=TENSOR_CHECKS,  # every rank has parameters of its own by then
+            only_rank=rank,
         )
     for name, dtype in TYPES.items():
-        if recipe.precision == name or not _fits(found.tensors.get("gradient", {}).values(), dtype):
-            continue
-        yield Explanation(
-            text=f"gradients are reduced in a lower precision ({name})",
-            variation=Variation(reduction=dtype),
-            setting="the strategy's precision of the reduction",
-            needs=EXPLAINED_BY_REPRESENTATION,
-        )
+        gradients = capture.tensors.get("gradient", {}).values()
+        if recipe.precision != name and _fits(gradients, dtype):
+            yield Hypothesis(
+                text=f"gradients are reduced in a lower precision ({name})",
+                setting="the strategy's precision of the reduction",
+                leaves_at_most=EXPLAINED_BY_REPRESENTATION,
+                reduction=dtype,
+            )
 
 
-def _of_update(found: Evidence, expected: Evidence, recipe: Recipe) -> Iterator[Explanation]:
+def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
+    clipping = "gradient_clipping"
     if recipe.gradient_clipping is not None:
-        yield Explanation(
-            text="gradients are not clipped",
-            variation=Variation(clipping=math.inf),
-            setting="gradient_clipping",
-        )
-    for value in _clipping_values(found, expected, recipe):
+        yield Hypothesis(text="gradients are not clipped", setting=clipping, clipping=math.inf)
+    for value in _clipping_values(capture, expected, recipe):
         default = ", DeepSpeed's default" if abs(value - 1.0) < 1e-3 else ""
-        yield Explanation(
-            text=f"gradients are clipped to norm {value:.4g}{default}",
-            variation=Variation(clipping=value),
-            setting="gradient_clipping",
-        )
+        text = f"gradients are clipped to norm {value:.4g}{default}"
+        yield Hypothesis(text=text, setting=clipping, clipping=value)
     if recipe.optimizer.weight_decay:
         sets: dict[str, Callable[[str, tuple[int, ...]], bool]] = {
             "weight decay is not applied": lambda _, __: False,
@@ -122,42 +208,40 @@ def _of_update(found: Evidence, expected: Evidence, recipe: Recipe) -> Iterator[
             "weight decay is applied to biases and norms only": lambda _, shape: len(shape) < 2,
         }
         for text, decays in sets.items():
-            yield Explanation(text=text, variation=Variation(decays=decays), setting="weight_decay")
+            yield Hypothesis(text=text, setting="weight_decay", decays=decays)
     for name, dtype in TYPES.items():
-        if _fits(found.tensors["parameters after step 1"].values(), dtype):
-            yield Explanation(
+        if _fits(capture.tensors["parameters after step 1"].values(), dtype):
+            yield Hypothesis(
                 text=f"master weights are kept in a lower precision ({name})",
-                variation=Variation(masters=dtype),
                 setting="the strategy's precision of master weights",
-                needs=EXPLAINED_BY_REPRESENTATION,
+                leaves_at_most=EXPLAINED_BY_REPRESENTATION,
+                masters=dtype,
             )
     for step in range(len(expected.learning_rates)):
-        yield Explanation(
-            text=f"the update of step {step + 1} is skipped",
-            variation=Variation(skipped=frozenset({step})),
-        )
+        text = f"the update of step {step + 1} is skipped"
+        yield Hypothesis(text=text, skipped=frozenset({step}))
 
 
-def _of_buffers(ranks: int) -> Iterator[Explanation]:
+def _of_buffers(ranks: int) -> Iterator[Hypothesis]:
     for rank in range(1, ranks):
-        yield Explanation(
-            text=f"buffers are not synchronised: rank {rank}'s are evaluated, not rank 0's",
-            variation=Variation(evaluated_rank=rank),
-        )
-    yield Explanation(
+        yield Hypothesis(text=_evaluates_other_buffers(rank), evaluated_rank=rank)
+    yield Hypothesis(
         text="rank 0's buffers are broadcast before each forward pass",
-        variation=Variation(buffers="broadcast"),
         setting="broadcast_buffers",
+        buffers="broadcast",
     )
-    yield Explanation(
-        text="buffers (batch norm's running statistics) are not updated",
-        variation=Variation(buffers="frozen"),
+    yield Hypothesis(
+        text="buffers (batch norm's running statistics) are not updated", buffers="frozen"
     )
 
 
-def _fitted(found: Evidence, expected: Evidence) -> float | None:
-    """The constant that takes the expected gradient nearest to the one found."""
-    mine, wanted = found.tensors.get("gradient", {}), expected.tensors["gradient"]
+def _evaluates_other_buffers(rank: int) -> str:
+    return f"buffers are not synchronised: rank {rank}'s are evaluated, not rank 0's"
+
+
+def _fitted_factor(capture: Capture, expected: Capture) -> float | None:
+    """The constant that takes the expected gradient nearest to the captured one."""
+    mine, wanted = capture.tensors.get("gradient", {}), expected.tensors["gradient"]
     product = square = 0.0
     for name, tensor in wanted.items():
         if name in mine:
@@ -166,7 +250,7 @@ def _fitted(found: Evidence, expected: Evidence) -> float | None:
     return product / square if square else None
 
 
-def _clipping_values(found: Evidence, expected: Evidence, recipe: Recipe) -> list[float]:
+def _clipping_values(capture: Capture, expected: Capture, recipe: Recipe) -> list[float]:
     """Norms to try: DeepSpeed's default, and for SGD the one that the first update shows."""
     gradient = expected.tensors["gradient"]
     whole = float(np.sqrt(sum(norm(tensor) ** 2 for tensor in gradient.values())))
@@ -174,20 +258,115 @@ def _clipping_values(found: Evidence, expected: Evidence, recipe: Recipe) -> lis
     if recipe.optimizer.name == "sgd" and whole > 0 and expected.learning_rates[0] > 0:
         part = "parameters after step 1"
         product = sum(
-            float(np.vdot(expected.tensors[part][n] - found.tensors[part].get(n, 0.0), tensor))
+            float(np.vdot(expected.tensors[part][n] - capture.tensors[part].get(n, 0.0), tensor))
             for n, tensor in gradient.items()
         )
-        kept = 1 + product / (expected.learning_rates[0] * whole**2)
-        if 0 < kept < 1 and abs(kept * whole - 1.0) > 1e-2:
-            values.append(kept * whole)
+        remaining = 1 + product / (expected.learning_rates[0] * whole**2)
+        if 0 < remaining < 1 and abs(remaining * whole - 1.0) > 1e-2:
+            values.append(remaining * whole)
     return [value for value in values if value < whole]
 
 
-def _fits(arrays: object, dtype: torch.dtype) -> bool:
+def _fits(arrays: Iterable[Array], dtype: torch.dtype) -> bool:
     """Whether (nearly) all values are numbers of that type."""
     total = exact = 0
-    for array in arrays:  # type: ignore[attr-defined]  # a view of arrays
+    for array in arrays:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         exact += int((tensor.to(dtype).float() == tensor).sum())
         total += tensor.numel()
     return total > 0 and exact >= 0.99 * total
+
+
+def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause | None:
+    """Causes that need no run of the reference."""
+    expected = tolerances.reference
+    if first.name == "initial weights":
+        shas = dict(enumerate(sha[:12] for sha in capture.initial_sha256))
+        seeds = expected.initial_sha256[0][:12]
+        return _cause("different initial weights", f"hash by rank {shas}, the seed's {seeds}")
+    if first.name == "learning rate":
+        rates = f"{first.found} where the recipe gives {first.expected}"
+        return _cause("different learning rate", rates)
+    if first.name == "random draws":
+        return _cause(
+            "different random draws (proposal sampling)",
+            f"{first.where}: {first.found}, expected {first.expected}; weights and samples are "
+            "the same",
+        )
+    if first.name == "sample ids":
+        return _other_samples(capture, expected)
+    return _other_ranks_buffers(capture, tolerances) if first.name == "buffers" else None
+
+
+def _other_ranks_buffers(capture: Capture, tolerances: Tolerances) -> Cause | None:
+    """Whether rank 0 has another rank's buffers, which are then evaluated."""
+    for rank, buffers in enumerate(tolerances.reference.buffers):
+        off = [
+            norm(capture.buffers[0].get(name, np.float32(0)) - buffer)
+            / max(tolerances.buffer(rank, name), TINY)
+            for name, buffer in buffers.items()
+        ]
+        if rank > 0 and off and max(off) <= 1:
+            return _cause(
+                _evaluates_other_buffers(rank),
+                f"rank 0 reports rank {rank}'s buffers to {max(off):.3g} tolerances",
+            )
+    return None
+
+
+def _other_samples(capture: Capture, expected: Capture) -> Cause:
+    for step in range(len(expected.learning_rates)):
+        mine = [i for rank in capture.sample_ids for i in rank[step]]
+        wanted = [i for rank in expected.sample_ids for i in rank[step]]
+        if mine == wanted:
+            continue
+        repeated = sorted(i for i, count in Counter(mine).items() if count > 1)
+        if repeated and len(set(wanted)) == len(wanted):
+            return _cause(
+                "repeated samples",
+                f"step {step + 1} takes {len(repeated)} samples more than once: {repeated[:8]}",
+            )
+        same = sorted(mine) == sorted(wanted)
+        what = "the same samples, shared out otherwise" if same else "other samples"
+        return _cause("different batch shares", f"step {step + 1} has {what}")
+    return _cause("different batch shares", "ranks' shares are exchanged")
+
+
+def _by_elimination(
+    capture: Capture,
+    first: Check,
+    tolerances: Tolerances,
+    *,
+    run: Run,
+    whole_batch: Callable[[], Capture],
+) -> Cause:
+    """What remains when no hypothesis reproduces the numbers."""
+    expected = tolerances.reference
+    gradient = capture.tensors.get("gradient", {})
+    before = _distance(gradient, expected.tensors["gradient"])
+    after = _distance(gradient, whole_batch().tensors["gradient"])
+    if after < EXPLAINED * before:
+        return _cause(
+            "batch norm takes its statistics over all ranks (synchronised batch norm)",
+            f"the gradient is {after / before:.2g} times as far from one device's on the whole "
+            "batch as from the definition's",
+        )
+    if first.name == "losses" and first.where is not None and first.where.endswith("step 1"):
+        drawn = run(Hypothesis(seed_offset=1))
+        spread = abs(drawn.losses[0][0] - expected.losses[0][0])
+        if spread > tolerances.loss(0, 0):
+            off = abs(capture.losses[0][0] - expected.losses[0][0])
+            return _cause(
+                "different random draws (dropout, proposal sampling)",
+                "weights and samples are the same; other draws alone move the reference's first "
+                f"loss by {spread:.3g}; the strategy's differs by {off:.3g}",
+            )
+    return _cause(
+        "no known explanation reproduces the numbers",
+        "tried: scale, averaging, clipping, weight decay, precision, skipped steps, random draws, "
+        "buffers",
+    )
+
+
+def _distance(mine: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
+    return float(np.sqrt(sum(norm(mine[n] - wanted[n]) ** 2 for n in wanted if n in mine)))

@@ -2,32 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Shard
-from shardmark.equivalence.capture import arrays, flat_state
-from shardmark.equivalence.evidence import Evidence
-from shardmark.equivalence.variation import NOTHING, Variation
+from shardmark.core.shares import Shard, StepShard
+from shardmark.equivalence.capture import Capture, arrays, flat_state
 from shardmark.strategies.step import autocast, build_optimizer
-from shardmark.train.identity import weights_sha256
-from shardmark.train.schedule import learning_rate_of, step_seed
+from shardmark.train.record import weights_sha256
+from shardmark.train.schedule import learning_rate_of, seed_generators, step_seed
 from shardmark.workloads.base import BatchPlan, Workload
 
 CPU = torch.device("cpu")
+
+EXPLAINED = 0.1
+"""A hypothesis must leave at most this part of the deviation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """One way in which a training can differ from the definition: the reference run with it shows
+    whether it explains a deviation.  Without any field it is the definition itself."""
+
+    text: str = "as defined"
+    """What to call the cause."""
+    setting: str | None = None
+    """The setting to blame, if there is one."""
+    leaves_at_most: float = EXPLAINED
+    """The part of the deviation that may remain."""
+    compares: frozenset[str] | None = None
+    """Only these checks; None is every one with a tolerance."""
+    gradient_factor: float = 1.0
+    """Multiplies the averaged gradient before anything else uses it."""
+    clipping: float | None = None
+    """Largest 2-norm of the gradient; None is the recipe's."""
+    decays: Callable[[str, tuple[int, ...]], bool] | None = None
+    """Whether weight decay applies to a parameter of that name and shape; None is to all."""
+    only_rank: int | None = None
+    """Only this rank's gradient is used: nothing is averaged."""
+    reduction: torch.dtype | None = None
+    """Ranks' gradients are cast to this type before they are added."""
+    masters: torch.dtype | None = None
+    """Parameters are rounded to this type after every update."""
+    compute: torch.dtype | None = None
+    """Forward and backward run under autocast to this type."""
+    skipped: frozenset[int] = frozenset()
+    """Steps whose update is left out."""
+    seed_offset: int = 0
+    """Draws (dropout, proposals) come from other seeds."""
+    same_draws: bool = False
+    """Every rank draws what rank 0 draws."""
+    buffers: Literal["own", "broadcast", "frozen"] = "own"
+    """Each rank keeps its own, all get rank 0's before each pass, or none changes."""
+    evaluated_rank: int = 0
+    """Whose buffers are evaluated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Relative errors of that standard size, drawn anew for each element (Parker 1997)."""
+
+    seed: int
+    parameters: float
+    gradients: float
+
+
+AS_DEFINED = Hypothesis()
 
 
 class Reference:
     """Data parallelism by its definition.
 
-    Every rank's share of the batch passes through the same parameters with that rank's own
-    buffers and random draws; gradients are averaged over ranks and micro-batches; one optimizer
-    steps.  A `variation` makes it do something else on purpose.
+    Every distinct share of the batch passes through the same parameters with its rank's own buffers
+    and random draws; gradients are averaged over shares and micro-batches; one optimizer steps.  A
+    `hypothesis` makes it do something else on purpose; `noise` disturbs it as rounding would.
     """
 
     def __init__(
@@ -35,41 +88,40 @@ class Reference:
         workload: Workload,
         recipe: Recipe,
         *,
-        ranks: int,
+        shares: int,
         plan: BatchPlan,
         total_steps: int,
         device: torch.device = CPU,
-        variation: Variation = NOTHING,
+        hypothesis: Hypothesis = AS_DEFINED,
+        noise: Noise | None = None,
     ) -> None:
         self._workload = workload
         self._recipe = recipe
         self._device = device
-        self._variation = variation
+        self._hypothesis = hypothesis
+        self._noise = noise
+        self._noise_draws = torch.Generator().manual_seed(noise.seed if noise else 0)
         self._model = workload.build_model().to(device)
         self.initial_sha256 = weights_sha256(dict(self._model.named_parameters()))
         self._named = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = build_optimizer(self._named.values(), recipe)
         self._set_decay()
         self._rate = learning_rate_of(recipe, total_steps)
-        shards = [Shard(index=rank, count=ranks) for rank in range(ranks)]
-        drawn = replace(plan, draws=variation.seed_offset)
-        self._batches = [workload.batches(drawn, shard) for shard in shards]
-        draws = [0 if variation.same_draws else rank for rank in range(ranks)]
-        self._seeds = [step_seed(recipe.seed, shard_index=index) for index in draws]
+        self._shards = [Shard(index=index, count=shares) for index in range(shares)]
+        drawn = replace(plan, draws=hypothesis.seed_offset)
+        self._batches = [workload.batches(drawn, shard) for shard in self._shards]
         own = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        self._buffers = [{n: b.clone() for n, b in own.items()} for _ in range(ranks)]
-        noise = variation.noise
-        self._noise = torch.Generator().manual_seed(noise.seed) if noise else None
+        self._buffers = [{n: b.clone() for n, b in own.items()} for _ in range(shares)]
         self.steps_taken = 0
         self.updates = 0
-        self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in range(ranks)]
-        self.draws: list[list[tuple[str, ...]]] = [[] for _ in range(ranks)]
+        self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in range(shares)]
+        self.draws: list[list[tuple[str, ...]]] = [[] for _ in range(shares)]
         self._drawn = workload.watch_draws()
         self.gradients: dict[str, Tensor] = {}
         """Averaged, not clipped; of the last step."""
 
     def _set_decay(self) -> None:
-        decays, group = self._variation.decays, self._optimizer.param_groups[0]
+        decays, group = self._hypothesis.decays, self._optimizer.param_groups[0]
         if decays is None:
             return
         named = [(p, decays(name, tuple(p.shape))) for name, p in self._named.items()]
@@ -81,59 +133,27 @@ class Reference:
 
     def step(self) -> list[Tensor]:
         """Take one optimizer step; each rank's mean loss, shape ()."""
-        self._disturb_parameters()
+        if self._noise is not None:
+            with torch.no_grad():
+                for parameter in self._named.values():
+                    parameter.copy_(self._disturbed(parameter, self._noise.parameters))
         losses = []
         total = {name: torch.zeros_like(p) for name, p in self._named.items()}
-        for rank in range(len(self._batches)):
+        for rank in range(len(self._shards)):
             losses.append(self._play(rank))
             self._collect(total, rank)
-        self.gradients = {name: total[name] for name, p in self._named.items() if name in total}
+        self.gradients = total
         self._update()
         self.steps_taken += 1
         return losses
 
-    def _collect(self, total: dict[str, Tensor], rank: int) -> None:
-        """Add one rank's gradient to the average, as the variation would reduce it."""
-        variation = self._variation
-        for name, parameter in self._named.items():
-            gradient, parameter.grad = parameter.grad, None
-            if gradient is None or variation.only_rank not in (None, rank):
-                continue
-            share = 1 if variation.only_rank is not None else len(self._batches)
-            part = gradient / share * variation.gradient_factor
-            if variation.reduction is not None:
-                part = (total[name] + part.to(variation.reduction).float()).to(variation.reduction)
-                total[name] = part.float()
-            else:
-                total[name] += part
-
-    def _update(self) -> None:
-        for name, parameter in self._named.items():
-            gradient = self.gradients[name]
-            if self._noise is not None and self._variation.noise is not None:
-                gradient = self._disturbed(gradient, self._variation.noise.gradients)
-                self.gradients[name] = gradient
-            parameter.grad = gradient.clone()
-        clipping = self._variation.clipping or self._recipe.gradient_clipping
-        if clipping is not None:
-            nn.utils.clip_grad_norm_(self._named.values(), clipping)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate(self.steps_taken)
-        if self.steps_taken not in self._variation.skipped:
-            self._optimizer.step()
-            self.updates += 1
-        self._optimizer.zero_grad(set_to_none=True)
-        if self._variation.masters is not None:
-            with torch.no_grad():
-                for parameter in self._named.values():
-                    parameter.copy_(parameter.to(self._variation.masters))
-
     def _play(self, rank: int) -> Tensor:
         """One rank's forward and backward passes, its gradient left in the parameters."""
-        giver = 0 if self._variation.buffers == "broadcast" else rank
-        given = {name: b.clone() for name, b in self._buffers[giver].items()}
-        self._put(given)
-        torch.manual_seed(self._seeds[rank](self.steps_taken + self._variation.seed_offset))
+        hypothesis = self._hypothesis
+        self._put(self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
+        drawing = self._shards[0 if hypothesis.same_draws else rank]
+        step_shard = StepShard(step=self.steps_taken + hypothesis.seed_offset, shard=drawing)
+        seed_generators(step_seed(self._recipe.seed, step_shard), self._device)
         batch = next(self._batches[rank]).to(self._device)
         self.sample_ids[rank].append(batch.sample_ids)
         micro_batches = batch.split(self._recipe.gradient_accumulation)
@@ -145,25 +165,53 @@ class Reference:
             share.backward()  # type: ignore[no-untyped-call]  # torch's
             losses.append(loss.detach())
         self.draws[rank].append(self._drawn())
-        if self._variation.buffers != "frozen":
+        if hypothesis.buffers != "frozen":
             self._buffers[rank] = {n: b.clone() for n, b in self._model.named_buffers()}
         return torch.stack(losses).mean()
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._variation.compute is not None:
-            return torch.autocast(self._device.type, dtype=self._variation.compute)
+        if self._hypothesis.compute is not None:
+            return torch.autocast(self._device.type, dtype=self._hypothesis.compute)
         return autocast(self._recipe, self._device)
 
-    def _disturb_parameters(self) -> None:
-        if self._noise is not None and self._variation.noise is not None:
+    def _collect(self, total: dict[str, Tensor], rank: int) -> None:
+        """Add one rank's gradient to the average, as the hypothesis would reduce it."""
+        hypothesis = self._hypothesis
+        for name, parameter in self._named.items():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is None or hypothesis.only_rank not in (None, rank):
+                continue
+            share = 1 if hypothesis.only_rank is not None else len(self._shards)
+            part = gradient / share * hypothesis.gradient_factor
+            if hypothesis.reduction is not None:
+                reduced = total[name] + part.to(hypothesis.reduction).float()
+                total[name] = reduced.to(hypothesis.reduction).float()
+            else:
+                total[name] += part
+
+    def _update(self) -> None:
+        hypothesis = self._hypothesis
+        for name, parameter in self._named.items():
+            if self._noise is not None:
+                disturbed = self._disturbed(self.gradients[name], self._noise.gradients)
+                self.gradients[name] = disturbed
+            parameter.grad = self.gradients[name].clone()
+        clipping = hypothesis.clipping or self._recipe.gradient_clipping
+        if clipping is not None:
+            nn.utils.clip_grad_norm_(self._named.values(), clipping)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate(self.steps_taken)
+        if self.steps_taken not in hypothesis.skipped:
+            self._optimizer.step()
+            self.updates += 1
+        self._optimizer.zero_grad(set_to_none=True)
+        if hypothesis.masters is not None:
             with torch.no_grad():
                 for parameter in self._named.values():
-                    disturbed = self._disturbed(parameter, self._variation.noise.parameters)
-                    parameter.copy_(disturbed)
+                    parameter.copy_(parameter.to(hypothesis.masters))
 
     def _disturbed(self, tensor: Tensor, size: float) -> Tensor:
-        assert self._noise is not None, "the caller looked"
-        draws = torch.randn(tensor.shape, generator=self._noise).to(tensor.device)
+        draws = torch.randn(tensor.shape, generator=self._noise_draws).to(tensor.device)
         return tensor * (1 + size * draws)
 
     def _put(self, buffers: Mapping[str, Tensor]) -> None:
@@ -180,7 +228,7 @@ class Reference:
 
     def quality(self) -> Mapping[str, float | None]:
         """The whole validation set once, with the buffers of the rank that is evaluated."""
-        self._put(self._buffers[self._variation.evaluated_rank])
+        self._put(self._buffers[self._hypothesis.evaluated_rank])
         self._model.eval()
         part = self._workload.evaluate(self._model, Shard(index=0, count=1), self._device)
         self._model.train()
@@ -193,47 +241,27 @@ class Reference:
             for name, p in self._named.items()
         }
 
-
-def reference_evidence(
-    workload: Workload,
-    recipe: Recipe,
-    *,
-    ranks: int,
-    plan: BatchPlan,
-    steps: int,
-    device: torch.device = CPU,
-    variation: Variation = NOTHING,
-) -> Evidence:
-    """The reference's steps, or a variation's, written down as a strategy's would be."""
-    alone = Reference(
-        workload,
-        recipe,
-        ranks=ranks,
-        plan=plan,
-        total_steps=steps,
-        device=device,
-        variation=variation,
-    )
-    tensors = {}
-    losses: list[list[float]] = [[] for _ in range(ranks)]
-    for step in range(steps):
-        for rank, loss in enumerate(alone.step()):
-            losses[rank].append(float(loss))
-        if step == 0:
-            tensors["gradient"] = arrays(alone.gradients)
-            tensors["parameters after step 1"] = arrays(alone.full_parameters())
-    tensors["parameters"] = arrays(alone.full_parameters())
-    tensors["optimizer state"] = arrays(flat_state(alone.optimizer_state()))
-    rate = learning_rate_of(recipe, steps)
-    return Evidence(
-        initial_sha256=(alone.initial_sha256,) * ranks,
-        sample_ids=tuple(tuple(ids) for ids in alone.sample_ids),
-        losses=tuple(tuple(values) for values in losses),
-        draws=tuple(tuple(drawn) for drawn in alone.draws),
-        learning_rates=tuple(rate(step) for step in range(steps)),
-        optimizer_steps=alone.updates,
-        tensors=tensors,
-        buffers=tuple(arrays(dict(alone.buffers(rank))) for rank in range(ranks)),
-        quality=alone.quality(),
-        samples_evaluated=workload.validation_samples,
-    )
+    def capture(self, steps: int) -> Capture:
+        """Take the steps and write them down as a strategy's are."""
+        tensors = {}
+        losses: list[list[float]] = [[] for _ in self._shards]
+        for step in range(steps):
+            for rank, loss in enumerate(self.step()):
+                losses[rank].append(float(loss))
+            if step == 0:
+                tensors["gradient"] = arrays(self.gradients)
+                tensors["parameters after step 1"] = arrays(self.full_parameters())
+        tensors["parameters"] = arrays(self.full_parameters())
+        tensors["optimizer state"] = arrays(flat_state(self.optimizer_state()))
+        return Capture(
+            initial_sha256=(self.initial_sha256,) * len(self._shards),
+            sample_ids=tuple(map(tuple, self.sample_ids)),
+            losses=tuple(map(tuple, losses)),
+            draws=tuple(map(tuple, self.draws)),
+            learning_rates=tuple(map(self._rate, range(steps))),
+            optimizer_steps=self.updates,
+            tensors=tensors,
+            buffers=tuple(arrays(buffers) for buffers in self._buffers),
+            quality=self.quality(),
+            samples_evaluated=self._workload.validation_samples,
+        )

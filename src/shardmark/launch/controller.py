@@ -18,18 +18,19 @@ from shardmark.launch.engines import build_engine
 from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
-from shardmark.launch.verification import cells_of, verify_cells
+from shardmark.launch.verification import cells_of, id_of, verification_of, verify_cells
 from shardmark.measure.system.environment import environment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder
 from shardmark.results.verification import (
+    Verdict,
     Verification,
     read_verification,
     write_verification,
 )
 from shardmark.train.checkpoint_folder import check_given
 from shardmark.trials.matrix import Plan, expand
-from shardmark.trials.trial import Trial, cell_id
+from shardmark.trials.trial import Trial
 
 SCRATCH = ".verification"
 
@@ -111,9 +112,10 @@ def verify_experiment(
         machine = engine.machine(experiment.device)
         cells = cells_of(_plan(experiment, machine).trials)
         engine.load(_modules(cells), machine.device_type)
-        return verify_cells(
+        verdicts = verify_cells(
             cells, engine=engine, machine=machine, scratch=scratch, listener=listener
         )
+        return verification_of(cells, verdicts)
     finally:
         engine.close()
 
@@ -137,18 +139,25 @@ def _verify(
     """Store a verdict on each cell that has none yet."""
     stored = read_verification(folder.path)
     known = stored.verdicts if stored is not None else ()
-    done = {v.id for v in known if v.equivalent is not None or v.guarantee is not None}
-    cells = [c for c in cells_of(trials) if cell_id(c.model_dump(mode="json")) not in done]
-    if not cells:
+    done = {v.id: v for v in known if v.equivalent is not None or v.guarantee is not None}
+    cells = cells_of(trials)
+    missing = [cell for cell in cells if id_of(cell) not in done]
+    if not missing:
         return
     scratch = folder.path / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)  # an earlier command may have been killed
-    found = verify_cells(cells, engine=engine, machine=machine, scratch=scratch, listener=listener)
-    kept = tuple(verdict for verdict in known if verdict.id in done)
-    write_verification(folder.path, found.model_copy(update={"verdicts": kept + found.verdicts}))
-    for verdict in found.verdicts:
-        if verdict.equivalent is False and verdict.cause is not None:
-            listener.note(f"NOT EQUIVALENT: {verdict.strategy}: {verdict.cause.text}")
+    fresh: list[Verdict] = []
+    try:
+        for verdict in verify_cells(
+            missing, engine=engine, machine=machine, scratch=scratch, listener=listener
+        ):
+            fresh.append(verdict)
+            if verdict.equivalent is False and verdict.cause is not None and not verdict.tried_as:
+                listener.note(f"NOT EQUIVALENT: {verdict.strategy}: {verdict.cause.text}")
+    finally:  # after Ctrl-C, too
+        made = verification_of(missing, fresh)
+        every = (*done.values(), *made.verdicts)
+        write_verification(folder.path, made.model_copy(update={"verdicts": every}))
 
 
 def _todo(
@@ -177,8 +186,6 @@ def _modules(trials: Sequence[Trial]) -> list[str]:
     for trial in trials:
         strategy = trial.built_strategy
         wanted = (*strategy.loads(), *trial.workload.loads())
-        if trial.limits.max_restarts:
-            wanted = (*wanted, "torch.distributed.checkpoint")
         names += [name for name in wanted if name not in names]
     return names
 

@@ -11,7 +11,7 @@ from shardmark.core.machine import Machine
 from shardmark.launch.outcome import Ending
 from shardmark.trials.trial import Trial
 
-Task = Literal["measure", "testify", "judge", "links"]
+Task = Literal["measure", "capture", "judge", "links"]
 """What the ranks do: the trial itself, a few steps for `verify`, (one process) the verdicts, or
 messages that tell what the links between them can do."""
 

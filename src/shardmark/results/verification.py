@@ -9,6 +9,12 @@ from shardmark.results.files import read_model, write_model
 from shardmark.results.schema import Stored
 
 VERIFICATION_FILE = "verification.json"
+CELLS_FILE = "cells.json"
+"""The folders of the cells to be judged."""
+VERDICTS_FILE = "verdicts.json"
+"""Those on them so far."""
+LARGEST = 1e300
+"""Stands for a difference that is not finite: JSON has no infinity."""
 
 
 class Check(Stored):
@@ -52,7 +58,9 @@ class Verdict(Stored):
     checks: tuple[Check, ...]
     cause: Cause | None
     guarantee: str | None = None
-    """What a strategy that is not meant to be equivalent promises instead."""
+    """What a strategy that is not meant to be equivalent guarantees instead."""
+    tried_as: str | None = None
+    """The cell that was tried in its place: the same mathematics, other sizes."""
 
     @property
     def worst(self) -> float | None:
@@ -73,6 +81,13 @@ class Verification(Stored):
 
 
 REFERENCE = "one process that plays all ranks in turn"
+
+
+def deviation_text(tolerances: float | None) -> str:
+    """A deviation in units of the tolerance, for people."""
+    if tolerances is None:
+        return "-"
+    return f"{tolerances:.2g}" if tolerances < LARGEST else "not finite"
 
 
 def write_verification(folder: Path, verification: Verification) -> None:

@@ -33,6 +33,8 @@ class RankContext:
     device: torch.device
     devices: int = 1
     """CUDA devices of this process; more than one only for a strategy of one process."""
+    threads: int = 1
+    """Of torch's operators on the CPU."""
     node: int = 0
     nodes: int = 1
 

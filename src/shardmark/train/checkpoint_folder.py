@@ -17,6 +17,12 @@ from shardmark.trials.trial import Trial
 
 DEFAULT = "checkpoints"
 """In the trial's folder, which is cleared when the trial has ended."""
+ABSENT_FILE = "absent"
+"""The rank died while the others trained on: its last checkpoint may be older than theirs."""
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}"
 
 
 def folder_of_rank(directory: Path) -> Path:
@@ -61,7 +67,7 @@ def not_writable(folder: Path, error: BaseException) -> InputError:
 
 def check_given(trials: Iterable[Trial]) -> None:
     """Raise `InputError` for a `checkpoint_dir` that this machine cannot write."""
-    wanted = {one.limits.checkpoint_dir for one in trials if one.limits.max_restarts}
+    wanted = {t.limits.checkpoint_dir for t in trials if t.limits.max_restarts}
     for given in sorted(wanted - {None}, key=str):
         check_writable(Path(str(given)).expanduser())
 

@@ -2,90 +2,99 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from shardmark.core.shares import StepShard
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
+from shardmark.train.schedule import seed_generators, step_seed
 from shardmark.workloads.base import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """What the loop needs to know of the recipe."""
+class LoopOptions:
+    """What the loop needs to know of the trial."""
 
+    device: torch.device
+    seed: int
+    learning_rate: Callable[[int], float]
     warmup_steps: int
     """First steps of the whole training that belong to no window."""
-    learning_rate: Callable[[int], float]
-    seed_of: Callable[[StepShard], int]
-    """Seeds what the step draws (dropout): the same for a share of the data in every strategy."""
     on_step: Callable[[int], None]
     """Told the number of steps taken; must cost nothing."""
-    pace: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Around each step: where a slow rank loses its time."""
-    learning_rates: list[float] = field(default_factory=list)
-    """Of each step taken so far."""
-
-
-class NothingLeft(Exception):  # noqa: N818  (not an error)
-    """All shares are taken."""
+    slow_rank: SlowRank | None = None
 
 
 def train(
     worker: Worker,
-    batches: Iterator[Batch],
+    batches: Iterator[tuple[StepShard, Batch]],
     recorder: Recorder,
-    steps: Steps,
-    *,
-    end_step: int | None,
-    step_shard_of: Callable[[int], StepShard],
-    device: torch.device,
+    options: LoopOptions,
 ) -> None:
-    """Take steps until `end_step`, or until no batch is left; measure those after the warm-up.
-
-    `step_shard_of` tells what the batch of this rank's step of that index is of.
-    """
+    """Take a step for each batch; measure those after the warm-up, in one window."""
     windowed = False
-    while end_step is None or recorder.step < end_step:
-        if not windowed and recorder.step >= steps.warmup_steps:
+    while True:
+        if not windowed and recorder.step >= options.warmup_steps:
             recorder.start_window()  # waits for the device
             windowed = True
-        try:
-            loss, batch, step_shard = _step(
-                worker, batches, recorder, steps, step_shard_of=step_shard_of, device=device
-            )
-        except NothingLeft:
+        recorder.start_step()
+        if options.slow_rank is not None:
+            options.slow_rank.step_started()
+        with recorder.span("data"):
+            taken = next(batches, None)
+        if taken is None:
             break
-        recorder.end_step(loss, batch.sample_ids)
-        steps.on_step(step_shard.step + 1)
+        step_shard, batch = taken
+        rate = options.learning_rate(step_shard.step)
+        if not recorder.learning_rates or rate != recorder.learning_rates[-1]:
+            worker.set_learning_rate(rate)
+        seed_generators(step_seed(options.seed, step_shard), options.device)
+        loss = worker.step(batch, recorder)
+        if options.slow_rank is not None:
+            options.slow_rank.step_done()
+        recorder.end_step(loss, batch.sample_ids, rate)
+        options.on_step(step_shard.step + 1)
     if windowed:
         recorder.stop_window()  # waits for the device
 
 
-def _step(
-    worker: Worker,
-    batches: Iterator[Batch],
-    recorder: Recorder,
-    steps: Steps,
-    *,
-    step_shard_of: Callable[[int], StepShard],
-    device: torch.device,
-) -> tuple[Tensor, Batch, StepShard]:
-    with recorder.span("step"), steps.pace():
-        with recorder.span("data"):
-            batch = next(batches, None)
-            if batch is None:
-                raise NothingLeft  # a span that is left so leaves no mark
-            batch = batch.to(device)
-        step_shard = step_shard_of(recorder.step)
-        rate = steps.learning_rate(step_shard.step)
-        if not steps.learning_rates or rate != steps.learning_rates[-1]:
-            worker.set_learning_rate(rate)
-        steps.learning_rates.append(rate)
-        torch.manual_seed(steps.seed_of(step_shard))
-        return worker.step(batch, recorder), batch, step_shard
+class SlowRank:
+    """Makes each step last `factor` times what the rank computes in it.
+
+    Computing is what the thread that trains is busy with: waiting for others does not count, else
+    a slow rank would slow itself down further.  On CUDA the thread only starts kernels, so there
+    it is the device's time between the ends of the step, waiting included.
+    """
+
+    def __init__(
+        self,
+        factor: float,
+        *,
+        busy_seconds: Callable[[], float] | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._factor = factor
+        self._busy_seconds = busy_seconds or _busy_seconds()
+        self._sleep = sleep
+        self._started = 0.0
+
+    def step_started(self) -> None:
+        self._started = self._busy_seconds()
+
+    def step_done(self) -> None:
+        self._sleep((self._factor - 1) * (self._busy_seconds() - self._started))
+
+
+def _busy_seconds() -> Callable[[], float]:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return time.thread_time
+
+    def after_the_device() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    return after_the_device

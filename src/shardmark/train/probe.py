@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 
@@ -14,10 +14,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardmark.measure.memory.tensors import allocator_rise_bytes, live_tensor_bytes, storage_bytes
 from shardmark.measure.step.collectives import CollectiveCounter
-from shardmark.measure.step.intervals import Interval, outside_nanoseconds
-from shardmark.measure.step.recorder import Spans
+from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
+from shardmark.workloads.base import Workload
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +26,8 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 TakeStep = Callable[[Spans], object]
 """Takes one more optimizer step, reporting its spans to the argument."""
 
-
-class NoSpans:
-    """A recorder that records nothing."""
-
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:  # noqa: ARG002  (the protocol's signature)
-        yield
+Interval = tuple[int, int]
+"""Start and end in nanoseconds; the end is outside."""
 
 
 class HeldSpans:
@@ -130,5 +125,26 @@ def exposed_communication_seconds(profiled: profile, *, since_nanoseconds: int) 
             communication[on_device].append(interval)
         elif on_device or name.startswith("aten::"):
             computation[on_device].append(interval)
-    device_worked = bool(list(chain(communication[True], computation[True])))
-    return outside_nanoseconds(communication[device_worked], computation[device_worked]) / 1e9
+    device_worked = bool(communication[True] or computation[True])
+    hidden_by = computation[device_worked]
+    busy = covered_nanoseconds(chain(communication[device_worked], hidden_by))
+    return (busy - covered_nanoseconds(hidden_by)) / 1e9
+
+
+def covered_nanoseconds(intervals: Iterable[Interval]) -> int:
+    """How long at least one of the intervals lasts."""
+    covered = last_end = 0
+    for start, end in sorted(intervals):
+        covered += max(0, end - max(start, last_end))
+        last_end = max(last_end, end)
+    return covered
+
+
+def model_counts(workload: Workload) -> dict[str, int | None]:
+    """What the model has and does whatever the strategy."""
+    model = workload.build_model()
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "flops_per_sample": workload.sample_input_flops(model),
+    }

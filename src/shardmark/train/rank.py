@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,45 +15,35 @@ import torch.distributed as dist
 from shardmark.core.environment_variables import NODE_VARIABLE
 from shardmark.core.errors import ShardmarkError, error_kind
 from shardmark.core.run_files import JOINED_FILE
-from shardmark.core.shares import Shard
-from shardmark.measure.memory.cuda_memory import CudaPeak
-from shardmark.measure.step.clock import clock_for
-from shardmark.measure.step.progress import Progress, Teller
-from shardmark.measure.step.recorder import Recorder, Spans
+from shardmark.measure.memory.tensors import CudaPeak
+from shardmark.measure.network.network_probe import DEFAULT_SECONDS, RECORD_FILE
+from shardmark.measure.network.network_ranks import measure_links
+from shardmark.measure.step.progress import ProgressWriter
+from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.results.schema import ProbeRecord, RankError
-from shardmark.strategies.base import RankContext, Server, Worker
-from shardmark.train.checkpoints import Checkpoints
-from shardmark.train.epochs import Training, train_epochs
-from shardmark.train.loop import Steps
-from shardmark.train.probe import held_bytes, probe
-from shardmark.train.record import RankReport
-from shardmark.train.schedule import learning_rate_of, step_shard_seed
-from shardmark.train.slowness import slowed
+from shardmark.strategies.base import RankContext, Server
+from shardmark.train.checkpoint import Checkpoints
+from shardmark.train.epochs import train_epochs
+from shardmark.train.loop import LoopOptions, SlowRank
+from shardmark.train.probe import held_bytes, model_counts, probe
+from shardmark.train.record import RankReport, weights_sha256
+from shardmark.train.schedule import Schedule, learning_rate_of
 from shardmark.trials.trial import Trial
-from shardmark.workloads.base import Batch, Workload
+
+Task = Callable[[Trial, Path, RankContext, RankReport], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """A rank that has its place: device, process group, threads."""
-
-    process: RankContext
-    threads: int
-
-
-Work = Callable[[Trial, Path, Settled, RankReport], None]
-
-
-def run_rank(trial: Trial, directory: Path, work: Work) -> bool:
+def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
     """Do this process's part of the trial and leave its files in `directory`.
 
     Returns whether it went well; what went wrong stands in the rank's record, never lost.
     """
     report = RankReport(directory, rank=int(os.environ["RANK"]))
     try:
-        with settled(trial) as place:
-            report.describe(place.process.device, place.threads)
-            work(trial, directory, place, report)
+        context = join_group(trial)
+        report.describe(context.device, context.threads)
+        task(trial, directory, context, report)
+        dist.destroy_process_group()  # not after an error: others may wait in it
     except Exception as error:
         traceback.print_exc()
         report.error = RankError(
@@ -76,11 +64,12 @@ def message_of(error: Exception) -> str:
     return str(error) if own else f"{type(error).__name__}: {error}"
 
 
-@contextmanager
-def settled(trial: Trial) -> Iterator[Settled]:
-    """Threads, device and process group as the trial wants them, from torchrun's environment."""
-    env = {key: int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
+def join_group(trial: Trial) -> RankContext:
+    """Set threads and device, and join the process group, from torchrun's environment."""
+    rank, world_size, local_rank = (
+        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    )
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     cores = len(os.sched_getaffinity(0))
     threads = trial.recipe.threads_per_rank or max(1, cores // local_world_size)
     torch.set_num_threads(threads)
@@ -88,9 +77,9 @@ def settled(trial: Trial) -> Iterator[Settled]:
     torch.backends.cudnn.allow_tf32 = trial.recipe.tf32
     torch.backends.cudnn.benchmark = False
     strategy = trial.built_strategy
-    kind = strategy.rank_device(env["RANK"], trial.world_size, trial.device_type)
-    device = torch.device(kind, env["LOCAL_RANK"]) if kind == "cuda" else torch.device("cpu")
+    device = torch.device(strategy.rank_device(rank, trial.world_size, trial.device_type))
     if device.type == "cuda":
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     # A rank that waits longer than a trial may last waits for somebody dead.
     patience = timedelta(seconds=trial.limits.trial_seconds + 60)
@@ -98,83 +87,89 @@ def settled(trial: Trial) -> Iterator[Settled]:
     dist.init_process_group(
         backend, timeout=patience, device_id=device if backend == "nccl" else None
     )
-    process = RankContext(
-        rank=env["RANK"],
-        world_size=env["WORLD_SIZE"],
-        local_rank=env["LOCAL_RANK"],
+    return RankContext(
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        devices=trial.world_size if env["WORLD_SIZE"] == 1 else 1,
+        devices=trial.world_size if world_size == 1 else 1,
+        threads=threads,
         node=int(os.environ.get(NODE_VARIABLE, "0")),
         nodes=trial.nodes,
     )
-    yield Settled(process=process, threads=threads)
-    dist.destroy_process_group()
 
 
-def measure(trial: Trial, directory: Path, place: Settled, report: RankReport) -> None:
+def note_joined(directory: Path, context: RankContext) -> None:
+    """Tell the launcher that this rank has connected to all others."""
+    (directory / JOINED_FILE.format(context.rank)).touch()
+
+
+def measure(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
     """Train the whole trial, measured."""
-    process, device = place.process, place.process.device
-    strategy = trial.built_strategy
-    workload = trial.workload.build(trial.recipe.seed)
+    device, recipe = context.device, trial.recipe
+    workload = trial.workload.build(recipe.seed)
+    schedule = Schedule.of(trial, workload)
+    position = trial.layout.ranks[context.rank]
     report.workload = workload
-    report.settings = dict(strategy.settings(trial.recipe))
-    shard = trial.layout.ranks[process.rank].share
-    checkpoints = Checkpoints.joined(trial, directory, process)
-    role = strategy.start(workload, trial.recipe, process)
-    (directory / JOINED_FILE.format(process.rank)).touch()
-    training = Training.of(trial, workload)
-    report.steps_per_epoch = training.steps_per_epoch
-    if isinstance(role, Server):
-        serve(role, report, checkpoints)
+    report.settings = dict(trial.built_strategy.settings(recipe))
+    report.steps_per_epoch = schedule.steps_per_epoch
+    report.counts_samples = position.counts_loss
+    checkpoints = Checkpoints.joined(trial, directory, context)
+    worker = trial.built_strategy.start(workload, recipe, context)
+    note_joined(directory, context)
+    if isinstance(worker, Server):
+        serve(worker, report, checkpoints)
         return
-    assert shard is not None, "a rank without a share is a server"
+    assert position.share is not None, "a rank without a share is a server"
     report.cuda_peak = CudaPeak(device) if device.type == "cuda" else None
     recorder = Recorder(clock_for(device), [report.cuda_peak] if report.cuda_peak else [])
-    report.recorder = recorder
-    report.worker = role
-    report.start_weights(role.full_parameters())
-    with Progress.opened(directory, process.rank, training.total_steps) as progress:
-        teller = Teller(progress, recorder.losses, on_host=device.type == "cpu")
-        recorder.observe(teller)
-        report.steps = _steps_of(trial, training, process.rank, teller.stepped)
+    report.recorder, report.worker = recorder, worker
+    report.initial_sha256 = weights_sha256(worker.full_parameters())
+    with ProgressWriter.opened(
+        directory,
+        context.rank,
+        schedule.total_steps,
+        losses=recorder.losses,
+        on_host=device.type == "cpu",
+    ) as progress:
+        recorder.observe(progress)
         if checkpoints is not None:
-            role.group.barrier()  # everybody has seen the initial weights
-            checkpoints.restore_worker(role, report, device)
-            # A restarted process is as cold as a new one.
-            warm = recorder.step + trial.measure.warmup_steps
-            report.steps = replace(report.steps, warmup_steps=warm)
-        batches = train_epochs(
-            training,
-            worker=role,
-            workload=workload,
-            shard=shard,
-            steps=report.steps,
-            report=report,
+            worker.group.barrier()  # everybody has seen the initial weights
+            checkpoints.restore_worker(worker, report, device)
+        slow_factor = trial.slow_ranks.get(context.rank, 1.0)
+        options = LoopOptions(
             device=device,
+            seed=recipe.seed,
+            learning_rate=learning_rate_of(recipe, schedule.total_steps),
+            # A restarted process is as cold as a new one.
+            warmup_steps=recorder.step + trial.measure.warmup_steps,
+            on_step=progress.stepped,
+            slow_rank=SlowRank(slow_factor) if slow_factor > 1 else None,
+        )
+        train_epochs(
+            schedule,
+            options,
+            worker=worker,
+            workload=workload,
+            shard=position.share,
+            recorder=recorder,
+            report=report,
             checkpoints=checkpoints,
         )
-    role.group.barrier()
-    report.end_weights(role.full_parameters())
-    report.exchange = role.exchange()
+    worker.group.barrier()
+    report.final_sha256 = weights_sha256(worker.full_parameters())
+    report.exchange = worker.exchange()
     report.write()  # whatever happens in the probe, the measurement is safe
-    role.group.barrier()  # nobody changes the weights before everybody has seen them
+    worker.group.barrier()  # nobody changes the weights before everybody has seen them
     if trial.measure.probe:
-        report.probe = _probe(role, workload, batches, shard, device)
-    role.close()
-
-
-def _steps_of(trial: Trial, training: Training, rank: int, on_step: Callable[[int], None]) -> Steps:
-    seed = trial.recipe.seed
-    return Steps(
-        warmup_steps=trial.measure.warmup_steps,
-        learning_rate=learning_rate_of(trial.recipe, training.total_steps),
-        seed_of=lambda step_shard: step_shard_seed(
-            seed, step=step_shard.step, shard_index=step_shard.shard.index
-        ),
-        on_step=on_step,
-        pace=slowed(trial.slow_ranks.get(rank, 1.0)),
-    )
+        batches = workload.batches(schedule.plan, position.share)
+        report.probe = probe(
+            worker, lambda spans: worker.step(next(batches).to(device), spans), device
+        )
+        if position.share.index == 0:
+            report.probe = report.probe.model_copy(update=model_counts(workload))
+    worker.close()
 
 
 def serve(server: Server, report: RankReport, checkpoints: Checkpoints | None = None) -> None:
@@ -195,23 +190,14 @@ def serve(server: Server, report: RankReport, checkpoints: Checkpoints | None = 
     )
 
 
-def _probe(
-    worker: Worker,
-    workload: Workload,
-    batches: Iterator[Batch],
-    shard: Shard,
-    device: torch.device,
-) -> ProbeRecord:
-    def take_step(spans: Spans) -> object:
-        return worker.step(next(batches).to(device), spans)
-
-    record = probe(worker, take_step, device)
-    if shard.index == 0:
-        model = workload.build_model()
-        counted = {
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-            "flops_per_sample": workload.sample_input_flops(model),
-        }
-        record = record.model_copy(update=counted)
-    return record
+def measure_trial_links(
+    trial: Trial, directory: Path, context: RankContext, report: RankReport
+) -> None:
+    """Exchange messages with all other ranks; rank 0 leaves the timings.  Collective."""
+    report.write()
+    note_joined(directory, context)
+    record = measure_links(
+        context.device, seconds=trial.measure.link_seconds or DEFAULT_SECONDS, node=context.node
+    )
+    if record is not None:
+        (directory / RECORD_FILE).write_text(record.model_dump_json())

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shardmark.core.environment_variables import NODE_VARIABLE
 from shardmark.core.run_files import rank_file, rank_steps_file
-from shardmark.measure.memory.cuda_memory import CudaPeak
-from shardmark.measure.step.recorder import Recorder
+from shardmark.measure.memory.tensors import CudaPeak
+from shardmark.measure.step.recorder import Recorder, TakenStep
 from shardmark.results.schema import (
     CheckpointRecord,
     EpochRecord,
@@ -30,11 +32,28 @@ from shardmark.results.schema import (
     WindowRecord,
 )
 from shardmark.strategies.base import Worker
-from shardmark.train.identity import sample_order_sha256, weights_sha256
-from shardmark.train.loop import Steps
 from shardmark.workloads.base import Workload
 
 SPANS = ("step", "data", "forward", "backward", "optimizer")
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Hash of names, shapes and values, in order of name: equal for equal weights."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def sample_order_sha256(steps: Iterable[tuple[int, ...]]) -> str:
+    """Hash of the sample ids of every step, in the order trained on."""
+    digest = hashlib.sha256()
+    for sample_ids in steps:
+        digest.update(np.asarray(sample_ids, dtype="<i8").tobytes())
+        digest.update(b";")
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,22 +73,23 @@ class RankReport:
         self._device = "unknown"
         self._device_uuid: str | None = None
         self._threads = 0
-        self._final: str | None = None
+        self.role: Literal["worker", "server"] = "worker"
+        self.counts_samples = True
+        """Whether no other rank counts the samples of this one's share."""
+        self.recorder: Recorder | None = None
+        self.worker: Worker | None = None
+        self.workload: Workload | None = None
+        self.cuda_peak: CudaPeak | None = None
         self.epochs: list[tuple[int, int, Evaluation | None]] = []
         """First step, one past the last, and the evaluation after it."""
         self.checkpoints: list[CheckpointRecord] = []
         self.resumes: list[ResumeRecord] = []
         self.initial_sha256: str | None = None
         """Of the weights that the training began with, before any restart."""
+        self.final_sha256: str | None = None
         self.earlier_data_errors: Sequence[str] = ()
         """Before a restart."""
-        self.role: Literal["worker", "server"] = "worker"
         self.steps_per_epoch: int | None = None
-        self.recorder: Recorder | None = None
-        self.steps: Steps | None = None
-        self.cuda_peak: CudaPeak | None = None
-        self.worker: Worker | None = None
-        self.workload: Workload | None = None
         self.settings: Mapping[str, object] = {}
         self.probe: ProbeRecord | None = None
         self.exchange: ExchangeRecord | None = None
@@ -83,12 +103,6 @@ class RankReport:
             self._device, self._device_uuid = properties.name, str(properties.uuid)
         self.write()  # its process id lets the sampler find the rank
 
-    def start_weights(self, parameters: Mapping[str, Tensor]) -> None:
-        self.initial_sha256 = weights_sha256(parameters)
-
-    def end_weights(self, parameters: Mapping[str, Tensor]) -> None:
-        self._final = weights_sha256(parameters)
-
     def end_epoch(self, end_step: int, evaluation: Evaluation | None) -> None:
         first_step = self.epochs[-1][1] if self.epochs else 0
         self.epochs.append((first_step, end_step, evaluation))
@@ -101,29 +115,21 @@ class RankReport:
     def write(self) -> None:
         """Leave everything known so far; a reader never sees half of it."""
         try:
-            losses = self._losses()
-            if self.recorder is not None and self.recorder.step:
-                _replace(self._directory / rank_steps_file(self._rank), self._step_lines(losses))
+            taken = self.recorder.taken() if self.recorder is not None else []
         except RuntimeError:
             if self.error is None:
                 raise
-            losses = []  # a device that failed answers nothing any more; its error must not be lost
-        _replace(
-            self._directory / rank_file(self._rank), self._record(losses).model_dump_json(indent=1)
-        )
+            taken = []  # a device that failed answers nothing any more; its error must not be lost
+        if taken:
+            lines = "\n".join(map(json.dumps, self._step_lines(taken)))
+            _replace(self._directory / rank_steps_file(self._rank), lines + "\n")
+        record = self._record(taken).model_dump_json(indent=1)
+        _replace(self._directory / rank_file(self._rank), record)
 
-    def _losses(self) -> list[float]:
-        if self.recorder is None or not self.recorder.losses:
-            return []
-        return [
-            float(x) for x in torch.stack([one.float() for one in self.recorder.losses]).tolist()
-        ]
-
-    def _record(self, losses: list[float]) -> RankRecord:
-        recorder = self.recorder
+    def _record(self, taken: Sequence[TakenStep]) -> RankRecord:
+        recorder, peak = self.recorder, self.cuda_peak
         sample_ids = recorder.sample_ids if recorder else []
-        windows = recorder.windows if recorder else []
-        peak = self.cuda_peak
+        counted = sample_ids if self.counts_samples else []
         return RankRecord(
             rank=self._rank,
             role=self.role,
@@ -135,28 +141,20 @@ class RankReport:
             device_uuid=self._device_uuid,
             threads=self._threads,
             first_step_at_seconds=recorder.first_step_at_seconds if recorder else None,
-            windows=tuple(
-                WindowRecord(
-                    first_step=window.first_step,
-                    end_step=window.end_step,
-                    started_at_seconds=window.started_at_seconds,
-                    window_seconds=window.window_seconds,
-                )
-                for window in windows
-            ),
+            windows=tuple(WindowRecord(**asdict(w)) for w in recorder.windows) if recorder else (),
             synthetic=self.workload.synthetic if self.workload else False,
             steps_per_epoch=self.steps_per_epoch,
-            samples=sum(len(sample_ids[i]) for i in self._measured_steps()),
-            samples_total=sum(len(ids) for ids in sample_ids),
-            epochs=tuple(self._epoch_records(losses)),
+            samples=sum(len(counted[i]) for i in self._measured_steps()) if counted else 0,
+            samples_total=sum(map(len, counted)),
+            epochs=tuple(self._epoch_records(taken)),
             evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
             peak_memory_bytes=peak.allocated_bytes if peak else None,
             peak_reserved_bytes=peak.reserved_bytes if peak else None,
-            nonfinite_steps=sum(not math.isfinite(loss) for loss in losses),
+            nonfinite_steps=sum(not math.isfinite(step.loss) for step in taken),
             skipped_steps=self.worker.skipped_steps() if self.worker else 0,
             data_errors=tuple(self.data_errors()),
             initial_weights_sha256=self.initial_sha256,
-            final_weights_sha256=self._final,
+            final_weights_sha256=self.final_sha256,
             sample_order_sha256=sample_order_sha256(sample_ids) if sample_ids else None,
             probe=self.probe,
             exchange=self.exchange,
@@ -170,9 +168,9 @@ class RankReport:
         windows = self.recorder.windows if self.recorder else []
         return [step for window in windows for step in range(window.first_step, window.end_step)]
 
-    def _epoch_records(self, losses: list[float]) -> Iterator[EpochRecord]:
+    def _epoch_records(self, taken: Sequence[TakenStep]) -> Iterator[EpochRecord]:
         for index, (first, end, evaluation) in enumerate(self.epochs):
-            finite = [loss for loss in losses[first:end] if math.isfinite(loss)]
+            finite = [step.loss for step in taken[first:end] if math.isfinite(step.loss)]
             complete = len(finite) == end - first > 0
             yield EpochRecord(
                 epoch=index,
@@ -183,27 +181,20 @@ class RankReport:
                 quality=evaluation.quality if evaluation else None,
             )
 
-    def _step_lines(self, losses: list[float]) -> str:
-        recorder = self.recorder
-        assert recorder is not None, "the caller looked"
-        seconds = {name: recorder.seconds_by_step(name) for name in SPANS}
-        starts = recorder.started_at_seconds_by_step()
+    def _step_lines(self, taken: Sequence[TakenStep]) -> Iterator[dict[str, object]]:
         measured = set(self._measured_steps())
-        lines = []
-        for step in range(recorder.step):
-            line: dict[str, Any] = {
+        for index, step in enumerate(taken):
+            yield {
                 "rank": self._rank,
-                "step": step,
-                "epoch": sum(end <= step for _, end, _ in self.epochs),
-                "measured": step in measured,
-                "samples": len(recorder.sample_ids[step]),
-                "loss": losses[step] if math.isfinite(losses[step]) else None,
-                "learning_rate": self.steps.learning_rates[step] if self.steps else None,
-                "started_at_seconds": starts[step],
+                "step": index,
+                "epoch": sum(end <= index for _, end, _ in self.epochs),
+                "measured": index in measured,
+                "samples": len(step.sample_ids),
+                "loss": step.loss if math.isfinite(step.loss) else None,
+                "learning_rate": step.learning_rate,
+                "started_at_seconds": step.started_at_seconds,
+                **{f"{name}_seconds": step.seconds.get(name) for name in SPANS},
             }
-            line |= {f"{name}_seconds": seconds[name].get(step) for name in SPANS}
-            lines.append(json.dumps(line))
-        return "\n".join(lines) + "\n"
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,12 +1,48 @@
-"""Learning rates and seeds as functions of the step."""
+"""What belongs to each step of a training: learning rate, seed, epoch and evaluation."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
 
 from shardmark.core.recipe import Recipe
+from shardmark.core.shares import StepShard
+from shardmark.trials.trial import Trial
+from shardmark.workloads.base import BatchPlan, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A trial's steps: how many there are, where its epochs end, which of them are evaluated."""
+
+    plan: BatchPlan
+    total_steps: int
+    steps_per_epoch: int
+    epoch_ends: tuple[int, ...]
+    """Steps taken at the end of each epoch; one entry where the recipe counts steps."""
+    evaluated: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, trial: Trial, workload: Workload) -> Self:
+        steps_per_epoch = workload.training_samples // trial.batch_per_step
+        if trial.recipe.steps is not None:
+            ends: tuple[int, ...] = (trial.recipe.steps,)
+        else:
+            assert trial.recipe.epochs is not None, "the recipe has epochs or steps"
+            ends = tuple(steps_per_epoch * (i + 1) for i in range(trial.recipe.epochs))
+        when = trial.measure.evaluate
+        return cls(
+            plan=BatchPlan(global_batch=trial.batch_per_step, seed=trial.recipe.seed),
+            total_steps=ends[-1],
+            steps_per_epoch=steps_per_epoch,
+            epoch_ends=ends,
+            evaluated=tuple(when == "epoch" or (when == "end" and e == ends[-1]) for e in ends),
+        )
 
 
 def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]:
@@ -32,12 +68,19 @@ def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]
     return rate
 
 
-def step_seed(seed: int, *, shard_index: int) -> Callable[[int], int]:
-    """Step index -> seed of what that share of that step draws, such as dropout masks."""
-    return lambda step: step_shard_seed(seed, step=step, shard_index=shard_index)
-
-
-def step_shard_seed(seed: int, *, step: int, shard_index: int) -> int:
-    """The seed of one share of one step, whoever takes it."""
-    digest = hashlib.blake2b(f"{seed}/{shard_index}/{step}".encode(), digest_size=8).digest()
+def step_seed(seed: int, step_shard: StepShard) -> int:
+    """The seed of what one share of one step draws (dropout masks), whoever takes it."""
+    text = f"{seed}/{step_shard.shard.index}/{step_shard.step}"
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # torch takes 63 bits
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators that a model on the device draws from.
+
+    `torch.manual_seed` also queues the seed for every kind of accelerator that is not in use, with
+    the text of the call stack: on a CPU that takes up to a millisecond, 500 times the seeding.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)

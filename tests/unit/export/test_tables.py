@@ -31,7 +31,7 @@ from tests.unit.export.runs import (
     step_lines,
     write_exportable,
 )
-from tests.unit.training.test_report import report_of
+from tests.unit.training.test_record import report_of
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from shardmark.core.machine import Machine
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.launch.listener import Reading
 from shardmark.launch.outcome import Ending
-from shardmark.measure.step.progress import Progress
+from shardmark.measure.step.progress import ProgressWriter
 from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.trials.matrix import LeftOut
 from shardmark.trials.trial import Trial
@@ -117,8 +117,8 @@ def leave_files(directory: Path, ranks: int, **changes: Any) -> None:
         log = directory / "logs" / "run" / "attempt_0" / str(rank) / "stdout.log"
         log.parent.mkdir(parents=True)
         log.write_text("hello\n")
-        with Progress.opened(directory, rank, total_steps=4) as progress:
-            progress.update(3)
+        with ProgressWriter.opened(directory, rank, total_steps=4) as progress:
+            progress.stepped(3)
 
 
 class Remembers:

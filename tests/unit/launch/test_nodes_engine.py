@@ -289,7 +289,7 @@ def test_nodes_of_each_trial_have_loaded_before_its_clock_starts(
     trial = two_node_trial(tmp_path)
     world.engine.machine("cpu")
     world.engine.load(["torch"], "cpu")
-    world.run(tmp_path, task="testify")
+    world.run(tmp_path, task="capture")
     common = world.starter.nodes
     told = len(world.told)
     world.engine.prepare(trial)

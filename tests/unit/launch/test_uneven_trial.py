@@ -8,7 +8,7 @@ from typing import Any
 from shardmark.core.run_files import LOST_FILE, rank_file
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
-from shardmark.measure.step.progress import Progress
+from shardmark.measure.step.progress import ProgressWriter
 from shardmark.results.schema import Outcome, RankRecord, TrialResult
 from shardmark.results.store import RunFolder
 from tests.golden.invented import invented_rank
@@ -53,8 +53,8 @@ def test_progress_is_that_of_the_furthest(tmp_path: Path) -> None:
 
     def unequal(directory: Path) -> None:
         for rank, steps in enumerate((1, 3)):
-            with Progress.opened(directory, rank, total_steps=4) as progress:
-                progress.update(steps)
+            with ProgressWriter.opened(directory, rank, total_steps=4) as progress:
+                progress.stepped(steps)
 
     late = Ending(how="timed_out", agent_exit_code=-9, failures=(), oom_kills=0)
     engine = FakeEngine({"ps-async": late})

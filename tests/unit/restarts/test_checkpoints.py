@@ -9,29 +9,25 @@ from typing import Never
 
 import pytest
 import torch
-from torch.distributed.checkpoint import filesystem
 
 from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import CheckpointState
-from shardmark.train.checkpoint_files import CheckpointFiles, newest_common
-from shardmark.train.checkpoints import Checkpoints
-from shardmark.train.loop import Steps, train
-from shardmark.train.record import RankReport
-from tests.unit.training.test_loop import FakeWorker
-from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
+from shardmark.train.checkpoint import CheckpointFiles, Checkpoints, newest_common
+from shardmark.train.loop import LoopOptions, train
+from shardmark.train.record import RankReport, weights_sha256
+from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyBatch, ToyWorkload
 
 
 def files(folder: Path, *, rank: int = 0, leads: bool = True) -> CheckpointFiles:
     return CheckpointFiles(folder, rank, leads)
 
 
-def kept(value: float) -> CheckpointState:
+def state_of(value: float) -> CheckpointState:
     own = {"shard": torch.full((3,), value), "nothing": torch.empty(0, 4)}
-    return CheckpointState(
-        own=own, shared={"whole": torch.tensor(value)}, counts={"scale": 0.5 + value}
-    )
+    shared = {"whole": torch.tensor(value)}
+    return CheckpointState(own=own, shared=shared, counts={"scale": 0.5 + value})
 
 
 @pytest.mark.parametrize(
@@ -51,55 +47,60 @@ def test_only_what_every_rank_has_counts(offers: list[list[int] | None], step: i
 
 
 def test_the_last_two_are_kept_and_come_back_as_they_were(tmp_path: Path) -> None:
-    one = files(tmp_path)
-    sizes = [one.save(step, kept(step / 7), {"told": step}) for step in (10, 20, 30)]
-    assert one.steps() == [20, 30]
+    rank = files(tmp_path)
+    sizes = [rank.save(step, state_of(step / 7), {"told": step}) for step in (10, 20, 30)]
+    assert rank.steps() == [20, 30]
     assert all(size > 1000 for size in sizes)
-    found, state = one.load(30)
-    assert state == {"told": 30}
-    assert found.counts == {"scale": 0.5 + 30 / 7}
-    assert torch.equal(found.own["shard"], torch.full((3,), 30 / 7))
-    assert found.own["nothing"].shape == (0, 4)
-    assert torch.equal(found.shared["whole"], torch.tensor(30 / 7))
-    one.drop(lambda step: step > 20)
-    assert one.steps() == [20]
-    assert [path.name for path in one.shared.iterdir()] == ["step-20"]
+    state, progress = rank.load(30)
+    assert progress == {"told": 30}
+    assert state.counts == {"scale": 0.5 + 30 / 7}
+    assert torch.equal(state.own["shard"], torch.full((3,), 30 / 7))
+    assert state.own["nothing"].shape == (0, 4)
+    assert torch.equal(state.shared["whole"], torch.tensor(30 / 7))
+    rank.drop(lambda step: step > 20)
+    assert rank.steps() == [20]
+    assert [path.name for path in rank.shared.iterdir()] == ["step-20"]
 
 
 def test_others_of_the_node_read_what_the_first_rank_wrote(tmp_path: Path) -> None:
-    second = files(tmp_path, rank=1, leads=False)
-    second.save(10, kept(1.0), {})
-    assert second.steps() == [], "its part alone is no checkpoint"
-    files(tmp_path).save(10, kept(2.0), {})
-    assert second.steps() == [10]
-    found, _ = second.load(10)
-    assert torch.equal(found.own["shard"], torch.ones(3))
-    assert torch.equal(found.shared["whole"], torch.tensor(2.0))
+    first, second = files(tmp_path), files(tmp_path, rank=1, leads=False)
+    second.save(10, state_of(1.0), {})
+    assert newest_common([first.steps(), second.steps()]) == 0, "its part alone is no checkpoint"
+    first.save(10, state_of(2.0), {})
+    state, _ = second.load(10)
+    assert torch.equal(state.own["shard"], torch.ones(3))
+    assert torch.equal(state.shared["whole"], torch.tensor(2.0))
+
+
+def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
+    flat = torch.arange(2.0**20)
+    rank = files(tmp_path)
+    assert rank.save(10, CheckpointState(own={"part": flat[8:16]}), {}) < 10_000
+    assert torch.equal(rank.load(10)[0].own["part"], flat[8:16])
 
 
 def test_a_disk_that_takes_nothing_is_told_by_its_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "rank-0").touch()
+    def full(*_: object) -> Never:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(InputError, match=r"limits\.checkpoint_dir.*No space left on device"):
+        files(tmp_path).save(10, state_of(1.0), {})
+    (tmp_path / "rank-1").touch()
     with pytest.raises(InputError, match=r"limits\.checkpoint_dir"):
-        files(tmp_path).check()
-
-    class Full(filesystem.FileSystemWriter):
-        def write_data(self, *_: object, **__: object) -> Never:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(filesystem, "FileSystemWriter", Full)
-    with pytest.raises(InputError, match="cannot be written: No space left on device"):
-        files(tmp_path / "other").save(10, kept(1.0), {})
+        files(tmp_path, rank=1).append(tmp_path / "rank-1" / "history.jsonl", [{}])
 
 
 def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
-    one = files(tmp_path)
-    one.save(10, kept(1.0), {})
-    (one.own / "step-20.part").mkdir()
-    assert one.steps() == [10]
-    one.save(20, kept(2.0), {})
-    assert one.steps() == [10, 20]
+    rank = files(tmp_path)
+    rank.save(10, state_of(1.0), {})
+    (rank.own / "step-20.part").write_bytes(b"half")
+    assert rank.steps() == [10]
+    rank.save(20, state_of(2.0), {})
+    assert rank.steps() == [10, 20]
+    assert not list(rank.own.glob("*.part"))
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_lost_seconds_count_from_when_training_last_stood_there(tmp_path: Path) 
     assert lost(tmp_path, first=0, restart=0, now=110.0) == []
     # Died before the first checkpoint: all since the first step.
     assert lost(tmp_path, first=0, restart=1, now=130.0) == [20.0]
-    files(tmp_path).append(files(tmp_path).places, [{"step": 4, "at_seconds": 140.0}])
+    files(tmp_path).append(files(tmp_path).starts, [{"step": 4, "at_seconds": 140.0}])
     assert lost(tmp_path, first=4, restart=2, now=155.0) == [20.0, 15.0]
     # Again from the same one: what the restart before took does not count twice.
     assert lost(tmp_path, first=4, restart=3, now=162.0) == [20.0, 15.0, 7.0]
@@ -157,34 +158,6 @@ def rate(step: int) -> float:
     return 1.0 / (step + 1)
 
 
-def trained(report: RankReport, batches: list[ToyBatch], end: int) -> None:
-    """Steps with a window of their own."""
-    assert report.recorder is not None
-    assert report.steps is not None
-    assert isinstance(report.worker, FakeWorker)
-    train(
-        report.worker,
-        iter(batches),
-        report.recorder,
-        report.steps,
-        end_step=end,
-        step_shard_of=lambda index: StepShard(step=index, shard=Shard(index=0, count=1)),
-        device=CPU,
-    )
-
-
-def fresh(folder: Path) -> RankReport:
-    report = RankReport(folder, rank=0)
-    report.recorder = Recorder(CountingClock())
-    report.worker = FakeWorker()
-    report.worker.group = Alone()
-    report.workload = ToyWorkload()
-    report.steps = Steps(
-        warmup_steps=1, learning_rate=rate, seed_of=lambda _: 1, on_step=lambda _: None
-    )
-    return report
-
-
 class Alone:
     """The only training rank."""
 
@@ -194,49 +167,60 @@ class Alone:
         return [value]
 
 
+class Rank:
+    """One process that has been this rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.recorder = Recorder(CountingClock())
+        self.worker = FakeWorker()
+        self.worker.group = Alone()
+        self.report = RankReport(folder, rank=0)
+        self.report.recorder, self.report.worker = self.recorder, self.worker
+        self.report.workload = ToyWorkload()
+
+    def train(self, batches: list[ToyBatch]) -> None:
+        """Steps with a window of their own."""
+        options = LoopOptions(
+            device=CPU, seed=1, warmup_steps=1, learning_rate=rate, on_step=lambda _: None
+        )
+        shard = Shard(index=0, count=1)
+        steps = (StepShard(step=step, shard=shard) for step in range(self.recorder.step, 6))
+        train(self.worker, zip(steps, batches, strict=False), self.recorder, options)
+
+
 def test_the_report_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
     """Two steps more than the checkpoint are taken, and again; each is there once."""
-    before = fresh(tmp_path)
-    assert before.recorder is not None
-    assert isinstance(before.worker, FakeWorker)
+    before = Rank(tmp_path)
     before.recorder.start_training()
-    before.start_weights({"weight": torch.ones(2)})
+    before.report.initial_sha256 = weights_sha256({"weight": torch.ones(2)})
     batches = [ToyWorkload().batch((2 * step, 2 * step + 1)) for step in range(6)]
-    first = checkpoints(tmp_path)
-    trained(before, batches, 4)
-    before.end_epoch(4, None)
-    first.save(4, before.worker, before)
-    trained(before, batches[4:], 6)
+    before.train(batches[:4])
+    before.report.end_epoch(4, None)
+    checkpoints(tmp_path).save(4, before.worker, before.report)
+    before.train(batches[4:])
 
-    after = fresh(tmp_path)
-    assert after.recorder is not None
-    assert after.steps is not None
-    assert isinstance(after.worker, FakeWorker)
+    after = Rank(tmp_path)
     second = checkpoints(tmp_path, first=4, restart=1)
-    second.restore_worker(after.worker, after, CPU)
+    second.restore_worker(after.worker, after.report, CPU)
     after.recorder.start_training()
     assert after.recorder.step == 4
     assert after.worker.rates == [rate(3)]
-    assert after.epochs == [(0, 4, None)]
-    assert after.initial_sha256 == before.initial_sha256
+    assert after.report.epochs == [(0, 4, None)]
+    assert after.report.initial_sha256 == before.report.initial_sha256
     assert after.recorder.windows == before.recorder.windows[:1]
-    assert after.checkpoints == before.checkpoints
-    assert [one.step for one in after.checkpoints] == [4]
-    trained(after, batches[4:], 6)
-    assert after.recorder.sample_ids == before.recorder.sample_ids
-    assert after.steps.learning_rates == [rate(step) for step in range(6)]
-    assert [float(x) for x in after.recorder.losses] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    told = [set(one.recorder.seconds_by_step("step")) for one in (before, after) if one.recorder]
-    assert told == [set(range(6))] * 2
-    assert before.recorder.taken(0)[:4] == after.recorder.taken(0)[:4]
+    assert after.report.checkpoints == before.report.checkpoints
+    assert [checkpoint.step for checkpoint in after.report.checkpoints] == [4]
+    after.train(batches[4:])
+    taken = after.recorder.taken()
+    assert taken[:4] == before.recorder.taken()[:4]
+    assert [step.sample_ids for step in taken] == [batch.sample_ids for batch in batches]
+    assert [step.learning_rate for step in taken] == [rate(step) for step in range(6)]
+    assert [step.loss for step in taken] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_without_a_checkpoint_training_begins_anew(tmp_path: Path) -> None:
-    report = fresh(tmp_path)
-    assert isinstance(report.worker, FakeWorker)
-    one = checkpoints(tmp_path, restart=1)
-    one.files.append(one.files.history, [{"loss": 1.0}])
-    one.restore_worker(report.worker, report, CPU)
-    assert report.recorder is not None
-    assert report.recorder.step == 0
-    assert one.files.lines(one.files.history) == []
+    rank, restarted = Rank(tmp_path), checkpoints(tmp_path, restart=1)
+    restarted.files.append(restarted.files.history, [{"loss": 1.0}])
+    restarted.restore_worker(rank.worker, rank.report, CPU)
+    assert rank.recorder.step == 0
+    assert restarted.files.lines(restarted.files.history) == []

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
+from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext
 from shardmark.strategies.step import EagerWorker, build_optimizer, state_tensors, whole
-from shardmark.train.probe import NoSpans
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
 PROCESS = RankContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)

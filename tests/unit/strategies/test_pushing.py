@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies.parameter_server.messages import CONTENT, HEADER, Kind
 from shardmark.strategies.parameter_server.parameter_layout import Layout, layout_of
 from shardmark.strategies.parameter_server.push_pull import PushPullWorker
 from shardmark.strategies.parameter_server.pushing import Pushing
 from shardmark.strategies.parameter_server.serving import GradientServer
-from shardmark.train.probe import NoSpans
 from tests.unit.strategies.network import Network, Served
 from tests.unit.training.toy import CPU, ToyWorkload, plain, recipe
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import shardmark.strategies
+from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies.step import build_optimizer
-from shardmark.train.probe import NoSpans
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
 STUBS = ("deepspeed", "deepspeed.utils", "shardmark.strategies.deepspeed.preload")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.core.shares import Shard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.reference import Reference
 from shardmark.train.schedule import step_seed
 from shardmark.workloads.base import BatchPlan
@@ -19,9 +19,9 @@ PLAN = BatchPlan(global_batch=8, seed=5)
 STEPS = 3
 
 
-def reference(workload: ToyWorkload, ranks: int, **changes: Any) -> Reference:
+def reference(workload: ToyWorkload, shares: int, **changes: Any) -> Reference:
     return Reference(
-        workload, recipe(steps=STEPS, **changes), ranks=ranks, plan=PLAN, total_steps=STEPS
+        workload, recipe(steps=STEPS, **changes), shares=shares, plan=PLAN, total_steps=STEPS
     )
 
 
@@ -32,17 +32,17 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def test_one_rank_is_a_plain_loop() -> None:
     workload = ToyWorkload(normed)
     model = workload.build_model()
-    optimizer, seed = sgd(model), step_seed(5, shard_index=0)
-    batches = workload.batches(PLAN, Shard(index=0, count=1))
+    optimizer, shard = sgd(model), Shard(index=0, count=1)
+    batches = workload.batches(PLAN, shard)
     losses = []
     for step in range(STEPS):
-        torch.manual_seed(seed(step))
+        torch.manual_seed(step_seed(5, StepShard(step=step, shard=shard)))
         loss = workload.loss(model, next(batches))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(float(loss.detach()))
-    alone = reference(workload, ranks=1)
+    alone = reference(workload, shares=1)
     assert [float(alone.step()[0]) for _ in range(STEPS)] == losses
     for name, parameter in alone.full_parameters().items():
         assert torch.equal(parameter, dict(model.named_parameters())[name]), name
@@ -59,7 +59,8 @@ def by_hand(workload: ToyWorkload, ranks: int) -> tuple[list[nn.Module], list[li
     for step in range(STEPS):
         taken = []
         for rank, model in enumerate(models):
-            torch.manual_seed(step_seed(5, shard_index=rank)(step))
+            shard = Shard(index=rank, count=ranks)
+            torch.manual_seed(step_seed(5, StepShard(step=step, shard=shard)))
             model.zero_grad()
             loss = workload.loss(model, next(batches[rank]))
             loss.backward()  # type: ignore[no-untyped-call]
@@ -93,8 +94,8 @@ def test_ranks_are_averaged_and_keep_their_buffers(ranks: int) -> None:
 
 
 def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
-    expected = reference(ToyWorkload(plain), ranks=1, gradient_clipping=0.05)
-    found = reference(ToyWorkload(plain), ranks=2, gradient_clipping=0.05, gradient_accumulation=2)
+    expected = reference(ToyWorkload(plain), shares=1, gradient_clipping=0.05)
+    found = reference(ToyWorkload(plain), shares=2, gradient_clipping=0.05, gradient_accumulation=2)
     for _ in range(STEPS):
         expected.step()
         found.step()
@@ -104,8 +105,8 @@ def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
 
 def test_schedule_is_followed() -> None:
     workload = ToyWorkload(plain)
-    before = copy.deepcopy(reference(workload, ranks=1).full_parameters())
-    slow = reference(workload, ranks=1, schedule={"name": "step", "every_steps": 1, "gamma": 1e-9})
+    before = copy.deepcopy(reference(workload, shares=1).full_parameters())
+    slow = reference(workload, shares=1, schedule={"name": "step", "every_steps": 1, "gamma": 1e-9})
     slow.step()
     first = slow.full_parameters()
     assert not torch.equal(first["0.weight"], before["0.weight"])

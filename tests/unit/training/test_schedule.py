@@ -1,4 +1,4 @@
-"""Learning rates against numbers computed by hand, and the seeds of steps."""
+"""Steps, epochs, learning rates against numbers computed by hand, and the seeds of steps."""
 
 from __future__ import annotations
 
@@ -7,59 +7,90 @@ from typing import Any
 
 import pytest
 
-from shardmark.train.schedule import learning_rate_of, step_seed
-from tests.unit.training.toy import recipe
+from shardmark.core.recipe import Limits, Measure
+from shardmark.core.shares import Shard, StepShard
+from shardmark.train.schedule import Schedule, learning_rate_of, step_seed
+from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.vision.options import ClassificationOptions
+from tests.unit.training.toy import ToyWorkload, recipe
 
 
-def rates(total_steps: int, lr: float = 0.8, **schedule: Any) -> list[float]:
-    asked = recipe(optimizer={"name": "sgd", "lr": lr}, schedule=schedule)
-    rate = learning_rate_of(asked, total_steps)
-    return [rate(step) for step in range(total_steps)]
+def schedule(world_size: int = 2, evaluate: Any = "epoch", **changes: Any) -> Schedule:
+    trial = Trial(
+        id="x",
+        experiment="x",
+        workload=ClassificationOptions(),
+        recipe=recipe(**changes),
+        strategy=StrategySpec(name="ddp"),
+        world_size=world_size,
+        measure=Measure(evaluate=evaluate),
+        limits=Limits(),
+        device_type="cpu",
+    )
+    return Schedule.of(trial, ToyWorkload())  # 24 samples
 
 
-def test_constant() -> None:
-    assert rates(3) == [0.8, 0.8, 0.8]
+def test_epochs_leave_out_an_incomplete_last_batch() -> None:
+    made = schedule(global_batch=10, steps=None, epochs=3)
+    assert (made.steps_per_epoch, made.epoch_ends, made.total_steps) == (2, (2, 4, 6), 6)
+    assert made.plan == BatchPlan(global_batch=10, seed=5)
+    by_steps = schedule(global_batch=8, steps=7)  # one epoch, whatever their number
+    assert (by_steps.steps_per_epoch, by_steps.epoch_ends, by_steps.total_steps) == (3, (7,), 7)
 
 
-def test_warm_up_rises_linearly_to_the_rate() -> None:
-    assert rates(6, warmup_steps=4) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+def test_weak_scaling_multiplies_the_batch() -> None:
+    made = schedule(world_size=3, global_batch=None, per_rank_batch=4, steps=None, epochs=1)
+    assert (made.plan.global_batch, made.epoch_ends) == (12, (2,))
 
 
-def test_cosine_is_half_way_down_in_the_middle() -> None:
-    root = math.sqrt(0.5)
-    expected = [0.8, 0.4 * (1 + root), 0.4, 0.4 * (1 - root)]
-    assert rates(4, name="cosine") == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("evaluate", "expected"),
+    [
+        ("epoch", (True, True, True)),
+        ("end", (False, False, True)),
+        ("never", (False, False, False)),
+    ],
+)
+def test_evaluated_epochs(evaluate: str, expected: tuple[bool, ...]) -> None:
+    made = schedule(evaluate=evaluate, global_batch=8, steps=None, epochs=3)
+    assert made.evaluated == expected
 
 
-def test_cosine_starts_where_its_warm_up_ends() -> None:
-    expected = [0.4, 0.8, 0.8, 0.4 * (1 + 0.5), 0.4 * (1 - 0.5)]
-    assert rates(5, name="cosine", warmup_steps=2) == pytest.approx(expected)
+ROOT = math.sqrt(0.5)
 
 
-def test_step_counts_every_step_taken() -> None:
-    expected = [0.8, 0.8, 0.8, 0.08, 0.08, 0.08, 0.008]
-    assert rates(7, name="step", every_steps=3) == pytest.approx(expected)
-    halved = rates(4, name="step", every_steps=2, gamma=0.5, warmup_steps=1)
-    assert halved == pytest.approx([0.8, 0.8, 0.4, 0.4])
+@pytest.mark.parametrize(
+    ("settings", "rates"),
+    [
+        ({}, [0.8, 0.8, 0.8]),
+        ({"warmup_steps": 4}, [0.2, 0.4, 0.6, 0.8, 0.8, 0.8]),
+        ({"name": "cosine"}, [0.8, 0.4 * (1 + ROOT), 0.4, 0.4 * (1 - ROOT)]),
+        ({"name": "cosine", "warmup_steps": 2}, [0.4, 0.8, 0.8, 0.4 * 1.5, 0.4 * 0.5]),
+        ({"name": "cosine", "warmup_steps": 2}, [0.4, 0.8]),  # as long as the training
+        ({"name": "step", "every_steps": 3}, [0.8, 0.8, 0.8, 0.08, 0.08, 0.08, 0.008]),
+        (
+            {"name": "step", "every_steps": 2, "gamma": 0.5, "warmup_steps": 1},
+            [0.8, 0.8, 0.4, 0.4],
+        ),
+    ],
+)
+def test_learning_rates(settings: dict[str, Any], rates: list[float]) -> None:
+    asked = recipe(optimizer={"name": "sgd", "lr": 0.8}, schedule=settings)
+    rate = learning_rate_of(asked, len(rates))
+    assert [rate(step) for step in range(len(rates))] == pytest.approx(rates)
 
 
-def test_warm_up_as_long_as_the_training() -> None:
-    assert rates(2, name="cosine", warmup_steps=2) == pytest.approx([0.4, 0.8])
+def seed_of(seed: int, step: int, index: int) -> int:
+    return step_seed(seed, StepShard(step=step, shard=Shard(index=index, count=8)))
 
 
-def test_step_seeds_differ_by_everything() -> None:
+def test_step_seeds_differ_by_everything_and_are_stable() -> None:
     seeds = {
-        step_seed(seed, shard_index=shard)(step)
-        for seed in range(3)
-        for shard in range(4)
-        for step in range(50)
+        seed_of(seed, step, index) for seed in range(3) for index in range(4) for step in range(50)
     }
     assert len(seeds) == 3 * 4 * 50
     assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-def test_step_seeds_are_stable() -> None:
-    """A stored run can be repeated by any later version."""
-    seed = step_seed(0, shard_index=0)
-    assert seed(0) == seed(0) == 759540517790923586
-    assert step_seed(2**32 - 1, shard_index=7)(10**6) == 2041553208312166561
+    # A stored run can be repeated by any later version.
+    assert seed_of(0, 0, 0) == 759540517790923586
+    assert seed_of(2**32 - 1, 10**6, 7) == 2041553208312166561

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
+from shardmark.measure.step.recorder import Spans
+from shardmark.strategies.base import CheckpointState, HeldState
+from shardmark.strategies.collective import CollectiveWorker
 from shardmark.workloads.base import Batch, BatchPlan
 from shardmark.workloads.order import every_step
 
@@ -144,3 +147,47 @@ class CountingClock:
     def synchronize(self) -> None:
         self.calls.append("wait")
         self.now += 10.0
+
+
+class FakeWorker(CollectiveWorker):
+    """Notes what it is told; its forward pass takes two marks more."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.seeds: list[int] = []
+        self.ids: list[tuple[int, ...]] = []
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        self.seeds.append(torch.initial_seed())
+        self.ids.append(batch.sample_ids)
+        with recorder.span("forward"):
+            pass
+        return torch.tensor(float(len(self.ids)))
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.rates.append(learning_rate)
+
+    def skipped_steps(self) -> int:
+        return 0
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        return {}
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        return {}
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        return {}
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {}
+
+    def held_state(self) -> HeldState:
+        return HeldState(parameters=(), gradients=(), optimizer_state=())
+
+    def checkpoint_state(self) -> CheckpointState:
+        counts = {"taken": len(self.ids)}
+        return CheckpointState(own={"taken": torch.tensor(len(self.ids))}, counts=counts)
+
+    def load_checkpoint_state(self, kept: CheckpointState) -> None:
+        self.ids = [()] * int(kept.own["taken"])

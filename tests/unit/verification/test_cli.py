@@ -12,8 +12,7 @@ from shardmark import cli
 from shardmark.config.experiment import Experiment
 from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
-from shardmark.launch.verification import shown_number
-from shardmark.results.verification import Verdict, Verification
+from shardmark.results.verification import Verdict, Verification, deviation_text
 from tests.unit.verification.verdicts import BAD, BROKEN, FAILED, GOOD, PROMISED, UNAVAILABLE
 
 NOTE = "verifying [1/2] ddp"
@@ -72,9 +71,9 @@ def test_text_has_each_verdict_and_the_cause(
     verified.extend([GOOD, BAD, UNAVAILABLE])
     lines = answer(capsys)[1].splitlines()
     assert lines[0] == NOTE
-    assert "reference: the reference; 3 steps" in lines
+    assert lines[1].startswith("1 of 3 train the same as the reference")
     (good,) = (line for line in lines if line.startswith("ddp "))
-    for part in ("fp32", "bucket_mb=1.0", "recipe.seed=4", "  equivalent", "0.25 of what"):
+    for part in ("fp32", "bucket_mb=1.0", "recipe.seed=4", "  equivalent", "0.25 of its"):
         assert part in good
     (bad,) = (line for line in lines if line.startswith("zero-1 "))
     assert "NOT EQUIVALENT" in bad
@@ -117,4 +116,4 @@ def test_bad_input_exits_two(
     [(None, "-"), (0.0, "0"), (0.0312, "0.031"), (900.0, "9e+02"), (float("inf"), "not finite")],
 )
 def test_deviations_are_shown_short(value: float | None, shown: str) -> None:
-    assert shown_number(value) == shown
+    assert deviation_text(value) == shown

@@ -16,7 +16,7 @@ from shardmark.results.verification import (
 )
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial, cell_id
-from tests.unit.verification.evidence import court
+from tests.unit.verification.court import court
 from tests.unit.verification.verdicts import VERIFICATION
 
 
@@ -36,7 +36,7 @@ def test_verdicts_survive_the_file(tmp_path: Path) -> None:
 
 def test_a_real_verdict_survives_the_file(tmp_path: Path) -> None:
     judged = court()
-    verdict = judged.verdict(judged.tolerances.reference)
+    verdict = judged.judged()
     made = VERIFICATION.model_copy(update={"verdicts": (verdict,)})
     write_verification(tmp_path, made)
     assert read_verification(tmp_path) == made

@@ -34,7 +34,7 @@ def run_agent(directory: str, task: str) -> int:
     folder = Path(directory)
     _redirect(folder / AGENT_LOG)
     if task == "judge":
-        from shardmark.equivalence.compare import judge_all
+        from shardmark.equivalence.verdict import judge_all
 
         judge_all(folder)
         return 0
@@ -97,11 +97,10 @@ def _guarded(folder: Path, rank: int) -> bool:
 def _be_rank(trial: Trial, folder: Path, task: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.WARNING)
-    from shardmark.equivalence.rank import capture_rank
-    from shardmark.train.links import measure_trial_links
-    from shardmark.train.rank import measure, run_rank
+    from shardmark.equivalence.capture import capture_rank
+    from shardmark.train.rank import measure, measure_trial_links, run_rank
 
-    tasks = {"measure": measure, "testify": capture_rank, "links": measure_trial_links}
+    tasks = {"measure": measure, "capture": capture_rank, "links": measure_trial_links}
     fine = run_rank(trial, folder, tasks[task])
     sys.stdout.flush()
     sys.stderr.flush()

@@ -45,8 +45,7 @@ PRELOADED = (
     "torch.utils.flop_counter",
     "torchvision",
     "shardmark.launch.local.agent",
-    "shardmark.equivalence.rank",
-    "shardmark.train.links",
+    "shardmark.equivalence.capture",
     "shardmark.train.rank",
 )
 """What every rank imports, the parts that torch itself would import at a first step included."""

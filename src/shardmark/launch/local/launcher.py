@@ -38,8 +38,7 @@ from shardmark.launch.placement import Rendezvous
 from shardmark.launch.trial_artifacts import LOGS, RESTARTS_FILE, rank_record
 from shardmark.measure.step.progress import progress_file
 from shardmark.results.schema import Outcome, RankRecord
-from shardmark.train.checkpoint_files import ABSENT_FILE, rank_folder
-from shardmark.train.checkpoint_folder import folder_of_rank
+from shardmark.train.checkpoint_folder import ABSENT_FILE, folder_of_rank, rank_folder
 from shardmark.trials.trial import Trial
 
 PAUSE_SECONDS = 0.005

@@ -1,4 +1,4 @@
-"""Bytes of tensors: what a rank holds, and how high a CPU's allocator rose."""
+"""Bytes of tensors: what a rank holds, and how high a device's allocator rose."""
 
 from __future__ import annotations
 
@@ -14,6 +14,28 @@ from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from torch.profiler import profile
+
+
+class CudaPeak:
+    """Largest allocated and reserved bytes of one device, inside the windows alone.
+
+    Source: torch.cuda memory statistics; `allocated` is what tensors hold, `reserved` what the
+    caching allocator keeps from the driver.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.allocated_bytes: int | None = None
+        self.reserved_bytes: int | None = None
+
+    def window_started(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def window_stopped(self) -> None:
+        allocated = torch.cuda.max_memory_allocated(self._device)
+        reserved = torch.cuda.max_memory_reserved(self._device)
+        self.allocated_bytes = max(self.allocated_bytes or 0, allocated)
+        self.reserved_bytes = max(self.reserved_bytes or 0, reserved)
 
 
 def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) -> int:
@@ -42,17 +64,17 @@ def live_tensor_bytes(device_type: str) -> int:
     with warnings.catch_warnings():
         # Looking at every object touches deprecated lazy attributes of other libraries.
         warnings.simplefilter("ignore")
-        tensors = [found for found in gc.get_objects() if _is_plain_tensor(found, device_type)]
+        tensors = [item for item in gc.get_objects() if _is_plain_tensor(item, device_type)]
     return storage_bytes(tensors)
 
 
-def _is_plain_tensor(found: object, device_type: str) -> bool:
+def _is_plain_tensor(item: object, device_type: str) -> bool:
     try:
         return (
-            issubclass(type(found), Tensor)
-            and not isinstance(found, DTensor)  # its local part is found by itself
-            and found.device.type == device_type  # type: ignore[attr-defined]  # a Tensor by now
-            and found.layout is torch.strided  # type: ignore[attr-defined]
+            issubclass(type(item), Tensor)
+            and not isinstance(item, DTensor)  # its local part is found by itself
+            and item.device.type == device_type  # type: ignore[attr-defined]  # a Tensor by now
+            and item.layout is torch.strided  # type: ignore[attr-defined]
         )
     except (RuntimeError, ReferenceError, AttributeError):
         return False  # a fake or dying object is not held memory

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHOLE = struct.Struct("<qqdq")
-"""Steps taken, steps in all, latest loss, steps taken when that loss was told (0: never)."""
+"""Steps taken, steps in all, latest loss, steps taken when that loss was written (0: never)."""
 STEPS = struct.Struct("<q")
 LOSS = struct.Struct("<dq")
 LOSS_OFFSET = 2 * STEPS.size
@@ -24,59 +24,52 @@ def progress_file(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank}.progress"
 
 
-class Progress:
-    """The writing side, in a rank."""
+class ProgressWriter:
+    """Writes a rank's steps and losses for whoever watches, at no cost to what is measured.
 
-    def __init__(self, mapped: mmap.mmap) -> None:
-        self._mapped = mapped
-
-    @classmethod
-    @contextmanager
-    def opened(cls, directory: Path, rank: int, total_steps: int) -> Iterator[Self]:
-        path = progress_file(directory, rank)
-        path.write_bytes(WHOLE.pack(0, total_steps, 0.0, 0))
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), WHOLE.size) as mapped:
-            yield cls(mapped)
-
-    def update(self, steps: int) -> None:
-        """Note how many steps have been taken."""
-        STEPS.pack_into(self._mapped, 0, steps)
-
-    def tell_loss(self, loss: float, steps: int) -> None:
-        """Note the loss of the last of so many steps."""
-        LOSS.pack_into(self._mapped, LOSS_OFFSET, loss, steps)
-
-
-class Teller:
-    """Tells a rank's steps and losses to whoever watches, at no cost to what is measured.
-
-    A loss on a GPU is a promise: to read it is to copy it to the host and to wait for the device.
-    So it is read only when a window has closed, with the device idle and the clock stopped.  On a
-    CPU the loss is in memory already when the step returns, and reading it waits for nothing.
+    To read a loss on a GPU is to copy it to the host and to wait for the device.  So it is read
+    only when a window has closed, with the device idle and the clock stopped.  On a CPU the loss is
+    in memory already when the step returns, and reading it waits for nothing.
     """
 
-    def __init__(self, progress: Progress, losses: Sequence[Tensor], *, on_host: bool) -> None:
-        """`losses` is the recorder's growing list; `on_host`, whether they lie in host memory."""
-        self._progress = progress
+    def __init__(self, mapped: mmap.mmap, losses: Sequence[Tensor], *, on_host: bool) -> None:
+        self._mapped = mapped
         self._losses = losses
         self._on_host = on_host
         self._steps = 0
 
+    @classmethod
+    @contextmanager
+    def opened(
+        cls,
+        directory: Path,
+        rank: int,
+        total_steps: int,
+        *,
+        losses: Sequence[Tensor] = (),
+        on_host: bool = True,
+    ) -> Iterator[Self]:
+        """`losses` is the recorder's growing list; `on_host`, whether they lie in host memory."""
+        path = progress_file(directory, rank)
+        path.write_bytes(WHOLE.pack(0, total_steps, 0.0, 0))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), WHOLE.size) as mapped:
+            yield cls(mapped, losses, on_host=on_host)
+
     def stepped(self, steps: int) -> None:
-        """After each step, inside the window."""
+        """After each step, inside the window: so many steps of the training have been taken."""
         self._steps = steps
-        self._progress.update(steps)
+        STEPS.pack_into(self._mapped, 0, steps)
         if self._on_host:
-            self._tell()
+            self._write_loss()
 
     def window_started(self) -> None: ...
 
     def window_stopped(self) -> None:
-        self._tell()
+        self._write_loss()
 
-    def _tell(self) -> None:
+    def _write_loss(self) -> None:
         if self._losses:
-            self._progress.tell_loss(self._losses[-1].item(), self._steps)
+            LOSS.pack_into(self._mapped, LOSS_OFFSET, self._losses[-1].item(), self._steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +79,7 @@ class Reached:
     steps: int
     total_steps: int
     loss: float | None
-    """The latest that the rank could tell; it may be of an earlier step."""
+    """The latest that the rank could write; it may be of an earlier step."""
     loss_steps: int | None
     """Steps that had been taken when it was."""
 
@@ -98,10 +91,10 @@ def reached(directory: Path, rank: int) -> Reached | None:
         steps, total_steps, loss, loss_steps = WHOLE.unpack(content)
     except (OSError, struct.error):
         return None
-    told = loss_steps > 0
+    written = loss_steps > 0
     return Reached(
         steps=steps,
         total_steps=total_steps,
-        loss=loss if told else None,
-        loss_steps=loss_steps if told else None,
+        loss=loss if written else None,
+        loss_steps=loss_steps if written else None,
     )

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from shardmark.analysis.compare.rows import Row, plain
 from shardmark.config.axes import title_of
-from shardmark.equivalence.parity import LARGEST
 from shardmark.report.table.table import NOTHING
 from shardmark.results.store import StoredRun
-from shardmark.results.verification import Check, Verdict
+from shardmark.results.verification import LARGEST, Check, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 from shardmark.measure.memory.tensors import (
     allocator_rise_bytes,
     live_tensor_bytes,
-    local,
     memory_changes,
     storage_bytes,
 )
-from shardmark.strategies.base import HeldState
-from shardmark.train.probe import HeldSpans, held_bytes
-from tests.unit.training.test_loop import FakeWorker
 
 MiB = 2**20
 
@@ -40,11 +36,6 @@ def test_seen_storages_are_left_out_and_added() -> None:
     assert storage_bytes([first], seen=seen) == 8
     assert storage_bytes([first, second], seen=seen) == 12
     assert len(seen) == 2
-
-
-def test_local_of_a_plain_tensor_is_itself() -> None:
-    tensor = torch.zeros(1)
-    assert local(tensor) is tensor
 
 
 def test_live_tensors_are_found_and_counted_once() -> None:
@@ -77,50 +68,3 @@ def test_allocator_s_rise_is_the_highest_level_after_the_instant() -> None:
     assert max(changes) == pytest.approx(8 * MiB, abs=64)
     assert sum(changes) == 0, "all was released"
     assert allocator_rise_bytes(profiled, since_nanoseconds=time.time_ns()) == 0
-
-
-def state(parameters: int, gradients: int, unreachable: int = 0) -> HeldState:
-    return HeldState(
-        parameters=(torch.zeros(parameters),),
-        gradients=(torch.zeros(gradients),),
-        optimizer_state=(torch.zeros(2),),
-        untracked_bytes=unreachable,
-    )
-
-
-def test_held_bytes_by_kind() -> None:
-    shared = torch.zeros(5)
-    held = HeldState(
-        parameters=(shared, torch.zeros(1)),
-        gradients=(shared[1:],),
-        optimizer_state=(torch.zeros(3), shared),
-        untracked_bytes=7,
-    )
-    assert held_bytes(held) == {
-        "parameter_bytes": 24,
-        "gradient_bytes": 7,
-        "optimizer_state_bytes": 12,
-    }
-
-
-class Holding(FakeWorker):
-    """Holds most parameters before backward, most gradients before the update."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states = [state(9, 0), state(4, 4, unreachable=8)]
-
-    def held_state(self) -> HeldState:
-        return self.states.pop(0)
-
-
-def test_held_spans_keep_the_larger_value_of_each_kind() -> None:
-    spans = HeldSpans(Holding())
-    for name in ("forward", "backward", "optimizer"):
-        with spans.span(name):
-            pass
-    assert spans.largest == {
-        "parameter_bytes": 36,
-        "gradient_bytes": 24,
-        "optimizer_state_bytes": 8,
-    }

@@ -1,4 +1,4 @@
-"""Evidence made by hand, and a bench whose references take milliseconds."""
+"""Captures made by hand, and a judge whose references take milliseconds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch import nn
 
 from shardmark.core.recipe import Limits, Measure
 from shardmark.core.shares import Shard
-from shardmark.equivalence.compare import Bench, Benches, verdict_on
-from shardmark.equivalence.evidence import Array, Evidence
-from shardmark.equivalence.parity import Tolerances
+from shardmark.equivalence.capture import Array, Capture
+from shardmark.equivalence.compare import Tolerances
+from shardmark.equivalence.reference import AS_DEFINED, Hypothesis, Noise
+from shardmark.equivalence.verdict import ReferenceCache, ReferenceRuns, verdict_on
 from shardmark.results.verification import Verdict
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -41,9 +42,9 @@ def array(*values: float) -> Array:
     return np.array(values, dtype=np.float32)
 
 
-def handmade(**changes: Any) -> Evidence:
+def handmade(**changes: Any) -> Capture:
     """Two ranks, two steps, one weight and one batch norm's mean; all numbers are round."""
-    made = Evidence(
+    made = Capture(
         initial_sha256=("a" * 64, "a" * 64),
         sample_ids=(((0, 1), (4, 5)), ((2, 3), (6, 7))),
         losses=((2.0, 1.0), (4.0, 3.0)),
@@ -63,12 +64,12 @@ def handmade(**changes: Any) -> Evidence:
     return replace(made, **changes)
 
 
-def with_tensor(made: Evidence, part: str, tensors: Mapping[str, Array]) -> Evidence:
+def with_tensor(made: Capture, part: str, tensors: Mapping[str, Array]) -> Capture:
     return replace(made, tensors={**made.tensors, part: tensors})
 
 
-def tight(*disturbed: Evidence, floor: float = 1e-3) -> Tolerances:
-    """Tolerances of the handmade evidence: a thousandth, unless a disturbed run shows more."""
+def tight(*disturbed: Capture, floor: float = 1e-3) -> Tolerances:
+    """Tolerances of the handmade capture: a thousandth, unless a disturbed run shows more."""
     made = handmade()
     return Tolerances(reference=made, disturbed=disturbed or (made,), floor=floor)
 
@@ -88,20 +89,20 @@ class Task(ToyWorkload):
         return {"validation_loss": loss}
 
 
-class OneBench(Benches):
+class OneReference(ReferenceCache):
     """Every trial has the same reference."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, runs: ReferenceRuns, tolerances: Tolerances) -> None:
         super().__init__()
-        self._only = bench, bench.tolerances()
+        self._only = runs, tolerances
 
-    def of(self, trial: Trial, steps: int) -> tuple[Bench, Tolerances]:
+    def of(self, trial: Trial, steps: int) -> tuple[ReferenceRuns, Tolerances]:
         assert (trial.id, steps) == (self._only[0].trial.id, STEPS)
         return self._only
 
 
 class Court:
-    """Judges evidence without processes."""
+    """Judges captures without processes."""
 
     def __init__(self, model: str, *, target_scale: float = 1.0, **changes: Any) -> None:
         """Large targets make large gradients."""
@@ -119,18 +120,23 @@ class Court:
         )
         task = Task(MODELS[model])
         task.targets *= target_scale
-        self.bench = Bench(
+        self.runs = ReferenceRuns(
             workload=task,
             trial=self.trial,
-            ranks=RANKS,
+            shares=RANKS,
             steps=STEPS,
             device=torch.device("cpu"),
         )
-        self._benches = OneBench(self.bench)
-        _, self.tolerances = self._benches.of(self.trial, STEPS)
+        self.tolerances = self.runs.tolerances()
+        self.reference = self.tolerances.reference
 
-    def verdict(self, found: Evidence) -> Verdict:
-        return verdict_on(found, self.trial, STEPS, self._benches)
+    def verdict(self, capture: Capture, tolerances: Tolerances | None = None) -> Verdict:
+        references = OneReference(self.runs, tolerances or self.tolerances)
+        return verdict_on(capture, self.trial, STEPS, references)
+
+    def judged(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Verdict:
+        """The verdict on a strategy that trains so."""
+        return self.verdict(self.runs.run(hypothesis, noise))
 
 
 @cache

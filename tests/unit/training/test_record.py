@@ -13,45 +13,30 @@ import torch
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.step.recorder import Recorder
 from shardmark.results.schema import ProbeRecord, RankError, RankRecord
-from shardmark.train.identity import sample_order_sha256, weights_sha256
-from shardmark.train.loop import Steps
-from shardmark.train.record import Evaluation, RankReport
-from tests.unit.training.test_loop import FakeWorker
-from tests.unit.training.toy import CPU, CountingClock, ToyWorkload
+from shardmark.train.record import Evaluation, RankReport, sample_order_sha256, weights_sha256
+from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyWorkload
 
 RANK = 3
-WORKLOAD = ToyWorkload()
 
 
-def recorded(losses: list[float], warmup_steps: int = 1) -> Recorder:
+def report_of(directory: Path, losses: list[float], warmup_steps: int = 1) -> RankReport:
     """Steps of two samples each; a window from the warm-up's end to the end."""
-    recorder = Recorder(CountingClock())
+    report = RankReport(directory, RANK)
+    report.recorder = recorder = Recorder(CountingClock())
     recorder.start_training()
     for step, loss in enumerate(losses):
         if step == warmup_steps:
             recorder.start_window()
-        with recorder.span("step"), recorder.span("data"):
+        recorder.start_step()
+        with recorder.span("data"):
             pass
-        recorder.end_step(torch.tensor(loss), (2 * step, 2 * step + 1))
+        recorder.end_step(torch.tensor(loss), (2 * step, 2 * step + 1), 0.5**step)
     if len(losses) > warmup_steps:
         recorder.stop_window()
-    return recorder
-
-
-def report_of(directory: Path, losses: list[float]) -> RankReport:
-    report = RankReport(directory, RANK)
-    report.recorder = recorded(losses)
-    report.workload = WORKLOAD
+    report.workload = ToyWorkload()
     report.worker = FakeWorker()
     report.steps_per_epoch = 12
     report.settings = {"gradient_clipping": None}
-    report.steps = Steps(
-        warmup_steps=1,
-        learning_rate=lambda step: 0.5**step,
-        seed_of=lambda step_shard: step_shard.step,
-        on_step=lambda _: None,
-        learning_rates=[0.5**step for step in range(len(losses))],
-    )
     return report
 
 
@@ -74,8 +59,8 @@ def test_first_record_tells_who_it_is(tmp_path: Path) -> None:
 def test_record_of_a_whole_training(tmp_path: Path) -> None:
     report = report_of(tmp_path, [4.0, 2.0, 1.0])
     weights = {"w": torch.ones(2)}
-    report.start_weights(weights)
-    report.end_weights({"w": torch.zeros(2)})
+    report.initial_sha256 = weights_sha256(weights)
+    report.final_sha256 = weights_sha256({"w": torch.zeros(2)})
     report.end_epoch(2, Evaluation(seconds=0.5, quality={"validation_loss": 1.5}))
     report.end_epoch(3, None)
     report.probe = ProbeRecord(parameter_bytes=8)
@@ -142,18 +127,15 @@ def test_error_keeps_what_was_measured_before(tmp_path: Path) -> None:
     report.error = ERROR
     report.write()
     record, lines = read(tmp_path)
-    assert record.error == ERROR
-    assert len(lines) == 2
+    assert (record.error, len(lines)) == (ERROR, 2)
 
 
 def test_error_before_the_first_step(tmp_path: Path) -> None:
-    report = RankReport(tmp_path, RANK)
-    report.recorder = Recorder(CountingClock())
+    report = report_of(tmp_path, [])
     report.error = ERROR
     report.write()
     record, lines = read(tmp_path)
-    assert record.error == ERROR
-    assert lines == []
+    assert (record.error, lines) == (ERROR, [])
 
 
 def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
@@ -166,9 +148,13 @@ def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
     assert read(tmp_path)[0].error == ERROR
 
 
-def test_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_replaced_whole_and_nothing_else_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report = report_of(tmp_path, [4.0])
     report.write()
+    report.write()
+    assert {path.name for path in tmp_path.iterdir()} == {rank_file(RANK), rank_steps_file(RANK)}
     before = read(tmp_path)
 
     def fails(*_: object) -> None:
@@ -181,8 +167,42 @@ def test_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert read(tmp_path) == before
 
 
-def test_nothing_but_the_two_files_is_left(tmp_path: Path) -> None:
-    report = report_of(tmp_path, [4.0])
+def test_samples_of_a_share_are_counted_by_one_rank(tmp_path: Path) -> None:
+    report = report_of(tmp_path, [4.0, 2.0])
+    report.counts_samples = False
     report.write()
-    report.write()
-    assert {path.name for path in tmp_path.iterdir()} == {rank_file(RANK), rank_steps_file(RANK)}
+    record, _ = read(tmp_path)
+    assert (record.samples, record.samples_total) == (0, 0)
+    assert record.sample_order_sha256 == sample_order_sha256([(0, 1), (2, 3)])
+
+
+TENSORS = {
+    "weight": torch.arange(6.0).view(2, 3),
+    "scalar": torch.tensor(1.5),
+    "half": torch.ones(3, dtype=torch.bfloat16),
+    "count": torch.tensor([1, 2]),
+    "none": torch.empty(0),
+}
+
+
+def test_weights_hash_knows_names_shapes_types_and_values() -> None:
+    original = weights_sha256(TENSORS)
+    changed = [
+        {**TENSORS, "weight": TENSORS["weight"] + 1e-6},
+        {**TENSORS, "weight": TENSORS["weight"].view(3, 2)},
+        {**TENSORS, "count": TENSORS["count"].int()},
+        {**TENSORS, "half": TENSORS["half"].half()},
+        {("weights" if name == "weight" else name): t for name, t in TENSORS.items()},
+        {name: tensor for name, tensor in TENSORS.items() if name != "none"},
+    ]
+    assert len({original, *map(weights_sha256, changed)}) == len(changed) + 1
+    assert weights_sha256(dict(reversed(TENSORS.items()))) == original
+    transposed = TENSORS["weight"].t().contiguous().t()
+    assert not transposed.is_contiguous()
+    assert weights_sha256({**TENSORS, "weight": torch.nn.Parameter(transposed)}) == original
+
+
+def test_sample_order_knows_samples_order_and_steps() -> None:
+    orders = [((1, 2), (3,)), ((1,), (2, 3)), ((2, 1), (3,)), ((1, 2, 3),), ((1, 2), (3,), ()), ()]
+    assert len({sample_order_sha256(order) for order in orders}) == len(orders)
+    assert sample_order_sha256(((1, 2), (3,))) == sample_order_sha256([(1, 2), (3,)])

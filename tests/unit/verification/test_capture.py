@@ -1,27 +1,34 @@
-"""What the ranks leave behind: stored without loss, put together in rank order."""
+"""What the ranks leave behind: stored without loss, put together in the order of shares."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardmark.equivalence.evidence import RankEvidence, put_together, seen_by_one_process
-from tests.unit.verification.evidence import array, handmade
+from shardmark.core.shares import Shard
+from shardmark.equivalence.capture import CAPTURE_FILE, RankCapture, read_capture
+from shardmark.strategies.layout import Layout, RankLayout
+from shardmark.trials.trial import Trial
+from tests.unit.verification.court import array, court, handmade
+
+if TYPE_CHECKING:
+    import pytest
 
 
-def rank_evidence(rank: int) -> RankEvidence:
+def rank_capture(rank: int) -> RankCapture:
     made = handmade()
-    return RankEvidence(
+    return RankCapture(
         initial_sha256=made.initial_sha256[rank],
-        sample_ids=list(made.sample_ids[rank]),
-        losses=list(made.losses[rank]),
-        draws=list(made.draws[rank]),
-        learning_rates=list(made.learning_rates),
+        sample_ids=made.sample_ids[rank],
+        losses=made.losses[rank],
+        draws=made.draws[rank],
+        learning_rates=made.learning_rates,
         optimizer_steps=2,
         buffers=made.buffers[rank],
         quality=made.quality,
@@ -30,7 +37,7 @@ def rank_evidence(rank: int) -> RankEvidence:
     )
 
 
-def same(found: RankEvidence, expected: RankEvidence) -> None:
+def same(found: RankCapture, expected: RankCapture) -> None:
     """Equal in every field; arrays to the last bit and of the same type."""
     equal = ("initial_sha256", "sample_ids", "losses", "draws", "learning_rates", "optimizer_steps")
     for name in equal:
@@ -45,26 +52,26 @@ def same(found: RankEvidence, expected: RankEvidence) -> None:
             np.testing.assert_array_equal(mine[part][name], tensor, strict=True)
 
 
-def test_rank_evidence_survives_the_file(tmp_path: Path) -> None:
+def test_rank_capture_survives_the_file(tmp_path: Path) -> None:
     for rank in range(2):
         path = tmp_path / f"{rank}.npz"
-        rank_evidence(rank).save(path)
-        same(RankEvidence.load(path), rank_evidence(rank))
+        rank_capture(rank).save(path)
+        same(RankCapture.load(path), rank_capture(rank))
 
 
 def test_odd_names_and_numbers_survive_the_file(tmp_path: Path) -> None:
     """Names from models and from `parameter/key`; values that no comparison likes."""
     odd = replace(
-        rank_evidence(0),
+        rank_capture(0),
         tensors={"optimizer state": {"a.0 b/exp_avg": array(math.inf, -0.0), "file": array()}},
         buffers={"norm.count": np.array(3.0, dtype=np.float32)},
         quality={"accuracy_top1": None},
-        losses=[math.nan, 1e-300],
+        losses=(math.nan, 1e-300),
     )
     odd.save(tmp_path / "odd.npz")
-    found = RankEvidence.load(tmp_path / "odd.npz")
+    found = RankCapture.load(tmp_path / "odd.npz")
     assert math.isnan(found.losses[0])
-    same(replace(found, losses=[]), replace(odd, losses=[]))
+    same(replace(found, losses=()), replace(odd, losses=()))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -72,35 +79,39 @@ def test_odd_names_and_numbers_survive_the_file(tmp_path: Path) -> None:
 def test_any_number_survives_the_file(
     tmp_path: Path, values: list[float], losses: list[float]
 ) -> None:
-    made = replace(rank_evidence(0), losses=losses, buffers={"values": array(*values)})
+    made = replace(rank_capture(0), losses=tuple(losses), buffers={"values": array(*values)})
     made.save(tmp_path / "any.npz")
-    found = RankEvidence.load(tmp_path / "any.npz")
+    found = RankCapture.load(tmp_path / "any.npz")
     np.testing.assert_array_equal(found.losses, losses)
     np.testing.assert_array_equal(found.buffers["values"], array(*values))
 
 
-def test_ranks_are_put_together_in_order() -> None:
-    found = put_together([rank_evidence(0), rank_evidence(1)])
-    expected = handmade()
-    for name in ("initial_sha256", "sample_ids", "losses", "learning_rates", "optimizer_steps"):
-        assert getattr(found, name) == getattr(expected, name), name
-    assert found.tensors.keys() == expected.tensors.keys()
-    for mine, wanted in zip(found.buffers, expected.buffers, strict=True):
+def test_the_counting_rank_of_each_share_is_read_in_the_order_of_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with tensor parallel ranks, which see the same samples: each share is there once."""
+    shares = [Shard(index=index, count=2) for index in (1, 0)]
+    ranks = [RankLayout(share=s, counts_loss=c) for s in shares for c in (False, True)]
+    layout = Layout(ranks=(*ranks, RankLayout(share=None)), data=2, tensor=2)
+    monkeypatch.setattr(Trial, "layout", layout)
+    rank_capture(0).save(tmp_path / CAPTURE_FILE.format(3))
+    replace(rank_capture(1), optimizer_steps=1).save(tmp_path / CAPTURE_FILE.format(1))
+    capture, expected = read_capture(court().trial, tmp_path), handmade()
+    for name in ("initial_sha256", "sample_ids", "losses", "draws", "learning_rates"):
+        assert getattr(capture, name) == getattr(expected, name), name
+    assert capture.optimizer_steps == 1, "the rank with the fewest steps counts"
+    assert capture.tensors.keys() == expected.tensors.keys()
+    for mine, wanted in zip(capture.buffers, expected.buffers, strict=True):
         np.testing.assert_array_equal(mine["mean"], wanted["mean"])
-
-
-def test_the_rank_with_the_fewest_steps_counts() -> None:
-    ranks = [rank_evidence(0), replace(rank_evidence(1), optimizer_steps=1)]
-    assert put_together(ranks).optimizer_steps == 1
 
 
 def test_one_process_sees_all_shares_as_one() -> None:
     made = handmade()
-    found = seen_by_one_process(made)
+    found = made.seen_by_one_process()
     assert found.sample_ids == (((0, 1, 2, 3), (4, 5, 6, 7)),)
     assert found.losses == ((3.0, 2.0),)
     assert found.initial_sha256 == ("a" * 64,)
     assert len(found.buffers) == 1
     assert found.buffers[0] is made.buffers[0]
     assert found.tensors is made.tensors
-    assert seen_by_one_process(found).losses == found.losses
+    assert found.seen_by_one_process().losses == found.losses

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,30 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardmark.core.shares import Shard, StepShard
-from shardmark.measure.step.progress import Progress, Reached, Teller, progress_file, reached
+from shardmark.measure.step.progress import ProgressWriter, Reached, progress_file, reached
 from shardmark.measure.step.recorder import Recorder
-from shardmark.train.loop import Steps, train
-from tests.unit.training.test_loop import FakeWorker
-from tests.unit.training.toy import CPU, CountingClock, ToyBatch, ToyWorkload
+from shardmark.train.loop import LoopOptions, train
+from shardmark.workloads.base import Batch
+from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyWorkload
 
 HOST_COPIES = ("_local_scalar_dense", "_to_copy", "copy_", "is_nonzero", "equal", "nonzero")
 
 
 def test_round_trip(tmp_path: Path) -> None:
+    losses: list[Tensor] = []
     assert reached(tmp_path, 1) is None
-    with Progress.opened(tmp_path, 1, total_steps=2**40) as progress:
-        assert reached(tmp_path, 1) == Reached(
-            steps=0, total_steps=2**40, loss=None, loss_steps=None
-        )
-        progress.update(7)
-        progress.tell_loss(0.25, 6)
-        assert reached(tmp_path, 1) == Reached(steps=7, total_steps=2**40, loss=0.25, loss_steps=6)
-        progress.update(8)
-        progress.tell_loss(math.nan, 8)
+    for _ in range(2):  # an earlier attempt's file is overwritten
+        with ProgressWriter.opened(tmp_path, 1, total_steps=2**40, losses=losses) as progress:
+            start = Reached(steps=0, total_steps=2**40, loss=None, loss_steps=None)
+            assert reached(tmp_path, 1) == start
+            progress.stepped(6)
+            losses.append(torch.tensor(0.25))
+            progress.stepped(7)
+            told = Reached(steps=7, total_steps=2**40, loss=0.25, loss_steps=7)
+            assert reached(tmp_path, 1) == told
+            losses.append(torch.tensor(math.nan))
+            progress.stepped(8)
+        losses.clear()
     ended = reached(tmp_path, 1)
     assert ended is not None
     assert (ended.steps, ended.loss_steps) == (8, 8)
@@ -42,22 +45,13 @@ def test_round_trip(tmp_path: Path) -> None:
     assert reached(tmp_path, 0) is None
 
 
-def test_an_earlier_attempt_is_overwritten(tmp_path: Path) -> None:
-    with Progress.opened(tmp_path, 0, total_steps=5) as progress:
-        progress.update(5)
-        progress.tell_loss(1.0, 5)
-    with Progress.opened(tmp_path, 0, total_steps=9):
-        assert reached(tmp_path, 0) == Reached(steps=0, total_steps=9, loss=None, loss_steps=None)
-
-
-def test_cut_file_tells_nothing(tmp_path: Path) -> None:
-    with Progress.opened(tmp_path, 0, total_steps=5) as progress:
-        progress.update(3)
+@pytest.mark.parametrize("left", [12, 0])
+def test_cut_file_tells_nothing(tmp_path: Path, left: int) -> None:
+    with ProgressWriter.opened(tmp_path, 0, total_steps=5) as progress:
+        progress.stepped(3)
     file = progress_file(tmp_path, 0)
-    whole = file.read_bytes()
-    for kept in (12, 0):
-        file.write_bytes(whole[:kept])
-        assert reached(tmp_path, 0) is None
+    file.write_bytes(file.read_bytes()[:left])
+    assert reached(tmp_path, 0) is None
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
@@ -96,40 +90,33 @@ class Told:
         self._on_host = on_host
         self.losses: list[float | None] = []
 
-    def run(self, end_step: int = 5, *, watched: bool = True) -> None:
-        with Progress.opened(self.directory, 0, total_steps=5) as progress:
-            teller = Teller(progress, self.recorder.losses, on_host=self._on_host)
+    def run(self, end_step: int = 5, *, watched: bool = True) -> Reached:
+        with ProgressWriter.opened(
+            self.directory, 0, 5, losses=self.recorder.losses, on_host=self._on_host
+        ) as progress:
             if watched:
-                self.recorder.observe(teller)
+                self.recorder.observe(progress)
 
             def on_step(step: int) -> None:
-                teller.stepped(step)
-                found = reached(self.directory, 0)
-                assert found is not None
-                assert found.steps == step
-                self.losses.append(found.loss)
+                progress.stepped(step)
+                shown = reached(self.directory, 0)
+                assert shown is not None
+                assert shown.steps == step
+                self.losses.append(shown.loss)
 
-            steps = Steps(
-                warmup_steps=2,
-                learning_rate=lambda _: 0.1,
-                seed_of=lambda _: 1,
-                on_step=on_step,
-                pace=nullcontext,
+            options = LoopOptions(
+                device=CPU, seed=1, warmup_steps=2, learning_rate=lambda _: 0.1, on_step=on_step
             )
-            train(
-                self.worker,
-                self._batches(),
-                self.recorder,
-                steps,
-                end_step=end_step,
-                step_shard_of=lambda index: StepShard(step=index, shard=Shard(index=0, count=1)),
-                device=CPU,
-            )
+            train(self.worker, self._batches(end_step), self.recorder, options)
+        shown = reached(self.directory, 0)
+        assert shown is not None
+        return shown
 
     @staticmethod
-    def _batches() -> Iterator[ToyBatch]:
-        while True:
-            yield ToyWorkload().batch(range(2))
+    def _batches(end_step: int) -> Iterator[tuple[StepShard, Batch]]:
+        for step in range(end_step):
+            step_shard = StepShard(step=step, shard=Shard(index=0, count=1))
+            yield step_shard, ToyWorkload().batch(range(2))
 
 
 def test_losses_in_host_memory_are_told_at_each_step(tmp_path: Path) -> None:
@@ -140,19 +127,11 @@ def test_losses_in_host_memory_are_told_at_each_step(tmp_path: Path) -> None:
 
 def test_losses_on_a_device_are_told_when_the_window_has_closed(tmp_path: Path) -> None:
     told = Told(tmp_path, on_host=False)
-    told.run()
+    shown = told.run()
     assert told.losses == [None] * 5
-    found = reached(tmp_path, 0)
-    assert found is not None
-    assert (found.loss, found.loss_steps) == (5.0, 5)
-
-
-def test_nothing_is_told_before_a_window(tmp_path: Path) -> None:
-    told = Told(tmp_path, on_host=False)
-    told.run(end_step=2)
-    found = reached(tmp_path, 0)
-    assert found is not None
-    assert (found.steps, found.loss) == (2, None)
+    assert (shown.loss, shown.loss_steps) == (5.0, 5)
+    before_a_window = Told(tmp_path, on_host=False).run(end_step=1)
+    assert (before_a_window.steps, before_a_window.loss) == (1, None)
 
 
 def test_the_loop_copies_nothing_to_the_host_for_those_who_watch(tmp_path: Path) -> None:

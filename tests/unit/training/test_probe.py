@@ -1,0 +1,241 @@
+"""Exposed communication on made-up events, held state, collectives, and the probe's steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._C._autograd import DeviceType
+
+from shardmark.measure.step.collectives import KINDS, CollectiveCounter
+from shardmark.measure.step.recorder import Spans
+from shardmark.results.schema import CollectiveRecord
+from shardmark.strategies.base import HeldState
+from shardmark.strategies.step import EagerWorker
+from shardmark.train import probe as probe_module
+from shardmark.train.probe import (
+    HeldSpans,
+    Interval,
+    covered_nanoseconds,
+    exposed_communication_seconds,
+    held_bytes,
+    probe,
+)
+from tests.unit.training.toy import CPU, FakeWorker, ToyWorkload, recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """As the profiler's: instants in milliseconds."""
+
+    text: str
+    start: int
+    end: int
+    device: Any = DeviceType.CPU
+    kind: str = "cpu_op"
+
+    def name(self) -> str:
+        return self.text
+
+    def start_ns(self) -> int:
+        return self.start * 10**6
+
+    def duration_ns(self) -> int:
+        return (self.end - self.start) * 10**6
+
+    def device_type(self) -> Any:
+        return self.device
+
+    def activity_type(self) -> str:
+        return self.kind
+
+
+def exposed_milliseconds(*events: Event, since: int = 0) -> float:
+    results = SimpleNamespace(events=lambda: list(events))
+    profiled: Any = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    seconds = exposed_communication_seconds(profiled, since_nanoseconds=since * 10**6)
+    return round(seconds * 1000, 6)
+
+
+def kernel(name: str, start: int, end: int, kind: str = "kernel") -> Event:
+    return Event(name, start, end, DeviceType.CUDA, kind)
+
+
+CPU_EVENTS = (
+    Event("gloo:all_reduce", 10, 30),
+    Event("aten::mm", 0, 15),
+    Event("aten::add", 20, 22),
+    Event("python function", 0, 100),
+    Event("[memory]", 5, 5),
+)
+# Host operators and annotations that span others' work hide nothing.
+CUDA_EVENTS = (
+    kernel("ncclDevKernel_AllReduce_Sum_f32", 10, 30),
+    kernel("gemm", 12, 20),
+    kernel("Memcpy HtoD", 28, 40, "gpu_memcpy"),
+    kernel("nccl:all_reduce", 0, 100, "gpu_user_annotation"),
+    Event("aten::mm", 0, 100),
+    Event("c10d::allreduce_", 0, 100),
+)
+
+
+@pytest.mark.parametrize(
+    ("events", "since", "exposed"),
+    [
+        (CPU_EVENTS, 0, (30 - 15) - 2),
+        ((Event("gloo:all_gather", 0, 10), Event("c10d::allgather_", 5, 12)), 0, 12),
+        ((Event("gloo:a", 0, 10), Event("aten::mm", 20, 24), Event("gloo:b", 22, 30)), 15, 6),
+        (CUDA_EVENTS, 0, 20 - 8 - 2),
+        ((Event("aten::mm", 0, 100),), 0, 0),
+        ((), 0, 0),
+    ],
+)
+def test_communication_is_exposed_where_nothing_is_computed(
+    events: tuple[Event, ...], since: int, exposed: float
+) -> None:
+    assert exposed_milliseconds(*events, since=since) == exposed
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])),
+        max_size=12,
+    )
+)
+def test_covered_time_is_the_size_of_the_union(intervals: list[Interval]) -> None:
+    instants = {instant for start, end in intervals for instant in range(start, end)}
+    assert covered_nanoseconds(intervals) == len(instants)
+
+
+def worker_and_step() -> tuple[EagerWorker, Any]:
+    workload = ToyWorkload()
+    model = workload.build_model()
+    worker = EagerWorker(model=model, module=model, workload=workload, recipe=recipe(), device=CPU)
+
+    def take_step(spans: Spans) -> object:
+        return worker.step(workload.batch(range(8)), spans)
+
+    return worker, take_step
+
+
+def test_probe_of_one_device() -> None:
+    """58 parameters, as many gradients, as much momentum; no other rank."""
+    worker, take_step = worker_and_step()
+    record = probe(worker, take_step, CPU)
+    assert record.parameter_bytes == record.gradient_bytes == 58 * 4
+    assert record.collectives == {}
+    assert record.exposed_communication_seconds == 0
+    assert record.reasons == {}
+    assert record.peak_memory_bytes is not None
+    assert record.peak_memory_bytes >= 3 * 58 * 4
+
+
+def test_failing_profiler_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: object) -> None:
+        raise RuntimeError("no kineto")
+
+    monkeypatch.setattr(probe_module, "profile", fails)
+    worker, take_step = worker_and_step()
+    record = probe(worker, take_step, torch.device("cpu"))
+    why = "the profiler failed: no kineto"
+    assert record.reasons == {"peak_memory_bytes": why, "exposed_communication_seconds": why}
+    assert (record.peak_memory_bytes, record.exposed_communication_seconds) == (None, None)
+    assert record.parameter_bytes == 58 * 4
+
+
+def state(parameters: int, gradients: int, unreachable: int = 0) -> HeldState:
+    return HeldState(
+        parameters=(torch.zeros(parameters),),
+        gradients=(torch.zeros(gradients),),
+        optimizer_state=(torch.zeros(2),),
+        untracked_bytes=unreachable,
+    )
+
+
+def test_held_bytes_by_kind() -> None:
+    shared = torch.zeros(5)
+    held = HeldState(
+        parameters=(shared, torch.zeros(1)),
+        gradients=(shared[1:],),
+        optimizer_state=(torch.zeros(3), shared),
+        untracked_bytes=7,
+    )
+    assert held_bytes(held) == {
+        "parameter_bytes": 24,
+        "gradient_bytes": 7,
+        "optimizer_state_bytes": 12,
+    }
+
+
+class Holding(FakeWorker):
+    """Holds most parameters before backward, most gradients before the update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = [state(9, 0), state(4, 4, unreachable=8)]
+
+    def held_state(self) -> HeldState:
+        return self.states.pop(0)
+
+
+def test_held_spans_keep_the_larger_value_of_each_kind() -> None:
+    spans = HeldSpans(Holding())
+    for name in ("forward", "backward", "optimizer"):
+        with spans.span(name):
+            pass
+    assert spans.largest == {
+        "parameter_bytes": 36,
+        "gradient_bytes": 24,
+        "optimizer_state_bytes": 8,
+    }
+
+
+class Operator:
+    """Stands for one of torch's: its text is its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+
+def test_collectives_and_the_bytes_of_their_input_are_counted() -> None:
+    counter = CollectiveCounter()
+    large, small = torch.zeros(8), torch.zeros(2, dtype=torch.bfloat16)
+
+    def call(name: str, *args: Any) -> None:
+        assert counter.__torch_dispatch__(Operator(name), (), args, {"x": 1}) == (args, {"x": 1})
+
+    call("c10d.allreduce_.default", [large, small], "group")
+    call("c10d.allreduce_.default", [small], "group")
+    call("c10d._allgather_base_.default", large, small, "group")
+    call("c10d.reduce_scatter_.default", [small], [[large, large]], "group")
+    call("c10d.barrier.default")
+    call("c10d.monitored_barrier_.default", "group")
+    call("aten.add.Tensor", large, large)
+    assert counter.counts == {
+        "all_reduce": CollectiveRecord(calls=2, payload_bytes=32 + 4 + 4),
+        "all_gather": CollectiveRecord(calls=1, payload_bytes=4),
+        "reduce_scatter": CollectiveRecord(calls=1, payload_bytes=64),
+        "barrier": CollectiveRecord(calls=1, payload_bytes=0),
+        "monitored_barrier": CollectiveRecord(calls=1, payload_bytes=0),
+    }
+
+
+def test_every_operator_in_the_table_is_torch_s() -> None:
+    """A name that torch does not know (any more) would never be counted."""
+    import torch.distributed  # registers them
+
+    assert torch.distributed.is_available()
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    known = {n.partition("::")[2].partition(".")[0] for n in names if n.startswith("c10d::")}
+    assert set(KINDS) <= known

@@ -1,0 +1,111 @@
+"""The recorder with a clock that counts its marks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardmark.measure.step.recorder import CudaClock, HostClock, Recorder, Window, clock_for
+from tests.unit.training.toy import CountingClock
+
+
+class Observer:
+    """Writes into the clock's own list of calls."""
+
+    def __init__(self, clock: CountingClock) -> None:
+        self._clock = clock
+
+    def window_started(self) -> None:
+        self._clock.calls.append("started")
+        self._clock.now += 1000
+
+    def window_stopped(self) -> None:
+        self._clock.calls.append("stopped")
+        self._clock.now += 1000
+
+
+def take_step(recorder: Recorder, micro_batches: int = 1) -> None:
+    recorder.start_step()
+    for _ in range(micro_batches):
+        with recorder.span("forward"):
+            pass
+    recorder.end_step(torch.zeros(()), (recorder.step,), 0.1)
+
+
+def test_observers_are_called_outside_of_the_window() -> None:
+    clock = CountingClock()
+    recorder = Recorder(clock, [Observer(clock), Observer(clock)])
+    recorder.start_window()
+    take_step(recorder)
+    recorder.stop_window()
+    assert clock.calls == [
+        *("wait", "started", "started", "wall"),
+        *("wait", "wall", "stopped", "stopped"),
+    ]
+    assert recorder.windows[0].window_seconds == 4 + 10
+
+
+def test_several_windows_of_which_empty_ones_are_none() -> None:
+    clock = CountingClock()
+    recorder = Recorder(clock)
+    take_step(recorder)
+    for steps in (2, 0, 2):
+        recorder.start_window()
+        for _ in range(steps):
+            take_step(recorder)
+        recorder.stop_window()
+        clock.now += 500
+    first, second = recorder.windows
+    assert first == Window(1, 3, 1e9 + 4 + 10, 8 + 10)
+    assert (second.first_step, second.end_step, second.window_seconds) == (3, 5, 18)
+    assert second.started_at_seconds == first.started_at_seconds + 18 + 500 + 20 + 500 + 10
+
+
+def test_a_step_in_numbers() -> None:
+    """Spans of a name add up, and the step is tied to the calendar."""
+    recorder = Recorder(CountingClock())
+    assert recorder.first_step_at_seconds is None
+    recorder.start_training()
+    take_step(recorder, micro_batches=3)
+    take_step(recorder)
+    began = 1e9 + 11
+    assert recorder.first_step_at_seconds == began
+    first, second = recorder.taken()
+    assert (first.seconds, second.seconds) == (
+        {"forward": 3.0, "step": 7.0},
+        {"forward": 1.0, "step": 3.0},
+    )
+    assert (first.started_at_seconds, second.started_at_seconds) == (began + 1, began + 9)
+    assert recorder.taken(1) == [second]
+    assert recorder.taken(2) == []
+
+
+def test_what_does_not_end_is_not_marked() -> None:
+    recorder = Recorder(CountingClock())
+    recorder.start_training()
+    recorder.start_step()
+    with recorder.span("data"):
+        pass
+    with pytest.raises(ValueError, match="bad"), recorder.span("forward"):
+        raise ValueError("bad")
+    assert (recorder.step, recorder.taken()) == (0, [])
+    take_step(recorder)
+    assert recorder.taken()[0].seconds.keys() == {"forward", "step"}
+
+
+def test_losses_are_not_read_before_they_are_asked_for() -> None:
+    recorder = Recorder(CountingClock())
+    recorder.start_training()
+    loss = torch.zeros((), device="meta")  # reading it would raise
+    recorder.start_step()
+    recorder.end_step(loss, (4, 5), 0.1)
+    assert (recorder.losses, recorder.sample_ids, recorder.step) == ([loss], [(4, 5)], 1)
+
+
+def test_clocks() -> None:
+    clock = HostClock()
+    assert clock.seconds_between(clock.mark(), clock.mark()) >= 0
+    assert clock.wall_seconds() <= clock.wall_seconds()
+    assert clock.unix_seconds() > 1e9
+    assert type(clock_for(torch.device("cpu"))) is HostClock
+    assert type(clock_for(torch.device("cuda", 0))) is CudaClock
