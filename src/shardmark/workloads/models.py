@@ -59,9 +59,7 @@ def check_model_name(name: str) -> None:
         return
     if is_user_function(name):
         raise ValueError(f"model {name!r}: {_user_function_problem(name)}")
-    module, _, function = name.rpartition(".")
-    if is_user_function(f"{module}:{function}") and model_known(f"{module}:{function}"):
-        raise ValueError(f"unknown model {name!r}; did you mean {module}:{function}?")
+    check_function_spelling(name)
     if name.startswith("timm:") and find_spec("timm") is None:
         raise ValueError(f"model {name!r}: timm is not installed; pip install 'shardmark[timm]'")
     candidates = sorted({*MODELS, *registered_names("torchvision")})
@@ -72,6 +70,13 @@ def check_model_name(name: str) -> None:
         f"unknown model {name!r}; nearest: {', '.join(nearest)}; "
         "`shardmark list models` says what else there is"
     )
+
+
+def check_function_spelling(name: str) -> None:
+    """Raise `ValueError` for `my_models.cnn` where `my_models:cnn` is a function of the user's."""
+    module, _, function = name.rpartition(".")
+    if is_user_function(f"{module}:{function}") and model_known(f"{module}:{function}"):
+        raise ValueError(f"unknown model {name!r}; did you mean {module}:{function}?")
 
 
 @cache

@@ -36,6 +36,7 @@ def test_every_detector_can_be_chosen(name: str) -> None:
         ({"model": "fasterrcnn_resnet50"}, "unknown detector 'fasterrcnn_resnet50'; nearest: fas"),
         ({"model": "MaskRCNN_ResNet50_FPN"}, "nearest: maskrcnn_resnet50_fpn, maskrcnn_resnet50_f"),
         ({"model": "resnet18"}, "or package.module:function of your own"),
+        ({"model": "json.decoder.JSONDecoder"}, "did you mean json.decoder:JSONDecoder?"),
         ({"model": "zzz"}, "nearest: fasterrcnn_resnet50_fpn, "),
         ({"model": "no_such_module:build"}, "no module 'no_such_module'"),
         ({"model": "json:no_such_name"}, "has no 'no_such_name'"),

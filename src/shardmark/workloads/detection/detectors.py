@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from shardmark.workloads.models import check_model_name, is_user_function
+from shardmark.workloads.models import check_function_spelling, check_model_name, is_user_function
 
 DETECTORS: dict[str, str] = {
     "fasterrcnn_resnet50_fpn": "detector: Faster R-CNN with feature pyramid, 41.8 M parameters"
@@ -35,6 +35,7 @@ def check_detector_name(name: str) -> None:
         check_model_name(name)
         return
     if name not in DETECTORS:
+        check_function_spelling(name)
         nearest = get_close_matches(name.lower(), DETECTORS, n=3) or list(DETECTORS)
         raise ValueError(
             f"unknown detector {name!r}; nearest: {', '.join(nearest)}; "
