@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -66,110 +67,131 @@ def comparison(*rows: Row) -> Comparison:
     return replace(compared(), rows=rows)
 
 
-def test_better_in_one_goal_and_no_worse_in_the_others_dominates() -> None:
-    found = front(row("ddp", (200.0, 202.0, 198.0)), row("fsdp"))
-    assert dominated(found) == {"fsdp": ["ddp"]}
-    (dominance,) = found.standings[1].dominated_by
-    assert [gain.metric for gain in dominance.gains] == ["samples_per_second"]
-    assert dominance.largest.factor == pytest.approx(2.0)
-    assert [one.row.strategy for one in found.standings] == ["ddp", "fsdp"]
+FAST = (200.0, 202.0, 198.0)
+HALF = (50.0, 50.5, 49.5)
+EXACT = (64.0,) * 3
+PROVEN = {"equivalent": True}
 
 
-def test_less_memory_is_better() -> None:
-    found = front(row("ddp"), row("fsdp", peaks=(50.0, 50.5, 49.5)))
-    assert dominated(found) == {"ddp": ["fsdp"]}
+@pytest.mark.parametrize(
+    ("ddp", "fsdp", "beaten", "open_"),
+    [
+        pytest.param({"rates": FAST}, {}, {"fsdp": ["ddp"]}, [], id="better in one goal"),
+        pytest.param({}, {"peaks": HALF}, {"ddp": ["fsdp"]}, [], id="less memory is better"),
+        pytest.param({"rates": FAST}, {"peaks": HALF}, {}, [], id="a loss keeps both"),
+        pytest.param(
+            {"rates": (100.0, 140.0, 120.0)}, {"rates": (110.0, 95.0, 105.0)}, {}, [], id="noise"
+        ),
+        pytest.param(
+            {"rates": (200.0,), "peaks": (50.0,), "accuracies": (0.9,)},
+            {"rates": (100.0,), "peaks": (100.0,), "accuracies": (0.8,)},
+            {},
+            [],
+            id="one repeat shows nothing",
+        ),
+        pytest.param(
+            {"rates": (100.0, 200.0, 50.0)},
+            {"rates": (100.0, 60.0, 160.0), "peaks": (95.0, 95.95, 94.05)},
+            {},
+            ["ddp"],
+            id="5 % less memory for sure, but the throughput may be half or double",
+        ),
+        pytest.param(
+            {},
+            {"rates": (104.0, 97.0, 100.0), "peaks": HALF},
+            {},
+            ["ddp"],
+            id="a tenth may be lost",
+        ),
+        pytest.param(
+            {},
+            {"rates": (101.0, 101.9, 100.2), "peaks": HALF},
+            {"ddp": ["fsdp"]},
+            [],
+            id="no loss that matters",
+        ),
+        pytest.param(
+            {},
+            {"rates": (101.0, 101.0, 99.0), "peaks": (98.5, 99.9, 97.8)},
+            {},
+            None,
+            id="one percent is saved, and two may be lost",
+        ),
+        pytest.param(
+            {"accuracies": (0.95,) * 3}, {"accuracies": (0.9,) * 3}, {}, [], id="one seed's quality"
+        ),
+        pytest.param(
+            {"rates": FAST, "peaks": EXACT}, {"peaks": EXACT}, {"fsdp": ["ddp"]}, [], id="tie"
+        ),
+        pytest.param(
+            {"peaks": EXACT}, {"peaks": (60.0,) * 3}, {"ddp": ["fsdp"]}, [], id="exact bytes"
+        ),
+        pytest.param(
+            {"rates": FAST, "accuracies": (0.89,) * 3, **PROVEN},
+            {"accuracies": (0.9,) * 3, **PROVEN},
+            {"fsdp": ["ddp"]},
+            [],
+            id="proven to be the same: one quality",
+        ),
+        pytest.param(
+            {"rates": FAST, "accuracies": (0.89,) * 3},
+            {"accuracies": (0.9,) * 3},
+            {},
+            None,
+            id="not verified: a worse quality counts",
+        ),
+        pytest.param(
+            {
+                "rates": FAST,
+                "accuracies": (0.89,) * 3,
+                **PROVEN,
+                "weak_scaling": True,
+                "world_size": 4,
+            },
+            {"accuracies": (0.9,) * 3, **PROVEN, "weak_scaling": True},
+            {},
+            None,
+            id="weak scaling trains something else",
+        ),
+        pytest.param(
+            {"rates": FAST, "accuracies": (0.5,) * 3, **PROVEN, "varied": {"recipe.lr": 0.1}},
+            {"accuracies": (0.9,) * 3, **PROVEN},
+            {},
+            None,
+            id="other conditions are another quality",
+        ),
+    ],
+)
+def test_dominance(
+    ddp: dict[str, Any],
+    fsdp: dict[str, Any],
+    beaten: dict[str, list[str]],
+    open_: list[str] | None,
+) -> None:
+    found = front(row("ddp", **ddp), row("fsdp", **fsdp))
+    assert dominated(found) == beaten
+    assert open_ is None or unsure(found) == open_
+
+
+def test_gains_are_ratios_in_the_metric_s_own_direction() -> None:
+    found = front(row("ddp"), row("fsdp", peaks=HALF))
     gain = found.standings[1].dominated_by[0].largest
+    assert gain.metric == "peak_memory_bytes"
     assert gain.factor == pytest.approx(2.0)
-    assert gain.ratios[0] == pytest.approx(0.5)
-    assert gain.ratios[1] is not None
-    assert gain.ratios[2] is not None
-    assert gain.ratios[1] <= gain.ratios[0] <= gain.ratios[2]
+    value, low, high = gain.ratios
+    assert low is not None
+    assert high is not None
+    assert value == pytest.approx(0.5)
+    assert low <= value <= high
 
 
-def test_a_shown_loss_keeps_both_on_the_front() -> None:
-    found = front(row("ddp", (200.0, 202.0, 198.0)), row("fsdp", peaks=(50.0, 50.5, 49.5)))
-    assert dominated(found) == {}
-    assert unsure(found) == []
-
-
-def test_a_difference_inside_the_noise_does_not_dominate() -> None:
-    noisy = front(row("ddp", (100.0, 140.0, 120.0)), row("fsdp", (110.0, 95.0, 105.0)))
-    assert dominated(noisy) == {}
-    assert unsure(noisy) == []
-
-
-def test_one_repeat_shows_nothing() -> None:
-    found = front(row("ddp", (200.0,), (50.0,), (0.9,)), row("fsdp", (100.0,), (100.0,), (0.8,)))
-    assert dominated(found) == {}
-    said = notes(row("ddp", (200.0,), (50.0,), (0.9,)), row("fsdp", (1.0,), (9.0,), (0.8,)))
-    assert "One repeat: no difference can be shown" in said
-
-
-def test_noise_that_could_hide_a_larger_loss_leaves_it_open() -> None:
-    """5 % less memory for sure, but the throughput may be half or double."""
+def test_what_is_open_is_named() -> None:
     rows = (
         row("ddp", (100.0, 200.0, 50.0)),
         row("fsdp", (100.0, 60.0, 160.0), peaks=(95.0, 95.95, 94.05)),
     )
-    assert dominated(front(*rows)) == {}
-    assert unsure(front(*rows)) == ["ddp"]
     assert "ddp on 2 ranks (by fsdp on 2 ranks: peak memory -5.0 %)" in notes(*rows)
-
-
-def test_a_possible_loss_is_held_against_what_is_sure_of_the_gain() -> None:
-    """Half the memory for sure; that the throughput may fall by a tenth is too much anyhow."""
-    rates = (100.0, 101.0, 99.0)
-    loose = front(row("ddp", rates), row("fsdp", (104.0, 97.0, 100.0), peaks=(50.0, 50.5, 49.5)))
-    assert dominated(loose) == {}
-    assert unsure(loose) == ["ddp"]
-    close = front(row("ddp", rates), row("fsdp", (101.0, 101.9, 100.2), peaks=(50.0, 50.5, 49.5)))
-    assert dominated(close) == {"ddp": ["fsdp"]}
-    little = front(row("ddp", rates), row("fsdp", (101.0, 101.0, 99.0), peaks=(98.5, 99.9, 97.8)))
-    assert dominated(little) == {}, "one percent is saved, and two may be lost"
-
-
-def test_a_quality_of_one_seed_is_never_a_gain() -> None:
-    """Nor is it where the repeats agree to the last digit."""
-    for better in ((0.95, 0.951, 0.949), (0.95,) * 3):
-        found = front(row("ddp", accuracies=better), row("fsdp", accuracies=(0.9,) * 3))
-        assert dominated(found) == {}
-        assert unsure(found) == []
-
-
-def test_memory_that_is_the_same_to_the_byte_is_a_tie() -> None:
-    found = front(row("ddp", (200.0, 202.0, 198.0), (64.0,) * 3), row("fsdp", SAME, (64.0,) * 3))
-    assert dominated(found) == {"fsdp": ["ddp"]}
-    exact = front(row("ddp", peaks=(64.0,) * 3), row("fsdp", peaks=(60.0,) * 3))
-    assert dominated(exact) == {"ddp": ["fsdp"]}
-
-
-def test_rows_that_are_proven_to_be_the_same_have_one_quality() -> None:
-    """Repeats share a seed, so that rounding looks like a difference that is sure."""
-    worse = (0.89,) * 3
-    better = (0.9,) * 3
-    fast = (200.0, 202.0, 198.0)
-    proven = front(
-        row("ddp", fast, accuracies=worse, equivalent=True),
-        row("fsdp", accuracies=better, equivalent=True),
-    )
-    assert dominated(proven) == {"fsdp": ["ddp"]}
-    unverified = front(row("ddp", fast, accuracies=worse), row("fsdp", accuracies=better))
-    assert dominated(unverified) == {}
-    weak = front(
-        row("ddp", fast, accuracies=worse, equivalent=True, weak_scaling=True, world_size=4),
-        row("fsdp", accuracies=better, equivalent=True, weak_scaling=True),
-    )
-    assert dominated(weak) == {}
-
-
-def test_other_conditions_are_another_quality() -> None:
-    """Another learning rate trains something else, however well each is verified."""
-    changed = {"recipe.optimizer.lr": 0.1}
-    found = front(
-        row("ddp", (200.0, 202.0, 198.0), accuracies=(0.5,) * 3, equivalent=True, varied=changed),
-        row("fsdp", accuracies=(0.9,) * 3, equivalent=True),
-    )
-    assert dominated(found) == {}
+    assert "One repeat: no difference can be shown" in notes(row("ddp", (200.0,), (50.0,), (0.9,)))
 
 
 def test_who_trains_something_else_is_named_and_left_out() -> None:
