@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +50,19 @@ def one(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> St
     return load_run(folder / "run", verify=True)
 
 
+def wait_for(condition: Callable[[], object], seconds: float) -> float:
+    """Seconds until it held."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds, "in vain"
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+def in_order(run: Path) -> list[TrialResult]:
+    return sorted(load_run(run, verify=True).trials, key=lambda trial: trial.order)
+
+
 def by_strategy(run: StoredRun) -> dict[str, TrialResult]:
     return {trial.strategy: trial for trial in run.trials}
 
@@ -72,6 +88,30 @@ def check_same(one: StoredRun, two: StoredRun) -> None:
         assert names[0] == names[1]
         assert trial.metrics.keys() == other.metrics.keys()
         assert _lacking(trial) == _lacking(other)
+
+
+def check_places(run: StoredRun) -> None:
+    """Each node has a worker and a server."""
+    places = {
+        name: [(r.rank, r.node, r.local_rank, r.role, r.device) for r in trial.ranks]
+        for name, trial in by_strategy(run).items()
+    }
+    workers = [(0, 0, 0, "worker", "cpu"), (1, 1, 0, "worker", "cpu")]
+    servers = [(2, 0, 1, "server", "cpu"), (3, 1, 1, "server", "cpu")]
+    assert places == {"single": workers[:1], "ddp": workers, "ps-sync": [*workers, *servers]}
+    environment = json.loads((run.path / "environment.json").read_text())
+    assert [node["node"] for node in environment["nodes"]] == [0, 1]
+
+
+def check_samples(run: StoredRun) -> dict[int, list[dict[str, Any]]]:
+    """Each node has sampled its own ranks; the samples by node."""
+    file = run.path / "trials" / by_strategy(run)["ddp"].id / "samples.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["at_seconds"] for line in lines] == sorted(line["at_seconds"] for line in lines)
+    by_node = {node: [line for line in lines if line["node"] == node] for node in (0, 1)}
+    for node, own in by_node.items():
+        assert {rank["rank"] for line in own for rank in line["ranks"]} == {node}
+    return by_node
 
 
 def _lacking(trial: TrialResult) -> dict[str, str]:

@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,17 @@ import pytest
 import yaml
 
 from shardmark.measure.step.progress import reached
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
-from tests.cluster.one_machine import ENDLESS, EXPERIMENT, by_strategy, check_same
+from tests.cluster.one_machine import (
+    ENDLESS,
+    EXPERIMENT,
+    check_places,
+    check_same,
+    check_samples,
+    in_order,
+    wait_for,
+)
 from tests.cluster.raylets import Raylets, raylets, why_no_ray
 
 pytestmark = [
@@ -80,15 +87,6 @@ def of_session(cluster: Raylets) -> list[str]:
     return [line for line in lines if "ray/session_" in line and f"_{cluster.process.pid}/" in line]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> float:
-    """Seconds until it held."""
-    begun = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begun < seconds, "in vain"
-        time.sleep(0.05)
-    return time.monotonic() - begun
-
-
 def trial_under_way(run: Path, process: subprocess.Popen[bytes], log: Path) -> Path:
     """The folder of the trial whose two ranks are taking steps."""
     found: list[Path] = []
@@ -136,30 +134,9 @@ def test_two_nodes_train_what_one_machine_trains(
     check_same(one, two)
     verdicts = two.verification.verdicts if two.verification is not None else ()
     assert [verdict.equivalent for verdict in verdicts] == [True] * 3
-    _check_places(by_strategy(two))
-    _check_samples(two.path / "trials" / by_strategy(two)["ddp"].id / "samples.jsonl")
-    environment = json.loads((two.path / "environment.json").read_text())
-    assert [node["node"] for node in environment["nodes"]] == [0, 1]
+    check_places(two)
+    check_samples(two)
     wait_for(lambda: not left(), 10)
-
-
-def _check_places(trials: dict[str, TrialResult]) -> None:
-    places = {
-        name: [(r.rank, r.node, r.local_rank, r.role, r.device) for r in trial.ranks]
-        for name, trial in trials.items()
-    }
-    workers = [(0, 0, 0, "worker", "cpu"), (1, 1, 0, "worker", "cpu")]
-    servers = [(2, 0, 1, "server", "cpu"), (3, 1, 1, "server", "cpu")]
-    assert places == {"single": workers[:1], "ddp": workers, "ps-sync": [*workers, *servers]}
-
-
-def _check_samples(file: Path) -> None:
-    """Each node has sampled its own ranks."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["at_seconds"] for line in lines] == sorted(line["at_seconds"] for line in lines)
-    for node in (0, 1):
-        own = [line for line in lines if line["node"] == node]
-        assert {one["rank"] for line in own for one in line["ranks"]} == {node}
 
 
 def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) -> None:
@@ -190,7 +167,7 @@ def test_dead_rank_is_restarted_then_named_and_ctrl_c_leaves_nothing(
     trial_under_way(run, process, log)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130, log.read_text()[-2000:]
-    first, second = sorted(load_run(run).trials, key=lambda trial: trial.order)
+    first, second = in_order(run)
     assert first.outcome is Outcome.FAILED
     assert first.failure is not None
     assert (first.failure.rank, first.failure.node) == (1, 1)
@@ -208,7 +185,7 @@ def test_dead_actor_is_a_lost_node_whose_ranks_end(cluster: Raylets, tmp_path: P
     folder = trial_under_way(run, process, log)
     os.kill(above(folder, 1, "ray::NodeActor"), signal.SIGKILL)
     assert process.wait(timeout=60) == 1, log.read_text()[-2000:]
-    first, second = sorted(load_run(run).trials, key=lambda trial: trial.order)
+    first, second = in_order(run)
     assert first.failure is not None
     assert "node 1 (" in first.failure.reason
     assert "was lost: its connection" in first.failure.reason
@@ -227,7 +204,7 @@ def test_dead_raylet_is_named(cluster: Raylets, tmp_path: Path) -> None:
     took = wait_for((folder / "result.json").exists, NODE_SECONDS + 20)
     assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
     assert process.wait(timeout=60) == 1, log.read_text()[-2000:]
-    first, second = sorted(load_run(run).trials, key=lambda trial: trial.order)
+    first, second = in_order(run)
     assert first.outcome is Outcome.FAILED
     assert first.failure is not None
     assert first.failure.node == rank

@@ -16,8 +16,8 @@ from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
 from tests.cluster.needs import why_no_bench
-from tests.cluster.one_machine import by_strategy, losses
-from tests.cluster.test_torchrun import REPOSITORY, command, steps, wait_for, written
+from tests.cluster.one_machine import by_strategy, losses, wait_for
+from tests.cluster.test_torchrun import REPOSITORY, command, steps, written
 from tests.distributed.dying import Death, plan
 from tests.kept_engine import DEATHS, KeptEngine
 

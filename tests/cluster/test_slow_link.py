@@ -22,7 +22,8 @@ from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.results.schema import Outcome, StabilityKind, TrialResult
 from shardmark.results.store import load_run
 from tests.cluster.needs import why_no_bench
-from tests.cluster.test_torchrun import NODE_SECONDS, PORT, REPOSITORY, command, steps, wait_for
+from tests.cluster.one_machine import wait_for
+from tests.cluster.test_torchrun import NODE_SECONDS, PORT, REPOSITORY, command, steps
 
 pytestmark = [
     pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),

@@ -24,9 +24,15 @@ from shardmark.measure.step.progress import reached
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
-from tests.cluster.one_machine import ENDLESS, EXPERIMENT, by_strategy, check_same
+from tests.cluster.one_machine import (
+    ENDLESS,
+    EXPERIMENT,
+    by_strategy,
+    check_same,
+    in_order,
+    wait_for,
+)
 from tests.cluster.slurm_cluster import SlurmCluster, slurm, why_no_slurm
-from tests.cluster.test_torchrun import wait_for
 
 pytest.importorskip("submitit", reason="no submitit: pip install 'shardmark[slurm]'")
 WHY_NOT = why_no_bench() or why_no_slurm()
@@ -136,7 +142,7 @@ def test_lost_node_and_interrupt(cluster: SlurmCluster, tmp_path: Path) -> None:
     assert re.search(r"job \d+ is being cancelled\n", printed)
     assert re.search(r"job \d+ ended as CANCELLED on node\[1-2\]; its log is /", printed)
     assert printed.rstrip().splitlines()[-1].startswith("interrupted; go on with: shardmark run")
-    first, second = sorted(load_run(out, verify=True).trials, key=lambda trial: trial.order)
+    first, second = in_order(out)
     assert first.outcome is Outcome.FAILED
     assert first.failure is not None
     assert first.failure.node == 1

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,19 @@ from benchmarks.cluster.bench import Bench, bench
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.results.network import read_network
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
-from tests.cluster.one_machine import ENDLESS, EXPERIMENT, by_strategy, check_same
+from tests.cluster.one_machine import (
+    ENDLESS,
+    EXPERIMENT,
+    by_strategy,
+    check_places,
+    check_same,
+    check_samples,
+    in_order,
+    wait_for,
+)
 
 pytestmark = [
     pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),
@@ -58,15 +65,6 @@ def command(experiment: Path, out: Path, *settings: str) -> list[str]:
     return words + [word for setting in settings for word in ("--set", setting)]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> float:
-    """Seconds until it held."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, "in vain"
-        time.sleep(0.05)
-    return time.monotonic() - started
-
-
 def steps(out: Path, rank: int) -> int:
     """Steps of a trial under way, as the controller's folder has them."""
     from shardmark.measure.step.progress import reached
@@ -88,14 +86,13 @@ def test_two_nodes_train_what_one_machine_trains(
     check_same(one, two)
     verdicts = two.verification.verdicts if two.verification is not None else ()
     assert [verdict.equivalent for verdict in verdicts] == [True] * 3
-    _check_places(by_strategy(two))
-    _check_samples(out / "trials" / by_strategy(two)["ddp"].id / "samples.jsonl")
+    check_places(two)
+    for own in check_samples(two).values():  # the gradients have gone over each node's link
+        sent = [line["network"][namespaces.INTERFACE]["bytes_sent"] for line in own]
+        assert sent[-1] - sent[0] > 6 * 9000 * 4  # parameters x steps x bytes
     _check_links(one, two)
-    environment = json.loads((out / "environment.json").read_text())
-    assert [(one["node"], one["host"]) for one in environment["nodes"]] == [
-        (0, "node0"),
-        (1, "node1"),
-    ]
+    hosts = {rank.host for rank in by_strategy(two)["ddp"].ranks}
+    assert hosts == {"node0", "node1"}
     rows = {row.strategy: row for row in compare([two]).rows}
     assert {name: row.varied["placement.nodes"] for name, row in rows.items()} == {
         "single": 1,
@@ -112,27 +109,6 @@ def _check_links(one: StoredRun, two: StoredRun) -> None:
     reaches = [{op.reach for op in record.operations} for record in found if record is not None]
     assert reaches == [{"same_host"}, {"between_hosts"}]
     assert all(op.fit for record in found if record is not None for op in record.operations)
-
-
-def _check_places(trials: dict[str, TrialResult]) -> None:
-    places = {
-        name: [(r.rank, r.host, r.node, r.local_rank, r.role, r.device) for r in trial.ranks]
-        for name, trial in trials.items()
-    }
-    workers = [(0, "node0", 0, 0, "worker", "cpu"), (1, "node1", 1, 0, "worker", "cpu")]
-    servers = [(2, "node0", 0, 1, "server", "cpu"), (3, "node1", 1, 1, "server", "cpu")]
-    assert places == {"single": workers[:1], "ddp": workers, "ps-sync": [*workers, *servers]}
-
-
-def _check_samples(file: Path) -> None:
-    """Each node has sampled its own ranks; the gradients have gone over its link."""
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line["at_seconds"] for line in lines] == sorted(line["at_seconds"] for line in lines)
-    for node in (0, 1):
-        own = [line for line in lines if line["node"] == node]
-        assert {one["rank"] for line in own for one in line["ranks"]} == {node}
-        sent = [line["network"][namespaces.INTERFACE]["bytes_sent"] for line in own]
-        assert sent[-1] - sent[0] > 6 * 9000 * 4  # parameters x steps x bytes
 
 
 def started_from(node: int, nodes: Bench, tmp_path: Path, settings: Sequence[str]) -> Any:
@@ -163,7 +139,7 @@ def test_dead_link_ends_the_trial_in_time(nodes: Bench, tmp_path: Path) -> None:
     took = wait_for(lambda: any(results.glob("*/result.json")), NODE_SECONDS + 20)
     assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
     started.wait(timeout=60)
-    first, second = sorted(load_run(out).trials, key=lambda trial: trial.order)
+    first, second = in_order(out)
     assert first.outcome is Outcome.FAILED
     assert first.failure is not None
     assert first.failure.node == 1
@@ -195,7 +171,7 @@ def test_vanished_node_is_named_at_once(nodes: Bench, tmp_path: Path) -> None:
     assert took < math.ceil(NODE_SECONDS), "the kernel closes its connections"
     assert both[0].wait(timeout=60) == 1
     both[1].wait(timeout=10)
-    first = min(load_run(out).trials, key=lambda trial: trial.order)
+    first = in_order(out)[0]
     assert first.outcome is Outcome.FAILED
     assert first.failure is not None
     assert first.failure.node == 1

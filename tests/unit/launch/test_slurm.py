@@ -457,15 +457,6 @@ def test_step_that_does_not_end_is_ended(
     steps.close()
 
 
-@pytest.mark.usefixtures("inside")
-def test_without_srun(
-    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"engine\.name: srun cannot be run: No such file"):
-        Steps(SlurmOptions(), KEY, "7").start(registry, "t")
-
-
 @pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", None])
 def test_job_that_is_being_ended_is_known_as_such(
     state: str | None, monkeypatch: pytest.MonkeyPatch

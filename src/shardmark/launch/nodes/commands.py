@@ -8,9 +8,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from shardmark.config.engines import LOOPBACK
 from shardmark.core.errors import InputError
-
-LOOPBACK = "127.0.0.1"
 
 
 class StartedCommand:

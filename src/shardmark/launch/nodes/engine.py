@@ -150,7 +150,9 @@ class NodesEngine:
                 rendezvous = {**(rendezvous_of[number] or {}), "address": node.address}
                 registry.tell(number, request | {"rendezvous": rendezvous, "resume": True})
 
-        watch = TrialWatch(registry, numbers, return_seconds(trial, task), resume)
+        limits = trial.limits if trial is not None and task == "measure" else None
+        seconds = limits.node_return_seconds if limits is not None and limits.max_restarts else 0.0
+        watch = TrialWatch(registry, numbers, seconds, resume)
         for number in numbers:
             registry.tell(number, request | {"rendezvous": rendezvous_of[number]})
         how, lost = "exited", None
@@ -348,13 +350,6 @@ class TrialWatch:
             if all(self._registry.nodes[number].lost is not None for number in self.running):
                 return
             time.sleep(TICK_SECONDS / 4)
-
-
-def return_seconds(trial: Trial | None, task: Task) -> float:
-    """How long a lost node is awaited."""
-    if trial is None or task != "measure" or not trial.limits.max_restarts:
-        return 0.0
-    return trial.limits.node_return_seconds
 
 
 def with_losses(

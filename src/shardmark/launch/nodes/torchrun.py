@@ -9,15 +9,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shardmark.config.engines import TorchrunOptions
+from shardmark.config.engines import LOOPBACK, TorchrunOptions
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import EngineRequest, RemoteCommand
-from shardmark.launch.nodes.commands import (
-    LOOPBACK,
-    StartedCommand,
-    listening_address,
-    resolved,
-)
+from shardmark.launch.nodes.commands import StartedCommand, listening_address, resolved
 from shardmark.launch.nodes.engine import NodesEngine
 from shardmark.launch.nodes.node import interface_of, join
 from shardmark.launch.nodes.protocol import Invitation

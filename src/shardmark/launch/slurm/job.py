@@ -123,9 +123,9 @@ def cancel(job: str) -> str | None:
     return done.stderr.strip() or f"exit code {done.returncode}" if done.returncode else None
 
 
-def sbatch_options(options: SlurmOptions, request: EngineRequest) -> dict[str, str | int]:
-    """The job's options by their long names; an empty value is an option that takes none."""
-    asked: dict[str, str | int | bool | None] = {
+def sbatch_options(options: SlurmOptions, request: EngineRequest) -> dict[str, Any]:
+    """The job's options by their long names; True for one that takes no value."""
+    asked = {
         "job-name": f"shardmark-{request.name}",
         "nodes": request.nodes,
         "ntasks-per-node": 1,
@@ -140,17 +140,13 @@ def sbatch_options(options: SlurmOptions, request: EngineRequest) -> dict[str, s
         "exclusive": options.exclusive,
         **options.sbatch,
     }
-    return {
-        name: "" if value is True else value
-        for name, value in asked.items()
-        if value is not None and value is not False
-    }
+    return {k: value for k, value in asked.items() if value is not None and value is not False}
 
 
-def flags(asked: Mapping[str, str | int]) -> list[str]:
+def flags(asked: Mapping[str, Any]) -> list[str]:
     """As they are given to a command."""
     return [
-        f"--{name}" if value == "" else f"--{name}={shlex.quote(str(value))}"
+        f"--{name}" if value is True else f"--{name}={shlex.quote(str(value))}"
         for name, value in asked.items()
     ]
 
@@ -229,7 +225,7 @@ def become(words: Sequence[str]) -> None:
 
 
 def submit(
-    asked: Mapping[str, str | int], setup: Sequence[str], words: Sequence[str], folder: Path
+    asked: Mapping[str, Any], setup: Sequence[str], words: Sequence[str], folder: Path
 ) -> Job:
     """Submit the command; raises `InputError` with what SLURM has against it."""
     try:
@@ -261,12 +257,12 @@ def submit(
     return Job(id=submitted.job_id, folder=folder)
 
 
-def parameters(asked: Mapping[str, str | int]) -> dict[str, Any]:
+def parameters(asked: Mapping[str, Any]) -> dict[str, Any]:
     """For submitit: all as options of `sbatch`, and none of what it would ask by itself.
 
     Its signal, 90 seconds before the time limit, goes to all steps and would end the ranks.
     """
-    rest = {k: True if v == "" else v for k, v in asked.items() if k not in ("nodes", "job-name")}
+    rest = {name: v for name, v in asked.items() if name not in ("nodes", "job-name")}
     return {
         "nodes": asked["nodes"],
         "job_name": asked["job-name"],
