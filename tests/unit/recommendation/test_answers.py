@@ -41,9 +41,9 @@ def test_three_short_lines_answer_a_run(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [SINGLE, DDP, FSDP])
     fastest, memory, same = answers(comparison)
     assert (fastest.question, fastest.decided, fastest.strategy) == ("fastest", True, "ddp")
-    assert fastest.text == "ddp on 2 ranks, 181 samples/s (fsdp on 2 ranks 151, 0.83x)"
+    assert fastest.text == "ddp, 181 samples/s (fsdp 151, 0.83x)"
     assert (memory.question, memory.decided, memory.strategy) == ("memory", True, "fsdp")
-    assert memory.text == "fsdp on 2 ranks, 40 MiB per rank (ddp on 2 ranks 80)"
+    assert memory.text == "fsdp, 40 MiB per rank (ddp 80)"
     assert (same.question, same.decided, same.strategy) == ("equivalent", True, None)
     assert same.text == "yes, 3 of 3 verified"
     assert [line.split()[0] for line in answer_lines(comparison)] == ["Fastest", "Memory", "Same"]
@@ -51,6 +51,12 @@ def test_three_short_lines_answer_a_run(tmp_path: Path) -> None:
         set(one) == {"question", "decided", "strategy", "text"} for one in answers_json(comparison)
     )
     assert next_commands(comparison) == []
+
+
+def test_ranks_are_named_where_a_strategy_ran_on_several(tmp_path: Path) -> None:
+    more = replace(DDP, world_size=4, rates=(300, 301, 302))
+    fastest = one_of(compared(tmp_path, [SINGLE, DDP, more]), "fastest")
+    assert fastest.text == "ddp on 4 ranks, 301 samples/s (single on 1 rank 100, 0.33x)"
 
 
 def test_one_repeat_is_provisional(tmp_path: Path) -> None:
@@ -117,7 +123,7 @@ def test_what_trains_otherwise_by_design_does_not_win(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [DDP, ASYNC])
     fastest = one_of(comparison, "fastest")
     assert fastest.strategy == "ddp"
-    assert "ps-async 240, but it trains otherwise" in fastest.text
+    assert "ps-async 240 trains otherwise" in fastest.text
     assert "ps-async differs by design" in one_of(comparison, "equivalent").text
 
 

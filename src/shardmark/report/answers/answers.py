@@ -171,7 +171,7 @@ def _fastest(group: ComparableGroup, disturbed: bool) -> Answer:
     ahead = [row for row in group.by_design if _value(row, RATE) > value]
     if ahead:
         first = max(ahead, key=lambda row: _value(row, RATE))
-        text += f"; {first.label} {rate(_value(first, RATE))}, but it trains otherwise"
+        text += f"; {first.label} {rate(_value(first, RATE))} trains otherwise"
     return Answer(question="fastest", decided=decided, strategy=_winner(chosen), text=text)
 
 
@@ -292,7 +292,9 @@ def _axis_ratios(
 
 
 def _several_sizes(group: ComparableGroup) -> bool:
-    return len({row.world_size for row in group.rows}) > 1
+    """Whether a strategy's name alone leaves open on how many ranks it ran."""
+    sizes = {(row.label, row.world_size) for row in group.rows}
+    return len(sizes) > len({label for label, _ in sizes})
 
 
 def _value(row: Row, metric: str) -> float:
