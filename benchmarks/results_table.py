@@ -16,12 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shardmark.analysis.comparison import compare
-from shardmark.report.data import render_json
-from shardmark.report.markdown import render_markdown
-from shardmark.report.tables import comparison_table
-
 from recording import RESULTS, ROOT, VERSIONS
+from shardmark.analysis.compare.comparison import compare
+from shardmark.report.table.comparison import comparison_json, comparison_table
+from shardmark.report.table.formats import Format, render_tables
 from shardmark.results.store import RunFolder, load_run
 
 BLOCK = re.compile(r"(<!-- results-table -->\n).*?(\n<!-- /results-table -->)", re.DOTALL)
@@ -66,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     environment = RunFolder(options.run).read_environment()
     comparison = compare([load_run(options.run)], None)
-    table = render_markdown(comparison_table(comparison)).strip()
+    table = render_tables([comparison_table(comparison)], Format.MARKDOWN, headings=False).strip()
     place = measured_on(environment)
     stem = f"{environment['date'][:10]}-{options.name}"
     command = shlex.join(["python", "benchmarks/results_table.py", *sys.argv[1:]])
@@ -74,8 +72,8 @@ def main() -> None:
     (RESULTS / f"{stem}.md").write_text(
         f"# {options.name}\n\n{place}\n\n{table}\n\n## Verification\n\n{verdicts}\n"
     )
-    content = {"place": place, "command": command, **json.loads(render_json(comparison))}
-    (RESULTS / f"{stem}.json").write_text(json.dumps(content, indent=1) + "\n")
+    content = {"place": place, "command": command, **comparison_json(comparison)}
+    (RESULTS / f"{stem}.json").write_text(json.dumps(content, indent=1, default=str) + "\n")
     stored = load_run(options.run).verification
     if stored is not None:
         text = stored.model_dump_json(indent=1)

@@ -146,7 +146,8 @@ def render(
 ) -> str:
     """The answers and the table in that format; ends with a line break.
 
-    On a terminal a table that is wider than it is divided; CSV is the table alone.
+    A table that is wider than the terminal, or than 80 characters elsewhere, is divided where no
+    columns were asked for; CSV is the table alone.
     """
     from shardmark.report.answers.answers import (
         answer_grid,
@@ -161,7 +162,7 @@ def render(
     if form is Format.JSON:
         return render_json({"answers": answers_json(comparison), **comparison_json(comparison)})
     table = comparison_table(comparison, columns or BRIEF)
-    width = terminal_width()
+    width = terminal_width() or (None if columns else 80)
     shown = render_tables([table], form, width, headings=False)
     if form is Format.CSV:
         return shown
