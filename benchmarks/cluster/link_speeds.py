@@ -13,7 +13,7 @@ from benchmarks.cluster.speed import UNLIMITED, bits_per_second
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.rows import EXECUTION_KEYS, OWN_COLUMNS, Row, plain
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
-from shardmark.analysis.network.bandwidth import traffic_of
+from shardmark.analysis.network.traffic import traffic_of
 from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.analysis.statistics.effects import Effect, between_all, holm
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from shardmark.analysis.network.link_fit import with_fits
+from shardmark.analysis.network.links import with_fits
 from shardmark.core.errors import ShardmarkError
 from shardmark.measure.network import network_probe
 from shardmark.measure.network.network_probe import probe_network

@@ -37,7 +37,7 @@ def measure_network(options: NetworkOptions) -> None:
 
     Started by `torchrun` on every node, the ranks are those; else they are started here.
     """
-    from shardmark.analysis.network.link_fit import with_fits
+    from shardmark.analysis.network.links import with_fits
     from shardmark.results.network import write_network
     from shardmark.results.store import is_run
 

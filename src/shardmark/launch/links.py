@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from shardmark.analysis.network.link_fit import link_summary, with_fits
+from shardmark.analysis.network.links import link_summary, with_fits
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Measure

@@ -16,7 +16,7 @@ from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, write_samples
 
 from shardmark import cli
 from shardmark.analysis.compare.comparison import Comparison, compare
-from shardmark.analysis.network.bandwidth import traffic_of
+from shardmark.analysis.network.traffic import traffic_of
 from shardmark.analysis.trial.series import sampled
 from shardmark.report.figures import figures_of
 from shardmark.report.page.network import network_parts

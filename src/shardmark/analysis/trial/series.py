@@ -59,7 +59,7 @@ def sampled(row: Row) -> Sampled | None:
         one.started_at_seconds + one.window_seconds for rank in trial.ranks for one in rank.windows
     ]
     start = min((at for at in began if at is not None), default=None)
-    samples = list(_lines(RunFolder(row.folder).trial_folder(trial.id) / SAMPLES_FILE))
+    samples = list(lines_of(RunFolder(row.folder).trial_folder(trial.id) / SAMPLES_FILE))
     if start is None or not ends or not samples:
         return None
     end = max(ends)
@@ -115,7 +115,7 @@ def loss_by_step(row: Row) -> OverTime:
     if trial is None or row.folder is None:
         return OverTime()
     sums: dict[int, tuple[float, float]] = {}
-    for line in _lines(RunFolder(row.folder).trial_folder(trial.id) / STEPS_FILE):
+    for line in lines_of(RunFolder(row.folder).trial_folder(trial.id) / STEPS_FILE):
         step, loss = number(line.get("step")), number(line.get("loss"))
         if step is None or loss is None or not math.isfinite(loss):
             continue
@@ -148,7 +148,7 @@ def _first(row: Row) -> TrialResult | None:
     return next(iter(row.ok_trials), None)
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def lines_of(path: Path) -> Iterator[Line]:
     """The JSON objects of a file; a broken line is left out, and nothing comes of a huge file."""
     try:
         if path.stat().st_size > MOST_BYTES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardmark.analysis.network.bandwidth import Interface, traffic_of
+from shardmark.analysis.network.traffic import Interface, traffic_of
 from shardmark.report.figures.figure import Figure, Panel, Series
 from shardmark.report.figures.grouping import MOST_FIGURES, MOST_ROWS_READ, Entry, Group
 from shardmark.report.figures.sentences import joined

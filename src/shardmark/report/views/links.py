@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardmark.analysis.network.link_fit import COSTS
+from shardmark.analysis.network.links import COSTS
 from shardmark.report.table.sections import Section
 from shardmark.report.table.sections import TextColumn as Column
 from shardmark.report.table.sections import TextTable as Table

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.network.bandwidth import Interface, OfRank, OneWay, TrafficOfRow
+from shardmark.analysis.network.traffic import Interface, OfRank, OneWay, TrafficOfRow
 from shardmark.analysis.network.wire import Kind, WireOfRow
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.report.table.gaps import where

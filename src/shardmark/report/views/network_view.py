@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.network.bandwidth import TrafficOfRow, traffic_of
+from shardmark.analysis.network.traffic import TrafficOfRow, traffic_of
 from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.core.errors import InputError
 from shardmark.report.table.columns import identity_of

@@ -1,4 +1,4 @@
-"""Latency and bandwidth of links from timed operations: the alpha-beta model.  Plain Python.
+"""Latency and bandwidth of links from timed operations: the alpha-beta model.
 
 An operation of so many messages one after the other, in which a rank sends so many bytes in all,
 takes `messages * latency + bytes / bandwidth`.  Source: Hockney, Parallel Computing 20 (1994),
@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
 from shardmark.analysis.statistics.intervals import t_quantile
 from shardmark.results.network import (
@@ -22,9 +23,11 @@ from shardmark.results.network import (
     Operation,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 LEAST_SIZES = 3
-ITERATIONS = 200
-CONVERGED = 1e-10
 NEGLIGIBLE = 1e-10
 """Sum of squared shares of the timings: 1 where one timing is all latency, or all bandwidth."""
 LARGEST_LOG_ERROR = 20.0
@@ -42,6 +45,11 @@ class Cost:
     model: str
 
 
+_HALF_RING = Cost(
+    messages=lambda n: n - 1,
+    share=lambda n: (n - 1) / n,
+    model="(n - 1) a + (n - 1) / n m / b",
+)
 COSTS: Mapping[Operation, Cost] = {
     "point_to_point": Cost(messages=lambda _: 1, share=lambda _: 1.0, model="a + m / b"),
     "all_reduce": Cost(
@@ -49,16 +57,8 @@ COSTS: Mapping[Operation, Cost] = {
         share=lambda n: 2 * (n - 1) / n,
         model="2 (n - 1) a + 2 (n - 1) / n m / b",
     ),
-    "all_gather": Cost(
-        messages=lambda n: n - 1,
-        share=lambda n: (n - 1) / n,
-        model="(n - 1) a + (n - 1) / n m / b",
-    ),
-    "reduce_scatter": Cost(
-        messages=lambda n: n - 1,
-        share=lambda n: (n - 1) / n,
-        model="(n - 1) a + (n - 1) / n m / b",
-    ),
+    "all_gather": _HALF_RING,
+    "reduce_scatter": _HALF_RING,
 }
 """`a` is the latency of a message, `b` the bandwidth of one link one way, `m` the payload."""
 
@@ -92,22 +92,14 @@ def predicted_seconds(operation: MeasuredOperation, payload_bytes: float) -> flo
 def link_summary(record: NetworkRecord) -> str:
     """One line: what a message between ranks costs, over the farthest reach that was measured."""
     start = f"links between {record.world_size} ranks, {record.backend}"
-    messages = [one for one in record.operations if one.operation == "point_to_point" and one.fit]
     for reach, words in (("between_hosts", "between hosts"), ("same_host", "on one host")):
-        for one in messages:
-            if one.reach == reach and one.fit is not None:
-                latency = _words(one.fit.latency_seconds, 1e6, "us")
-                speed = _words(one.fit.bytes_per_second, 1e-6, "MB/s")
-                return f"{start}: {latency} and {speed} {words}"
+        for operation in record.operations:
+            fit = operation.fit
+            if operation.operation == "point_to_point" and operation.reach == reach and fit:
+                latency_us = 1e6 * fit.latency_seconds.value
+                megabytes_per_second = 1e-6 * fit.bytes_per_second.value
+                return f"{start}: {latency_us:.0f} us and {megabytes_per_second:.0f} MB/s {words}"
     return f"{start}: no fit"
-
-
-def _words(found: Bounds, scale: float, unit: str) -> str:
-    """The value with its 95 % interval."""
-    value = f"{found.value * scale:.0f} {unit}"
-    if found.low is None or found.high is None:
-        return f"{value} (no bounds)"
-    return f"{value} ({found.low * scale:.0f} to {found.high * scale:.0f})"
 
 
 def _fitted(operation: MeasuredOperation) -> MeasuredOperation:
@@ -121,10 +113,10 @@ def _fitted(operation: MeasuredOperation) -> MeasuredOperation:
         for size in operation.sizes
         if size.seconds
     ]
-    found = fit_link(timings)
-    if isinstance(found, str):
-        return operation.model_copy(update={"fit": None, "reason": found})
-    return operation.model_copy(update={"fit": found, "reason": None})
+    fit = fit_link(timings)
+    if isinstance(fit, str):
+        return operation.model_copy(update={"fit": None, "reason": fit})
+    return operation.model_copy(update={"fit": fit, "reason": None})
 
 
 def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
@@ -135,52 +127,54 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
     disturbed calls do not move.  The intervals (Student's t, sizes less two degrees of freedom)
     contain what the model does not explain.
     """
-    if len({one.sent_bytes for one in timings}) < LEAST_SIZES:
+    if len({timing.sent_bytes for timing in timings}) < LEAST_SIZES:
         return f"fewer than {LEAST_SIZES} sizes were measured"
-    if any(one.seconds <= 0 for one in timings):
+    if any(timing.seconds <= 0 for timing in timings):
         return "a timing is not above zero"
-    shortest = min(timings, key=lambda one: one.sent_bytes)
-    longest = max(timings, key=lambda one: one.sent_bytes)
-    # Logarithms of latency and of seconds per byte.
-    latency = math.log(shortest.seconds / shortest.messages)
-    slowness = math.log(longest.seconds / longest.sent_bytes)
-    damping, squares = 1e-3, _squares(timings, latency, slowness)
-    for _ in range(ITERATIONS):
-        normal, slope = _equations(timings, latency, slowness)
-        step = _solved(normal, slope, damping)
-        tried = _squares(timings, latency + step[0], slowness + step[1])
-        if tried <= squares:
-            latency, slowness = latency + step[0], slowness + step[1]
-            damping /= 10
-            converged = max(map(abs, step)) < CONVERGED or squares - tried < CONVERGED**2
-            squares = tried
-            if converged:
-                break
-        elif damping > 1 / CONVERGED:
-            break  # no step in any direction is better
-        else:
-            damping *= 10
-    return _with_intervals(timings, latency, slowness, squares)
+    import numpy as np
+    from scipy.optimize import least_squares
 
+    messages, sent_bytes, seconds = (
+        np.array([getattr(timing, name) for timing in timings], float)
+        for name in ("messages", "sent_bytes", "seconds")
+    )
 
-def _with_intervals(
-    timings: Sequence[Timing], latency: float, slowness: float, squares: float
-) -> LinkFit:
-    """A value that has no part in any timing has no bounds, and does not widen the other's."""
+    def parts(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(2, sizes): seconds of latency and of sending; `logs` of latency and seconds per byte."""
+        return np.stack((messages * np.exp(logs[0]), sent_bytes * np.exp(logs[1])))
+
+    def shares(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(sizes, 2): derivative of the logarithm of the model."""
+        each = parts(logs)
+        return np.asarray((each / each.sum(0)).T)
+
+    first, last = int(sent_bytes.argmin()), int(sent_bytes.argmax())
+    start = np.log([seconds[first] / messages[first], seconds[last] / sent_bytes[last]])
+    solved = least_squares(
+        lambda logs: np.log(parts(logs).sum(0) / seconds),
+        start,
+        jac=shares,
+        x_scale=1.0,
+        xtol=1e-12,
+        ftol=1e-14,
+        gtol=1e-14,
+    )
     degrees = len(timings) - 2
-    (aa, ab, bb), _ = _equations(timings, latency, slowness)
-    variance = squares / degrees
+    variance = 2 * float(solved.cost) / degrees
+    jacobian = shares(solved.x)
+    (aa, ab), (_, bb) = (jacobian.T @ jacobian).tolist()
     quantile = t_quantile(degrees)
 
     def half(own: float, other: float) -> float:
+        """Half an interval of a logarithm; a part in no timing does not widen the other's."""
         if own < NEGLIGIBLE:
             return math.inf
         information = own - ab * ab / other if other >= NEGLIGIBLE else own
         return quantile * math.sqrt(variance / information) if information > 0 else math.inf
 
     return LinkFit(
-        latency_seconds=_bounds(latency, half(aa, bb)),
-        bytes_per_second=_bounds(-slowness, half(bb, aa)),
+        latency_seconds=_bounds(float(solved.x[0]), half(aa, bb)),
+        bytes_per_second=_bounds(-float(solved.x[1]), half(bb, aa)),
         residual=math.sqrt(variance),
     )
 
@@ -190,38 +184,3 @@ def _bounds(log_value: float, half: float) -> Bounds:
     if half > LARGEST_LOG_ERROR:
         return Bounds(value=value, low=None, high=None)
     return Bounds(value=value, low=math.exp(log_value - half), high=math.exp(log_value + half))
-
-
-def _parts(one: Timing, latency: float, slowness: float) -> tuple[float, float]:
-    return one.messages * math.exp(latency), one.sent_bytes * math.exp(slowness)
-
-
-def _squares(timings: Sequence[Timing], latency: float, slowness: float) -> float:
-    return math.fsum(
-        math.log(one.seconds / sum(_parts(one, latency, slowness))) ** 2 for one in timings
-    )
-
-
-def _equations(
-    timings: Sequence[Timing], latency: float, slowness: float
-) -> tuple[tuple[float, float, float], tuple[float, float]]:
-    """J^T J as (aa, ab, bb) and J^T r, for r = log(measured / model)."""
-    aa = ab = bb = a = b = 0.0
-    for one in timings:
-        waiting, sending = _parts(one, latency, slowness)
-        total = waiting + sending
-        x, y, r = waiting / total, sending / total, math.log(one.seconds / total)
-        aa, ab, bb = aa + x * x, ab + x * y, bb + y * y
-        a, b = a + x * r, b + y * r
-    return (aa, ab, bb), (a, b)
-
-
-def _solved(
-    normal: tuple[float, float, float], slope: tuple[float, float], damping: float
-) -> tuple[float, float]:
-    """The damped Gauss-Newton step (Marquardt, 1963)."""
-    aa, ab, bb = normal
-    aa, bb = aa * (1 + damping) + 1e-300, bb * (1 + damping) + 1e-300
-    determinant = aa * bb - ab * ab
-    a, b = slope
-    return (bb * a - ab * b) / determinant, (aa * b - ab * a) / determinant

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from shardmark.analysis.network.link_fit import (
+from shardmark.analysis.network.links import (
     COSTS,
     Timing,
     fit_link,

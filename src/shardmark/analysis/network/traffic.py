@@ -1,0 +1,291 @@
+"""What passed over each interface of each node while a row trained, and what each rank sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Literal
+
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.trial.over_ranks import number
+from shardmark.analysis.trial.series import SHORTEST_SECONDS, Line, OverTime, lines_of, thinned
+from shardmark.analysis.trial.training_metrics import slowest, windows_of
+from shardmark.analysis.trial.windows import Point, Windows, counter_increase
+from shardmark.core.run_files import SAMPLES_FILE
+from shardmark.results.schema import RankRecord, TrialResult
+from shardmark.results.store import RunFolder
+
+FEWEST_READINGS = 10
+"""In a repeat's windows, for a peak and a busy share: fewer miss what goes on between them."""
+IDLE_SHARE = 1e-3
+"""An interface that carried less than this of what the busiest one did is not shown."""
+Way = Literal["bytes_sent", "bytes_received"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneWay:
+    """What passed over an interface in one direction; means over the repeats."""
+
+    step_bytes: Estimate | None
+    """In the time of a step, of all ranks there; None where the row's `missing` says why."""
+    mean_bytes_per_second: float | None
+    """In the measured windows."""
+    peak_bytes_per_second: float | None
+    """Between two samplings in the windows; the largest of the repeats with enough of them."""
+    busy_share: float | None
+    """Of the windows' time, how much went by at more than half of the repeat's peak."""
+    over_time: OverTime
+    """Bytes per second over seconds since the first step, of the first repeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """One interface of one node."""
+
+    node: int
+    name: str
+    ranks: int
+    """That run on the node."""
+    sent: OneWay
+    received: OneWay
+
+    @property
+    def carried_bytes_per_second(self) -> float:
+        """Of the busier direction."""
+        return max(way.mean_bytes_per_second or 0.0 for way in (self.sent, self.received))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfRank:
+    """What one rank's own connections carried over one interface in a step, without headers."""
+
+    rank: int
+    role: str
+    node: int
+    interface: str
+    sent_bytes: Estimate
+    received_bytes: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrafficOfRow:
+    """One row's interfaces, and its ranks where the kernel tells their bytes apart."""
+
+    row: Row
+    interfaces: tuple[Interface, ...]
+    """Without those that carried next to nothing."""
+    ranks: tuple[OfRank, ...]
+    missing: Mapping[str, str]
+    """`interfaces`, `ranks`, `peaks`: why there are none, or some are not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """One trial's samples by node.  Nodes' clocks need not agree."""
+
+    result: TrialResult
+    steps: float
+    """That a worker took in its windows, mean over the workers."""
+    nodes: Mapping[int, Sequence[Line]]
+    """In order of time."""
+    windows: Mapping[int, Windows]
+    """Of the slowest worker of each node, by that node's clock; of all where none trains there."""
+    first_step_at_seconds: Mapping[int, float]
+
+    def points(self, node: int, interface: str, way: Way) -> list[Point]:
+        """An interface's cumulative counter."""
+        counted = (
+            (number(sample.get("at_seconds")), _counter(sample.get("network"), interface, way))
+            for sample in self.nodes.get(node, ())
+        )
+        return [(at, value) for at, value in counted if at is not None and value is not None]
+
+    def of_process(self, rank: RankRecord) -> Iterator[tuple[float, Mapping[str, object]]]:
+        """The rank's connections by interface in each sample; its bytes count on over restarts."""
+        for sample in self.nodes.get(rank.node, ()):
+            at_seconds, processes = number(sample.get("at_seconds")), sample.get("ranks")
+            for process in processes if isinstance(processes, list) else ():
+                own = _mapping(process)
+                same = rank.resumes or own.get("pid") == rank.pid
+                network = own.get("network")
+                if own.get("rank") == rank.rank and same and isinstance(network, Mapping):
+                    assert at_seconds is not None, "samples without their time are left out"
+                    yield at_seconds, network
+
+
+def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
+    """From the raw samples of the trials that ended ok, or of the first `repeats` of them."""
+    read = (_read(row, trial) for trial in row.ok_trials[:repeats])
+    trials = [trial for trial in read if trial is not None]
+    if not trials:
+        none = dict.fromkeys(("interfaces", "ranks"), "no samples were stored")
+        return TrafficOfRow(row=row, interfaces=(), ranks=(), missing=none)
+    missing: dict[str, str] = {}
+    places = {
+        (node, str(name))
+        for trial in trials
+        for node, samples in trial.nodes.items()
+        for sample in samples
+        for name in _mapping(sample.get("network"))
+    }
+    interfaces = [
+        Interface(
+            node=node,
+            name=name,
+            ranks=sum(rank.node == node for rank in trials[0].result.ranks),
+            sent=_one_way(trials, node, name, "bytes_sent", missing),
+            received=_one_way(trials, node, name, "bytes_received", missing),
+        )
+        for node, name in sorted(places)
+    ]
+    busiest = max((interface.carried_bytes_per_second for interface in interfaces), default=0.0)
+    ranks = tuple(_ranks(trials))
+    if not ranks:
+        missing["ranks"] = "the samples do not tell the ranks' bytes apart"
+    return TrafficOfRow(
+        row=row,
+        interfaces=tuple(
+            interface
+            for interface in interfaces
+            if interface.carried_bytes_per_second > IDLE_SHARE * busiest
+        ),
+        ranks=ranks,
+        missing=missing,
+    )
+
+
+def _read(row: Row, result: TrialResult) -> _Trial | None:
+    """None where there are no samples, or nothing was measured."""
+    workers = [rank for rank in result.ranks if rank.role == "worker" and rank.lost is None]
+    steps = sum(w.end_step - w.first_step for rank in workers for w in rank.windows)
+    if row.folder is None or not steps:
+        return None
+    nodes: dict[int, list[Line]] = {}
+    for sample in lines_of(RunFolder(row.folder).trial_folder(result.id) / SAMPLES_FILE):
+        if number(sample.get("at_seconds")) is not None:
+            node = sample.get("node", 0)
+            nodes.setdefault(node if isinstance(node, int) else 0, []).append(sample)
+    windows: dict[int, Windows] = {}
+    began: dict[int, float] = {}
+    for node in {*nodes, *(rank.node for rank in result.ranks)}:
+        there = [rank for rank in workers if rank.node == node] or workers
+        starts = [rank.first_step_at_seconds for rank in there]
+        windows[node] = windows_of(slowest(there))
+        began[node] = min((at for at in starts if at is not None), default=0.0)
+        if not windows[node].spans or not began[node]:
+            return None
+    if not nodes:
+        return None
+    return _Trial(
+        result=result,
+        steps=steps / len(workers),
+        nodes={
+            node: sorted(own, key=lambda sample: number(sample["at_seconds"]) or 0.0)
+            for node, own in sorted(nodes.items())
+        },
+        windows=windows,
+        first_step_at_seconds=began,
+    )
+
+
+def _one_way(
+    trials: Sequence[_Trial], node: int, name: str, way: Way, missing: dict[str, str]
+) -> OneWay:
+    step_bytes: list[float] = []
+    means: list[float] = []
+    peaks: list[float] = []
+    shares: list[float] = []
+    most_readings = 0
+    for trial in trials:
+        points, windows = trial.points(node, name, way), trial.windows[node]
+        increase = counter_increase(points, windows)
+        if isinstance(increase, str):
+            missing["interfaces"] = increase
+        else:
+            step_bytes.append(increase / trial.steps)
+            means.append(increase / windows.seconds)
+        within = [
+            rate
+            for rate in _rates(points)
+            if any(start <= rate[0] <= end for start, end in windows.spans)
+        ]
+        most_readings = max(most_readings, len(within))
+        if len(within) >= FEWEST_READINGS:
+            peaks.append(max(speed for _, _, speed in within))
+            busy = fsum(seconds for _, seconds, speed in within if speed > peaks[-1] / 2)
+            shares.append(busy / fsum(seconds for _, seconds, _ in within))
+    if not peaks:
+        missing["peaks"] = (
+            f"at most {most_readings} samples in the windows of a repeat, and a peak or busy share"
+            f" needs {FEWEST_READINGS}: train longer, or shorten measure.sample_seconds"
+        )
+    return OneWay(
+        step_bytes=estimate_mean(step_bytes) if len(step_bytes) == len(trials) else None,
+        mean_bytes_per_second=_mean(means),
+        peak_bytes_per_second=max(peaks, default=None),
+        busy_share=_mean(shares),
+        over_time=_over_time(trials[0], node, trials[0].points(node, name, way)),
+    )
+
+
+def _over_time(trial: _Trial, node: int, points: Sequence[Point]) -> OverTime:
+    """To the end of the last window, evaluations included."""
+    start = trial.first_step_at_seconds[node]
+    stop = max(end for _, end in trial.windows[node].spans)
+    return thinned(
+        [(middle - start, speed) for middle, _, speed in _rates(points) if start <= middle <= stop]
+    )
+
+
+def _rates(points: Sequence[Point]) -> list[tuple[float, float, float]]:
+    """(middle, seconds, bytes per second) between readings not too close for a counter."""
+    rates: list[tuple[float, float, float]] = []
+    before, old = points[0] if points else (0.0, 0.0)
+    for at, value in points[1:]:
+        if (seconds := at - before) >= SHORTEST_SECONDS:
+            rates.append(((before + at) / 2, seconds, max(0.0, value - old) / seconds))
+            before, old = at, value
+    return rates
+
+
+def _ranks(trials: Sequence[_Trial]) -> Iterator[OfRank]:
+    """Those that every repeat tells of."""
+    for rank in trials[0].result.ranks:
+        same = [(t, r) for t in trials for r in t.result.ranks if r.rank == rank.rank]
+        names = {str(name) for t, r in same for _, network in t.of_process(r) for name in network}
+        for name in sorted(names):
+            sent, received = (
+                [_rank_step_bytes(t, r, name, way) for t, r in same]
+                for way in ("bytes_sent", "bytes_received")
+            )
+            known = [value for value in (*sent, *received) if value is not None]
+            if len(known) == 2 * len(trials):
+                yield OfRank(
+                    rank=rank.rank,
+                    role=rank.role,
+                    node=rank.node,
+                    interface=name,
+                    sent_bytes=estimate_mean(known[: len(trials)]),
+                    received_bytes=estimate_mean(known[len(trials) :]),
+                )
+
+
+def _rank_step_bytes(trial: _Trial, rank: RankRecord, name: str, way: str) -> float | None:
+    """In the windows; a connection that is made later has sent nothing before."""
+    points = [(at, _counter(own, name, way) or 0.0) for at, own in trial.of_process(rank)]
+    increase = counter_increase(points, trial.windows[rank.node])
+    return None if isinstance(increase, str) else increase / trial.steps
+
+
+def _counter(network: object, name: str, way: str) -> float | None:
+    return number(_mapping(_mapping(network).get(name)).get(way))
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fsum(values) / len(values) if values else None
