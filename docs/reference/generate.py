@@ -18,7 +18,7 @@ from markup import code, page, paragraphs, table
 
 from shardmark.cli import app
 from shardmark.core.metrics import METRICS
-from shardmark.core.metrics.catalogue import Metric
+from shardmark.core.metrics import Metric
 
 
 def main(folder: Path) -> None:

@@ -204,9 +204,8 @@ def _viewed(comparison: Comparison, names: Sequence[str], form: Format, time_to:
     """The views in the order of the names, whatever that of the options."""
     from shardmark.report.table.comparison import comparison_json
     from shardmark.report.table.formats import records, render_json, render_tables
-    from shardmark.report.table.sections import as_table
     from shardmark.report.views.epochs import epochs_tables
-    from shardmark.report.views.network_view import network_csv, network_data, network_sections
+    from shardmark.report.views.network import network_json, network_tables
     from shardmark.report.views.pareto import pareto_tables
     from shardmark.report.views.per_node import nodes_tables
     from shardmark.report.views.scaling import scaling_tables
@@ -216,12 +215,10 @@ def _viewed(comparison: Comparison, names: Sequence[str], form: Format, time_to:
         "--scaling": lambda: scaling_tables(comparison),
         "--pareto": lambda: pareto_tables(comparison),
         "--time-to": lambda: time_to_tables(comparison, str(time_to)),
-        "--network": lambda: [as_table(part) for part in network_sections(comparison)],
+        "--network": lambda: network_tables(comparison),
         "--nodes": lambda: nodes_tables(comparison),
         "--epochs": lambda: epochs_tables(comparison),
     }
-    if form is Format.CSV and "--network" in names:
-        return network_csv(comparison)
     tables = {name: makers[name]() for name in names}
     if form is not Format.JSON:
         everything = [table for part in tables.values() for table in part]
@@ -230,7 +227,7 @@ def _viewed(comparison: Comparison, names: Sequence[str], form: Format, time_to:
     for name, part in tables.items():
         rows = [record for table in part for record in records(table)]
         document[name.removeprefix("--").replace("-", "_")] = (
-            network_data(comparison) if name == "--network" else rows
+            network_json(part) if name == "--network" else rows
         )
     return render_json(document)
 

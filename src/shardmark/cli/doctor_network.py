@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast, get_args
 
 import typer
 
 from shardmark.core.errors import InputError
 
 if TYPE_CHECKING:
-    from shardmark.measure.network.network_probe import Device
     from shardmark.results.network import NetworkRecord
 
 STARTED_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-DEVICES: tuple[Device, ...] = ("auto", "cuda", "cpu")
 DEFAULT_RANKS = 2
 
 
@@ -51,58 +49,46 @@ def measure_network(options: NetworkOptions) -> None:
     record = with_fits(record)
     if options.run is not None:
         write_network(options.run, record)
-    typer.echo(_shown(record, as_json=options.as_json), nl=False)
+    if options.as_json:
+        typer.echo(record.model_dump_json(indent=2))
+        return
+    from shardmark.report.table.formats import render_tables
+    from shardmark.report.views.network import links_table
+
+    typer.echo(render_tables([links_table(record)]), nl=False)
 
 
 def _measured(options: NetworkOptions) -> NetworkRecord | None:
     """None on a rank of several machines that is not the first."""
-    device = _device(options.device)
+    from shardmark.measure.network.probe import Device, probe_network
+
+    if options.device not in get_args(Device):
+        allowed = ", ".join(get_args(Device))
+        raise InputError("--device", f"found {options.device!r}", f"allowed are {allowed}")
     if all(name in os.environ for name in STARTED_BY_LAUNCHER):
         if options.ranks is not None or options.experiment is not None:
             raise InputError("--ranks, --for", "found under torchrun", "it says how many there are")
-        from shardmark.measure.network.network_group import joined
-        from shardmark.measure.network.network_probe import DEVICE_VARIABLE
-        from shardmark.measure.network.network_ranks import measure_links
+        from shardmark.measure.network.links import measure_links, process_group
 
-        os.environ[DEVICE_VARIABLE] = device
-        with joined(None) as where:
+        with process_group(options.device) as where:
             return measure_links(where, seconds=options.seconds)
-    from shardmark.measure.network.network_probe import probe_network
-
+    device = cast("Device", options.device)
     return probe_network(_ranks(options), device=device, seconds=options.seconds)
-
-
-def _device(text: str) -> Device:
-    for known in DEVICES:
-        if text == known:
-            return known
-    raise InputError("--device", f"found {text!r}", f"allowed are {', '.join(DEVICES)}")
 
 
 def _ranks(options: NetworkOptions) -> int:
     """The most processes that a trial of the experiment has."""
     if options.experiment is None:
-        return options.ranks or DEFAULT_RANKS
+        return DEFAULT_RANKS if options.ranks is None else options.ranks
     if options.ranks is not None:
         raise InputError("--ranks, --for", "both are given", "give one of them")
     from shardmark.config.load import load_experiment
     from shardmark.trials.matrix import expand
 
     experiment = load_experiment(options.experiment)
-    plan = expand(experiment, "cuda" if experiment.device == "cuda" else "cpu")
-    counts = [one.layout.processes for one in plan.trials]
-    most = max(counts, default=1)
+    most = max((trial.layout.processes for trial in expand(experiment).trials), default=1)
     if most < 2:
         raise InputError(
             f"--for {options.experiment}", "has no trial of several ranks", "give --ranks"
         )
     return most
-
-
-def _shown(record: NetworkRecord, *, as_json: bool) -> str:
-    if as_json:
-        return record.model_dump_json(indent=2) + "\n"
-    from shardmark.report.table.sections import render_sections
-    from shardmark.report.views.links import links_section
-
-    return render_sections([links_section(record)])

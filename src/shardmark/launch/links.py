@@ -18,7 +18,7 @@ from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import rank_records
-from shardmark.measure.network.network_probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
+from shardmark.measure.network.probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
 from shardmark.results.network import NETWORK_FILE, NetworkRecord, read_network, write_network
 from shardmark.results.store import LINKS_REASON, RunFolder
 from shardmark.trials.trial import StrategySpec, Trial

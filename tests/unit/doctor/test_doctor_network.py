@@ -10,7 +10,7 @@ import pytest
 
 from shardmark.cli import main
 from shardmark.core.errors import ShardmarkError
-from shardmark.measure.network import network_probe
+from shardmark.measure.network import probe as network_probe
 from shardmark.results.network import NetworkRecord, read_network
 from tests.golden.test_golden import GOLDEN
 

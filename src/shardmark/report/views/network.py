@@ -1,138 +1,378 @@
-"""Bytes on the network, row by row: what the strategy's formula says beside what was measured."""
+"""All that a comparison knows of the network: `compare --network`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.network.wire import WireOfRow, wires_of
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.network.links import COSTS
+from shardmark.analysis.network.traffic import (
+    Interface,
+    OfRank,
+    OneWay,
+    TrafficOfRow,
+    traffic_of,
+)
+from shardmark.analysis.network.wire import Kind, WireOfRow, wires_of
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.report.table.columns import identity_of
-from shardmark.report.table.gaps import left_out, where
-from shardmark.report.table.sections import (
-    Section,
-    variants,
+from shardmark.core.errors import InputError
+from shardmark.report.table.columns import for_items, row_columns
+from shardmark.report.table.formats import records
+from shardmark.report.table.gaps import by_reason, left_out
+from shardmark.report.table.table import Column, Missing, Table, Value, table_of
+from shardmark.results.network import (
+    NETWORK_FILE,
+    Bounds,
+    MeasuredOperation,
+    NetworkRecord,
+    read_network,
 )
-from shardmark.report.table.sections import (
-    TextColumn as Column,
+from shardmark.results.store import LINKS_REASON, RunFolder
+
+BYTES, COLLECTIVES = "Bytes on the network", "Collectives of a step"
+INTERFACES, RANKS = "Bandwidth by interface", "Bytes by rank and interface"
+MEGABYTES, MICROSECONDS = 1e-6, 1e6
+WIDEST_FACTOR = 4.0
+"""Between the ends of a bandwidth's interval; beyond it, the bandwidth is not known."""
+REACHES = {"same_host": "one host", "between_hosts": "between hosts"}
+HOW_TO_MEASURE = (
+    f"No {NETWORK_FILE} is stored with this run. measure.link_seconds measures links before the"
+    " trials, `shardmark doctor --network --run RUN` at any time."
 )
-from shardmark.report.table.sections import (
-    TextTable as Table,
+BYTES_NOTES = (
+    "MB (10^6 bytes) that the network carries for one training rank in one step.",
+    "formula: by the strategy's definition.  collectives: counted in a probed step, each moving"
+    " what it must.  interfaces: sent in the measured steps, headers and other programs included.",
+    "Ratios are to the formula.  interfaces / collectives is what backend and protocols add.",
 )
-from shardmark.report.table.table import NOTHING
-
-MEGABYTE = 1e6
-EXPLANATION = (
-    "MB (10^6 bytes) that the network carries for one training rank in one step. formula: by the"
-    " strategy's definition. collectives: those that a probed step called, each moving what it must"
-    " and no more. interfaces: sent over all interfaces of the hosts in the measured steps, headers"
-    " and other programs included. Ratios are to the formula; interfaces / collectives is what the"
-    " backend and the protocols add."
+INTERFACES_NOTE = (
+    "MB in the time of a step, of all ranks on the node and all other programs there.  MB/s: mean"
+    " of the measured windows, and the most between two samplings.  busy: time above half of that"
+    " peak.  lo is the loopback, which joins ranks of one node."
 )
-LETTERS = "n ranks; P bytes of all parameters, G of the trained ones' gradients."
+RANKS_NOTE = "MB in the time of a step over the rank's own TCP connections, without headers."
+KINDS_NOTE = (
+    "What a training rank calls in one step: calls, and MB of the tensors that it hands in (its"
+    " own part for a gather), beside the formula's."
+)
 
 
-def network_section(comparison: Comparison) -> Section:
-    """Formula, measured and ratio of every row that sends anything."""
-    found = [one for one in wires_of(comparison.rows) if not _silent(one)]
-    rows = [one.row for one in found]
-    columns = (
-        Column(title="strategy", cells=tuple(row.label for row in rows), numeric=False),
-        *variants(rows),
-        Column(title="ranks", cells=tuple(str(row.world_size) for row in rows)),
-        Column(title="formula\nMB", cells=tuple(_megabytes(one.defined_bytes) for one in found)),
-        Column(
-            title="collectives\nMB", cells=tuple(_megabytes(one.counted_bytes) for one in found)
-        ),
-        Column(title="ratio", cells=tuple(_times(one.counted_ratio) for one in found)),
-        Column(title="interfaces\nMB", cells=tuple(_sent(one) for one in found)),
-        Column(title="ratio", cells=tuple(_times(one.interface_ratio) for one in found)),
-        Column(
-            title="interfaces /\ncollectives",
-            cells=tuple(_times(one.backend_ratio) for one in found),
-        ),
-    )
-    return Section(
-        title="Bytes on the network",
-        table=Table(columns=columns, notes=(*_notes(found), *left_out(comparison.rows))),
-    )
-
-
-def network_json(comparison: Comparison) -> list[dict[str, object]]:
-    """One mapping for each row, bytes per training rank and step."""
-    return [
-        identity_of(one.row)
-        | {
-            "formula": None if one.wire is None else one.wire.formula,
-            "formula_bytes": one.defined_bytes,
-            "collective_bytes": one.counted_bytes,
-            "collective_ratio": one.counted_ratio,
-            "interface_bytes": _estimate(one.interface_bytes),
-            "interface_ratio": one.interface_ratio,
-            "backend_ratio": one.backend_ratio,
-            "kinds": {
-                kind.kind: {
-                    "ranks": kind.ranks,
-                    "formula_payload_bytes": kind.defined_bytes,
-                    "counted_payload_bytes": kind.counted_bytes,
-                    "counted_calls": kind.counted_calls,
-                }
-                for kind in one.kinds
-            },
-            "missing": dict(one.missing),
-        }
-        for one in wires_of(comparison.rows)
+def network_tables(comparison: Comparison) -> list[Table]:
+    """Bytes against formula, collectives, interfaces, ranks, and each run's links."""
+    wires = [
+        wire
+        for wire in wires_of(comparison.rows)
+        if any(len(trial.ranks) > 1 for trial in wire.row.ok_trials)
     ]
+    traffic = [traffic_of(wire.row) for wire in wires]
+    folders = dict.fromkeys(row.folder for row in comparison.rows if row.folder is not None)
+    tables = [
+        _bytes_table(wires, comparison.rows),
+        _collectives_table([(wire.row, kind) for wire in wires for kind in wire.kinds]),
+        _interfaces_table(traffic) if traffic else None,
+        _ranks_table([(found.row, rank) for found in traffic for rank in found.ranks], traffic),
+        *(_run_links(folder) for folder in folders),
+    ]
+    return [table for table in tables if table is not None]
 
 
-def _silent(one: WireOfRow) -> bool:
-    """Of one process, which sends nothing to anybody."""
-    return all(len(trial.ranks) == 1 for trial in one.row.ok_trials)
+def network_json(tables: Sequence[Table]) -> dict[str, Any]:
+    """The tables' rows by what they are of: bytes, collectives, interfaces, ranks, links."""
+    keys = {
+        BYTES: "bytes",
+        COLLECTIVES: "collectives",
+        INTERFACES: "interfaces",
+        RANKS: "ranks",
+    }
+    document: dict[str, Any] = dict.fromkeys((*keys.values(), "links"), ())
+    for table in tables:
+        key = keys.get(table.title, "links")
+        document[key] = [*document[key], *records(table)]
+    return document
 
 
-def _notes(found: Sequence[WireOfRow]) -> list[str]:
-    if not found:
-        return ["No trial of several ranks ended ok."]
-    notes = [EXPLANATION]
-    formulas: dict[str, list[str]] = {}
-    remarks: dict[str, list[str]] = {}
-    for one in found:
-        if one.wire is not None:
-            formulas.setdefault(one.wire.formula, []).append(one.row.strategy)
-            if one.wire.note is not None:
-                remarks.setdefault(one.wire.note, []).append(one.row.strategy)
-    if formulas:
-        notes.append(LETTERS)
-    notes += (f"Formula of {_names(names)}: {text}." for text, names in formulas.items())
-    notes += (f"{_names(names)}: {text}." for text, names in remarks.items())
-    reasons: dict[str, list[str]] = {}
-    for one in found:
-        for name, reason in one.missing.items():
-            reasons.setdefault(f"Not known: {name}: {reason}", []).append(one.row.place)
-    return [*notes, *(f"{text}{where(places, len(found))}." for text, places in reasons.items())]
+def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
+    """Formula, measured and ratio of every row that sends anything."""
+    if not wires:
+        none = ("No trial of several ranks ended ok.", *left_out(rows))
+        return Table(title=BYTES, columns=(), rows=(), notes=none)
+
+    def known(name: str, value: float | None, wire: WireOfRow) -> Value:
+        return Missing(wire.missing.get(name, "not known")) if value is None else value
+
+    columns: list[tuple[Column, Callable[[WireOfRow], Value]]] = [
+        *for_items(row_columns([wire.row for wire in wires]), _wire_row),
+        (
+            _megabytes("formula_bytes", "formula"),
+            lambda wire: known("formula", wire.defined_bytes, wire),
+        ),
+        (
+            _megabytes("collective_bytes", "collectives"),
+            lambda wire: known("counted", wire.counted_bytes, wire),
+        ),
+        (_ratio("collective_ratio", "ratio"), lambda wire: wire.counted_ratio),
+        (
+            _megabytes("interface_bytes", "interfaces", estimated=True),
+            lambda wire: (
+                wire.interface_bytes or Missing(wire.missing.get("interfaces", "not known"))
+            ),
+        ),
+        (_ratio("interface_ratio", "ratio"), lambda wire: wire.interface_ratio),
+        (_ratio("backend_ratio", "interfaces / collectives"), lambda wire: wire.backend_ratio),
+    ]
+    formulas: dict[str, dict[str, None]] = {}
+    for wire in wires:
+        if wire.wire is not None:
+            formulas.setdefault(wire.wire.formula, {})[wire.row.strategy] = None
+            if wire.wire.note is not None:
+                formulas.setdefault(wire.wire.note, {})[wire.row.strategy] = None
+    notes = [
+        *BYTES_NOTES,
+        *(f"{', '.join(names)}: {text}." for text, names in formulas.items()),
+        *by_reason(
+            (
+                (f"Not known: {name}: {reason}", wire.row.place)
+                for wire in wires
+                for name, reason in wire.missing.items()
+            ),
+            len(wires),
+        ),
+        *left_out(rows),
+    ]
+    return table_of(BYTES, wires, columns, notes)
 
 
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
-
-
-def _megabytes(value: float | None) -> str:
-    return NOTHING if value is None else f"{value / MEGABYTE:.2f}"
-
-
-def _sent(one: WireOfRow) -> str:
-    sent = one.interface_bytes
-    if sent is None or sent.half_width is None:
-        return _megabytes(None if sent is None else sent.value)
-    return f"{_megabytes(sent.value)} ±{sent.half_width / MEGABYTE:.2f}"
-
-
-def _times(ratio: float | None) -> str:
-    return NOTHING if ratio is None else f"{ratio:.2f}"
-
-
-def _estimate(found: Estimate | None) -> dict[str, Any] | None:
-    if found is None:
+def _collectives_table(kinds: Sequence[tuple[Row, Kind]]) -> Table | None:
+    """One line for each kind of each row; None where no row calls or defines any."""
+    if not kinds:
         return None
-    return {"value": found.value, "low": found.low, "high": found.high, "n": found.n}
+    columns: list[tuple[Column, Callable[[tuple[Row, Kind]], Value]]] = [
+        *for_items(row_columns([row for row, _ in kinds]), _row_of),
+        (_text("kind", "collective"), lambda item: item[1].kind.replace("_", " ")),
+        (Column(key="counted_calls", title="calls"), lambda item: item[1].counted_calls),
+        (_megabytes("counted_payload_bytes", ""), lambda item: item[1].counted_bytes),
+        (_megabytes("formula_payload_bytes", "formula"), lambda item: item[1].defined_bytes),
+    ]
+    return table_of(COLLECTIVES, kinds, columns, [KINDS_NOTE])
+
+
+def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
+    """One line for each node and interface of each row."""
+    items = [(found.row, interface) for found in traffic for interface in found.interfaces]
+
+    def way(name: str, of: Callable[[Interface], OneWay]) -> list[tuple[Column, Any]]:
+        return [
+            (
+                _megabytes(f"{name}_step_bytes", name, estimated=True),
+                lambda item: of(item[1]).step_bytes,
+            ),
+            (
+                _speed(f"{name}_mean_bytes_per_second", f"{name} mean"),
+                lambda item: of(item[1]).mean_bytes_per_second,
+            ),
+            (
+                _speed(f"{name}_peak_bytes_per_second", f"{name} peak"),
+                lambda item: of(item[1]).peak_bytes_per_second,
+            ),
+            (
+                Column(key=f"{name}_busy_share", title="busy", unit="%", scale=100, decimals=0),
+                lambda item: of(item[1]).busy_share,
+            ),
+            (
+                Column(key=f"{name}_over_time", title="over time", shown_to="programs"),
+                lambda item: {
+                    "seconds": list(of(item[1]).over_time.x),
+                    "bytes_per_second": list(of(item[1]).over_time.y),
+                },
+            ),
+        ]
+
+    columns: list[tuple[Column, Callable[[tuple[Row, Interface]], Value]]] = [
+        *for_items(row_columns([row for row, _ in items]), _row_of),
+        (Column(key="node", title="node", names_row=True), lambda item: item[1].node),
+        (_text("interface", "interface", names_row=True), lambda item: item[1].name),
+        *way("sent", lambda interface: interface.sent),
+        *way("received", lambda interface: interface.received),
+    ]
+    notes = [INTERFACES_NOTE] if items else ["No interface was sampled."]
+    notes += _missing(traffic, "peaks", "Peak and busy left out")
+    if not any(found.ranks for found in traffic):
+        notes += _missing(traffic, "ranks")
+    notes += _missing(traffic, "interfaces")
+    return table_of(INTERFACES, items, columns, notes)
+
+
+def _ranks_table(
+    items: Sequence[tuple[Row, OfRank]], traffic: Sequence[TrafficOfRow]
+) -> Table | None:
+    """One line for each rank and interface; None where the samples tell of no rank."""
+    if not items:
+        return None
+    columns: list[tuple[Column, Callable[[tuple[Row, OfRank]], Value]]] = [
+        *for_items(row_columns([row for row, _ in items]), _row_of),
+        (Column(key="rank", title="rank", names_row=True), lambda item: item[1].rank),
+        (_text("role", "role"), lambda item: item[1].role),
+        (Column(key="node", title="node"), lambda item: item[1].node),
+        (_text("interface", "interface"), lambda item: item[1].interface),
+        (
+            _megabytes("sent_step_bytes", "sent", estimated=True),
+            lambda item: item[1].sent_bytes,
+        ),
+        (
+            _megabytes("received_step_bytes", "received", estimated=True),
+            lambda item: item[1].received_bytes,
+        ),
+    ]
+    notes = [RANKS_NOTE, *_missing(traffic, "ranks")]
+    return table_of(RANKS, items, columns, notes)
+
+
+def _run_links(folder: Path) -> Table:
+    """The run's links, or why there are none."""
+    try:
+        record = read_network(folder)
+    except InputError as error:
+        reason = f"{error}."
+    else:
+        if record is not None:
+            return links_table(record)
+        told = RunFolder(folder).read_environment().get(LINKS_REASON)
+        reason = HOW_TO_MEASURE if told is None else f"Links could not be measured: {told}."
+    return Table(title=f"Links, {folder.name}", columns=(), rows=(), notes=(reason,))
+
+
+def links_table(record: NetworkRecord) -> Table:
+    """One line for each operation: latency and bandwidth with their intervals."""
+
+    def fitted(of: Callable[[MeasuredOperation], Bounds]) -> Callable[[MeasuredOperation], Value]:
+        def value_of(operation: MeasuredOperation) -> Value:
+            if operation.fit is None:
+                return Missing(operation.reason or "not fitted")
+            bounds = of(operation)
+            return Estimate(value=bounds.value, low=bounds.low, high=bounds.high, n=1)
+
+        return value_of
+
+    columns: list[tuple[Column, Callable[[MeasuredOperation], Value]]] = [
+        (
+            _text("operation", "operation", names_row=True),
+            lambda operation: operation.operation.replace("_", " "),
+        ),
+        (_text("reach", "reach"), lambda operation: REACHES[operation.reach]),
+        (Column(key="ranks", title="ranks"), lambda operation: len(operation.ranks)),
+        (
+            Column(
+                key="latency_seconds",
+                title="latency",
+                unit="us",
+                scale=MICROSECONDS,
+                interval="to",
+                estimated=True,
+            ),
+            fitted(lambda operation: operation.fit.latency_seconds),  # type: ignore[union-attr]
+        ),
+        (
+            Column(
+                key="bytes_per_second",
+                title="bandwidth",
+                unit="MB/s",
+                scale=MEGABYTES,
+                interval="to",
+                estimated=True,
+            ),
+            fitted(lambda operation: operation.fit.bytes_per_second),  # type: ignore[union-attr]
+        ),
+        (
+            Column(key="residual", title="scatter", unit="%", scale=100, decimals=0),
+            lambda operation: operation.fit.residual if operation.fit else None,
+        ),
+        (
+            _megabytes("largest_bytes", "largest"),
+            lambda operation: max((size.payload_bytes for size in operation.sizes), default=0),
+        ),
+        (_text("model", "model, seconds"), lambda operation: COSTS[operation.operation].model),
+    ]
+    title = f"Links between {record.world_size} ranks, {record.backend}"
+    return table_of(title, record.operations, columns, _links_notes(record))
+
+
+def _links_notes(record: NetworkRecord) -> list[str]:
+    hosts = list(dict.fromkeys(record.hosts))
+    interface = "" if record.interface is None else f" over {record.interface}"
+    plural = "s" if len(hosts) > 1 else ""
+    notes = [
+        f"{record.backend}{interface} on {len(hosts)} host{plural} ({', '.join(hosts)}), torch"
+        f" {record.torch}.",
+        "a: latency of one message; b: bandwidth of one rank's link, one way; m: payload; n: ranks."
+        "  In brackets the 95 % interval.",
+    ]
+    if record.backend == "gloo":
+        notes.append(
+            "gloo's reduce-scatter is an all-reduce: its bandwidth here is half of the link's."
+        )
+    notes += [
+        f"No fit of {operation.operation} ({REACHES[operation.reach]}): {operation.reason}."
+        for operation in record.operations
+        if operation.reason is not None
+    ]
+    noisy = [
+        f"{operation.operation.replace('_', ' ')} ({REACHES[operation.reach]})"
+        for operation in record.operations
+        if operation.fit is not None and _too_wide(operation.fit.bytes_per_second)
+    ]
+    if noisy:
+        notes.append(
+            f"Bandwidth too noisy: {', '.join(noisy)}.  Measure longer, on a machine at rest."
+        )
+    return notes
+
+
+def _too_wide(bounds: Bounds) -> bool:
+    if bounds.low is None or bounds.high is None:
+        return True
+    return bounds.high > WIDEST_FACTOR * bounds.low
+
+
+def _missing(traffic: Sequence[TrafficOfRow], what: str, said: str = "Not known") -> list[str]:
+    reasons = (
+        (f"{said}: {found.missing[what]}", found.row.place)
+        for found in traffic
+        if what in found.missing
+    )
+    return by_reason(reasons, len(traffic))
+
+
+def _wire_row(wire: WireOfRow) -> Row:
+    return wire.row
+
+
+def _row_of(item: tuple[Row, Any]) -> Row:
+    return item[0]
+
+
+def _text(key: str, title: str, *, names_row: bool = False) -> Column:
+    return Column(key=key, title=title, numeric=False, names_row=names_row)
+
+
+def _megabytes(key: str, title: str, *, estimated: bool = False) -> Column:
+    return Column(
+        key=key,
+        title=title,
+        unit="MB",
+        scale=MEGABYTES,
+        decimals=2,
+        interval="±" if estimated else "",
+        estimated=estimated,
+        base_unit="bytes",
+    )
+
+
+def _speed(key: str, title: str) -> Column:
+    return Column(key=key, title=title, unit="MB/s", scale=MEGABYTES)
+
+
+def _ratio(key: str, title: str) -> Column:
+    return Column(key=key, title=title, decimals=2)

@@ -1,7 +1,4 @@
-"""Times messages and collectives between the ranks of a process group.  Collective.
-
-torchrun --nproc-per-node=2 -m shardmark.measure.network.network_ranks FOLDER
-"""
+"""Times messages and collectives between the ranks of a process group."""
 
 from __future__ import annotations
 
@@ -11,16 +8,17 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from torch import Tensor
 
-from shardmark.measure.network.network_group import joined
-from shardmark.measure.network.network_probe import RECORD_FILE, SECONDS_VARIABLE
+from shardmark.measure.network.probe import RECORD_FILE
 from shardmark.results.network import (
     MeasuredOperation,
     NetworkRecord,
@@ -229,13 +227,49 @@ def _done(_: object) -> None:
     """Collectives return nothing when they have been waited for."""
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    with joined(folder) as device:
-        record = measure_links(device, seconds=float(os.environ[SECONDS_VARIABLE]))
+@contextmanager
+def process_group(device_type: str, store: dist.Store | None = None) -> Iterator[torch.device]:
+    """The group that torchrun's environment describes, met at `store` if given: this rank's device.
+
+    `device_type` is auto, cuda or cpu.
+    """
+    if device_type == "auto":
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if device.index >= (count := torch.cuda.device_count()):
+            raise SystemExit(f"rank {rank} has no CUDA device: the number of them here is {count}")
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if device_type == "cuda" else "gloo",
+        store=store,
+        rank=rank,
+        world_size=ranks,
+        device_id=device if device_type == "cuda" else None,
+    )
+    try:
+        yield device
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _probe_rank(rank: int, folder: str, ranks: int, device_type: str, seconds: float) -> None:
+    # Else gloo asks for the host's name, which may not resolve.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    store = dist.FileStore(str(Path(folder) / "meeting"), ranks)  # type: ignore[attr-defined]  # torch exports it lazily
+    with process_group(device_type, store) as device:
+        record = measure_links(device, seconds=seconds)
     if record is not None:
-        (folder / RECORD_FILE).write_text(record.model_dump_json())
+        (Path(folder) / RECORD_FILE).write_text(record.model_dump_json())
 
 
 if __name__ == "__main__":
-    main()
+    folder, ranks, device_type, seconds = sys.argv[1:]
+    arguments = (folder, int(ranks), device_type, float(seconds))
+    torch.multiprocessing.spawn(_probe_rank, arguments, nprocs=int(ranks))
