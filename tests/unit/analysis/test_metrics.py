@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from shardmark.core.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
-from shardmark.core.metrics import Metric
+from shardmark.core.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS, Metric
 
 CONTRACT = """
 startup_seconds epoch_seconds step_seconds data_seconds forward_seconds backward_seconds

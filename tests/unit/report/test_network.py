@@ -12,9 +12,7 @@ from tests.golden.invented import invented_rank, invented_trial
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.network.wire import wires_of
-from shardmark.report.table.formats import Format
-from shardmark.report.table.sections import render_sections
-from shardmark.report.views.network import network_json, network_section
+from shardmark.report.views.network import network_json, network_tables
 from shardmark.results.schema import CollectiveRecord, ProbeRecord, RankRecord, TrialResult
 from shardmark.results.store import StoredRun
 
@@ -117,35 +115,30 @@ def test_another_strategy_s_trial_may_tell_the_size() -> None:
 
 
 def test_what_is_not_known_is_null_with_a_reason() -> None:
-    """Results from before the number of parameters was recorded."""
-    (found,) = network_json(compared(invented_trial("ddp", 2)))
-    assert found["formula_bytes"] is None
-    assert found["collective_ratio"] is None
-    assert found["missing"] == {
-        "formula": "no trial of the workload recorded the number of parameters"
-    }
+    """The trial's model was never counted."""
+    document = network_json(network_tables(compared(invented_trial("ddp", 2))))
+    (row,) = document["bytes"]
+    assert row["formula_bytes"] is None
+    assert row["collective_ratio"] is None
+    assert "number of parameters" in row["missing"]["formula_bytes"]
 
 
 def test_the_table() -> None:
     comparison = compared(
         trial("single", 1, {}, 0.0), trial("ddp", 2, DDP, 4.1e6), trial("fsdp", 2, FSDP, None)
     )
-    section = network_section(comparison)
-    titles = [column.title for column in section.table.columns]
-    assert titles == [
-        *("strategy", "ranks", "formula\nMB", "collectives\nMB", "ratio"),
-        *("interfaces\nMB", "ratio", "interfaces /\ncollectives"),
-    ]
-    assert section.table.rows == (
-        ("ddp", "2", "4.00", "4.00", "1.00", "4.10", "1.02", "1.02"),
-        ("fsdp", "2", "6.00", "6.00", "1.00", "-", "-", "-"),
-    )
-    text = render_sections([section], Format.TEXT)
-    assert "Formula of ddp: all-reduce: 2 (n-1)/n G." in text
-    assert "Not known: interfaces: not recorded (fsdp on 2 ranks)." in text
+    table = network_tables(comparison)[0]
+    assert table.cells("label") == ("ddp", "fsdp")
+    assert table.cells("formula_bytes") == ("4.00", "6.00")
+    assert table.cells("collective_ratio") == ("1.00", "1.00")
+    assert table.cells("interface_bytes") == ("4.10", "-")
+    assert table.cells("interface_ratio") == ("1.02", "-")
+    notes = " ".join(table.notes)
+    assert "ddp: all-reduce: 2 (n-1)/n G." in notes
+    assert "interfaces: not recorded (fsdp on 2 ranks)" in notes
 
 
 def test_nothing_was_sent() -> None:
-    section = network_section(compared(trial("single", 1, {}, 0.0)))
-    assert section.table.rows == ()
-    assert section.table.notes[0] == "No trial of several ranks ended ok."
+    table = network_tables(compared(trial("single", 1, {}, 0.0)))[0]
+    assert table.rows == ()
+    assert "No trial of several ranks" in table.notes[0]

@@ -21,8 +21,8 @@ from shardmark.analysis.trial.series import sampled
 from shardmark.report.figures import figures_of
 from shardmark.report.page.network import network_parts
 from shardmark.report.page.page import write_report
-from shardmark.report.views.links import links_section
-from shardmark.report.views.network_view import network_csv, network_data, network_sections
+from shardmark.report.table.formats import render_csv
+from shardmark.report.views.network import links_table, network_json, network_tables
 from shardmark.results.network import (
     Bounds,
     LinkFit,
@@ -172,8 +172,8 @@ def test_few_samples_give_no_peak(tmp_path: Path) -> None:
     assert one.sent.mean_bytes_per_second == pytest.approx(9)
     assert (one.sent.peak_bytes_per_second, one.sent.busy_share) == (None, None)
     assert found.missing["peaks"].startswith("at most 7 samples in the windows of a repeat")
-    table = {part.title: part.table for part in network_sections(comparison)}
-    notes = table["Bandwidth by interface"].notes
+    tables = {table.title: table for table in network_tables(comparison)}
+    notes = tables["Bandwidth by interface"].notes
     assert any(note.startswith("Peak and busy left out: at most 7") for note in notes)
 
 
@@ -191,9 +191,8 @@ def test_bandwidths_that_are_hardly_known_are_said() -> None:
     def noisy(low: float | None, high: float | None) -> bool:
         made = record().model_copy(update={"operations": (operation(low, high),)})
         return any(
-            note.startswith("Bandwidth too noisy: measure longer")
-            and "all reduce (between hosts)" in note
-            for note in links_section(made).table.notes
+            note.startswith("Bandwidth too noisy: all reduce (between hosts)")
+            for note in links_table(made).notes
         )
 
     assert noisy(4e7, 1.7e8)
@@ -228,43 +227,41 @@ def test_a_node_s_clock_may_be_wrong(tmp_path: Path) -> None:
     assert found.ranks[2].rank == 2
 
 
-def test_the_sections(nodes: Comparison, tmp_path: Path) -> None:
+def test_the_tables(nodes: Comparison, tmp_path: Path) -> None:
     write_network(tmp_path / "two", record())
-    sections = {one.title: one.table for one in network_sections(nodes)}
-    assert list(sections) == [
+    tables = {table.title: table for table in network_tables(nodes)}
+    assert list(tables) == [
         "Bytes on the network",
         "Collectives of a step",
         "Bandwidth by interface",
         "Bytes by rank and interface",
         "Links between 2 ranks, gloo",
     ]
-    assert sections["Collectives of a step"].rows == (
-        ("ddp", "3", "all reduce", "2", "44.70", "0.00"),
-    )
-    assert sections["Bandwidth by interface"].rows[1][:4] == ("ddp", "3", "0", "lo")
-    assert len(sections["Bytes by rank and interface"].rows) == 3
+    collectives = tables["Collectives of a step"]
+    assert collectives.cells("counted_calls") == ("2",)
+    assert collectives.cells("counted_payload_bytes") == ("44.70",)
+    assert tables["Bandwidth by interface"].cells("interface") == ("eth0", "lo", "eth0")
+    assert len(tables["Bytes by rank and interface"].rows) == 3
 
 
 def test_json_and_csv_have_base_units(nodes: Comparison) -> None:
-    data: dict[str, Any] = network_data(nodes)
-    (row,), (links,) = data["rows"], data["links"]
-    assert row["interfaces"][0]["sent"]["mean_bytes_per_second"] == pytest.approx(3900)
-    assert len(row["interfaces"][0]["sent"]["over_time"]["seconds"]) == 32
-    assert row["ranks"][0]["interface"] == "eth0"
-    assert row["kinds"]["all_reduce"]["counted_calls"] == 2
-    assert set(row["missing"]) == {"formula"}
-    assert links["record"] is None
-    assert "measure.link_seconds" in links["missing"]
-    json.dumps(data, allow_nan=False)
-    lines = list(csv.DictReader(io.StringIO(network_csv(nodes))))
-    assert [(line["node"], line["interface"]) for line in lines] == [
+    tables = network_tables(nodes)
+    document = network_json(tables)
+    first = document["interfaces"][0]
+    assert first["sent_mean_bytes_per_second"] == pytest.approx(3900)
+    assert len(first["sent_over_time"]["seconds"]) == 32
+    assert document["ranks"][0]["interface"] == "eth0"
+    assert document["collectives"][0]["counted_calls"] == 2
+    assert set(document["bytes"][0]["missing"]) == {"formula_bytes"}
+    json.dumps(document, allow_nan=False)
+    lines = list(csv.DictReader(io.StringIO(render_csv(tables))))
+    of_interfaces = [line for line in lines if line["sent_mean_bytes_per_second"]]
+    assert [(line["node"], line["interface"]) for line in of_interfaces] == [
         ("0", "eth0"),
         ("0", "lo"),
         ("1", "eth0"),
     ]
-    assert float(lines[2]["received_mean_bytes_per_second"]) == pytest.approx(3900)
-    assert "backend_ratio" in lines[0]
-    assert "backend_ratio" in row
+    assert float(of_interfaces[2]["received_mean_bytes_per_second"]) == pytest.approx(3900)
 
 
 def test_the_command(nodes: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +271,7 @@ def test_the_command(nodes: Comparison, capsys: pytest.CaptureFixture[str]) -> N
     assert "Bandwidth by interface" in text
     assert "No network.json is stored with this run" in text
     assert cli.main(["compare", folder, "--network", "--format", "json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == {"rows", "warnings", "network"}
+    assert set(json.loads(capsys.readouterr().out)["network"]["bytes"][0]) > {"strategy"}
     for form, found in (("markdown", "### Bandwidth by interface"), ("latex", "\\caption{Bandw")):
         assert cli.main(["compare", folder, "--network", "--format", form]) == 0
         assert found in capsys.readouterr().out
@@ -284,11 +281,9 @@ def test_the_command(nodes: Comparison, capsys: pytest.CaptureFixture[str]) -> N
 def test_why_links_are_not_there(nodes: Comparison, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "two")
     folder.write_environment({"links_missing": "timed_out: no end"})
-    assert network_sections(nodes)[-1].table.notes == (
-        "Links could not be measured: timed_out: no end.",
-    )
+    assert network_tables(nodes)[-1].notes == ("Links could not be measured: timed_out: no end.",)
     (tmp_path / "two" / "network.json").write_text("{")
-    (note,) = network_sections(nodes)[-1].table.notes
+    (note,) = network_tables(nodes)[-1].notes
     assert "network.json" in note
     assert "measure again" in note
 

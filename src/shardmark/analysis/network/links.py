@@ -148,16 +148,13 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
         each = parts(logs)
         return np.asarray((each / each.sum(0)).T)
 
+    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(np.log(parts(logs).sum(0) / seconds))
+
     first, last = int(sent_bytes.argmin()), int(sent_bytes.argmax())
     start = np.log([seconds[first] / messages[first], seconds[last] / sent_bytes[last]])
     solved = least_squares(
-        lambda logs: np.log(parts(logs).sum(0) / seconds),
-        start,
-        jac=shares,
-        x_scale=1.0,
-        xtol=1e-12,
-        ftol=1e-14,
-        gtol=1e-14,
+        residuals, start, jac=shares, x_scale=1.0, xtol=1e-12, ftol=1e-14, gtol=1e-14
     )
     degrees = len(timings) - 2
     variance = 2 * float(solved.cost) / degrees

@@ -15,7 +15,6 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import Tensor
 
 from shardmark.measure.network.probe import RECORD_FILE
@@ -228,8 +227,10 @@ def _done(_: object) -> None:
 
 
 @contextmanager
-def process_group(device_type: str, store: dist.Store | None = None) -> Iterator[torch.device]:
-    """The group that torchrun's environment describes, met at `store` if given: this rank's device.
+def process_group(device_type: str, meeting: Path | None = None) -> Iterator[torch.device]:
+    """The group that torchrun's environment describes: this rank's device.
+
+    The ranks meet at that file, or without one as torchrun tells them to.
 
     `device_type` is auto, cuda or cpu.
     """
@@ -244,6 +245,7 @@ def process_group(device_type: str, store: dist.Store | None = None) -> Iterator
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
+    store = None if meeting is None else dist.FileStore(str(meeting), ranks)  # type: ignore[attr-defined]  # torch exports it lazily
     dist.init_process_group(
         "nccl" if device_type == "cuda" else "gloo",
         store=store,
@@ -262,8 +264,7 @@ def _probe_rank(rank: int, folder: str, ranks: int, device_type: str, seconds: f
     # Else gloo asks for the host's name, which may not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    store = dist.FileStore(str(Path(folder) / "meeting"), ranks)  # type: ignore[attr-defined]  # torch exports it lazily
-    with process_group(device_type, store) as device:
+    with process_group(device_type, Path(folder) / "meeting") as device:
         record = measure_links(device, seconds=seconds)
     if record is not None:
         (Path(folder) / RECORD_FILE).write_text(record.model_dump_json())
@@ -271,5 +272,7 @@ def _probe_rank(rank: int, folder: str, ranks: int, device_type: str, seconds: f
 
 if __name__ == "__main__":
     folder, ranks, device_type, seconds = sys.argv[1:]
+    from torch.multiprocessing.spawn import spawn
+
     arguments = (folder, int(ranks), device_type, float(seconds))
-    torch.multiprocessing.spawn(_probe_rank, arguments, nprocs=int(ranks))
+    spawn(_probe_rank, arguments, nprocs=int(ranks))  # type: ignore[no-untyped-call]  # torch's

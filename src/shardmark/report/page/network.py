@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.report.page.tables import PageTable, page_table
-from shardmark.report.table.sections import Section
-from shardmark.report.views.network_view import network_sections
+from shardmark.report.table.sections import text_columns
+from shardmark.report.table.table import Table
+from shardmark.report.views.network import network_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +28,19 @@ def network_parts(comparison: Comparison) -> list[NetworkPart]:
     if not any(len(trial.ranks) > 1 for row in comparison.rows for trial in row.ok_trials):
         return []
     return [
-        _part(number, section, first=number == 1)
-        for number, section in enumerate(network_sections(comparison), start=1)
+        _part(number, table, first=number == 1)
+        for number, table in enumerate(network_tables(comparison), start=1)
     ]
 
 
-def _part(number: int, section: Section, *, first: bool) -> NetworkPart:
-    columns = section.table.columns
-    rows = section.table.rows
-    is_links = section.title.startswith("Links")
+def _part(number: int, table: Table, *, first: bool) -> NetworkPart:
+    is_links = table.title.startswith("Links")
+    shown = (
+        page_table(f"network-{number}", table.title, text_columns(table)) if table.rows else None
+    )
     return NetworkPart(
-        title=section.title,
-        table=page_table(f"network-{number}", section.title, columns) if rows else None,
-        notes=section.table.notes,
-        folded=not first and not is_links and bool(rows),
+        title=table.title,
+        table=shown,
+        notes=table.notes,
+        folded=not first and not is_links and bool(table.rows),
     )
