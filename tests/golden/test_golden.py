@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.network.link_fit import with_fits
+from shardmark.analysis.network.links import with_fits
 from shardmark.config.load import from_mapping
 from shardmark.core.metrics import METRICS
 from shardmark.results.network import read_network
