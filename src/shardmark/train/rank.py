@@ -16,8 +16,8 @@ from shardmark.core.environment_variables import NODE_VARIABLE
 from shardmark.core.errors import ShardmarkError, error_kind
 from shardmark.core.run_files import JOINED_FILE
 from shardmark.measure.memory.tensors import CudaPeak
-from shardmark.measure.network.network_probe import DEFAULT_SECONDS, RECORD_FILE
-from shardmark.measure.network.network_ranks import measure_links
+from shardmark.measure.network.links import measure_links
+from shardmark.measure.network.probe import DEFAULT_SECONDS, RECORD_FILE
 from shardmark.measure.step.progress import ProgressWriter
 from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.results.schema import ProbeRecord, RankError
