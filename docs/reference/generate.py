@@ -17,8 +17,7 @@ from experiment_file import experiment_file
 from markup import code, page, paragraphs, table
 
 from shardmark.cli import app
-from shardmark.core.metrics import METRICS
-from shardmark.core.metrics import Metric
+from shardmark.core.metrics import METRICS, Metric
 
 
 def main(folder: Path) -> None:
