@@ -1,14 +1,18 @@
-"""What a strategy is: it places ranks, sets one up, and takes steps.  Imports no torch."""
+"""What a strategy is: it lays out ranks, sets one up, and takes steps.  Imports no torch."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from shardmark.core.layout import Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.shares import StepShard
-from shardmark.strategies.layout import Layout
+from shardmark.core.wire import ModelSize, WireBytes
+from shardmark.strategies.checks import check_devices, check_no_offload, check_precision
+from shardmark.strategies.wire import SILENT, all_reduced
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +21,6 @@ if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.measure.step.recorder import Spans
     from shardmark.results.schema import ExchangeRecord
-    from shardmark.strategies.wire import ModelSize, WireBytes
     from shardmark.workloads.base import Batch, Workload
 
 
@@ -50,7 +53,7 @@ class HeldState:
     gradients: tuple[Tensor, ...]
     optimizer_state: tuple[Tensor, ...]
     untracked_bytes: int = 0
-    """Bytes that the library holds where Python cannot see them (DDP's empty buckets)."""
+    """Bytes of gradients that the library holds where Python sees no tensor (DDP's buckets)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +63,13 @@ class CheckpointState:
     own: Mapping[str, Tensor] = field(default_factory=dict)
     """Its part of parameters, optimizer state and buffers, by name."""
     shared: Mapping[str, Tensor] = field(default_factory=dict)
-    """What every rank holds alike: one of each node is enough."""
+    """What every rank holds alike: one copy on each node is enough."""
     counts: Mapping[str, Any] = field(default_factory=dict)
     """Numbers, as JSON has them: loss scale, counters."""
 
 
 class TrainingGroup(Protocol):
-    """The training ranks, meeting outside of their steps.  Every one of them calls."""
+    """The training ranks, outside of their steps.  Every one of them calls."""
 
     def barrier(self) -> None:
         """Wait until every training rank is here."""
@@ -75,23 +78,24 @@ class TrainingGroup(Protocol):
         """Every training rank's value in order of rank, on every one.  It must be picklable."""
 
 
+class ProcessGroup:
+    """All processes train, and meet in collectives."""
+
+    def barrier(self) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()
+
+    def gather(self, value: object) -> list[object]:
+        import torch.distributed as dist
+
+        values: list[object] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+        return values
+
+
 class Worker(Protocol):
-    """One rank that trains, set up and ready."""
-
-    @property
-    def group(self) -> TrainingGroup: ...
-
-    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
-        """What this rank takes next, until all shares of the steps before `end_step` are taken.
-
-        None where every rank takes its own share of every step.
-        """
-
-    def close(self) -> None:
-        """The training is over: nothing else is called any more."""
-
-    def exchange(self) -> ExchangeRecord | None:
-        """What passed between this rank and parameter servers so far; None without any."""
+    """One rank that trains, set up and ready.  Defaults: nobody but workers, in lockstep."""
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         """Take one optimizer step; return the rank's mean loss, shape (), on its device.
@@ -125,32 +129,52 @@ class Worker(Protocol):
         """What this rank holds now, as references: the caller must not keep them."""
 
     def checkpoint_state(self) -> CheckpointState:
-        """What a checkpoint keeps of this rank, as references; between steps only."""
+        """What a checkpoint stores of this rank, as references; between steps only."""
 
-    def load_checkpoint_state(self, kept: CheckpointState) -> None:
+    def load_checkpoint_state(self, state: CheckpointState) -> None:
         """Go on from there; before the first step.  Every training rank calls it."""
 
-    def checkpoint_servers(self, step: int) -> None:
-        """Have those who hold state for the workers keep it, as of so many steps.
+    @property
+    def group(self) -> TrainingGroup:
+        return ProcessGroup()
+
+    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:  # noqa: ARG002
+        """What this rank takes next, until all shares of the steps before `end_step` are taken.
+
+        None where every rank takes its own share of every step.
+        """
+        return None
+
+    def checkpoint_servers(self, step: int) -> None:  # noqa: ARG002
+        """Have the servers write their checkpoints, as of so many steps.
 
         One training rank calls it, while all others wait.
         """
+        return
+
+    def exchange(self) -> ExchangeRecord | None:
+        """What passed between this rank and parameter servers so far; None without any."""
+        return None
+
+    def close(self) -> None:
+        """The training is over: nothing else is called any more."""
+        return
 
 
 @runtime_checkable
 class Server(Protocol):
     """One rank that holds parameters for others and does not train."""
 
-    def serve(self, keep: Callable[[int], None] | None = None) -> None:
+    def serve(self, write_checkpoint: Callable[[int], None] | None = None) -> None:
         """Answer the workers until the last one has closed or is gone.
 
-        `keep` writes a checkpoint as of so many steps, whenever a worker asks for it.
+        `write_checkpoint`, given the steps taken, is called whenever a worker asks for it.
         """
 
     def checkpoint_state(self) -> CheckpointState:
-        """What a checkpoint keeps of this rank, as references."""
+        """What a checkpoint stores of this rank, as references."""
 
-    def load_checkpoint_state(self, kept: CheckpointState) -> None:
+    def load_checkpoint_state(self, state: CheckpointState) -> None:
         """Go on from there; before it serves."""
 
     def held_state(self) -> HeldState:
@@ -163,49 +187,88 @@ class Server(Protocol):
         """What passed between it and the workers so far."""
 
 
-class Strategy(Protocol):
-    """A way of sharing the training among ranks.  Its data-class fields are its options."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy(ABC):
+    """A way of sharing the training among ranks.  Its data-class fields are its options.
 
-    @property
-    def name(self) -> str: ...
+    Defaults are those of replicas: each process trains on a device of its own, gradients are
+    all-reduced, none can be missed.
+    """
 
-    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
+    name: str
+
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
         """None, or why no machines could run it on so many ranks: such a cell is left out."""
+        return None if world_size > 1 else "one rank has nobody to share the work with"
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         """Raise `StrategyUnavailable` if it cannot run so.  Starts nothing, imports no torch."""
+        check_devices(self.name, world_size, machine)
+        check_precision(self.name, machine, recipe)
+        check_no_offload(self.name, recipe)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """How so many training ranks are factored, and what each process sees and holds."""
-
-    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
-        """Each process's node; training ranks shared out equally, neighbours together."""
+        return data_parallel(world_size, nodes=nodes)
 
     def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+        self,
+        size: ModelSize,
+        recipe: Recipe,  # noqa: ARG002  (micro-batches before the last are not reduced)
+        world_size: int,
+        nodes: int = 1,
     ) -> WireBytes:
         """What its definition needs the network to carry in a step, whatever the library sends."""
+        layout = self.layout(world_size, nodes)
+        replicated = layout.data == layout.devices and not layout.server_ranks
+        assert replicated, f"{self.name} is not made of replicas: it has to say what it sends"
+        return SILENT if layout.processes == 1 else all_reduced(size, world_size)
 
     def guarantee(self) -> str | None:
-        """What is promised instead of the reference's mathematics; None where those are."""
+        """What holds instead of the reference's mathematics; None where those hold."""
+        return None
 
     def tolerates_worker_loss(self) -> bool:
         """Whether the other workers train on when one dies."""
+        return False
 
-    def resume_blocker(self, recipe: Recipe) -> str | None:
+    def resume_blocker(self, recipe: Recipe) -> str | None:  # noqa: ARG002
         """None, or why it cannot go on from a checkpoint with that recipe."""
+        return None
 
     def backend(self, device_type: str) -> str:
         """The process group's: `nccl` or `gloo`."""
-
-    def rank_device(self, rank: int, world_size: int, device_type: str) -> str:
-        """`cuda` or `cpu`: where that process computes."""
+        return "nccl" if device_type == "cuda" else "gloo"
 
     def loads(self) -> tuple[str, ...]:
         """Modules that the ranks will import, so that they can be loaded before the first trial."""
-
-    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> Worker | Server:
-        """A `Server` exactly on the ranks that `placement` gives None; the rest run the loop."""
+        return ()
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         """The mathematics that the library would otherwise default: recorded with every trial."""
+        return common_settings(recipe)
+
+    @abstractmethod
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> Worker | Server:
+        """Set up this process: a `Server` exactly where the layout gives it no share."""
+
+
+def common_settings(recipe: Recipe) -> dict[str, object]:
+    """The mathematics of a step as every strategy sets it, to which one adds its own."""
+    return {
+        "gradient_reduction": "mean over ranks and micro-batches",
+        "gradient_reduction_precision": "fp32",
+        "gradient_clipping": recipe.gradient_clipping,
+        "master_weights_precision": "fp32",
+        "compute_precision": recipe.precision,
+        "mixed_precision": "none" if recipe.precision == "fp32" else "autocast",
+        "loss_scaling": (
+            {"kind": "dynamic", "initial": 2.0**16, "growth_interval": 2000}
+            if recipe.precision == "fp16"
+            else None
+        ),
+        "weight_decay_groups": "one group, every parameter",
+        "batch_norm": "statistics of each rank's share; rank 0's buffers are evaluated",
+        "last_batch": "left out when incomplete",
+        "tf32": recipe.tf32,
+    }

@@ -1,9 +1,12 @@
-"""Tensors of a rank on their way into a checkpoint and back: its own shards, as plain tensors."""
+"""Tensors of a rank on their way into a checkpoint and back: its own shards, as plain tensors.
+
+`torch.distributed.checkpoint` would need a file system that all nodes share, and takes a step with
+an optimizer that has no state yet, which the workers would count.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +27,16 @@ def copied_into(target: Tensor, value: Tensor) -> None:
     """Give the tensor that value, in place."""
     with torch.no_grad():
         target.copy_(value)
+
+
+def named_buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {f"buffer/{name}": buffer.detach() for name, buffer in module.named_buffers()}
+
+
+def load_buffers(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give the module the buffers that `named_buffers` gave."""
+    for name, buffer in module.named_buffers():
+        copied_into(buffer, tensors[f"buffer/{name}"])
 
 
 def optimizer_tensors(
@@ -51,11 +64,12 @@ def restore_optimizer(
         if kind == "optimizer":
             key, _, name = rest.partition("/")
             parameter = named[name]
-            made = value if key == STEP_KEY else _alike(parameter, value)
-            optimizer.state[parameter][key] = made
+            optimizer.state[parameter][key] = (
+                value if key == STEP_KEY else _placed_as(parameter, value)
+            )
 
 
-def _alike(parameter: nn.Parameter, value: Tensor) -> Tensor:
+def _placed_as(parameter: nn.Parameter, value: Tensor) -> Tensor:
     """On the parameter's device, and sharded as it is."""
     from torch.distributed.tensor import DTensor
 
@@ -69,13 +83,3 @@ def _alike(parameter: nn.Parameter, value: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def scaler_counts(scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
-    """The loss scale and the good steps since it changed; nothing without loss scaling."""
-    return {} if scaler is None else dict(scaler.state_dict())
-
-
-def set_scaler(scaler: torch.amp.GradScaler | None, counts: Mapping[str, Any]) -> None:
-    if scaler is not None and counts:
-        scaler.load_state_dict(dict(counts))

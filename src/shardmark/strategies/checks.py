@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
 
 
-def needs_company(world_size: int) -> str | None:
-    return None if world_size > 1 else "one rank has nobody to share the work with"
-
-
 def check_devices(strategy: str, needed: int, machine: Machine) -> None:
     """One CUDA device a rank; on the CPU ranks share the cores."""
     if machine.device_type == "cuda" and needed > machine.device_count:
@@ -35,7 +31,7 @@ def check_precision(strategy: str, machine: Machine, recipe: Recipe) -> None:
         )
 
 
-def check_no_offload(strategy: str, recipe: Recipe, instead: str) -> None:
+def check_no_offload(strategy: str, recipe: Recipe, instead: str = "fsdp or zero-2") -> None:
     if recipe.cpu_offload:
         raise StrategyUnavailable(
             strategy,

@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Layout, RankLayout
 from shardmark.core.machine import Machine
 from shardmark.core.shares import Shard
-from shardmark.strategies.base import RankContext
-from shardmark.strategies.checks import (
-    check_devices,
-    check_no_offload,
-    check_precision,
-    needs_company,
-)
-from shardmark.strategies.collective import CollectiveStrategy
-from shardmark.strategies.layout import Layout, RankLayout
-from shardmark.strategies.settings import common_settings
-from shardmark.strategies.wire import SILENT, ModelSize, WireBytes
+from shardmark.strategies.base import RankContext, Strategy, common_settings
+from shardmark.strategies.checks import check_devices, check_no_offload, check_precision
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -28,16 +20,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallel(CollectiveStrategy):
+class DataParallel(Strategy):
     """One process copies the model to every device at each step (`torch.nn.DataParallel`).
 
     A world size of n is n devices of one process, so there is one training rank.
     """
 
     name: str = "dp"
-
-    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
-        return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         if machine.device_type != "cuda":
@@ -54,42 +43,27 @@ class DataParallel(CollectiveStrategy):
             )
         check_devices(self.name, world_size, machine)
         check_precision(self.name, machine, recipe)
-        check_no_offload(self.name, recipe, "fsdp or zero-2")
+        check_no_offload(self.name, recipe)
 
-    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002  (one process)
         """One process, which takes the whole batch and shares it out among its devices."""
         return Layout(ranks=(RankLayout(share=Shard(index=0, count=1)),), data=world_size)
-
-    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:  # noqa: ARG002
-        return (0,)
-
-    def wire_bytes(
-        self,
-        size: ModelSize,  # noqa: ARG002  (one process)
-        recipe: Recipe,  # noqa: ARG002
-        world_size: int,  # noqa: ARG002
-        nodes: int = 1,  # noqa: ARG002
-    ) -> WireBytes:
-        return SILENT
-
-    def loads(self) -> tuple[str, ...]:
-        return ()
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return common_settings(recipe) | {
             "batch_norm": "statistics of each device's share; the first device's are evaluated"
         }
 
-    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> EagerWorker:
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.blocks import build_on
         from shardmark.strategies.replicas import Replicas
         from shardmark.strategies.step import EagerWorker
 
-        model = build_on(process.device, workload, recipe)
+        model = build_on(context.device, workload, recipe)
         return EagerWorker(
-            model=Replicas(model, device_ids=list(range(process.devices))),
-            module=model,
+            model,
+            called=Replicas(model, device_ids=list(range(context.devices))),
             workload=workload,
             recipe=recipe,
-            device=process.device,
+            device=context.device,
         )

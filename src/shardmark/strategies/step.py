@@ -1,4 +1,4 @@
-"""The step that single device, DataParallel, DDP and FSDP2 share."""
+"""The step: micro-batches once for all strategies, and the worker that most of them share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import CheckpointState, HeldState
+from shardmark.strategies.base import CheckpointState, HeldState, Worker
 from shardmark.strategies.checkpoint_state import (
     copied_into,
+    load_buffers,
     local,
+    named_buffers,
     optimizer_tensors,
     restore_optimizer,
-    scaler_counts,
-    set_scaler,
 )
-from shardmark.strategies.collective import CollectiveWorker
 from shardmark.workloads.base import Batch, Workload
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,61 +30,64 @@ OPTIMIZER_KEYS = {
 }
 """The tensors of torch's optimizers that have their parameter's shape."""
 
-Synchronise = Callable[[bool], AbstractContextManager[object]]
-"""Given whether this micro-batch is the step's last: the context that reduces gradients or not."""
+Synchronise = Callable[[bool], object]
+"""Told before each micro-batch whether it is the step's last, which alone reduces gradients."""
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over one group of all parameters, with no default left to torch."""
-    spec = recipe.optimizer
-    if spec.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=spec.lr,
-            momentum=spec.momentum,
-            dampening=spec.dampening,
-            weight_decay=spec.weight_decay,
-            nesterov=spec.nesterov,
-        )
-    adam = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-    return adam(
-        parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
-    )
+def forward_backward(
+    batch: Batch,
+    recorder: Spans,
+    *,
+    micro_batches: int,
+    loss_of: Callable[[Batch], Tensor],
+    backward: Callable[[Tensor, bool], object],
+    synchronise: Synchronise | None = None,
+) -> Tensor:
+    """Forward and backward pass of each equal micro-batch; the mean of their losses, shape ().
+
+    `backward` is given a micro-batch's loss and whether it is the last; dividing by the number of
+    micro-batches is its part.
+    """
+    losses = []
+    for index, micro_batch in enumerate(batch.split(micro_batches), start=1):
+        last = index == micro_batches
+        if synchronise is not None:
+            synchronise(last)
+        with recorder.span("forward"):
+            loss = loss_of(micro_batch)
+        with recorder.span("backward"):
+            backward(loss, last)
+        losses.append(loss.detach())
+    return losses[0] if micro_batches == 1 else torch.stack(losses).mean()
 
 
-def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
-    """Computation in the recipe's precision over fp32 parameters; nothing for fp32."""
-    if recipe.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
-
-
-class EagerWorker(CollectiveWorker):
+class EagerWorker(Worker):
     """Forward, backward and optimizer step on a model whose gradients reduce themselves.
 
-    `model` is what is called, `module` the model whose names count; the loss of a step is the
-    mean of its micro-batches, which are equally large.  `replicated`: every rank holds all of it.
+    `module` is the model whose names count; `called` wraps it where a library does.  `replicated`:
+    every rank holds all of it.
     """
 
     def __init__(
         self,
-        *,
-        model: nn.Module,
         module: nn.Module,
+        *,
         workload: Workload,
         recipe: Recipe,
         device: torch.device,
-        synchronise: Synchronise = lambda last: nullcontext(),  # noqa: ARG005  (its signature)
+        called: nn.Module | None = None,
+        synchronise: Synchronise | None = None,
         untracked_bytes: Callable[[], int] = lambda: 0,
         autocasts: bool = True,
         replicated: bool = True,
     ) -> None:
-        self._model = model
         self._module = module
+        self._model = module if called is None else called
         self._workload = workload
         self._recipe = recipe
         self._device = device
-        self._synchronise = synchronise
+        # A single micro-batch is the last one: gradients reduce unless told otherwise.
+        self._synchronise = synchronise if recipe.gradient_accumulation > 1 else None
         self._untracked_bytes = untracked_bytes
         self._autocasts = autocasts
         self._replicated = replicated
@@ -104,27 +106,30 @@ class EagerWorker(CollectiveWorker):
         self._steps_taken = 0
         self._optimizer.register_step_post_hook(self._count_step)
 
-    def _count_step(self, *_: object) -> None:
-        self._steps_taken += 1
-
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        micro_batches = batch.split(self._recipe.gradient_accumulation)
-        count = len(micro_batches)
-        losses = []
-        for index, micro_batch in enumerate(micro_batches):
-            with self._synchronise(index == count - 1):
-                with recorder.span("forward"), self._precision():
-                    loss = self._workload.loss(self._model, micro_batch)
-                with recorder.span("backward"):
-                    scaled = self._scaler.scale(loss / count if count > 1 else loss)
-                    scaled.backward()  # type: ignore[no-untyped-call]  # torch's
-            losses.append(loss.detach())
+        loss = forward_backward(
+            batch,
+            recorder,
+            micro_batches=self._recipe.gradient_accumulation,
+            loss_of=self._loss,
+            backward=self._backward,
+            synchronise=self._synchronise,
+        )
         with recorder.span("optimizer"):
             self._update()
-        return losses[0] if count == 1 else torch.stack(losses).mean()
+        return loss
+
+    def _loss(self, micro_batch: Batch) -> Tensor:
+        with self._precision():
+            return self._workload.loss(self._model, micro_batch)
 
     def _precision(self) -> AbstractContextManager[object]:
         return autocast(self._recipe, self._device) if self._autocasts else nullcontext()
+
+    def _backward(self, loss: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
+        count = self._recipe.gradient_accumulation
+        scaled = self._scaler.scale(loss / count if count > 1 else loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch's
 
     def _update(self) -> None:
         self._steps_called += 1
@@ -134,6 +139,9 @@ class EagerWorker(CollectiveWorker):
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
+
+    def _count_step(self, *_: object) -> None:
+        self._steps_taken += 1
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -164,32 +172,7 @@ class EagerWorker(CollectiveWorker):
         }
 
     def buffers(self) -> dict[str, Tensor]:
-        return {name: b.detach().cpu().clone() for name, b in self._module.named_buffers()}
-
-    def checkpoint_state(self) -> CheckpointState:
-        state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
-        state |= optimizer_tensors(self._optimizer, self._trained)
-        own = {f"buffer/{name}": b.detach() for name, b in self._module.named_buffers()}
-        return CheckpointState(
-            own=own if self._replicated else own | state,
-            shared=state if self._replicated else {},
-            counts={
-                "steps_called": self._steps_called,
-                "steps_taken": self._steps_taken,
-                "scaler": scaler_counts(self._scaler),
-            },
-        )
-
-    def load_checkpoint_state(self, kept: CheckpointState) -> None:
-        tensors = {**kept.own, **kept.shared}
-        for name, buffer in self._module.named_buffers():
-            copied_into(buffer, tensors[f"buffer/{name}"])
-        for name, parameter in self._trained.items():
-            copied_into(local(parameter), tensors[f"parameter/{name}"])
-        restore_optimizer(self._optimizer, self._trained, tensors)
-        set_scaler(self._scaler, kept.counts["scaler"])
-        self._steps_called = int(kept.counts["steps_called"])
-        self._steps_taken = int(kept.counts["steps_taken"])
+        return copies(self._module.named_buffers())
 
     def held_state(self) -> HeldState:
         # FSDP2 shows unsharded parameters while they exist; the optimizer always has the shards.
@@ -201,6 +184,56 @@ class EagerWorker(CollectiveWorker):
             optimizer_state=tuple(state_tensors(self._optimizer)),
             untracked_bytes=self._untracked_bytes(),
         )
+
+    def checkpoint_state(self) -> CheckpointState:
+        state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
+        state |= optimizer_tensors(self._optimizer, self._trained)
+        buffers = named_buffers(self._module)
+        return CheckpointState(
+            own=buffers if self._replicated else buffers | state,
+            shared=state if self._replicated else {},
+            counts={
+                "steps_called": self._steps_called,
+                "steps_taken": self._steps_taken,
+                "scaler": self._scaler.state_dict(),
+            },
+        )
+
+    def load_checkpoint_state(self, state: CheckpointState) -> None:
+        tensors = {**state.own, **state.shared}
+        load_buffers(self._module, tensors)
+        for name, parameter in self._trained.items():
+            copied_into(local(parameter), tensors[f"parameter/{name}"])
+        restore_optimizer(self._optimizer, self._trained, tensors)
+        if state.counts["scaler"]:
+            self._scaler.load_state_dict(dict(state.counts["scaler"]))
+        self._steps_called = int(state.counts["steps_called"])
+        self._steps_taken = int(state.counts["steps_taken"])
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer over one group of all parameters, with no default left to torch."""
+    spec = recipe.optimizer
+    if spec.name == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=spec.lr,
+            momentum=spec.momentum,
+            dampening=spec.dampening,
+            weight_decay=spec.weight_decay,
+            nesterov=spec.nesterov,
+        )
+    adam = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
+    return adam(
+        parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
+    )
+
+
+def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
+    """Computation in the recipe's precision over fp32 parameters; nothing for fp32."""
+    if recipe.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
 
 
 def state_keys(spec: Optimizer) -> tuple[str, ...]:
@@ -214,6 +247,11 @@ def whole(tensor: Tensor) -> Tensor:
 
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached.clone()
+
+
+def copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors as they are now, by name, on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in named}
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:

@@ -12,27 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.tools import tool_path
-from shardmark.strategies.base import RankContext
-from shardmark.strategies.checks import (
-    check_devices,
-    check_offload_device,
-    check_precision,
-    needs_company,
-)
-from shardmark.strategies.collective import CollectiveStrategy
-from shardmark.strategies.layout import Fractions, Layout, sharded
-from shardmark.strategies.settings import common_settings
-from shardmark.strategies.wire import (
-    FP32_BYTES,
-    PRECISION_BYTES,
-    ModelSize,
-    Traffic,
-    WireBytes,
-    all_reduced,
-    times,
-)
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.strategies.base import RankContext, Strategy, common_settings
+from shardmark.strategies.checks import check_devices, check_offload_device, check_precision
+from shardmark.strategies.wire import FP32_BYTES, PRECISION_BYTES, all_reduced, times
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -54,7 +40,7 @@ STAGE_3_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zero(CollectiveStrategy):
+class Zero(Strategy):
     """DeepSpeed ZeRO: optimizer state (1), gradients (2), parameters (3) sharded.
 
     Source: Rajbhandari et al., SC 2020, section 5.  Stage 0 shards nothing.
@@ -76,13 +62,6 @@ class Zero(CollectiveStrategy):
     finds whole and needed again is not freed; 0 gathers nothing ahead."""
     mixed_precision: Literal["autocast", "native"] = "autocast"
     """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters, other mathematics."""
-
-    @property
-    def name(self) -> str:
-        return f"zero-{self.stage}"
-
-    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
-        return needs_company(world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         if importlib.util.find_spec("deepspeed") is None:
@@ -109,14 +88,15 @@ class Zero(CollectiveStrategy):
                 "use zero-1, zero-2 or zero-3",
             )
 
-    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
         part = 1 / world_size
         holds = Fractions(
             parameters=part if self.stage >= 3 else 1.0,
             gradients=part if self.stage >= 2 else 1.0,
             optimizer_state=part if self.stage >= 1 else 1.0,
         )
-        return sharded(world_size, group=world_size if self.stage else 1, holds=holds)
+        group = world_size if self.stage else 1
+        return data_parallel(world_size, nodes=nodes, group=group, holds=holds)
 
     def wire_bytes(
         self,
@@ -165,18 +145,18 @@ class Zero(CollectiveStrategy):
             settings["mixed_precision"] = self.mixed_precision
         return settings | self._parameter_settings()
 
-    def start(self, workload: Workload, recipe: Recipe, process: RankContext) -> ZeroWorker:
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> ZeroWorker:
         from shardmark.strategies.deepspeed.worker import start_engine
 
-        return start_engine(workload, recipe, process, config=self.config(recipe, process))
+        return start_engine(workload, recipe, context, config=self.config(recipe, context))
 
-    def config(self, recipe: Recipe, process: RankContext) -> dict[str, Any]:
+    def config(self, recipe: Recipe, context: RankContext) -> dict[str, Any]:
         """DeepSpeed's configuration with every default that touches the mathematics written out."""
         bucket_elements = int(self.bucket_mb * MiB / 4)
         zero: dict[str, Any] = {
             "stage": self.stage,
             "contiguous_gradients": True,
-            "overlap_comm": self.overlap_communication and process.device.type == "cuda",
+            "overlap_comm": self.overlap_communication and context.device.type == "cuda",
             "reduce_scatter": True,
             "reduce_bucket_size": bucket_elements,
             "allgather_bucket_size": bucket_elements,

@@ -13,34 +13,44 @@ from deepspeed.utils import (
     safe_get_full_grad,
     safe_get_full_optimizer_state,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
 from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import CheckpointState, HeldState, RankContext
+from shardmark.strategies.base import CheckpointState, HeldState, RankContext, Worker
 from shardmark.strategies.blocks import build_on
-from shardmark.strategies.collective import CollectiveWorker
-from shardmark.strategies.deepspeed.checkpoint_state import kept_of, restore
-from shardmark.strategies.step import autocast, build_optimizer, state_keys, state_tensors
-from shardmark.workloads.base import Batch, Workload
-
-# Where DeepSpeed 0.19 keeps what it holds beside the module: attributes of its ZeRO optimizers.
-PARAMETER_HOLDERS = ("bit16_groups_flat", "fp16_partitioned_groups_flat")
-GRADIENT_HOLDERS = (
-    "averaged_gradients",
-    "all_grad_tensors",
-    "ipg_buckets",
-    "grad_partitions_flat_buffer",
-    "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition",
+from shardmark.strategies.checkpoint_state import (
+    copied_into,
+    load_buffers,
+    named_buffers,
+    optimizer_tensors,
+    restore_optimizer,
 )
-MASTER_HOLDERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+from shardmark.strategies.deepspeed.private import (
+    COMPUTED_PARTITIONS,
+    GRADIENTS,
+    MASTERS,
+    PARAMETERS,
+    PERSISTENT_PARAMETERS,
+    REPLICATED_PARAMETERS,
+    SCALERS,
+)
+from shardmark.strategies.step import (
+    autocast,
+    build_optimizer,
+    copies,
+    forward_backward,
+    state_keys,
+    state_tensors,
+)
+from shardmark.workloads.base import Batch, Workload
 
 
 def start_engine(
-    workload: Workload, recipe: Recipe, process: RankContext, *, config: dict[str, Any]
+    workload: Workload, recipe: Recipe, context: RankContext, *, config: dict[str, Any]
 ) -> ZeroWorker:
     """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists."""
-    model = build_on(process.device, workload, recipe)
+    model = build_on(context.device, workload, recipe)
     parameters = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -49,10 +59,10 @@ def start_engine(
         config=config,
         dist_init_required=False,
     )
-    return ZeroWorker(engine, workload, recipe, process.device)
+    return ZeroWorker(engine, workload, recipe, context.device)
 
 
-class ZeroWorker(CollectiveWorker):
+class ZeroWorker(Worker):
     """Forward, backward and step through DeepSpeed's engine, which divides and reduces itself."""
 
     def __init__(
@@ -68,6 +78,30 @@ class ZeroWorker(CollectiveWorker):
         self._counted_call = 0
         self._base_optimizer().register_step_post_hook(self._count_step)
 
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        self._steps_called += 1
+        loss = forward_backward(
+            batch,
+            recorder,
+            micro_batches=self._recipe.gradient_accumulation,
+            loss_of=self._loss,
+            backward=self._backward,
+        )
+        with recorder.span("optimizer"):
+            self._engine.step()
+        return loss
+
+    def _loss(self, micro_batch: Batch) -> Tensor:
+        if self._native:
+            return self._workload.loss(self._engine, micro_batch)
+        with autocast(self._recipe, self._device):
+            return self._workload.loss(self._engine, micro_batch)
+
+    def _backward(self, loss: Tensor, last: bool) -> None:
+        self._engine.backward(loss)
+        if not last:
+            self._engine.step()  # only counts the micro-batch
+
     def _base_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._engine.optimizer
         base = getattr(optimizer, "optimizer", optimizer)
@@ -79,25 +113,13 @@ class ZeroWorker(CollectiveWorker):
             self._counted_call = self._steps_called
             self._steps_taken += 1
 
-    def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        losses = []
-        self._steps_called += 1
-        micro_batches = batch.split(self._recipe.gradient_accumulation)
-        for index, micro_batch in enumerate(micro_batches):
-            with recorder.span("forward"):
-                if self._native:
-                    loss = self._workload.loss(self._engine, micro_batch)
-                else:
-                    with autocast(self._recipe, self._device):
-                        loss = self._workload.loss(self._engine, micro_batch)
-            with recorder.span("backward"):
-                self._engine.backward(loss)
-            if index < len(micro_batches) - 1:
-                self._engine.step()  # only counts the micro-batch
-            losses.append(loss.detach())
-        with recorder.span("optimizer"):
-            self._engine.step()
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        scalers = (
+            getattr(owner, name, None)
+            for owner in (self._engine, self._engine.optimizer)
+            for name in SCALERS
+        )
+        return next((s for s in scalers if isinstance(s, torch.amp.GradScaler)), None)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self._engine.optimizer.param_groups:
@@ -116,18 +138,16 @@ class ZeroWorker(CollectiveWorker):
 
     def full_gradients(self) -> dict[str, Tensor]:
         sharded = self._engine.zero_optimization()
-        found = {
+        gradients = {
             name: safe_get_full_grad(parameter) if sharded else parameter.grad
             for name, parameter in self._engine.module.named_parameters()
         }
         # Loss-scaled gradients are unscaled in the optimizer step, which is still to come.
-        scaler = getattr(self._engine, "torch_autocast_z0_gradscaler", None) or getattr(
-            self._engine.optimizer, "torch_autocast_gradscaler", None
-        )
-        scale = scaler.get_scale() if scaler is not None else 1.0
+        scaler = self._scaler()
+        scale = 1.0 if scaler is None else scaler.get_scale()
         return {
             name: gradient.detach().float().cpu().clone() / scale
-            for name, gradient in found.items()
+            for name, gradient in gradients.items()
             if gradient is not None
         }
 
@@ -137,44 +157,101 @@ class ZeroWorker(CollectiveWorker):
         keys = state_keys(self._recipe.optimizer)
         for name, parameter in self._engine.module.named_parameters():
             if sharded:
-                found = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
+                held = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
             else:
-                found = self._base_optimizer().state.get(parameter, {})
+                held = self._base_optimizer().state.get(parameter, {})
             state[name] = {
                 key: value.detach().float().cpu().clone()
-                for key, value in found.items()
+                for key, value in held.items()
                 if isinstance(value, Tensor)
             }
         return state
 
     def buffers(self) -> dict[str, Tensor]:
-        return {name: b.detach().cpu().clone() for name, b in self._engine.module.named_buffers()}
-
-    def checkpoint_state(self) -> CheckpointState:
-        counts = {"steps_called": self._steps_called, "steps_taken": self._steps_taken}
-        return kept_of(self._engine, self._base_optimizer(), counts)
-
-    def load_checkpoint_state(self, kept: CheckpointState) -> None:
-        restore(self._engine, self._base_optimizer(), kept)
-        self._steps_called = self._counted_call = int(kept.counts["steps_called"])
-        self._steps_taken = int(kept.counts["steps_taken"])
+        return copies(self._engine.module.named_buffers())
 
     def held_state(self) -> HeldState:
-        optimizer, base = self._engine.optimizer, self._base_optimizer()
+        optimizer = self._engine.optimizer
         parameters = list(self._engine.module.parameters())
-        masters = [*held(optimizer, MASTER_HOLDERS)]
+        masters = list(attributes(optimizer, MASTERS))
         shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
-        own = [*parameters, *shards, *held(optimizer, PARAMETER_HOLDERS)]
         gradients = [p.grad for p in (*parameters, *masters) if p.grad is not None]
         return HeldState(
-            parameters=tuple(own),
-            gradients=(*gradients, *held(optimizer, GRADIENT_HOLDERS)),
+            parameters=(*parameters, *shards, *attributes(optimizer, PARAMETERS)),
+            gradients=(*gradients, *attributes(optimizer, GRADIENTS)),
             # ZeRO counts its fp32 partition as optimizer state (Rajbhandari et al., section 3.1).
-            optimizer_state=(*state_tensors(base), *masters),
+            optimizer_state=(*state_tensors(self._base_optimizer()), *masters),
         )
 
+    def checkpoint_state(self) -> CheckpointState:
+        """The flat partitions that this rank holds; stage 0 is the same on all ranks."""
+        scaler = self._scaler()
+        state = optimizer_tensors(self._base_optimizer(), self._updated())
+        whole = {f"parameter/{n}": t.detach() for n, t in self._whole_parameters().items()}
+        own = {f"partition/{n}": t.detach() for n, t in self._partitions().items()}
+        own |= named_buffers(self._engine.module)
+        replicated = self._engine.zero_optimization_stage() == 0
+        return CheckpointState(
+            own=own if replicated else own | state,
+            shared=whole | state if replicated else whole,
+            counts={
+                "steps_called": self._steps_called,
+                "steps_taken": self._steps_taken,
+                "scaler": {} if scaler is None else scaler.state_dict(),
+            },
+        )
 
-def held(owner: object, names: Iterable[str]) -> Iterator[Tensor]:
+    def load_checkpoint_state(self, state: CheckpointState) -> None:
+        """Collective in stage 3, which keeps small parameters whole everywhere."""
+        tensors = {**state.own, **state.shared}
+        optimizer, partitions = self._engine.optimizer, self._partitions()
+        load_buffers(self._engine.module, tensors)
+        for name, target in self._whole_parameters().items():
+            copied_into(target, tensors[f"parameter/{name}"])
+        for name, target in partitions.items():
+            copied_into(target, tensors[f"partition/{name}"])
+        restore_optimizer(self._base_optimizer(), self._updated(), tensors)
+        scaler = self._scaler()
+        if scaler is not None and state.counts["scaler"]:
+            scaler.load_state_dict(dict(state.counts["scaler"]))
+        # Stage 3 computes with copies of its partitions (views of them, where there is no copy).
+        for index, computed in enumerate(getattr(optimizer, COMPUTED_PARTITIONS, ())):
+            copied_into(computed, partitions[str(index)])
+        small = getattr(optimizer, PERSISTENT_PARAMETERS, ())
+        if small:
+            small[0].partition(small, has_been_updated=False)
+            small[0].all_gather(small)
+        self._steps_called = self._counted_call = int(state.counts["steps_called"])
+        self._steps_taken = int(state.counts["steps_taken"])
+
+    def _updated(self) -> dict[str, nn.Parameter]:
+        """What the base optimizer updates: all parameters, or this rank's partitions of them."""
+        if self._engine.zero_optimization_stage() == 0:
+            return self._trained()
+        return self._partitions()
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {n: p for n, p in self._engine.module.named_parameters() if p.requires_grad}
+
+    def _partitions(self) -> dict[str, nn.Parameter]:
+        """The fp32 partitions by number; none in stage 0."""
+        held = (list(getattr(self._engine.optimizer, name, ())) for name in MASTERS)
+        return _numbered(next((partitions for partitions in held if partitions), []))
+
+    def _whole_parameters(self) -> Mapping[str, Tensor]:
+        """Parameters that are whole on every rank: all of them below stage 3."""
+        stage = self._engine.zero_optimization_stage()
+        if stage == 0:
+            return self._trained()
+        flat = getattr(self._engine.optimizer, REPLICATED_PARAMETERS, ()) if stage < 3 else ()
+        return _numbered(flat)
+
+
+def _numbered(tensors: Iterable[Any]) -> dict[str, Any]:
+    return {str(index): tensor for index, tensor in enumerate(tensors)}
+
+
+def attributes(owner: object, names: Iterable[str]) -> Iterator[Tensor]:
     """Every tensor inside the owner's attributes of these names."""
     for name in names:
         yield from tensors_in(getattr(owner, name, None))

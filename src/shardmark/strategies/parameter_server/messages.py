@@ -6,6 +6,8 @@ All by point-to-point operations of the process group, with tensors on the CPU.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -41,12 +43,12 @@ class Kind(IntEnum):
     STATE = 5
     """The optimizer's: for each of its keys a tensor of every bucket."""
     STEP_SHARD = 6
-    """A portion of a step before `number`."""
+    """A share of a step before `number`."""
     GATHER = 7
     """Wait for all other workers; `number` bytes follow, and everybody's come back."""
     CLOSE = 8
     """Nothing else will come."""
-    KEEP = 9
+    CHECKPOINT = 9
     """Write a checkpoint as of `number` steps, and say so."""
 
 
@@ -58,28 +60,52 @@ class Header:
     """Learning rate of a push."""
 
 
+@contextmanager
+def _talking_to(rank: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerGone(rank) from error
+
+
+def send(tensor: Tensor, to: int, tag: int = CONTENT) -> None:
+    with _talking_to(to):
+        dist.send(tensor, to, tag=tag)
+
+
+def receive(tensor: Tensor, source: int, tag: int = CONTENT) -> None:
+    with _talking_to(source):
+        dist.recv(tensor, source, tag=tag)
+
+
+class Sending:
+    """A tensor under way; it must not change until `wait` returns."""
+
+    def __init__(self, tensor: Tensor, to: int) -> None:
+        self._to = to
+        with _talking_to(to):
+            self._work = dist.isend(tensor, to, tag=CONTENT)
+
+    def wait(self) -> None:
+        assert self._work is not None, "this process is in the group"
+        with _talking_to(self._to):
+            self._work.wait()
+
+
 def send_header(to: int, kind: Kind, number: int = 0, rate: float = 0.0) -> None:
-    _send(torch.tensor([kind, number, rate], dtype=torch.float64), to, HEADER)
+    send(torch.tensor([kind, number, rate], dtype=torch.float64), to, HEADER)
 
 
 def receive_header(source: int) -> Header:
     packed = torch.empty(3, dtype=torch.float64)
-    _receive(packed, source, HEADER)
+    receive(packed, source, HEADER)
     kind, number, rate = packed.tolist()
     return Header(Kind(int(kind)), int(number), rate)
 
 
-def send(tensor: Tensor, to: int) -> None:
-    _send(tensor, to, CONTENT)
-
-
-def receive(tensor: Tensor, source: int) -> None:
-    _receive(tensor, source, CONTENT)
-
-
 def say_farewell(to: int) -> None:
     """This process leaves in good order; what it says next is its last."""
-    _send(torch.zeros(1), to, LIFE)
+    send(torch.zeros(1), to, LIFE)
 
 
 def wait_for_end(source: int) -> None:
@@ -88,25 +114,7 @@ def wait_for_end(source: int) -> None:
     gloo ends a receive when the other side's connection closes; a send that is under way then, it
     leaves waiting for ever.
     """
-    _receive(torch.empty(1), source, LIFE)
-
-
-class Sending:
-    """A tensor under way; it must not change until `wait` returns."""
-
-    def __init__(self, tensor: Tensor, to: int) -> None:
-        self._to = to
-        try:
-            self._work = dist.isend(tensor, to, tag=CONTENT)
-        except RuntimeError as error:
-            raise PeerGone(to) from error
-
-    def wait(self) -> None:
-        assert self._work is not None, "this process is in the group"
-        try:
-            self._work.wait()
-        except RuntimeError as error:
-            raise PeerGone(self._to) from error
+    receive(torch.empty(1), source, LIFE)
 
 
 def send_numbers(numbers: list[int], to: int) -> None:
@@ -126,17 +134,3 @@ def to_bytes(value: object) -> Tensor:
 
 def from_bytes(content: Tensor) -> object:
     return pickle.loads(content.numpy().tobytes())
-
-
-def _send(tensor: Tensor, to: int, tag: int) -> None:
-    try:
-        dist.send(tensor, to, tag=tag)
-    except RuntimeError as error:
-        raise PeerGone(to) from error
-
-
-def _receive(tensor: Tensor, source: int, tag: int) -> None:
-    try:
-        dist.recv(tensor, source, tag=tag)
-    except RuntimeError as error:
-        raise PeerGone(source) from error

@@ -1,4 +1,4 @@
-"""Whose turn it is: barrier, bound, meetings and step shards of one parameter server.
+"""Which worker may go on: barrier, bound, gathering and step shards of one parameter server.
 
 Knows nothing of tensors and messages; one thread for each worker calls it.
 """
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from threading import Condition
 from typing import Literal
 
-State = Literal["running", "meeting", "closed", "lost"]
+State = Literal["running", "gathering", "closed", "lost"]
 
 
 class StalenessGate:
     """`bound` is how many steps a worker may be ahead of the slowest; None for any number.
 
-    With a bound of 0 all gradients of a step are gathered, then used at once.
+    With a bound of 0 all gradients of a step are collected, then used at once.
     """
 
     def __init__(
@@ -24,25 +24,25 @@ class StalenessGate:
     ) -> None:
         self.changed = Condition()
         """Guards everything here, and what the server does with gradients and parameters."""
+        self.on_gathered: Callable[[], None] = lambda: None
+        """Called with `changed` held when every worker is there and nothing is under way."""
+        self.wait_seconds = 0.0
         self._bound = bound
         self._clock = clock
+        self._workers = workers
         self._states: dict[int, State] = dict.fromkeys(range(workers), "running")
         self._steps = dict.fromkeys(range(workers), 0)
-        """Pushes of each worker since the last meeting."""
-        self._brought: dict[int, object] = {}
-        self._met: list[object] = []
-        self._meetings = 0
-        self.on_gathered: Callable[[], None] = lambda: None
-        """Called with `changed` held when everybody is there and nothing is under way."""
-        self._workers = workers
+        """Pushes of each worker since all were last gathered."""
+        self._given: dict[int, object] = {}
+        self._gathered: list[object] = []
+        self._gatherings = 0
         self._next_step_shard = 0
-        self._out = dict.fromkeys(range(workers), 0)
-        """Portions handed to each worker whose gradient has not come."""
-        self.wait_seconds = 0.0
+        self._unpushed = dict.fromkeys(range(workers), 0)
+        """Step shards handed to each worker whose gradient has not come."""
 
     def present(self) -> list[int]:
-        """Workers that train or meet, in order."""
-        return [rank for rank, state in self._states.items() if state in ("running", "meeting")]
+        """Workers that train or gather, in order."""
+        return [rank for rank, state in self._states.items() if state in ("running", "gathering")]
 
     @property
     def everybody_lost(self) -> bool:
@@ -51,16 +51,16 @@ class StalenessGate:
     @property
     def lost_step_shards(self) -> int:
         """Those that died with their worker."""
-        return sum(self._out[rank] for rank, state in self._states.items() if state == "lost")
+        return sum(self._unpushed[rank] for rank, state in self._states.items() if state == "lost")
 
     def pushed(self, rank: int) -> None:
         """A gradient of the worker is whole.  Called with `changed` held."""
         self._steps[rank] += 1
-        self._out[rank] = max(0, self._out[rank] - 1)
+        self._unpushed[rank] = max(0, self._unpushed[rank] - 1)
         self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Called with `changed` held, as a worker's answer is held back until then."""
+        """Called with `changed` held, while a worker waits for its answer."""
         started = self._clock()
         self.changed.wait_for(condition)
         self.wait_seconds += self._clock() - started
@@ -78,41 +78,40 @@ class StalenessGate:
             if self._next_step_shard >= end_step * self._workers or self._states[rank] == "lost":
                 return None
             self._next_step_shard += 1
-            self._out[rank] += 1
+            self._unpushed[rank] += 1
             return divmod(self._next_step_shard - 1, self._workers)
 
     def step_shards_taken(self) -> int:
-        """How many step shards have been handed out."""
         return self._next_step_shard
 
     def go_on_from(self, step_shards: int, *, wait_seconds: float) -> None:
-        """So many were handed out, and so long was waited, in an earlier life."""
+        """So many were taken, and so long was waited, before a restart."""
         self._next_step_shard = step_shards
         self.wait_seconds = wait_seconds
 
-    def meet(self, rank: int, brought: object) -> list[object]:
-        """Wait until every present worker is here; what each brought, in order of rank."""
+    def gather(self, rank: int, value: object) -> list[object]:
+        """Wait until every present worker is here; the value of each, in order of rank."""
         with self.changed:
             if self._states[rank] == "lost":
                 return []
-            meeting = self._meetings
-            self._brought[rank] = brought
-            self._states[rank] = "meeting"
-            self._end_meeting()
+            number = self._gatherings
+            self._given[rank] = value
+            self._states[rank] = "gathering"
+            self._end_gathering()
             self.changed.notify_all()  # those at the bound wait for running workers only
-            self.changed.wait_for(lambda: self._meetings > meeting or self._states[rank] == "lost")
-            return self._met
+            self.changed.wait_for(lambda: self._gatherings > number or self._states[rank] == "lost")
+            return self._gathered
 
-    def _end_meeting(self) -> None:
+    def _end_gathering(self) -> None:
         present = self.present()
-        if not present or any(self._states[rank] != "meeting" for rank in present):
+        if not present or any(self._states[rank] != "gathering" for rank in present):
             return
-        self._met = [self._brought[rank] for rank in present]
-        self._brought = {}
+        self._gathered = [self._given[rank] for rank in present]
+        self._given = {}
         for rank in present:
             self._states[rank] = "running"
         self._steps = dict.fromkeys(self._steps, 0)
-        self._meetings += 1
+        self._gatherings += 1
         self.on_gathered()
         self.changed.notify_all()
 
@@ -122,6 +121,6 @@ class StalenessGate:
             if self._states[rank] in ("closed", "lost"):
                 return
             self._states[rank] = how
-            self._brought.pop(rank, None)
-            self._end_meeting()
+            self._given.pop(rank, None)
+            self._end_gathering()
             self.changed.notify_all()

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Fractions, Layout, RankLayout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.strategies.base import RankContext
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.strategies.base import RankContext, Server, Strategy, common_settings
 from shardmark.strategies.checks import check_devices, check_no_offload
-from shardmark.strategies.collective import neighbours_together
-from shardmark.strategies.layout import Fractions, Layout, replicas
-from shardmark.strategies.settings import common_settings
-from shardmark.strategies.wire import PRECISION_BYTES, ModelSize, Traffic, WireBytes
+from shardmark.strategies.wire import PRECISION_BYTES
 
 if TYPE_CHECKING:
     from torch import nn
 
     from shardmark.core.recipe import Recipe
-    from shardmark.strategies.base import Server
-    from shardmark.strategies.parameter_server.parameter_layout import Layout as ServerParts
-    from shardmark.strategies.parameter_server.push_pull import PushPullWorker
+    from shardmark.strategies.parameter_server.buckets import Partition
+    from shardmark.strategies.parameter_server.worker import PushPullWorker
     from shardmark.workloads.base import Workload
 
-Wire = Literal["fp32", "bf16"]
 PER_WORKER = "each worker's gradient by itself, as it comes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterServer:
+class ParameterServer(Strategy):
     """Parameters and optimizer on server ranks (Li et al., OSDI 2014); workers hold a copy.
 
     World size counts workers; the servers come on top and are the last ranks.
@@ -40,7 +37,7 @@ class ParameterServer:
     name: str = "ps-sync"
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Server ranks, among which the parameters are shared out by bytes."""
-    wire: Wire = "fp32"
+    wire: Literal["fp32", "bf16"] = "fp32"
     """Precision in which gradients and parameters travel; the servers keep fp32."""
     bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one message, MiB of fp32: smaller starts sooner, larger pays less latency."""
@@ -72,36 +69,35 @@ class ParameterServer:
             )
         check_no_offload(self.name, recipe, "server_device: cpu, which is the default")
 
-    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002
-        worker = Fractions(optimizer_state=0.0)
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        """A server has a gradient of each worker at once, of its part of the parameters."""
+        workers = data_parallel(world_size, nodes=nodes, holds=Fractions(optimizer_state=0.0))
         part = 1 / self.servers
-        server = Fractions(parameters=part, gradients=part, optimizer_state=part)
-        return replicas(
-            world_size,
-            holds=lambda rank: worker if rank < world_size else server,
-            servers=self.servers,
-        )
-
-    def nodes_of(self, world_size: int, nodes: int) -> tuple[int, ...]:
+        holds = Fractions(parameters=part, gradients=world_size * part, optimizer_state=part)
         in_turn = self.server_nodes == "each"
-        servers = (index % nodes if in_turn else nodes - 1 for index in range(self.servers))
-        return (*neighbours_together(world_size, nodes), *servers)
+        servers = (
+            RankLayout(
+                share=None,
+                holds=holds,
+                node=index % nodes if in_turn else nodes - 1,
+                on_cpu=self.server_device == "cpu",
+            )
+            for index in range(self.servers)
+        )
+        return replace(workers, ranks=(*workers.ranks, *servers))
 
     def guarantee(self) -> str | None:
-        return None
+        if self.staleness_bound == 0:
+            return None
+        if self.staleness_bound is None:
+            return "every gradient is applied once, however stale"
+        return f"every gradient is applied once, no worker over {self.staleness_bound} steps ahead"
 
     def tolerates_worker_loss(self) -> bool:
-        return False
-
-    def resume_blocker(self, recipe: Recipe) -> str | None:  # noqa: ARG002  (servers keep fp32)
-        return None
+        return self.staleness_bound != 0
 
     def backend(self, device_type: str) -> str:  # noqa: ARG002  (NCCL has no servers on a CPU)
         return "gloo"
-
-    def rank_device(self, rank: int, world_size: int, device_type: str) -> str:
-        serves = rank >= world_size
-        return self.server_device if serves and device_type == "cuda" else device_type
 
     def wire_bytes(
         self,
@@ -119,9 +115,6 @@ class ParameterServer:
             formula="gradients to the servers, parameters back: G + P",
         )
 
-    def loads(self) -> tuple[str, ...]:
-        return ()
-
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         changed = {} if self.staleness_bound == 0 else {"gradient_reduction": PER_WORKER}
         return (
@@ -131,56 +124,55 @@ class ParameterServer:
         )
 
     def start(
-        self, workload: Workload, recipe: Recipe, process: RankContext
+        self, workload: Workload, recipe: Recipe, context: RankContext
     ) -> PushPullWorker | Server:
         import torch.distributed as dist
 
         from shardmark.strategies.blocks import build_on
-        from shardmark.strategies.parameter_server.push_pull import PushPullWorker
-        from shardmark.strategies.parameter_server.serving import GradientServer
+        from shardmark.strategies.parameter_server.server import GradientServer
+        from shardmark.strategies.parameter_server.worker import PushPullWorker
 
-        workers = process.world_size - self.servers
-        model = build_on(process.device, workload, recipe)
-        layout = self._layout(model)
+        workers = context.world_size - self.servers
+        model = build_on(context.device, workload, recipe)
+        partition = self._partition(model)
         # Every process has to call this.  A step's gradients are clipped by the norm of all parts.
-        among_servers = dist.new_group(list(range(workers, process.world_size)))
-        if process.rank < workers:
+        among_servers = dist.new_group(list(range(workers, context.world_size)))
+        if context.rank < workers:
             return PushPullWorker(
                 model,
-                layout,
+                partition,
                 workload=workload,
                 recipe=recipe,
-                device=process.device,
+                device=context.device,
                 workers=workers,
                 bound=self.staleness_bound,
             )
         assert isinstance(among_servers, dist.ProcessGroup), "this rank is one of its servers"
+        enforces_bound = self.staleness_bound == 0 or context.rank == workers
         return GradientServer(
             model,
-            layout[process.rank - workers],
+            partition[context.rank - workers],
             recipe=recipe,
             workers=workers,
-            bound=self.staleness_bound
-            if self.staleness_bound == 0 or process.rank == workers
-            else None,
+            bound=self.staleness_bound if enforces_bound else None,
             tolerates_worker_loss=self.tolerates_worker_loss(),
             norm_group=among_servers if self.servers > 1 else None,
         )
 
-    def _layout(self, model: nn.Module) -> ServerParts:
-        from shardmark.strategies.parameter_server.parameter_layout import layout_of
+    def _partition(self, model: nn.Module) -> Partition:
+        from shardmark.strategies.parameter_server.buckets import partition_parameters
 
-        layout = layout_of(
+        partition = partition_parameters(
             model, servers=self.servers, bucket_bytes=int(self.bucket_mb * 2**20), wire=self.wire
         )
-        if not all(layout):
-            count = sum(len(bucket.places) for part in layout for bucket in part)
+        if not all(partition):
+            count = sum(len(bucket.segments) for part in partition for bucket in part)
             raise StrategyUnavailable(
                 self.name,
                 f"{self.servers} servers cannot share {count} trainable parameters",
                 f"use at most {max(1, count)} servers" if count else "train some parameters",
             )
-        return layout
+        return partition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +187,6 @@ class AsynchronousServer(ParameterServer):
     @property
     def staleness_bound(self) -> int | None:
         return None
-
-    def guarantee(self) -> str | None:
-        return "every gradient is applied once, however stale"
-
-    def tolerates_worker_loss(self) -> bool:
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +203,3 @@ class BoundedServer(ParameterServer):
     @property
     def staleness_bound(self) -> int | None:
         return self.staleness
-
-    def guarantee(self) -> str | None:
-        if self.staleness == 0:
-            return None
-        return f"every gradient is applied once, no worker over {self.staleness} steps ahead"
-
-    def tolerates_worker_loss(self) -> bool:
-        return self.staleness > 0

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,8 +24,7 @@ from shardmark.strategies.checkpoint_state import (
     optimizer_tensors,
     restore_optimizer,
 )
-from shardmark.strategies.clipping import clipping_factor
-from shardmark.strategies.parameter_server.counts import Counts
+from shardmark.strategies.parameter_server.buckets import Bucket
 from shardmark.strategies.parameter_server.messages import (
     NOTHING_LEFT,
     Header,
@@ -36,9 +38,38 @@ from shardmark.strategies.parameter_server.messages import (
     to_bytes,
     wait_for_end,
 )
-from shardmark.strategies.parameter_server.parameter_layout import Bucket
 from shardmark.strategies.parameter_server.staleness_gate import StalenessGate
 from shardmark.strategies.step import build_optimizer, state_keys, state_tensors
+
+
+@dataclass(slots=True)
+class Counts:
+    """What one server counts.  Changed by one thread at a time, or under a key of its own."""
+
+    updates: int = 0
+    pushes: int = 0
+    pulls: int = 0
+    staleness: Counter[str] = field(default_factory=Counter)
+    """Updates between a gradient's parameters and its use -> how many gradients."""
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    """By the worker's rank."""
+    received_bytes: Counter[str] = field(default_factory=Counter)
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on counting from there."""
+        self.updates, self.pushes, self.pulls = (
+            stored["updates"],
+            stored["pushes"],
+            stored["pulls"],
+        )
+        for name in ("staleness", "sent_bytes", "received_bytes"):
+            getattr(self, name).update(stored[name])
+
+    def record(self, *, wait_seconds: float, lost_samples: int) -> ExchangeRecord:
+        """As of now."""
+        staleness = sorted(self.staleness.items(), key=lambda item: int(item[0]))
+        counted = asdict(self) | {"staleness": dict(staleness)}
+        return ExchangeRecord(**counted, wait_seconds=wait_seconds, lost_samples=lost_samples)
 
 
 class GradientServer:
@@ -60,20 +91,26 @@ class GradientServer:
         norm_group: dist.ProcessGroup | None,
     ) -> None:
         named = dict(model.named_parameters())
-        self._buckets = buckets
         self._flat = [
-            nn.Parameter(torch.cat([named[place.name].detach().flatten() for place in b.places]))
-            for b in buckets
+            nn.Parameter(torch.cat([named[s.name].detach().flatten() for s in bucket.segments]))
+            for bucket in buckets
         ]
+        device = self._flat[0].device
+        self._numbered = {str(index): flat for index, flat in enumerate(self._flat)}
         self._recipe = recipe
         self._optimizer = build_optimizer(self._flat, recipe)
         self._together = bound == 0
         self._tolerates_worker_loss = tolerates_worker_loss
         self._norm_group = norm_group
-        self._turns = StalenessGate(workers, bound)
-        self._inboxes = [[self._wire(b) for b in buckets] for _ in range(workers)]
+        self._gate = StalenessGate(workers, bound)
+        self._gate.on_gathered = self._settle
+        self._inboxes = [[b.message_buffer(device) for b in buckets] for _ in range(workers)]
+        # Nobody changes the parameters of a barrier's round before all have them: no copy then.
         self._outboxes = [
-            [self._outbox(b, flat) for b, flat in zip(buckets, self._flat, strict=True)]
+            [
+                flat.detach() if self._together and b.travels_as(flat) else b.message_buffer(device)
+                for b, flat in zip(buckets, self._flat, strict=True)
+            ]
             for _ in range(workers)
         ]
         self._averages = [torch.zeros_like(flat) for flat in self._flat] if self._together else []
@@ -81,10 +118,11 @@ class GradientServer:
         self._averaged = self._used = 0
         self._rate = recipe.optimizer.lr
         self._read = dict.fromkeys(range(workers), 0)
+        """Updates that the parameters had which each worker pulled last."""
         self._failure: Exception | None = None
         self._counts = Counts()
         self._as_of_gather = ExchangeRecord(updates=0)
-        self._turns.on_gathered = self._settle
+        self._write_checkpoint: Callable[[int], None] | None = None
         self._answers: dict[Kind, Callable[[int, Header], None]] = {
             Kind.PUSH: self._take_push,
             Kind.PULL: self._answer_pull,
@@ -93,45 +131,34 @@ class GradientServer:
             Kind.STATE: self._send_state,
             Kind.STEP_SHARD: self._send_step_shard,
             Kind.GATHER: self._gather,
-            Kind.KEEP: self._keep_checkpoint,
+            Kind.CHECKPOINT: self._checkpoint,
         }
-        self._keep: Callable[[int], None] | None = None
-        self._named = {str(index): flat for index, flat in enumerate(self._flat)}
 
-    def _wire(self, bucket: Bucket) -> Tensor:
-        pinned = self._flat[0].device.type == "cuda"
-        return torch.empty(bucket.elements, dtype=bucket.wire_type, pin_memory=pinned)
-
-    def _outbox(self, bucket: Bucket, flat: nn.Parameter) -> Tensor:
-        """Nobody changes the parameters of a barrier's round before all have them: no copy then."""
-        as_sent = flat.device.type == "cpu" and bucket.wire_type == flat.dtype
-        return flat.detach() if self._together and as_sent else self._wire(bucket)
-
-    def serve(self, keep: Callable[[int], None] | None = None) -> None:
+    def serve(self, write_checkpoint: Callable[[int], None] | None = None) -> None:
         """Answer the workers until the last one has closed or is gone.
 
-        `keep` writes a checkpoint when a worker asks for it; all others wait meanwhile.  Raises
+        `write_checkpoint` is called when a worker asks for it; all others wait meanwhile.  Raises
         `ShardmarkError` where a worker is gone that cannot be missed, or all are.
         """
-        self._keep = keep
+        self._write_checkpoint = write_checkpoint
         for rank in range(len(self._inboxes)):
             for name, task in (("attend", self._attend), ("watch", self._watch)):
                 threading.Thread(
                     target=task, args=(rank,), name=f"{name}-{rank}", daemon=True
                 ).start()
-        with self._turns.changed:
+        with self._gate.changed:
             # Not for the threads' ends: one that sends to a process that died never ends.
-            self._turns.changed.wait_for(lambda: self._failure or not self._turns.present())
+            self._gate.changed.wait_for(lambda: self._failure or not self._gate.present())
         if self._failure is not None:
             raise self._failure
-        if self._turns.everybody_lost:
+        if self._gate.everybody_lost:
             raise ShardmarkError("every worker is gone; see log.txt")
 
     def _attend(self, rank: int) -> None:
         try:
             while (header := receive_header(rank)).kind is not Kind.CLOSE:
                 self._answers[header.kind](rank, header)
-            self._turns.leave(rank, "closed")
+            self._gate.leave(rank, "closed")
         except PeerGone:
             self._lose(rank)
         except Exception as error:  # the thread's end must not be the end of the news
@@ -146,29 +173,29 @@ class GradientServer:
     def _lose(self, rank: int) -> None:
         if not self._tolerates_worker_loss:
             self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
-        self._turns.leave(rank, "lost")
+        self._gate.leave(rank, "lost")
 
     def _fail(self, error: Exception) -> None:
         """The first failure is the cause of those that follow."""
-        with self._turns.changed:
+        with self._gate.changed:
             self._failure = self._failure or error
-            self._turns.changed.notify_all()
+            self._gate.changed.notify_all()
 
     def _take_push(self, rank: int, header: Header) -> None:
         for inbox in self._inboxes[rank]:
             receive(inbox, rank)
             self._counts.received_bytes[str(rank)] += inbox.nbytes
-        with self._turns.changed:
+        with self._gate.changed:
             self._counts.pushes += 1
             self._rate = header.rate
-            self._turns.pushed(rank)
+            self._gate.pushed(rank)
             if self._together:
-                self._counts.staleness[0] += 1
+                self._counts.staleness["0"] += 1
                 self._rounds[rank] += 1
                 if min(self._rounds.values()) == self._averaged + 1:
                     self._average()
             else:
-                self._counts.staleness[self._counts.updates - self._read[rank]] += 1
+                self._counts.staleness[str(self._counts.updates - self._read[rank])] += 1
                 for flat, inbox in zip(self._flat, self._inboxes[rank], strict=True):
                     flat.grad = inbox.to(flat.device, torch.float32)
                 self._update()
@@ -181,16 +208,16 @@ class GradientServer:
                 average.add_(part)
             average.div_(len(parts))
         self._averaged += 1
-        self._turns.changed.notify_all()
+        self._gate.changed.notify_all()
 
     def _answer_pull(self, rank: int, header: Header) -> None:  # noqa: ARG002  (one signature)
-        turns, outboxes = self._turns, self._outboxes[rank]
-        with turns.changed:
+        outboxes = self._outboxes[rank]
+        with self._gate.changed:
             if self._together:
-                turns.wait_for(lambda: self._averaged >= self._rounds[rank])
+                self._gate.wait_for(lambda: self._averaged >= self._rounds[rank])
                 self._use_average()
             else:
-                turns.wait_for(lambda: turns.may_go_on(rank))
+                self._gate.wait_for(lambda: self._gate.may_go_on(rank))
             self._read[rank] = self._counts.updates
             self._counts.pulls += 1
             for flat, outbox in zip(self._flat, outboxes, strict=True):
@@ -219,60 +246,55 @@ class GradientServer:
         self._counts.updates += 1
 
     def _send_gradients(self, rank: int, header: Header) -> None:  # noqa: ARG002
-        with self._turns.changed:
+        with self._gate.changed:
             if self._together:
-                self._turns.changed.wait_for(lambda: self._averaged >= self._rounds[rank])
-            given = self._averages if self._together else [f.grad for f in self._flat]
-            copies = [gradient.cpu().clone() for gradient in given if gradient is not None]
-        for copy in copies:
-            send(copy, rank)
+                self._gate.changed.wait_for(lambda: self._averaged >= self._rounds[rank])
+            gradients = self._averages if self._together else [f.grad for f in self._flat]
+            copies = _copies(gradient for gradient in gradients if gradient is not None)
+        _send_all(copies, rank)
 
     def _send_parameters(self, rank: int, header: Header) -> None:  # noqa: ARG002
-        with self._turns.changed:
-            copies = [flat.detach().cpu().clone() for flat in self._flat]
-        for copy in copies:
-            send(copy, rank)
+        with self._gate.changed:
+            copies = _copies(self._flat)
+        _send_all(copies, rank)
 
     def _send_state(self, rank: int, header: Header) -> None:  # noqa: ARG002
-        with self._turns.changed:
+        with self._gate.changed:
             states = [self._optimizer.state.get(flat, {}) for flat in self._flat]
-            copies = [
-                state[key].cpu().clone() if key in state else torch.zeros(flat.numel())
+            copies = _copies(
+                state[key] if key in state else torch.zeros(flat.numel())
                 for key in state_keys(self._recipe.optimizer)
                 for flat, state in zip(self._flat, states, strict=True)
-            ]
-        for copy in copies:
-            send(copy, rank)
+            )
+        _send_all(copies, rank)
 
     def _send_step_shard(self, rank: int, header: Header) -> None:
-        step_shard = self._turns.step_shard(rank, header.number)
+        step_shard = self._gate.step_shard(rank, header.number)
         send_numbers(list(step_shard or (NOTHING_LEFT, NOTHING_LEFT)), rank)
 
     def _gather(self, rank: int, header: Header) -> None:
         content = torch.empty(header.number, dtype=torch.uint8)
         receive(content, rank)
-        everybody = to_bytes(self._turns.meet(rank, from_bytes(content)))
+        everybody = to_bytes(self._gate.gather(rank, from_bytes(content)))
         send_numbers([len(everybody)], rank)
         send(everybody, rank)
 
-    def _keep_checkpoint(self, rank: int, header: Header) -> None:
-        assert self._keep is not None, "nobody keeps checkpoints of this trial"
-        self._keep(header.number)
+    def _checkpoint(self, rank: int, header: Header) -> None:
+        assert self._write_checkpoint is not None, "this trial has no checkpoints"
+        self._write_checkpoint(header.number)
         send_numbers([header.number], rank)
 
-    def checkpoint_state(self) -> CheckpointState:
-        parameters = {f"parameter/{name}": local(flat) for name, flat in self._named.items()}
-        counts = {"step_shards": self._turns.step_shards_taken(), **self._counts.as_json()}
-        own = parameters | optimizer_tensors(self._optimizer, self._named)
-        return CheckpointState(own=own, counts=counts | {"wait_seconds": self._turns.wait_seconds})
+    def _settle(self) -> None:
+        workers = len(self._inboxes)
+        samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
+        self._as_of_gather = self._counts.record(
+            wait_seconds=self._gate.wait_seconds,
+            lost_samples=self._gate.lost_step_shards * samples,
+        )
 
-    def load_checkpoint_state(self, kept: CheckpointState) -> None:
-        for name, flat in self._named.items():
-            copied_into(local(flat), kept.own[f"parameter/{name}"])
-        restore_optimizer(self._optimizer, self._named, kept.own)
-        self._counts.restore(kept.counts)
-        self._read = dict.fromkeys(self._read, self._counts.updates)
-        self._turns.go_on_from(kept.counts["step_shards"], wait_seconds=kept.counts["wait_seconds"])
+    def exchange(self) -> ExchangeRecord:
+        """As of when all were last gathered: steps after it belong to no training."""
+        return self._as_of_gather
 
     def held_state(self) -> HeldState:
         gradients = [flat.grad for flat in self._flat if flat.grad is not None]
@@ -287,14 +309,46 @@ class GradientServer:
         everything = (*held.parameters, *held.gradients, *held.optimizer_state)
         return storage_bytes((*everything, *chain.from_iterable(self._outboxes)), seen=set())
 
-    def exchange(self) -> ExchangeRecord:
-        """As of the last meeting: steps after it belong to no training."""
-        return self._as_of_gather
-
-    def _settle(self) -> None:
-        workers = len(self._inboxes)
-        samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
-        self._as_of_gather = self._counts.record(
-            wait_seconds=self._turns.wait_seconds,
-            lost_samples=self._turns.lost_step_shards * samples,
+    def checkpoint_state(self) -> CheckpointState:
+        parameters = {f"parameter/{name}": local(flat) for name, flat in self._numbered.items()}
+        return CheckpointState(
+            own=parameters | optimizer_tensors(self._optimizer, self._numbered),
+            counts={
+                **asdict(self._counts),
+                "step_shards": self._gate.step_shards_taken(),
+                "wait_seconds": self._gate.wait_seconds,
+            },
         )
+
+    def load_checkpoint_state(self, state: CheckpointState) -> None:
+        for name, flat in self._numbered.items():
+            copied_into(local(flat), state.own[f"parameter/{name}"])
+        restore_optimizer(self._optimizer, self._numbered, state.own)
+        self._counts.restore(state.counts)
+        self._read = dict.fromkeys(self._read, self._counts.updates)
+        self._gate.go_on_from(
+            state.counts["step_shards"], wait_seconds=state.counts["wait_seconds"]
+        )
+
+
+def clipping_factor(
+    parts: Sequence[Tensor], largest_norm: float, group: dist.ProcessGroup | None
+) -> Tensor:
+    """What to multiply with, as `torch.nn.utils.clip_grad_norm_` does; shape (), on their device.
+
+    `group` holds the servers that have the other parts; None where there are none.
+    """
+    squares = torch.stack([part.square().sum() for part in parts]).sum().cpu()
+    if group is not None:
+        dist.all_reduce(squares, group=group)
+    factor = (largest_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+    return factor.to(parts[0].device)
+
+
+def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor.detach().cpu().clone() for tensor in tensors]
+
+
+def _send_all(tensors: Iterable[Tensor], rank: int) -> None:
+    for tensor in tensors:
+        send(tensor, rank)

@@ -12,7 +12,7 @@ WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Segment:
     """One parameter's part of a flat bucket."""
 
     name: str
@@ -29,35 +29,50 @@ class Place:
 class Bucket:
     """Parameters that travel in one message."""
 
-    places: tuple[Place, ...]
+    segments: tuple[Segment, ...]
     wire_type: torch.dtype
 
     @property
     def elements(self) -> int:
-        return self.places[-1].end
+        return self.segments[-1].end
 
     @property
     def wire_bytes(self) -> int:
         return self.elements * self.wire_type.itemsize
 
+    def by_name(self, flat: Tensor) -> dict[str, Tensor]:
+        """A copy of each parameter's part of the flat tensor."""
+        return {segment.name: segment.of(flat).clone() for segment in self.segments}
 
-Layout = tuple[tuple[Bucket, ...], ...]
-"""By server."""
+    def travels_as(self, flat: Tensor) -> bool:
+        """Whether the flat tensor can be sent and received in place, as it is."""
+        return flat.device.type == "cpu" and flat.dtype == self.wire_type
+
+    def message_buffer(self, device: torch.device) -> Tensor:
+        """A tensor to send from or to receive in; on the CPU, pinned where a device uses it."""
+        pinned = device.type == "cuda"
+        return torch.empty(self.elements, dtype=self.wire_type, pin_memory=pinned)
 
 
-def layout_of(model: nn.Module, *, servers: int, bucket_bytes: int, wire: str) -> Layout:
+Partition = tuple[tuple[Bucket, ...], ...]
+"""The buckets of each server."""
+
+
+def partition_parameters(
+    model: nn.Module, *, servers: int, bucket_bytes: int, wire: str
+) -> Partition:
     """The same on every rank.
 
     The largest parameter goes to the server that has least so far; a server's parameters are
     bucketed in reverse order of registration, which is about the order of their gradients.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    held = [0] * servers
+    elements = [0] * servers
     server_of = {}
     for name, parameter in sorted(named, key=lambda pair: -pair[1].numel()):
-        least = held.index(min(held))
+        least = elements.index(min(elements))
         server_of[name] = least
-        held[least] += parameter.numel()
+        elements[least] += parameter.numel()
     return tuple(
         tuple(
             _buckets(
@@ -71,13 +86,13 @@ def layout_of(model: nn.Module, *, servers: int, bucket_bytes: int, wire: str) -
 def _buckets(
     named: list[tuple[str, nn.Parameter]], bucket_bytes: int, wire: str
 ) -> Iterator[Bucket]:
-    places: list[Place] = []
+    segments: list[Segment] = []
     end = 0
     for name, parameter in named:
-        if places and (end + parameter.numel()) * 4 > bucket_bytes:
-            yield Bucket(tuple(places), WIRE_TYPES[wire])
-            places, end = [], 0
-        places.append(Place(name, parameter.shape, end, end + parameter.numel()))
+        if segments and (end + parameter.numel()) * 4 > bucket_bytes:
+            yield Bucket(tuple(segments), WIRE_TYPES[wire])
+            segments, end = [], 0
+        segments.append(Segment(name, parameter.shape, end, end + parameter.numel()))
         end += parameter.numel()
-    if places:
-        yield Bucket(tuple(places), WIRE_TYPES[wire])
+    if segments:
+        yield Bucket(tuple(segments), WIRE_TYPES[wire])

@@ -1,8 +1,7 @@
-"""How a strategy factors its ranks: who sees which samples, and who holds what.  No torch."""
+"""How a strategy factors its ranks: who sees which samples, and who holds what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 
@@ -11,9 +10,10 @@ from shardmark.core.shares import Shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fractions:
-    """The part of one model's state that a rank holds between two steps, from 0 to 1.
+    """The part of the model's state that a rank holds where a step holds most, 1 for all of it.
 
-    Nominal: padding and parameters that are left whole come on top.
+    By the strategy's definition: padding, message buffers, single blocks that are gathered for
+    their computation, and what a library keeps besides come on top.
     """
 
     parameters: float = 1.0
@@ -29,8 +29,11 @@ class RankLayout:
     """The part of every step's batch that it sees; None for a server.  Processes with the same
     share see the same samples."""
     counts_loss: bool = True
-    """Whether its loss counts: exactly one process of each share."""
+    """Whether its loss and its samples count: exactly one process of each share."""
     holds: Fractions = Fractions()
+    node: int = 0
+    on_cpu: bool = False
+    """It computes on the CPU, whatever device the others use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,23 +68,35 @@ class Layout:
 
     @property
     def training_ranks(self) -> tuple[int, ...]:
-        return tuple(rank for rank, one in enumerate(self.ranks) if one.share is not None)
+        return tuple(rank for rank, at in enumerate(self.ranks) if at.share is not None)
 
     @property
     def server_ranks(self) -> tuple[int, ...]:
-        return tuple(rank for rank, one in enumerate(self.ranks) if one.share is None)
+        return tuple(rank for rank, at in enumerate(self.ranks) if at.share is None)
+
+    @property
+    def ranks_by_node(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each node, in order of local rank."""
+        nodes = 1 + max(at.node for at in self.ranks)
+        return tuple(
+            tuple(rank for rank, at in enumerate(self.ranks) if at.node == node)
+            for node in range(nodes)
+        )
 
 
-def replicas(
-    count: int, *, holds: Callable[[int], Fractions] = lambda _: Fractions(), servers: int = 0
+def data_parallel(
+    count: int, *, nodes: int = 1, group: int = 1, holds: Fractions | None = None
 ) -> Layout:
-    """Every rank a whole copy with samples of its own; `holds` by rank, servers included."""
-    shares = [*(Shard(index=rank, count=count) for rank in range(count)), *[None] * servers]
-    ranks = (RankLayout(share=share, holds=holds(rank)) for rank, share in enumerate(shares))
-    return Layout(ranks=tuple(ranks), data=count)
+    """Every rank has samples of its own; neighbours sit together on equally many nodes.
 
-
-def sharded(count: int, *, group: int, holds: Fractions) -> Layout:
-    """Copies that are each divided over `group` neighbouring ranks."""
-    ranks = (RankLayout(share=Shard(index=r, count=count), holds=holds) for r in range(count))
+    Each copy of the state is divided over `group` neighbouring ranks; `holds` is each rank's.
+    """
+    ranks = (
+        RankLayout(
+            share=Shard(index=rank, count=count),
+            holds=holds or Fractions(),
+            node=rank * nodes // count,
+        )
+        for rank in range(count)
+    )
     return Layout(ranks=tuple(ranks), data=count // group, shard=group)

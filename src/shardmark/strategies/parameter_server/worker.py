@@ -1,0 +1,417 @@
+"""A worker of parameter servers: it computes gradients, and holds no optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Shard, StepShard
+from shardmark.measure.step.recorder import Spans
+from shardmark.results.schema import ExchangeRecord
+from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup, Worker
+from shardmark.strategies.checkpoint_state import copied_into, load_buffers, named_buffers
+from shardmark.strategies.parameter_server.buckets import Bucket, Partition
+from shardmark.strategies.parameter_server.messages import (
+    NOTHING_LEFT,
+    Kind,
+    PeerGone,
+    Sending,
+    from_bytes,
+    receive,
+    receive_numbers,
+    say_farewell,
+    send,
+    send_header,
+    to_bytes,
+)
+from shardmark.strategies.step import autocast, copies, forward_backward, state_keys
+from shardmark.workloads.base import Batch, Workload
+
+
+@contextmanager
+def talking_to_servers() -> Iterator[None]:
+    """A server that is gone ends the trial with a message."""
+    try:
+        yield
+    except PeerGone as gone:
+        reason = f"the parameter server, rank {gone.rank}, is gone; see log.txt"
+        raise ShardmarkError(reason) from gone
+
+
+class WorkerGroup:
+    """Workers wait for each other at the servers, which know who is left."""
+
+    def __init__(self, servers: Sequence[int]) -> None:
+        self._servers = servers
+
+    def barrier(self) -> None:
+        """Wait until every worker that is left is here; every server learns of it."""
+        for server in self._servers:
+            self._gather(server, None)
+
+    def gather(self, value: object) -> list[object]:
+        """The value of every worker that is left, in order of rank."""
+        return self._gather(self._servers[0], value)
+
+    def _gather(self, server: int, value: object) -> list[object]:
+        with talking_to_servers():
+            content = to_bytes(value)
+            send_header(server, Kind.GATHER, len(content))
+            send(content, server)
+            (size,) = receive_numbers(1, server)
+            everybody = torch.empty(size, dtype=torch.uint8)
+            receive(everybody, server)
+        values = from_bytes(everybody)
+        assert isinstance(values, list)
+        return values
+
+
+@dataclass(slots=True)
+class ServerQueue:
+    """What goes to one server in one step, in a fixed order."""
+
+    server: int
+    buckets: tuple[Bucket, ...]
+    gradients: list[Tensor]
+    """Flat, fp32, on the worker's device; the parameters' gradients are views of them."""
+    outboxes: list[Tensor]
+    """On the CPU, in the precision of the wire; the gradients themselves where they are that."""
+    missing: list[int] = field(default_factory=list)
+    """Gradients that each bucket still waits for."""
+    next_bucket: int = 0
+
+
+class GradientSender:
+    """Sends gradients bucket by bucket, as the backward pass completes them.
+
+    With `early` false everything is sent after the backward pass.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        partition: Partition,
+        *,
+        first_server: int,
+        device: torch.device,
+        early: bool,
+    ) -> None:
+        self._early = early
+        self._device = device
+        self._queues = [
+            self._queue(first_server + index, buckets) for index, buckets in enumerate(partition)
+        ]
+        self._under_way: list[Sending] = []
+        self._copies: list[tuple[ServerQueue, int, torch.cuda.Event]] = []
+        self._last = False
+        self.rate = 0.0
+        self.sent_bytes: Counter[str] = Counter()
+        self.pushes = 0
+        named = dict(model.named_parameters())
+        for queue in self._queues:
+            for index, bucket in enumerate(queue.buckets):
+                for segment in bucket.segments:
+                    parameter = named[segment.name]
+                    parameter.grad = segment.of(queue.gradients[index])
+                    parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                        partial(self._completed, queue, index)
+                    )
+
+    def _queue(self, server: int, buckets: tuple[Bucket, ...]) -> ServerQueue:
+        gradients = [torch.zeros(b.elements, device=self._device) for b in buckets]
+        outboxes = [
+            flat if b.travels_as(flat) else b.message_buffer(self._device)
+            for flat, b in zip(gradients, buckets, strict=True)
+        ]
+        return ServerQueue(server, buckets, gradients, outboxes)
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """All flat gradients."""
+        return [flat for queue in self._queues for flat in queue.gradients]
+
+    def begin(self, rate: float) -> None:
+        """A step begins: gradients are zero, nothing has been sent."""
+        self.rate = rate
+        for queue in self._queues:
+            queue.missing = [len(bucket.segments) for bucket in queue.buckets]
+            queue.next_bucket = 0
+        for flat in self.gradients:
+            flat.zero_()
+
+    def last_pass(self, last: bool) -> None:
+        """Whether the backward pass to come completes the step's gradients."""
+        self._last = last
+
+    def _completed(self, queue: ServerQueue, index: int, parameter: Tensor) -> None:  # noqa: ARG002
+        if not self._last:
+            return
+        queue.missing[index] -= 1
+        if self._early:
+            self._send_ready(queue)
+
+    def _send_ready(self, queue: ServerQueue) -> None:
+        while queue.next_bucket < len(queue.buckets) and not queue.missing[queue.next_bucket]:
+            self._launch(queue, queue.next_bucket)
+            queue.next_bucket += 1
+
+    def _launch(self, queue: ServerQueue, index: int) -> None:
+        gradient, outbox = queue.gradients[index], queue.outboxes[index]
+        if self._device.type == "cuda":
+            outbox.copy_(gradient, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+            copied.record()
+            self._copies.append((queue, index, copied))
+            self._send_copied(wait=False)
+            return
+        if outbox is not gradient:
+            outbox.copy_(gradient)
+        self._post(queue, index)
+
+    def _send_copied(self, *, wait: bool) -> None:
+        """Send what has reached the host, in order; the copy is not waited for in a backward."""
+        while self._copies:
+            queue, index, copied = self._copies[0]
+            if wait:
+                copied.synchronize()
+            elif not copied.query():  # type: ignore[no-untyped-call]  # torch's
+                return
+            self._post(queue, index)
+            self._copies.pop(0)
+
+    def _post(self, queue: ServerQueue, index: int) -> None:
+        if index == 0:
+            send_header(queue.server, Kind.PUSH, rate=self.rate)
+        outbox = queue.outboxes[index]
+        self._under_way.append(Sending(outbox, queue.server))
+        self.sent_bytes[str(queue.server)] += outbox.nbytes
+
+    def end(self) -> None:
+        """Send what the backward pass left (unused parameters' zeros), and wait for all of it."""
+        for queue in self._queues:
+            queue.missing = [0] * len(queue.buckets)
+            self._send_ready(queue)
+        self._send_copied(wait=True)
+        for sending in self._under_way:
+            sending.wait()
+        self._under_way.clear()
+        self.pushes += 1
+
+
+class PushPullWorker(Worker):
+    """Forward and backward on a copy of the parameters, whose gradients leave as they are ready.
+
+    `bound` is the strategy's: 0 waits for all workers in each step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        partition: Partition,
+        *,
+        workload: Workload,
+        recipe: Recipe,
+        device: torch.device,
+        workers: int,
+        bound: int | None,
+    ) -> None:
+        self._model = model
+        self._workload = workload
+        self._recipe = recipe
+        self._device = device
+        self._workers = workers
+        self._bound = bound
+        self._servers = range(workers, workers + len(partition))
+        self._partition = partition
+        self._rate = recipe.optimizer.lr
+        self._flat = [[self._flattened(bucket) for bucket in part] for part in partition]
+        self._inboxes = [
+            [
+                flat if bucket.travels_as(flat) else bucket.message_buffer(device)
+                for flat, bucket in zip(flats, part, strict=True)
+            ]
+            for flats, part in zip(self._flat, partition, strict=True)
+        ]
+        # A gradient that is clipped by itself can only leave when all of it is there.
+        self._clipping = recipe.gradient_clipping if bound != 0 else None
+        self._sender = GradientSender(
+            model, partition, first_server=workers, device=device, early=self._clipping is None
+        )
+        self._pulls = 0
+        self._received: Counter[str] = Counter()
+
+    def _flattened(self, bucket: Bucket) -> Tensor:
+        """The bucket's parameters in one tensor, of which they become views."""
+        named = dict(self._model.named_parameters())
+        flat = torch.cat([named[segment.name].detach().flatten() for segment in bucket.segments])
+        for segment in bucket.segments:
+            named[segment.name].data = segment.of(flat)
+        return flat
+
+    @cached_property
+    def group(self) -> TrainingGroup:
+        return WorkerGroup(self._servers)
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        with talking_to_servers():
+            self._sender.begin(self._rate)
+            loss = forward_backward(
+                batch,
+                recorder,
+                micro_batches=self._recipe.gradient_accumulation,
+                loss_of=self._loss,
+                backward=self._backward,
+                synchronise=self._sender.last_pass,
+            )
+            if self._clipping is not None:
+                nn.utils.clip_grad_norm_(self._model.parameters(), self._clipping)
+            self._sender.end()
+            with recorder.span("optimizer"):
+                self._pull()
+        return loss
+
+    def _loss(self, micro_batch: Batch) -> Tensor:
+        with autocast(self._recipe, self._device):
+            return self._workload.loss(self._model, micro_batch)
+
+    def _backward(self, loss: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
+        count = self._recipe.gradient_accumulation
+        share = loss / count if count > 1 else loss
+        share.backward()  # type: ignore[no-untyped-call]  # torch's
+
+    def _pull(self) -> None:
+        """With a bound the first server answers late: the others are asked after it."""
+        one_by_one = self._bound not in (0, None)
+        if not one_by_one:
+            for server in self._servers:
+                send_header(server, Kind.PULL)
+        for server, inboxes in zip(self._servers, self._inboxes, strict=True):
+            if one_by_one:
+                send_header(server, Kind.PULL)
+            for inbox in inboxes:
+                receive(inbox, server)
+                self._received[str(server)] += inbox.nbytes
+        for flats, inboxes in zip(self._flat, self._inboxes, strict=True):
+            for flat, inbox in zip(flats, inboxes, strict=True):
+                if inbox is not flat:
+                    flat.copy_(inbox, non_blocking=True)
+        self._pulls += 1
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self._rate = learning_rate
+
+    def skipped_steps(self) -> int:
+        return 0
+
+    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
+        """None if all wait for all anyway; else whatever the first server hands out."""
+        return None if self._bound == 0 else self._handed_out(end_step)
+
+    def _handed_out(self, end_step: int) -> Iterator[StepShard]:
+        while True:
+            with talking_to_servers():
+                send_header(self._servers[0], Kind.STEP_SHARD, end_step)
+                step, share = receive_numbers(2, self._servers[0])
+            if step == NOTHING_LEFT:
+                return
+            yield StepShard(step=step, shard=Shard(index=share, count=self._workers))
+
+    def exchange(self) -> ExchangeRecord:
+        return ExchangeRecord(
+            pushes=self._sender.pushes,
+            pulls=self._pulls,
+            sent_bytes=dict(self._sender.sent_bytes),
+            received_bytes=dict(self._received),
+        )
+
+    def close(self) -> None:
+        for server in self._servers:
+            say_farewell(server)
+            send_header(server, Kind.CLOSE)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """The servers', in fp32 whatever travels otherwise; frozen ones are this rank's own."""
+        held = self._asked(Kind.PARAMETERS)
+        return {
+            name: held[name] if name in held else parameter.detach().cpu().clone()
+            for name, parameter in self._model.named_parameters()
+        }
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        return self._asked(Kind.GRADIENTS)
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        state: dict[str, dict[str, Tensor]] = {}
+        for server, part in zip(self._servers, self._partition, strict=True):
+            send_header(server, Kind.STATE)
+            for key in state_keys(self._recipe.optimizer):
+                for bucket, flat in self._received_flats(server, part):
+                    for name, tensor in bucket.by_name(flat).items():
+                        state.setdefault(name, {})[key] = tensor
+        return state
+
+    def _asked(self, kind: Kind) -> dict[str, Tensor]:
+        """A tensor of every parameter that the servers hold, fp32."""
+        named: dict[str, Tensor] = {}
+        for server, part in zip(self._servers, self._partition, strict=True):
+            send_header(server, kind)
+            for bucket, flat in self._received_flats(server, part):
+                named |= bucket.by_name(flat)
+        return named
+
+    def _received_flats(
+        self, server: int, part: Sequence[Bucket]
+    ) -> Iterator[tuple[Bucket, Tensor]]:
+        for bucket in part:
+            flat = torch.empty(bucket.elements)
+            receive(flat, server)
+            yield bucket, flat
+
+    def buffers(self) -> dict[str, Tensor]:
+        return copies(self._model.named_buffers())
+
+    def held_state(self) -> HeldState:
+        return HeldState(
+            parameters=tuple(self._model.parameters()),
+            gradients=tuple(self._sender.gradients),
+            optimizer_state=(),
+        )
+
+    def checkpoint_state(self) -> CheckpointState:
+        """The servers have the rest."""
+        return CheckpointState(
+            own=named_buffers(self._model),
+            counts={
+                "pulls": self._pulls,
+                "received_bytes": dict(self._received),
+                "pushes": self._sender.pushes,
+                "sent_bytes": dict(self._sender.sent_bytes),
+            },
+        )
+
+    def load_checkpoint_state(self, state: CheckpointState) -> None:
+        load_buffers(self._model, state.own)
+        self._pulls = state.counts["pulls"]
+        self._received.update(state.counts["received_bytes"])
+        self._sender.pushes = state.counts["pushes"]
+        self._sender.sent_bytes.update(state.counts["sent_bytes"])
+        for server, flats, part in zip(self._servers, self._flat, self._partition, strict=True):
+            send_header(server, Kind.PARAMETERS)
+            received = self._received_flats(server, part)
+            for flat, (bucket, whole) in zip(flats, received, strict=True):
+                copied_into(flat, whole.to(bucket.wire_type))  # as a pull would bring it
+
+    def checkpoint_servers(self, step: int) -> None:
+        with talking_to_servers():
+            for server in self._servers:
+                send_header(server, Kind.CHECKPOINT, step)
+            for server in self._servers:
+                receive_numbers(1, server)
