@@ -60,7 +60,7 @@ def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext)
     """DeepSpeed, told nothing about clipping."""
     from shardmark.strategies.deepspeed.worker import start_engine
 
-    config = Zero(stage=1).config(recipe, process)
+    config = Zero(name="zero-1", stage=1).config(recipe, process)
     del config["gradient_clipping"]
     worker = start_engine(workload, recipe, process, config=config)
     return Started(worker, Shard(index=process.rank, count=process.world_size))
@@ -162,7 +162,9 @@ def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: RankCon
 
 def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
-    started.worker._synchronise = lambda last: started.worker._model.no_sync()  # noqa: ARG005
+    model = started.worker._model
+    model.require_backward_grad_sync = False
+    started.worker._synchronise = None
     return started
 
 

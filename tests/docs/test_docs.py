@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,8 @@ from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping, load_experiment, preset_names, preset_text
 from shardmark.core.machine import Machine
 from shardmark.core.metrics import METRICS
-from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Shard
 from shardmark.core.strict_yaml import parse_yaml
-from shardmark.strategies import STRATEGIES, build_strategy, option_names
+from shardmark.strategies import STRATEGIES, option_names
 from shardmark.trials.matrix import expand
 from shardmark.workloads.datasets import DATASETS
 from shardmark.workloads.models import MODELS
@@ -106,25 +103,6 @@ def test_the_example_of_a_model_makes_logits() -> None:
     exec(code, made)
     logits = made["small"](num_classes=10, width=16)(torch.zeros(2, 3, 32, 32))
     assert logits.shape == (2, 10)
-
-
-def test_the_example_of_a_strategy_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (code,) = (text for _, text in blocks("python") if text.startswith("# unbucketed.py"))
-    (tmp_path / "unbucketed.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    from importlib import import_module
-
-    strategy_class = import_module("unbucketed").Unbucketed
-    monkeypatch.setitem(STRATEGIES, "unbucketed", strategy_class)
-    strategy = build_strategy("unbucketed", {})
-    strategy.check(2, MACHINE, Recipe(global_batch=2, steps=1))
-    assert strategy.unsupported_reason(2) is None
-    assert tuple(rank.share for rank in strategy.layout(2).ranks) == (
-        Shard(index=0, count=2),
-        Shard(index=1, count=2),
-    )
-    monkeypatch.delitem(sys.modules, "unbucketed")
 
 
 def test_metrics_are_explained() -> None:

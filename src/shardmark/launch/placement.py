@@ -40,11 +40,7 @@ class Rendezvous:
 
 def ranks_by_node(trial: Trial) -> tuple[tuple[int, ...], ...]:
     """The ranks of each node, in order of local rank."""
-    nodes = trial.built_strategy.nodes_of(trial.world_size, trial.nodes)
-    return tuple(
-        tuple(rank for rank, node in enumerate(nodes) if node == number)
-        for number in range(trial.nodes)
-    )
+    return trial.layout.ranks_by_node
 
 
 def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
@@ -68,8 +64,7 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
 
 def most_devices(trial: Trial) -> int:
     """CUDA devices that the trial needs on its fullest node, one for each rank that uses one."""
-    device_of = trial.built_strategy.rank_device
-    return max(
-        sum(device_of(rank, trial.world_size, trial.device_type) == "cuda" for rank in ranks)
-        for ranks in ranks_by_node(trial)
-    )
+    if trial.device_type == "cpu":
+        return 0
+    layout = trial.layout
+    return max(sum(not layout.ranks[r].on_cpu for r in ranks) for ranks in layout.ranks_by_node)

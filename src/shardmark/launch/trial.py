@@ -14,6 +14,7 @@ from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
+from shardmark.core.wire import ModelSize, WireBytes
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide, on_node
@@ -148,6 +149,7 @@ class TrialRunner:
                 tf32=trial.recipe.tf32,
                 warmup_steps=trial.measure.warmup_steps,
                 steps_per_epoch=next((r.steps_per_epoch for r in ranks if r.lost is None), None),
+                layout=trial.layout,
                 samples_per_step=trial.batch_per_step,
                 restarts=max((resume.restart for r in ranks for resume in r.resumes), default=0),
             )
@@ -158,6 +160,8 @@ class TrialRunner:
                 strategy=trial.strategy.name,
                 strategy_options=trial.strategy.options,
                 world_size=trial.world_size,
+                layout=trial.layout,
+                needed_traffic=_needed_traffic(trial, ranks),
                 precision=trial.recipe.precision,
                 varied=trial.varied,
                 synthetic=any(rank.synthetic for rank in ranks),
@@ -175,6 +179,19 @@ class TrialRunner:
                 files={},
             )
         )
+
+
+def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | None:
+    for rank in ranks:
+        probe = rank.probe
+        if probe and probe.parameters is not None and probe.trained_parameters is not None:
+            size = ModelSize(
+                parameters=probe.parameters, trained_parameters=probe.trained_parameters
+            )
+            return trial.built_strategy.wire_bytes(
+                size, trial.recipe, trial.world_size, trial.nodes
+            )
+    return None
 
 
 def _located(

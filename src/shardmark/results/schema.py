@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from shardmark.core.layout import Layout
+from shardmark.core.wire import WireBytes
+
 SCHEMA_VERSION: Literal[1] = 1
 
 
@@ -253,6 +256,11 @@ class TrialResult(Stored):
     strategy: str
     strategy_options: dict[str, Any]
     world_size: int
+    layout: Layout
+    """How the strategy factored its ranks, and what each sees and holds."""
+    needed_traffic: WireBytes | None = None
+    """What the strategy's definition needs the network to carry in a step; None where no rank
+    counted the model's parameters."""
     precision: str
     varied: dict[str, Any]
     synthetic: bool

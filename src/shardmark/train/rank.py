@@ -77,7 +77,8 @@ def join_group(trial: Trial) -> RankContext:
     torch.backends.cudnn.allow_tf32 = trial.recipe.tf32
     torch.backends.cudnn.benchmark = False
     strategy = trial.built_strategy
-    device = torch.device(strategy.rank_device(rank, trial.world_size, trial.device_type))
+    on_cpu = trial.layout.ranks[rank].on_cpu
+    device = torch.device("cpu" if on_cpu else trial.device_type)
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

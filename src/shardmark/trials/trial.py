@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from shardmark.config.axes import canonical
+from shardmark.core.layout import Layout
 from shardmark.core.recipe import Limits, Measure, Model, Recipe
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
-from shardmark.strategies.layout import Layout
 from shardmark.workloads import TaskOptions
 
 

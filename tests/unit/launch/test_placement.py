@@ -50,7 +50,7 @@ def test_every_process_has_a_seat(name: str) -> None:
             strategy.unsupported_reason(size, nodes) is None
             and strategy.layout(size, nodes).processes >= nodes
         ):
-            seats = strategy.nodes_of(size, nodes)
+            seats = [rank.node for rank in strategy.layout(size, nodes).ranks]
             assert len(seats) == strategy.layout(size, nodes).processes
             assert set(seats) <= set(range(nodes))
             training = [
@@ -84,7 +84,7 @@ def test_hybrid_shards_inside_a_node(
 ) -> None:
     assert HybridFSDP(shard_group=group).unsupported_reason(size, nodes) == reason
     if reason is None and group is None:
-        assert HybridFSDP()._group(size, nodes) == (2 if nodes == 1 else size // nodes)
+        assert HybridFSDP().group(size, nodes) == (2 if nodes == 1 else size // nodes)
 
 
 def test_devices_are_counted_on_the_fullest_node() -> None:

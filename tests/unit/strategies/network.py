@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pytest
     from torch import Tensor
 
-    from shardmark.strategies.parameter_server.parameter_layout import Bucket
-    from shardmark.strategies.parameter_server.serving import GradientServer
+    from shardmark.strategies.parameter_server.buckets import Bucket
+    from shardmark.strategies.parameter_server.server import GradientServer
 
 PATIENCE_SECONDS = 20.0
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shardmark.strategies.parameter_server.parameter_layout import Layout, layout_of
-from shardmark.strategies.parameter_server.serving import GradientServer
+from shardmark.strategies.parameter_server.buckets import Partition, partition_parameters
+from shardmark.strategies.parameter_server.server import GradientServer
 from tests.unit.strategies.network import Client, Network, Served
 from tests.unit.training.toy import plain, recipe
 
@@ -27,8 +27,10 @@ class Scene:
     def __init__(self, patch: pytest.MonkeyPatch, workers: int, wire: str = "fp32") -> None:
         self.network = Network(server=workers).installed(patch)
         self.model = plain()
-        self.layout: Layout = layout_of(self.model, servers=1, bucket_bytes=100, wire=wire)
-        self.buckets = self.layout[0]
+        self.partition: Partition = partition_parameters(
+            self.model, servers=1, bucket_bytes=100, wire=wire
+        )
+        self.buckets = self.partition[0]
         self.clients = [Client(self.network, rank, self.buckets) for rank in range(workers)]
 
     @contextmanager
@@ -55,7 +57,7 @@ class Scene:
 
     def by_name(self, flats: list[Tensor]) -> dict[str, Tensor]:
         pairs = zip(self.buckets, flats, strict=True)
-        return {place.name: place.of(flat) for b, flat in pairs for place in b.places}
+        return {segment.name: segment.of(flat) for b, flat in pairs for segment in b.segments}
 
     def meet(self) -> None:
         """As at the training's end: what is counted is settled."""

@@ -30,9 +30,7 @@ class SpanNames:
 
 def worker_on(workload: ToyWorkload, asked: Recipe, **changes: Any) -> EagerWorker:
     model = workload.build_model()
-    return EagerWorker(
-        model=model, module=model, workload=workload, recipe=asked, device=CPU, **changes
-    )
+    return EagerWorker(model, workload=workload, recipe=asked, device=CPU, **changes)
 
 
 def trained(asked: Recipe, steps: int = 2) -> dict[str, Tensor]:
@@ -83,11 +81,7 @@ def test_only_the_last_micro_batch_reduces() -> None:
     workload = ToyWorkload()
     last: list[bool] = []
 
-    def synchronise(is_last: bool) -> AbstractContextManager[object]:
-        last.append(is_last)
-        return nullcontext()
-
-    worker = worker_on(workload, recipe(gradient_accumulation=4), synchronise=synchronise)
+    worker = worker_on(workload, recipe(gradient_accumulation=4), synchronise=last.append)
     spans = SpanNames()
     worker.step(workload.batch(range(8)), spans)
     assert last == [False, False, False, True]

@@ -89,9 +89,9 @@ def test_where_all_are_needed_a_loss_is_an_error(counting: Scene) -> None:
         counting.network.dies(1)
         served.end()
         counting.clients[1].push(*counting.constant(1.0))
-        with served.server._turns.changed:  # let the thread go that waits for the second's gradient
+        with served.server._gate.changed:  # let the thread go that waits for the second's gradient
             served.server._averaged = 1
-            served.server._turns.changed.notify_all()
+            served.server._gate.changed.notify_all()
     assert isinstance(served.error, ShardmarkError)
     assert str(served.error) == "worker 1 is gone; see log.txt"
 

@@ -157,5 +157,5 @@ def test_tensors_in_nested_values(zero: Any) -> None:
 
 def test_held_takes_the_attributes_that_are_there(zero: Any) -> None:
     owner = SimpleNamespace(averaged_gradients={0: [torch.ones(3)]}, other=torch.ones(1))
-    (found,) = zero.held(owner, zero.GRADIENT_HOLDERS)
+    (found,) = zero.attributes(owner, zero.GRADIENTS)
     assert found.numel() == 3

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardmark.analysis.trial.summarise import summarise
+from shardmark.core.layout import data_parallel
 from shardmark.results.schema import (
     CollectiveRecord,
     EpochRecord,
@@ -145,6 +146,7 @@ def summarised(
         "device_type": "cpu",
         "precision": "fp32",
         "tf32": False,
+        "layout": data_parallel(2),
         "warmup_steps": WARMUP,
         "steps_per_epoch": 6,
     }

@@ -122,7 +122,7 @@ def _of_trial(
     metrics: dict[str, Result] = dict.fromkeys((*NODE_METRICS, *LINK_METRICS), NO_WINDOW)
     if workers:
         metrics |= time_metrics(workers, taken, trial.started_at_seconds, NO_WINDOW)
-        metrics |= rate_metrics(workers, NO_WINDOW, NO_WINDOW)
+        metrics |= rate_metrics(workers, trial.layout, NO_WINDOW, NO_WINDOW)
         metrics |= communication_metrics(workers)
     metrics |= memory_metrics(here, device_type)
     if windows.spans:

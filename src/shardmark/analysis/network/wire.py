@@ -13,9 +13,9 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.recipe import Recipe
+from shardmark.core.wire import ModelSize, WireBytes, carried_share
 from shardmark.results.schema import CollectiveRecord, RankRecord, TrialResult
 from shardmark.strategies import build_strategy
-from shardmark.strategies.wire import ModelSize, WireBytes, carried_share
 
 SENT = "network_sent_bytes"
 

@@ -32,6 +32,7 @@ from shardmark.analysis.trial.training_metrics import (
     windows_of,
 )
 from shardmark.analysis.trial.windows import Windows
+from shardmark.core.layout import Layout
 from shardmark.core.metrics import METRICS, NO_CHECKPOINTS, NO_SUCH_METRIC, TRIAL_METRICS
 from shardmark.results.schema import RankRecord, Summary
 
@@ -53,6 +54,7 @@ def summarise(
     device_type: str,
     precision: str,
     tf32: bool,
+    layout: Layout,
     warmup_steps: int,
     steps_per_epoch: int | None,
     samples_per_step: int | None = None,
@@ -73,9 +75,14 @@ def summarise(
         "total_seconds": trial_value(total_seconds),
         **time_metrics(workers, taken, launched_at_seconds, no_window),
         "epoch_seconds": epoch_seconds(
-            workers, taken, steps_per_epoch, no_window, samples_per_step
+            workers,
+            taken,
+            steps_per_epoch,
+            no_window,
+            layout=layout,
+            samples_per_step=samples_per_step,
         ),
-        **rate_metrics(workers, ON_CPU if device_type == "cpu" else peak, no_window),
+        **rate_metrics(workers, layout, ON_CPU if device_type == "cpu" else peak, no_window),
         **_of_ranks(ranks, workers, device_type),
         **_sampled(samples, ranks, windows_of(slowest(workers)), device_type),
         **_errors(ranks, restarts),

@@ -15,6 +15,7 @@ from shardmark.analysis.trial.over_ranks import (
     trial_value,
 )
 from shardmark.analysis.trial.windows import Windows
+from shardmark.core.layout import Layout
 from shardmark.core.peaks import peak_flops_per_second
 from shardmark.results.schema import CollectiveRecord, ProbeRecord, RankRecord
 
@@ -127,6 +128,8 @@ def epoch_seconds(
     steps: MeasuredSteps,
     steps_per_epoch: int | None,
     no_window: str,
+    *,
+    layout: Layout,
     samples_per_step: int | None = None,
 ) -> Result:
     """Of the slowest rank, from the measured steps; from samples, where ranks take what is left."""
@@ -138,25 +141,34 @@ def epoch_seconds(
     taken = steps.steps_taken
     if taken < steps_per_epoch:
         return f"the recipe took {taken} steps, fewer than one epoch ({steps_per_epoch} steps)"
-    samples = sum(rank.samples for rank in workers)
+    samples = counted_samples(workers, layout)
     if samples_per_step is not None and samples:
         return trial_value(window_seconds(rank) / samples * samples_per_step * steps_per_epoch)
     measured = sum(window.end_step - window.first_step for window in rank.windows)
     return trial_value(window_seconds(rank) / measured * steps_per_epoch)
 
 
-def rate_metrics(workers: Sequence[RankRecord], peak: Found, no_window: str) -> dict[str, Result]:
+def counted_samples(workers: Sequence[RankRecord], layout: Layout) -> int:
+    """In the windows; ranks that saw the same samples count once."""
+    return sum(rank.samples for rank in workers if layout.ranks[rank.rank].counts_loss)
+
+
+def rate_metrics(
+    workers: Sequence[RankRecord], layout: Layout, peak: Found, no_window: str
+) -> dict[str, Result]:
     """`peak` is the FLOP/s of all devices together, or why it is not known."""
     longest = slowest(workers)
     if longest is None:
         names = ("samples_per_second", "samples_per_second_per_rank", "model_flops_per_second")
         return dict.fromkeys((*names, "mfu"), no_window)
-    rate = sum(rank.samples for rank in workers) / window_seconds(longest)
+    rate = counted_samples(workers, layout) / window_seconds(longest)
+    # Workers that died have left their devices.
+    devices = layout.devices * len(workers) / len(layout.training_ranks)
     flops = from_probe(workers[0], "flops_per_sample")
     model_flops = flops if isinstance(flops, str) else rate * flops
     return {
         "samples_per_second": trial_value(rate),
-        "samples_per_second_per_rank": trial_value(rate / len(workers)),
+        "samples_per_second_per_rank": trial_value(rate / devices),
         "model_flops_per_second": trial_value(model_flops),
         "mfu": trial_value(_ratio(model_flops, peak)),
     }

@@ -51,15 +51,14 @@ def needs_by_node(trials: Iterable[Trial]) -> tuple[NodeNeeds, ...]:
     """A rank of several devices counts as so many."""
     needs: list[NodeNeeds] = []
     for trial in trials:
-        strategy = trial.built_strategy
         for node, ranks in enumerate(ranks_by_node(trial)):
             at_least = trial.world_size // trial.nodes
-            using = [strategy.rank_device(rank, trial.world_size, "cuda") for rank in ranks]
+            using = sum(not trial.layout.ranks[rank].on_cpu for rank in ranks)
             if node == len(needs):
                 needs.append(NodeNeeds(ranks=0, devices=0))
             needs[node] = NodeNeeds(
                 ranks=max(needs[node].ranks, len(ranks), at_least),
-                devices=max(needs[node].devices, using.count("cuda"), at_least),
+                devices=max(needs[node].devices, using, at_least),
             )
     return tuple(needs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -55,21 +55,25 @@ class Counts:
     """By the worker's rank."""
     received_bytes: Counter[str] = field(default_factory=Counter)
 
+    def as_json(self) -> dict[str, Any]:
+        counters = {name: dict(getattr(self, name)) for name in COUNTERS}
+        return {
+            "updates": self.updates,
+            "pushes": self.pushes,
+            "pulls": self.pulls,
+            **counters,
+        }
+
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Go on counting from there."""
-        self.updates, self.pushes, self.pulls = (
-            stored["updates"],
-            stored["pushes"],
-            stored["pulls"],
-        )
-        for name in ("staleness", "sent_bytes", "received_bytes"):
+        self.updates = stored["updates"]
+        self.pushes = stored["pushes"]
+        self.pulls = stored["pulls"]
+        for name in COUNTERS:
             getattr(self, name).update(stored[name])
 
-    def record(self, *, wait_seconds: float, lost_samples: int) -> ExchangeRecord:
-        """As of now."""
-        staleness = sorted(self.staleness.items(), key=lambda item: int(item[0]))
-        counted = asdict(self) | {"staleness": dict(staleness)}
-        return ExchangeRecord(**counted, wait_seconds=wait_seconds, lost_samples=lost_samples)
+
+COUNTERS = ("staleness", "sent_bytes", "received_bytes")
 
 
 class GradientServer:
@@ -287,7 +291,9 @@ class GradientServer:
     def _settle(self) -> None:
         workers = len(self._inboxes)
         samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
-        self._as_of_gather = self._counts.record(
+        staleness = sorted(self._counts.staleness.items(), key=lambda item: int(item[0]))
+        self._as_of_gather = ExchangeRecord(
+            **self._counts.as_json() | {"staleness": dict(staleness)},
             wait_seconds=self._gate.wait_seconds,
             lost_samples=self._gate.lost_step_shards * samples,
         )
@@ -314,7 +320,7 @@ class GradientServer:
         return CheckpointState(
             own=parameters | optimizer_tensors(self._optimizer, self._numbered),
             counts={
-                **asdict(self._counts),
+                **self._counts.as_json(),
                 "step_shards": self._gate.step_shards_taken(),
                 "wait_seconds": self._gate.wait_seconds,
             },

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.measure.step.recorder import NoSpans
+from shardmark.strategies.parameter_server.buckets import Partition, partition_parameters
 from shardmark.strategies.parameter_server.messages import CONTENT, HEADER, Kind
-from shardmark.strategies.parameter_server.parameter_layout import Layout, layout_of
-from shardmark.strategies.parameter_server.push_pull import PushPullWorker
-from shardmark.strategies.parameter_server.pushing import Pushing
-from shardmark.strategies.parameter_server.serving import GradientServer
+from shardmark.strategies.parameter_server.server import GradientServer
+from shardmark.strategies.parameter_server.worker import GradientSender, PushPullWorker
 from tests.unit.strategies.network import Network, Served
 from tests.unit.training.toy import CPU, ToyWorkload, plain, recipe
 
@@ -47,9 +46,11 @@ class Pushed:
     ) -> None:
         self.network = Network(server=0).installed(patch)
         self.model = build()
-        self.layout: Layout = layout_of(self.model, servers=servers, bucket_bytes=40, wire=wire)
-        self.pushing = Pushing(
-            self.model, self.layout, first_server=FIRST_SERVER, device=CPU, early=early
+        self.partition: Partition = partition_parameters(
+            self.model, servers=servers, bucket_bytes=40, wire=wire
+        )
+        self.pushing = GradientSender(
+            self.model, self.partition, first_server=FIRST_SERVER, device=CPU, early=early
         )
 
     def backward(self, *, last: bool = True) -> None:
@@ -62,10 +63,10 @@ class Pushed:
     def by_name(self) -> dict[str, Tensor]:
         """What arrived, of every parameter."""
         found: dict[str, Tensor] = {}
-        for index, part in enumerate(self.layout):
+        for index, part in enumerate(self.partition):
             flats = self.contents(FIRST_SERVER + index)[-len(part) :]
             for bucket, flat in zip(part, flats, strict=True):
-                found |= {place.name: place.of(flat) for place in bucket.places}
+                found |= {segment.name: segment.of(flat) for segment in bucket.segments}
         return found
 
 
@@ -98,7 +99,7 @@ def test_all_gradients_arrive_in_the_order_of_the_buckets(
     pushed.pushing.end()
     expected = gradients(pushed.model)
     assert_equal(pushed.by_name(), expected)
-    for index, part in enumerate(pushed.layout):
+    for index, part in enumerate(pushed.partition):
         server = FIRST_SERVER + index
         mine = [(tag, content) for _, to, tag, content in pushed.network.log if to == server]
         assert mine[0][1].tolist() == [Kind.PUSH, 0, 0.25], "the header goes first"
@@ -110,17 +111,17 @@ def test_all_gradients_arrive_in_the_order_of_the_buckets(
 
 def test_buckets_leave_during_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     pushed = Pushed(monkeypatch)
-    assert len(pushed.layout[0]) > 2
+    assert len(pushed.partition[0]) > 2
     sent_before_the_first_layer: list[int] = []
     pushed.model.get_submodule("1").register_full_backward_hook(
         lambda *_: sent_before_the_first_layer.append(len(pushed.contents()))
     )
     pushed.pushing.begin(0.1)
     pushed.backward()
-    assert len(pushed.contents()) == len(pushed.layout[0])
-    assert 0 < sent_before_the_first_layer[0] < len(pushed.layout[0])
+    assert len(pushed.contents()) == len(pushed.partition[0])
+    assert 0 < sent_before_the_first_layer[0] < len(pushed.partition[0])
     pushed.pushing.end()
-    assert len(pushed.contents()) == len(pushed.layout[0]), "nothing is sent twice"
+    assert len(pushed.contents()) == len(pushed.partition[0]), "nothing is sent twice"
 
 
 def test_nothing_leaves_early_where_all_of_it_must_be_seen_first(
@@ -197,10 +198,10 @@ def test_a_worker_and_its_server_train_as_torch_does(
     workload, asked = ToyWorkload(build), recipe(gradient_accumulation=2)
     network = Network(server=1).installed(monkeypatch)
     model = workload.build_model()
-    layout = layout_of(model, servers=1, bucket_bytes=100, wire=wire)
+    partition = partition_parameters(model, servers=1, bucket_bytes=100, wire=wire)
     server = GradientServer(
         model,
-        layout[0],
+        partition[0],
         recipe=asked,
         workers=1,
         bound=0,
@@ -208,7 +209,7 @@ def test_a_worker_and_its_server_train_as_torch_does(
         norm_group=None,
     )
     worker = PushPullWorker(
-        model, layout, workload=workload, recipe=asked, device=CPU, workers=1, bound=0
+        model, partition, workload=workload, recipe=asked, device=CPU, workers=1, bound=0
     )
     alone = workload.build_model()
     optimizer = torch.optim.SGD(

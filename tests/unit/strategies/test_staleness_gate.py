@@ -39,79 +39,79 @@ def together(*jobs: Callable[[], object]) -> Iterator[None]:
     assert not stuck, f"{stuck} of {len(threads)} wait for ever"
 
 
-def push(turns: StalenessGate, rank: int) -> None:
-    with turns.changed:
-        turns.pushed(rank)
+def push(gate: StalenessGate, rank: int) -> None:
+    with gate.changed:
+        gate.pushed(rank)
 
 
-def may_go_on(turns: StalenessGate, rank: int) -> bool:
-    with turns.changed:
-        return turns.may_go_on(rank)
+def may_go_on(gate: StalenessGate, rank: int) -> bool:
+    with gate.changed:
+        return gate.may_go_on(rank)
 
 
-def wait_until_meeting(turns: StalenessGate, rank: int) -> None:
-    with turns.changed:
-        assert turns.changed.wait_for(lambda: turns._states[rank] == "meeting", LIMIT_SECONDS)
+def wait_until_gathering(gate: StalenessGate, rank: int) -> None:
+    with gate.changed:
+        assert gate.changed.wait_for(lambda: gate._states[rank] == "gathering", LIMIT_SECONDS)
 
 
 def test_within_the_bound_of_the_slowest() -> None:
-    turns = StalenessGate(2, bound=2)
+    gate = StalenessGate(2, bound=2)
     for ahead, allowed in ((1, True), (2, True), (3, False)):
-        push(turns, 0)
-        assert may_go_on(turns, 0) is allowed, ahead
-    assert may_go_on(turns, 1)
-    push(turns, 1)
-    assert may_go_on(turns, 0)
+        push(gate, 0)
+        assert may_go_on(gate, 0) is allowed, ahead
+    assert may_go_on(gate, 1)
+    push(gate, 1)
+    assert may_go_on(gate, 0)
 
 
 def test_without_a_bound_nobody_waits() -> None:
-    turns = StalenessGate(2, bound=None)
+    gate = StalenessGate(2, bound=None)
     for _ in range(50):
-        push(turns, 0)
-    assert may_go_on(turns, 0)
+        push(gate, 0)
+    assert may_go_on(gate, 0)
 
 
-@pytest.mark.parametrize("how", ["meeting", "closed", "lost"])
+@pytest.mark.parametrize("how", ["gathering", "closed", "lost"])
 def test_nobody_is_held_back_for_one_who_does_not_run(how: str) -> None:
     """As at an epoch's end, when the slowest finds nothing left and goes to the meeting."""
-    turns = StalenessGate(2, bound=0)
-    push(turns, 0)
-    assert not may_go_on(turns, 0)
+    gate = StalenessGate(2, bound=0)
+    push(gate, 0)
+    assert not may_go_on(gate, 0)
 
     def held() -> None:
-        with turns.changed:
-            turns.wait_for(lambda: turns.may_go_on(0))
-        turns.meet(0, None)
+        with gate.changed:
+            gate.wait_for(lambda: gate.may_go_on(0))
+        gate.gather(0, None)
 
     def goes() -> None:
-        if how == "meeting":
-            turns.meet(1, None)
+        if how == "gathering":
+            gate.gather(1, None)
         elif how == "closed":
-            turns.leave(1, "closed")
+            gate.leave(1, "closed")
         else:
-            turns.leave(1, "lost")
+            gate.leave(1, "lost")
 
     with together(held, goes):
         pass
 
 
 def test_a_meeting_begins_a_new_count() -> None:
-    turns = StalenessGate(2, bound=1)
-    push(turns, 0)
-    push(turns, 0)
-    with together(lambda: turns.meet(0, None), lambda: turns.meet(1, None)):
+    gate = StalenessGate(2, bound=1)
+    push(gate, 0)
+    push(gate, 0)
+    with together(lambda: gate.gather(0, None), lambda: gate.gather(1, None)):
         pass
-    push(turns, 0)
-    assert may_go_on(turns, 0)
+    push(gate, 0)
+    assert may_go_on(gate, 0)
 
 
 def test_everybody_gets_what_all_brought() -> None:
-    turns = StalenessGate(WORKERS, bound=None)
+    gate = StalenessGate(WORKERS, bound=None)
     met: dict[int, list[object]] = {}
 
     def meets(rank: int) -> None:
         for number in range(20):
-            met[rank] = turns.meet(rank, (number, rank))
+            met[rank] = gate.gather(rank, (number, rank))
             assert met[rank] == [(number, other) for other in range(WORKERS)]
 
     with together(*(lambda rank=rank: meets(rank) for rank in range(WORKERS))):
@@ -119,12 +119,12 @@ def test_everybody_gets_what_all_brought() -> None:
 
 
 def test_is_told_of_a_meeting_before_anybody_goes_on() -> None:
-    turns = StalenessGate(2, bound=None)
+    gate = StalenessGate(2, bound=None)
     told: list[tuple[int, bool]] = []
-    turns.on_gathered = lambda: told.append((len(told), turns.changed._is_owned()))  # type: ignore[attr-defined]
+    gate.on_gathered = lambda: told.append((len(told), gate.changed._is_owned()))  # type: ignore[attr-defined]
 
     def meets(rank: int) -> None:
-        turns.meet(rank, None)
+        gate.gather(rank, None)
         assert told == [(0, True)]
 
     with together(lambda: meets(0), lambda: meets(1)):
@@ -134,68 +134,68 @@ def test_is_told_of_a_meeting_before_anybody_goes_on() -> None:
 @pytest.mark.parametrize("before", [True, False])
 def test_who_is_gone_is_not_met(before: bool) -> None:
     """Whether it leaves before the others come, or while they wait for it."""
-    turns = StalenessGate(3, bound=None)
+    gate = StalenessGate(3, bound=None)
     met: list[list[object]] = []
     if before:
-        turns.leave(1, "lost")
-    with together(*(lambda r=r: met.append(turns.meet(r, r)) for r in (0, 2))):
+        gate.leave(1, "lost")
+    with together(*(lambda r=r: met.append(gate.gather(r, r)) for r in (0, 2))):
         if not before:
-            wait_until_meeting(turns, 0)
-            wait_until_meeting(turns, 2)
+            wait_until_gathering(gate, 0)
+            wait_until_gathering(gate, 2)
             assert met == []
-            turns.leave(1, "closed")
+            gate.leave(1, "closed")
     assert met == [[0, 2], [0, 2]]
-    assert turns.present() == [0, 2]
+    assert gate.present() == [0, 2]
 
 
 def test_portions_are_handed_out_once_until_the_end() -> None:
-    turns = StalenessGate(3, bound=None)
-    first = [turns.step_shard(rank % 3, 2) for rank in range(7)]
+    gate = StalenessGate(3, bound=None)
+    first = [gate.step_shard(rank % 3, 2) for rank in range(7)]
     assert first == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), None]
-    assert turns.step_shard(1, 2) is None
-    assert turns.step_shard(1, 3) == (2, 0), "the next epoch"
+    assert gate.step_shard(1, 2) is None
+    assert gate.step_shard(1, 3) == (2, 0), "the next epoch"
 
 
 def test_portions_of_the_dead_are_lost_unless_they_were_pushed() -> None:
-    turns = StalenessGate(2, bound=None)
+    gate = StalenessGate(2, bound=None)
     for _ in range(3):
-        turns.step_shard(0, 5)
-    turns.step_shard(1, 5)
-    push(turns, 0)
-    turns.leave(0, "lost")
-    assert turns.lost_step_shards == 2
-    push(turns, 1)
-    turns.leave(1, "closed")
-    assert turns.lost_step_shards == 2
-    assert not turns.everybody_lost
-    assert turns.present() == []
+        gate.step_shard(0, 5)
+    gate.step_shard(1, 5)
+    push(gate, 0)
+    gate.leave(0, "lost")
+    assert gate.lost_step_shards == 2
+    push(gate, 1)
+    gate.leave(1, "closed")
+    assert gate.lost_step_shards == 2
+    assert not gate.everybody_lost
+    assert gate.present() == []
 
 
 def test_steps_without_a_portion_are_not_counted_against_later_ones() -> None:
     """A probe's steps, say."""
-    turns = StalenessGate(1, bound=None)
-    push(turns, 0)
-    turns.step_shard(0, 1)
-    turns.leave(0, "lost")
-    assert turns.lost_step_shards == 1
-    assert turns.everybody_lost
+    gate = StalenessGate(1, bound=None)
+    push(gate, 0)
+    gate.step_shard(0, 1)
+    gate.leave(0, "lost")
+    assert gate.lost_step_shards == 1
+    assert gate.everybody_lost
 
 
 def test_time_held_back_is_added_up() -> None:
     now = iter((10.0, 10.5, 20.0, 20.25))
-    turns = StalenessGate(1, bound=None, clock=lambda: next(now))
-    with turns.changed:
-        turns.wait_for(lambda: True)
-        turns.wait_for(lambda: True)
-    assert turns.wait_seconds == 0.75
+    gate = StalenessGate(1, bound=None, clock=lambda: next(now))
+    with gate.changed:
+        gate.wait_for(lambda: True)
+        gate.wait_for(lambda: True)
+    assert gate.wait_seconds == 0.75
 
 
 class Crowd:
     """Workers that take step shards with random delays; the bound is checked throughout."""
 
     def __init__(self, bound: int | None, seed: int, dying: int | None) -> None:
-        self.turns = StalenessGate(WORKERS, bound)
-        self.turns.on_gathered = self.begin_anew
+        self.gate = StalenessGate(WORKERS, bound)
+        self.gate.on_gathered = self.begin_anew
         self.bound = bound
         self.random = [random.Random(f"{seed}/{rank}") for rank in range(WORKERS)]
         self.dying = dying
@@ -211,27 +211,27 @@ class Crowd:
 
     def work(self, rank: int) -> None:
         for end_step in (5, 6, 12):
-            while (step_shard := self.turns.step_shard(rank, end_step)) is not None:
+            while (step_shard := self.gate.step_shard(rank, end_step)) is not None:
                 self.taken.append(step_shard)
                 if rank == self.dying and len(self.taken) > 10:
-                    with self.turns.changed:
+                    with self.gate.changed:
                         self.running.discard(rank)
                     self.died = 1
-                    self.turns.leave(rank, "lost")
+                    self.gate.leave(rank, "lost")
                     return
                 self.step(rank)
-            with self.turns.changed:
+            with self.gate.changed:
                 self.running.discard(rank)
-            self.turns.meet(rank, None)
-        self.turns.leave(rank, "closed")
+            self.gate.gather(rank, None)
+        self.gate.leave(rank, "closed")
 
     def step(self, rank: int) -> None:
         slow = 4 if rank == 0 else 1
         time.sleep(slow * self.random[rank].random() / 1000)
-        with self.turns.changed:
+        with self.gate.changed:
             self.counts[rank] += 1
-            self.turns.pushed(rank)
-            self.turns.wait_for(lambda: self.turns.may_go_on(rank))
+            self.gate.pushed(rank)
+            self.gate.wait_for(lambda: self.gate.may_go_on(rank))
             others = [self.counts[other] for other in self.running]
             self.ahead = max(self.ahead, self.counts[rank] - min(others, default=self.counts[rank]))
 
@@ -249,5 +249,5 @@ def test_a_crowd_keeps_the_bound_and_comes_to_an_end(
     assert sorted(crowd.taken) == everything, "each step shard once"
     if bound is not None:
         assert crowd.ahead <= bound
-    assert crowd.turns.lost_step_shards == crowd.died
-    assert not crowd.turns.everybody_lost
+    assert crowd.gate.lost_step_shards == crowd.died
+    assert not crowd.gate.everybody_lost

@@ -1,0 +1,130 @@
+"""Every method of every strategy, the example of the guide included, on to the reports."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from typer.testing import CliRunner
+
+from shardmark.cli import app
+from shardmark.core.machine import Machine
+from shardmark.core.wire import ModelSize
+from shardmark.results.schema import TrialResult
+from shardmark.results.store import RunFolder
+from shardmark.strategies import STRATEGIES, build_strategy, option_names
+from shardmark.strategies.base import RankContext, Worker
+from shardmark.train.probe import NoSpans
+from tests.golden.invented import EXPERIMENT, invented_trial
+from tests.unit.training.toy import CPU, ToyWorkload, recipe
+
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "add-a-strategy.md"
+GPUS = Machine(device_type="cuda", device_count=8, cores=8)
+SIZE = ModelSize(parameters=1000, trained_parameters=900)
+
+
+@pytest.fixture(autouse=True)
+def _example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The guide's strategy in the table, as it is written there."""
+    (code,) = re.findall(r"```python\n(# unbucketed\.py\n.*?)```", GUIDE.read_text(), re.DOTALL)
+    (tmp_path / "unbucketed.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setitem(STRATEGIES, "unbucketed", import_module("unbucketed").Unbucketed)
+    yield
+    sys.modules.pop("unbucketed")
+
+
+def ranks_of(name: str) -> int:
+    return 1 if name == "single" else 4
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, "unbucketed"])
+def test_every_method_answers(name: str) -> None:
+    strategy, ranks, asked = build_strategy(name, {}), ranks_of(name), recipe()
+    assert strategy.name == name
+    assert type(strategy).__doc__
+    assert strategy.unsupported_reason(ranks) is None
+    strategy.check(ranks, GPUS, asked)
+    layout = strategy.layout(ranks)
+    assert layout.devices == ranks
+    assert layout.processes == len(layout.training_ranks) + len(layout.server_ranks)
+    counted = [rank.share for rank in layout.ranks if rank.counts_loss and rank.share]
+    assert len(set(counted)) == len(counted) == counted[0].count, "each share once"
+    assert sum(map(len, layout.ranks_by_node)) == layout.processes
+    wire = strategy.wire_bytes(SIZE, asked, ranks)
+    assert wire.formula
+    assert (wire.carried_bytes > 0) is (layout.processes > 1)
+    assert {strategy.backend("cuda"), strategy.backend("cpu")} <= {"nccl", "gloo"}
+    assert strategy.guarantee() is None or strategy.tolerates_worker_loss()
+    assert strategy.resume_blocker(asked) is None
+    assert {"gradient_clipping", "mixed_precision"} <= strategy.settings(asked).keys()
+    assert all(isinstance(module, str) for module in strategy.loads())
+    assert "name" not in option_names(name)
+
+
+def result_of(name: str, ranks: int) -> TrialResult:
+    strategy = build_strategy(name, {})
+    return invented_trial(
+        name,
+        ranks,
+        layout=strategy.layout(ranks),
+        needed_traffic=strategy.wire_bytes(SIZE, recipe(), ranks),
+    )
+
+
+@pytest.mark.parametrize("name", [*STRATEGIES, "unbucketed"])
+def test_layout_and_traffic_survive_the_result_file(name: str) -> None:
+    result = result_of(name, ranks_of(name))
+    stored = TrialResult.model_validate_json(result.model_dump_json())
+    assert stored.layout == build_strategy(name, {}).layout(ranks_of(name))
+    assert stored.needed_traffic == result.needed_traffic
+
+
+def test_all_of_them_are_compared(tmp_path: Path) -> None:
+    """The guide's example too, of which the reports know nothing but its results."""
+    run = RunFolder.create(tmp_path / "run")
+    run.write_experiment(EXPERIMENT)
+    for name in (*STRATEGIES, "unbucketed"):
+        result = result_of(name, ranks_of(name))
+        run.create_trial(result.id)
+        run.write_result(result)
+    for options in ((), ("--network",), ("--format", "json")):
+        answer = CliRunner().invoke(app, ["compare", str(run.path), *options])
+        assert answer.exit_code == 0, answer.output
+        for name in (*STRATEGIES, "unbucketed"):
+            assert name in answer.output, (name, options)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not list it
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def trained(worker: Worker, workload: ToyWorkload) -> dict[str, Any]:
+    for step in range(2):
+        worker.step(workload.batch(range(8 * step, 8 * step + 8)), NoSpans())
+    return worker.full_parameters()
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_guide_s_example_trains() -> None:
+    asked, workload = recipe(gradient_accumulation=2), ToyWorkload()
+    context = RankContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
+    workers = [
+        build_strategy(name, {}).start(workload, asked, context)
+        for name in ("unbucketed", "single")
+    ]
+    found, expected = (trained(worker, workload) for worker in workers)  # type: ignore[arg-type]
+    for name, parameter in expected.items():
+        torch.testing.assert_close(found[name], parameter)

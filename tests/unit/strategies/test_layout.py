@@ -1,0 +1,163 @@
+"""What each strategy's ranks see, hold and send, worked out by hand.  Without torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardmark.core.layout import Fractions, Layout
+from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Shard
+from shardmark.core.wire import ModelSize, carried_share
+from shardmark.strategies import STRATEGIES, build_strategy
+
+WHOLE = (1.0, 1.0, 1.0)
+LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float, float, float]]] = [
+    # name, options, ranks; copies, parts of a copy, servers; fractions that a training rank holds
+    ("single", {}, 1, (1, 1, 0), WHOLE),
+    ("dp", {}, 4, (4, 1, 0), WHOLE),
+    ("ddp", {}, 4, (4, 1, 0), WHOLE),
+    ("fsdp", {}, 4, (1, 4, 0), (0.25, 0.25, 0.25)),
+    ("fsdp-grad-op", {}, 4, (1, 4, 0), (1.0, 0.25, 0.25)),
+    ("fsdp-hybrid", {}, 4, (2, 2, 0), (0.5, 0.5, 0.5)),
+    ("fsdp-hybrid", {"shard_group": 4}, 8, (2, 4, 0), (0.25, 0.25, 0.25)),
+    ("zero-0", {}, 4, (4, 1, 0), WHOLE),
+    ("zero-1", {}, 4, (1, 4, 0), (1.0, 1.0, 0.25)),
+    ("zero-2", {}, 4, (1, 4, 0), (1.0, 0.25, 0.25)),
+    ("zero-3", {}, 4, (1, 4, 0), (0.25, 0.25, 0.25)),
+    ("ps-sync", {}, 3, (3, 1, 1), (1.0, 1.0, 0.0)),
+    ("ps-async", {"servers": 2}, 4, (4, 1, 2), (1.0, 1.0, 0.0)),
+    ("ps-bounded", {}, 1, (1, 1, 1), (1.0, 1.0, 0.0)),
+]
+
+
+def fractions(holds: Fractions) -> tuple[float, float, float]:
+    return holds.parameters, holds.gradients, holds.optimizer_state
+
+
+@pytest.mark.parametrize(("name", "options", "ranks", "factors", "held"), LAYOUTS)
+def test_layouts(
+    name: str,
+    options: dict[str, Any],
+    ranks: int,
+    factors: tuple[int, int, int],
+    held: tuple[float, float, float],
+) -> None:
+    layout = build_strategy(name, options).layout(ranks)
+    assert (layout.data, layout.shard, len(layout.server_ranks)) == factors
+    assert (layout.tensor, layout.pipeline) == (1, 1)
+    assert layout.devices == layout.shares == ranks
+    training = [layout.ranks[rank] for rank in layout.training_ranks]
+    count = 1 if name == "dp" else ranks
+    assert [rank.share for rank in training] == [Shard(index=i, count=count) for i in range(count)]
+    assert {fractions(rank.holds) for rank in training} == {held}
+    assert all(rank.counts_loss for rank in training)
+    assert layout.server_ranks == tuple(range(ranks, ranks + factors[2])), "servers come last"
+
+
+def test_the_table_has_every_strategy() -> None:
+    assert {name for name, *_ in LAYOUTS} == set(STRATEGIES)
+
+
+def test_a_server_holds_its_part_and_a_gradient_of_each_worker() -> None:
+    layout = build_strategy("ps-sync", {"servers": 2}).layout(3)
+    assert [fractions(layout.ranks[rank].holds) for rank in (3, 4)] == [(0.5, 1.5, 0.5)] * 2
+
+
+def test_one_rank_of_each_share_counts() -> None:
+    """Tensor and pipeline positions multiply devices, not samples."""
+    layout = Layout(ranks=(), data=2, shard=2, tensor=4, pipeline=2)
+    assert (layout.shares, layout.devices) == (4, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "ranks", "nodes", "expected"),
+    [
+        ("ddp", {}, 4, 2, ((0, 1), (2, 3))),
+        ("zero-3", {}, 3, 3, ((0,), (1,), (2,))),
+        ("fsdp-hybrid", {}, 6, 2, ((0, 1, 2), (3, 4, 5))),
+        ("dp", {}, 4, 1, ((0,),)),
+        ("ps-sync", {}, 4, 2, ((0, 1, 4), (2, 3))),
+        ("ps-sync", {"servers": 3}, 4, 2, ((0, 1, 4, 6), (2, 3, 5))),
+        ("ps-async", {"servers": 2, "server_nodes": "last"}, 4, 2, ((0, 1), (2, 3, 4, 5))),
+    ],
+)
+def test_neighbours_sit_together_and_servers_in_turn(
+    name: str, options: dict[str, Any], ranks: int, nodes: int, expected: Any
+) -> None:
+    assert build_strategy(name, options).layout(ranks, nodes).ranks_by_node == expected
+
+
+def test_servers_have_devices_of_their_own_or_none() -> None:
+    for device, on_cpu in (("cpu", True), ("cuda", False)):
+        layout = build_strategy("ps-async", {"server_device": device}).layout(2)
+        assert [rank.on_cpu for rank in layout.ranks] == [False, False, on_cpu]
+
+
+def test_a_hybrid_s_group_is_a_node() -> None:
+    """And the traffic across the groups is a shard's."""
+    hybrid = build_strategy("fsdp-hybrid", {})
+    assert hybrid.layout(8, 2).shard == 4
+    wire = hybrid.wire_bytes(SIZE, Recipe(global_batch=64, steps=1), 8, 2)
+    (across,) = (part for part in wire.traffic if part.kind == "all_reduce")
+    assert across.ranks == 2
+    assert across.payload_bytes == pytest.approx(MB)
+
+
+SIZE = ModelSize(parameters=1_000_000, trained_parameters=1_000_000)
+FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)
+MB = 1e6
+TWICE, BF16 = {"gradient_accumulation": 2}, {"precision": "bf16"}
+NATIVE = {"mixed_precision": "native"}
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "options", "changes", "megabytes"),
+    [
+        ("single", 1, {}, {}, 0),
+        ("dp", 2, {}, {}, 0),
+        ("ddp", 2, {}, {}, 4),
+        ("ddp", 4, {}, {}, 6),
+        ("ddp", 2, {}, TWICE, 4),
+        ("fsdp", 2, {}, {}, 6),
+        ("fsdp", 4, {}, {}, 9),
+        ("fsdp", 2, {}, TWICE, 8 + 2),  # each micro-batch gathers, the last one reduces
+        ("fsdp", 2, {}, BF16, 6),  # autocast keeps fp32 parameters
+        ("fsdp", 2, NATIVE, BF16, 2 + 2),
+        ("fsdp-grad-op", 4, {}, {}, 6),
+        ("fsdp-grad-op", 2, {}, TWICE, 4 + 2),
+        ("fsdp-hybrid", 4, {"shard_group": 2}, {}, 4 + 2 + 2),  # P, G inside; G/2 across
+        ("zero-0", 4, {}, {}, 6),
+        ("zero-1", 4, {}, {}, 6),
+        ("zero-1", 2, {}, TWICE, 2 + 2),
+        ("zero-2", 4, {}, {}, 6),
+        ("zero-2", 2, {}, TWICE, 4 + 2),  # from stage 2 on each micro-batch is reduced
+        ("zero-3", 4, {}, {}, 9),
+        ("zero-3", 2, {}, TWICE, 4 + 8),
+        ("zero-3", 2, NATIVE, BF16, 4),
+        ("ps-sync", 4, {}, {}, 8),
+        ("ps-sync", 2, {}, TWICE, 8),
+        ("ps-sync", 2, {"wire": "bf16"}, {}, 4),
+        ("ps-async", 1, {}, {}, 8),
+        ("ps-bounded", 3, {}, {}, 8),
+    ],
+)
+def test_bytes_that_the_network_has_to_carry(
+    name: str, ranks: int, options: dict[str, Any], changes: dict[str, Any], megabytes: float
+) -> None:
+    recipe = Recipe.model_validate({"global_batch": 64, "steps": 1, **changes})
+    wire = build_strategy(name, options).wire_bytes(SIZE, recipe, ranks)
+    assert wire.formula
+    assert wire.carried_bytes == pytest.approx(megabytes * MB)
+
+
+@pytest.mark.parametrize(("name", "megabytes"), [("ddp", 1.6), ("fsdp", 4.8), ("zero-1", 1.6)])
+def test_frozen_parameters_have_no_gradients(name: str, megabytes: float) -> None:
+    wire = build_strategy(name, {}).wire_bytes(FROZEN, Recipe(global_batch=64, steps=1), 2)
+    assert wire.carried_bytes == pytest.approx(megabytes * MB)
+
+
+def test_shares_of_collectives() -> None:
+    assert carried_share("permute", 2) is None
+    assert carried_share("barrier", 2) == 0

@@ -1,0 +1,229 @@
+"""The table of strategies: options, refusals and recorded mathematics.  Without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardmark.core.errors import InputError, StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import Recipe
+from shardmark.strategies import (
+    SHARED_OPTIONS,
+    STRATEGIES,
+    build_strategy,
+    fixed_options,
+    option_names,
+)
+from shardmark.strategies.base import common_settings
+
+CPU = Machine(device_type="cpu", device_count=0, cores=8)
+GPUS = Machine(device_type="cuda", device_count=4, cores=8)
+NAMES = (
+    *("single", "dp", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
+    *("zero-0", "zero-1", "zero-2", "zero-3", "ps-sync", "ps-async", "ps-bounded"),
+)
+SERVED = ("ps-sync", "ps-async", "ps-bounded")
+SHARDING = ("fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero-1", "zero-2", "zero-3")
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe.model_validate({"global_batch": 8, "steps": 2, **changes})
+
+
+def ranks(name: str) -> int:
+    return 1 if name == "single" else 4
+
+
+@pytest.fixture(autouse=True)
+def tools(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """DeepSpeed and its compiler as if they were installed; a test takes one away."""
+    found: dict[str, str | None] = {"ninja": "/bin/ninja", "g++": "/bin/g++", "deepspeed": "x"}
+    monkeypatch.setattr(shutil, "which", lambda tool, path=None: found.get(tool))  # noqa: ARG005
+    monkeypatch.setattr(importlib.util, "find_spec", found.get)
+    return found
+
+
+def test_table_has_the_contract_s_names() -> None:
+    assert tuple(STRATEGIES) == NAMES
+
+
+def test_names_fix_options() -> None:
+    assert fixed_options("zero-2") == {"name": "zero-2", "stage": 2}
+    assert option_names("ddp") == ("bucket_mb", "static_graph")
+    assert "stage" not in option_names("zero-1")
+    assert build_strategy("zero-3", {}) != replace(build_strategy("zero-2", {}), name="zero-3")
+    for name in NAMES:
+        shared = {"name", *SHARED_OPTIONS, *fixed_options(name)}
+        assert not shared.intersection(option_names(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("fdsp", {}, ["no strategy 'fdsp'", "did you mean 'fsdp'?", "ps-bounded"]),
+        ("horovod", {}, ["no strategy 'horovod'", "allowed: single"]),
+        ("ddp", {"bucket": 5}, ["strategy ddp", "'bucket'", "did you mean 'bucket_mb'?"]),
+        ("single", {"wrap": "root"}, ["no option 'wrap'", "allowed: none"]),
+        ("zero-1", {"stage": 2}, ["no option 'stage'"]),
+        ("ddp", {"bucket_mb": 0}, ["option bucket_mb", "found 0", "greater than 0"]),
+        ("ddp", {"bucket_mb": "large"}, ["found 'large'", "valid number"]),
+        ("ddp", {"static_graph": "maybe"}, ["option static_graph", "found 'maybe'"]),
+        ("fsdp", {"wrap": "all"}, ["found 'all'", "'blocks', 'layers' or 'root'"]),
+        ("fsdp-hybrid", {"shard_group": 1}, ["option shard_group", "found 1"]),
+        ("fsdp-hybrid", {"shard_group": 2.5}, ["found 2.5"]),
+        ("zero-3", {"persistence_threshold": -1}, ["found -1"]),
+        ("zero-3", {"max_reuse_distance": -1}, ["found -1"]),
+        ("zero-3", {"max_live_parameters": 0.5}, ["found 0.5", "integer"]),
+        ("zero-2", {"mixed_precision": "amp"}, ["'autocast' or 'native'"]),
+        ("ps-bounded", {"servers": 0}, ["option servers", "found 0"]),
+        ("ps-bounded", {"staleness": -1}, ["option staleness", "found -1"]),
+        ("ps-sync", {"staleness": 1}, ["no option 'staleness'"]),
+        ("ps-async", {"wire": "fp8"}, ["option wire", "found 'fp8'"]),
+    ],
+)
+def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        build_strategy(name, options)
+    assert [part for part in told if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_where_it_can(name: str) -> None:
+    strategy = build_strategy(name, {})
+    for precision in ("fp32", "bf16"):
+        strategy.check(ranks(name), CPU if name != "dp" else GPUS, recipe(precision=precision))
+    if name not in SERVED:
+        strategy.check(ranks(name), GPUS, recipe(precision="fp16"))
+    if name in SHARDING:
+        strategy.check(4, GPUS, recipe(cpu_offload=True))
+
+
+REFUSED: list[tuple[tuple[str, ...], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
+    (tuple(set(NAMES) - {"single", "dp", *SERVED}), CPU, {}, {"precision": "fp16"}, ["fp16"]),
+    (SHARDING, CPU, {}, {"cpu_offload": True}, ["CUDA device to offload from"]),
+    (("single", "dp", "ddp"), GPUS, {}, {"cpu_offload": True}, ["fsdp or zero-2"]),
+    (("zero-0",), GPUS, {}, {"cpu_offload": True}, ["stage 0", "zero-1, zero-2 or zero-3"]),
+    (("dp",), CPU, {}, {}, ["device here is the CPU", "use ddp"]),
+    (("dp",), GPUS, {}, {"activation_checkpointing": True}, ["activation_checkpointing"]),
+    (SERVED, CPU, {}, {"precision": "fp16"}, ["one loss scale"]),
+    (SERVED, GPUS, {}, {"precision": "fp16"}, ["one loss scale"]),
+    (SERVED, GPUS, {}, {"cpu_offload": True}, ["server_device: cpu"]),
+    (SERVED, CPU, {"server_device": "cuda"}, {}, ["the workers are on the CPU"]),
+    (SERVED, GPUS, {"server_device": "cuda"}, {}, ["needs 5 CUDA devices", "offers 4"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "options", "changes", "told"),
+    [(name, *rest) for names, *rest in REFUSED for name in sorted(names)],
+)
+def test_refusals_have_a_reason_and_a_remedy(
+    name: str, machine: Machine, options: dict[str, Any], changes: dict[str, Any], told: list[str]
+) -> None:
+    with pytest.raises(StrategyUnavailable) as caught:
+        build_strategy(name, options).check(ranks(name), machine, recipe(**changes))
+    assert caught.value.reason
+    assert caught.value.remedy
+    assert [part for part in told if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"single"}))
+def test_too_few_devices(name: str) -> None:
+    with pytest.raises(StrategyUnavailable, match=r"needs 8 .* offers 4; use at most 4 ranks"):
+        build_strategy(name, {}).check(8, GPUS, recipe())
+
+
+@pytest.mark.parametrize("missing", ["deepspeed", "ninja", "g++"])
+def test_zero_says_what_is_not_installed(tools: dict[str, str | None], missing: str) -> None:
+    tools[missing] = None
+    with pytest.raises(StrategyUnavailable, match=f"(?i){missing.replace('+', '.')}.*install"):
+        build_strategy("zero-2", {}).check(4, CPU, recipe())
+    if missing != "deepspeed":  # the operator is compiled for the CPU alone
+        build_strategy("zero-2", {}).check(4, GPUS, recipe())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "unsupported", "supported"),
+    [
+        ("single", {}, (2, 3), (1,)),
+        *((name, {}, (1,), (2, 3)) for name in ("dp", "ddp", "fsdp", "fsdp-grad-op", "zero-1")),
+        ("fsdp-hybrid", {"shard_group": 2}, (1, 2, 3, 5), (4, 6, 8)),
+        ("fsdp-hybrid", {"shard_group": 3}, (3, 4), (6, 9)),
+        ("ps-async", {}, (), (1, 2)),
+    ],
+)
+def test_sizes(
+    name: str, options: dict[str, Any], unsupported: tuple[int, ...], supported: tuple[int, ...]
+) -> None:
+    strategy = build_strategy(name, options)
+    assert [size for size in supported if strategy.unsupported_reason(size)] == []
+    assert [size for size in unsupported if not strategy.unsupported_reason(size)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "bound", "guarantee"),
+    [
+        ("ps-sync", {}, 0, None),
+        ("ps-bounded", {"staleness": 0}, 0, None),
+        ("ps-bounded", {"staleness": 2}, 2, "no worker over 2 steps ahead"),
+        ("ps-async", {}, None, "every gradient is applied once"),
+    ],
+)
+def test_only_the_barrier_is_equivalent(
+    name: str, options: dict[str, Any], bound: int | None, guarantee: str | None
+) -> None:
+    strategy = build_strategy(name, options)
+    settings = strategy.settings(recipe())
+    assert (settings["staleness_bound"], settings["wire_precision"]) == (bound, "fp32")
+    assert (guarantee or "") in (strategy.guarantee() or "")
+    assert (strategy.guarantee() is None) is (guarantee is None)
+    assert strategy.tolerates_worker_loss() is (bound != 0)
+
+
+def test_common_settings() -> None:
+    settings = common_settings(recipe(gradient_clipping=0.5, precision="fp16", tf32=True))
+    scaling = {"kind": "dynamic", "initial": 65536.0, "growth_interval": 2000}
+    assert settings["loss_scaling"] == scaling
+    assert (settings["gradient_clipping"], settings["tf32"]) == (0.5, True)
+    assert (settings["compute_precision"], settings["mixed_precision"]) == ("fp16", "autocast")
+    plain = common_settings(recipe())
+    assert (plain["mixed_precision"], plain["loss_scaling"]) == ("none", None)
+    assert plain["gradient_clipping"] is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_records_the_same_mathematics(name: str) -> None:
+    asked = recipe(precision="bf16", gradient_clipping=1.0)
+    settings = build_strategy(name, {}).settings(asked)
+    different = {key for key, value in common_settings(asked).items() if settings[key] != value}
+    per_worker = {"gradient_reduction"}
+    own = {"dp": {"batch_norm"}, "ps-async": per_worker, "ps-bounded": per_worker}
+    assert different == own.get(name, set())
+
+
+@pytest.mark.parametrize("name", SHARDING)
+def test_native_precision_is_recorded_as_other_mathematics(name: str) -> None:
+    strategy = build_strategy(name, {"mixed_precision": "native"})
+    assert strategy.settings(recipe(precision="bf16"))["mixed_precision"] == "native"
+    assert strategy.settings(recipe())["mixed_precision"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "blocked"),
+    [
+        ({}, ()),
+        ({"cpu_offload": True}, ("zero-1", "zero-2", "zero-3")),
+        ({"precision": "bf16"}, ()),
+    ],
+)
+def test_what_cannot_be_resumed(changes: dict[str, Any], blocked: tuple[str, ...]) -> None:
+    names = SHARDING if "cpu_offload" in changes else NAMES
+    reasons = {name: build_strategy(name, {}).resume_blocker(recipe(**changes)) for name in names}
+    assert tuple(name for name, reason in reasons.items() if reason) == blocked
+    native = build_strategy("zero-1", {"mixed_precision": "native"})
+    assert native.resume_blocker(recipe(precision="bf16"))
