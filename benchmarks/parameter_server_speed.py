@@ -50,10 +50,12 @@ def check_same_buckets() -> None:
 
     from bare_loop import BUCKET_MB
     from bare_server import buckets_of
-    from shardmark.strategies.parameter_server.parameter_layout import layout_of
+    from shardmark.strategies.parameter_server.buckets import partition_parameters
 
     model = resnet18(num_classes=10)
-    (ours,) = layout_of(model, servers=SERVERS, bucket_bytes=BUCKET_MB * 2**20, wire="fp32")
+    (ours,) = partition_parameters(
+        model, servers=SERVERS, bucket_bytes=BUCKET_MB * 2**20, wire="fp32"
+    )
     theirs = [sum(parameter.numel() for parameter in bucket) for bucket in buckets_of(model)]
     assert [bucket.elements for bucket in ours] == theirs, (ours, theirs)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardmark.core.errors import InputError
 from shardmark.core.layout import Layout, data_parallel
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
@@ -29,7 +30,7 @@ from shardmark.results.verification import (
     Verification,
     write_verification,
 )
-from shardmark.strategies import STRATEGIES, build_strategy, option_names
+from shardmark.strategies import build_strategy
 
 STARTED_AT_SECONDS = 1_767_225_600.0
 NO_GPU = "no CUDA device"
@@ -107,9 +108,10 @@ def invented_trial(
 
 def invented_layout(strategy: str, world_size: int, options: Mapping[str, Any]) -> Layout:
     """The strategy's own; replicas for one that is invented too."""
-    if strategy not in STRATEGIES or not set(options) <= set(option_names(strategy)):
+    try:
+        return build_strategy(strategy, options).layout(world_size)
+    except InputError:
         return data_parallel(world_size)
-    return build_strategy(strategy, options).layout(world_size)
 
 
 def invented_values(strategy: str, world_size: int, repeat: int) -> dict[str, float | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from shardmark.core.layout import Layout, data_parallel
@@ -134,7 +135,7 @@ class Worker(Protocol):
     def load_checkpoint_state(self, state: CheckpointState) -> None:
         """Go on from there; before the first step.  Every training rank calls it."""
 
-    @property
+    @cached_property
     def group(self) -> TrainingGroup:
         return ProcessGroup()
 
