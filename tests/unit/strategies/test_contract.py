@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from shardmark.cli import app
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize
+from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.strategies.base import RankContext, Worker
-from shardmark.train.probe import NoSpans
 from tests.golden.invented import EXPERIMENT, invented_trial
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 

@@ -115,7 +115,7 @@ def test_covered_time_is_the_size_of_the_union(intervals: list[Interval]) -> Non
 def worker_and_step() -> tuple[EagerWorker, Any]:
     workload = ToyWorkload()
     model = workload.build_model()
-    worker = EagerWorker(model=model, module=model, workload=workload, recipe=recipe(), device=CPU)
+    worker = EagerWorker(model, workload=workload, recipe=recipe(), device=CPU)
 
     def take_step(spans: Spans) -> object:
         return worker.step(workload.batch(range(8)), spans)

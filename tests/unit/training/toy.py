@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import CheckpointState, HeldState
-from shardmark.strategies.collective import CollectiveWorker
+from shardmark.strategies.base import CheckpointState, HeldState, Worker
 from shardmark.workloads.base import Batch, BatchPlan
 from shardmark.workloads.order import every_step
 
@@ -149,7 +148,7 @@ class CountingClock:
         self.now += 10.0
 
 
-class FakeWorker(CollectiveWorker):
+class FakeWorker(Worker):
     """Notes what it is told; its forward pass takes two marks more."""
 
     def __init__(self) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from shardmark.core.layout import Layout, RankLayout
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import CAPTURE_FILE, RankCapture, read_capture
-from shardmark.strategies.layout import Layout, RankLayout
 from shardmark.trials.trial import Trial
 from tests.unit.verification.court import array, court, handmade
 
