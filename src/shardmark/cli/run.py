@@ -16,6 +16,7 @@ from shardmark.cli.experiment import EngineOption, ExperimentName, Overrides, wi
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
+    from shardmark.trials.matrix import Plan
 
 SOME_FAILED = 1
 
@@ -49,10 +50,12 @@ def run(
 ) -> None:
     """Run every trial of an experiment and compare them."""
     from shardmark.config.load import load_experiment
+    from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
+    plan = expand(resolved)
     if dry_run:
-        _print_plan(resolved)
+        _print_plan(resolved, plan)
         return
     from shardmark.cli.progress import listener
     from shardmark.launch.controller import run_experiment
@@ -60,12 +63,12 @@ def run(
 
     folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
     again = _command(experiment, overrides or (), engine, folder, retry=retry)
-    done = _delegated(resolved, folder, again, retry=retry, quiet=quiet)
+    done = _delegated(resolved, plan, folder, again, retry=retry, quiet=quiet)
     if done is not None:
         raise typer.Exit(done)
     try:
         with _terminable(), listener(folder, quiet=quiet) as progress:
-            run_experiment(resolved, folder, progress=progress, retry=retry)
+            run_experiment(resolved, folder, plan=plan, progress=progress, retry=retry)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: {again}", err=True)
         raise
@@ -74,7 +77,7 @@ def run(
 
 
 def _delegated(
-    experiment: Experiment, folder: Path, again: str, *, retry: bool, quiet: bool
+    experiment: Experiment, plan: Plan, folder: Path, again: str, *, retry: bool, quiet: bool
 ) -> int | None:
     """The exit code, where another process does it; None where it is to be done here."""
     from shardmark.config.load import to_yaml
@@ -91,7 +94,8 @@ def _delegated(
     )
     try:
         with _terminable():
-            return delegate(experiment, command, (lambda _: None) if quiet else typer.echo)
+            tell = (lambda _: None) if quiet else typer.echo
+            return delegate(experiment, plan, command, tell)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: {again}", err=True)
         raise
@@ -129,20 +133,19 @@ def _print_results(folder: Path, *, quiet: bool) -> bool:
     return any(result.outcome in ("failed", "timed_out") for result in stored.trials)
 
 
-def _print_plan(experiment: Experiment) -> None:
+def _print_plan(experiment: Experiment, plan: Plan) -> None:
     """The trials in their order and the cells left out; asks no device and reads no data."""
     from shardmark.cli.plan import plan_lines, unavailable_lines
     from shardmark.launch.engines import submission
     from shardmark.measure.system.environment import machine
-    from shardmark.trials.matrix import expand
 
     here = machine(experiment.device)
-    plan = expand(experiment, "cuda" if here.device_type == "cuda" else "cpu")
+    plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
     typer.echo("\n".join(plan_lines(plan)))
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
     engine = experiment.engine.name
     lacking = unavailable_lines(plan.trials, here) if engine == "local" else []
-    for line in [*submission(experiment, ["shardmark", *without]), *lacking]:
+    for line in [*submission(experiment, plan, ["shardmark", *without]), *lacking]:
         typer.echo(f"{engine}: {line}")
 
 

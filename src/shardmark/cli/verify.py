@@ -18,6 +18,7 @@ from shardmark.cli.experiment import EngineOption, ExperimentName, Overrides, wi
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
     from shardmark.results.verification import Verdict, Verification
+    from shardmark.trials.matrix import Plan
 
 NOT_EQUIVALENT = 1
 
@@ -43,20 +44,23 @@ def verify(
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
     from shardmark.launch.listener import Silent
+    from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
-    done = _delegated(resolved, form)
+    plan = expand(resolved)
+    done = _delegated(resolved, plan, form)
     if done is not None:
         raise typer.Exit(done)
     with tempfile.TemporaryDirectory(prefix="shardmark-verify-") as folder:
         listener = Silent() if form is Format.JSON else Lines()
-        verification = verify_experiment(resolved, Path(folder) / "verification", progress=listener)
+        scratch = Path(folder) / "verification"
+        verification = verify_experiment(resolved, scratch, plan=plan, progress=listener)
     typer.echo(as_json(verification) if form is Format.JSON else as_text(verification))
     if any(not accepted(verdict) for verdict in verification.verdicts):
         raise typer.Exit(NOT_EQUIVALENT)
 
 
-def _delegated(experiment: Experiment, form: Format) -> int | None:
+def _delegated(experiment: Experiment, plan: Plan, form: Format) -> int | None:
     """The exit code, where another process does it; its folder stays only if that says nothing."""
     from shardmark.config.load import to_yaml
     from shardmark.launch.engine import RemoteCommand
@@ -69,7 +73,7 @@ def _delegated(experiment: Experiment, form: Format) -> int | None:
         options=("--format", form.value),
         folder=folder,
     )
-    done = delegate(experiment, command, partial(typer.echo, err=form is Format.JSON))
+    done = delegate(experiment, plan, command, partial(typer.echo, err=form is Format.JSON))
     if done in (0, NOT_EQUIVALENT):
         shutil.rmtree(folder, ignore_errors=True)
     return done

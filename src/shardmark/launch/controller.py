@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-from pydantic import ValidationError
 
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
@@ -45,23 +43,26 @@ def run_experiment(
     experiment: Experiment,
     out: Path,
     *,
+    plan: Plan | None = None,
     progress: ProgressListener | None = None,
     retry: bool = False,
     engine: Engine | None = None,
 ) -> Path:
     """Run every trial that has no result yet; return the run's folder.
 
-    `retry` also repeats failed and timed-out trials.  Raises `InputError` for an experiment or a
-    folder that cannot be used, `KeyboardInterrupt` after storing an interrupted trial.
+    `plan` is the experiment's, where it is known already; `retry` also repeats failed and timed-out
+    trials.  Raises `InputError` for an experiment or a folder that cannot be used,
+    `KeyboardInterrupt` after storing an interrupted trial.
     """
     listener = progress or Silent()
-    experiment.workload.check_data()
+    plan = plan or expand(experiment)
+    _check_data(plan)
     RunFolder.check(out)
     _check_same(out, experiment)
-    engine = engine or build_engine(experiment, listener.note)
-    try:
+    engine = engine or build_engine(experiment, plan, listener.note)
+    with closing(engine):
         machine = engine.machine(experiment.device)
-        plan = _plan(experiment, machine)
+        plan = plan.on(machine.device_type)
         folder = RunFolder.create(out)
         folder.write_experiment(experiment.model_dump(mode="json"))
         nodes = engine.environments()
@@ -89,8 +90,6 @@ def run_experiment(
             listener.trial_ended(order + 1, len(plan.trials), result)
             if result.outcome is Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
-    finally:
-        engine.close()
     return out
 
 
@@ -98,6 +97,7 @@ def verify_experiment(
     experiment: Experiment,
     scratch: Path,
     *,
+    plan: Plan | None = None,
     progress: ProgressListener | None = None,
     engine: Engine | None = None,
 ) -> Verification:
@@ -106,27 +106,26 @@ def verify_experiment(
     Raises `InputError` for an experiment that cannot be used.
     """
     listener = progress or Silent()
-    experiment.workload.check_data()
-    engine = engine or build_engine(experiment, listener.note)
-    try:
+    plan = plan or expand(experiment)
+    _check_data(plan)
+    engine = engine or build_engine(experiment, plan, listener.note)
+    with closing(engine):
         machine = engine.machine(experiment.device)
-        cells = cells_of(_plan(experiment, machine).trials)
+        cells = cells_of(plan.on(machine.device_type).trials)
         engine.load(_modules(cells), machine.device_type)
         verdicts = verify_cells(
             cells, engine=engine, machine=machine, scratch=scratch, listener=listener
         )
         return verification_of(cells, verdicts)
-    finally:
-        engine.close()
 
 
-def _plan(experiment: Experiment, machine: Machine) -> Plan:
-    """All trials, their data looked for."""
-    plan = expand(experiment, machine.device_type)
+def _check_data(plan: Plan) -> None:
+    """Look for the data of every cell, before anything is started."""
+    checked: list[object] = []
     for trial in plan.trials:
-        if trial.workload != experiment.workload:
+        if trial.workload not in checked:
             trial.workload.check_data()
-    return plan
+            checked.append(trial.workload)
 
 
 def _verify(
@@ -182,12 +181,11 @@ def _again(stored: TrialResult, *, retry: bool) -> bool:
 
 
 def _modules(trials: Sequence[Trial]) -> list[str]:
-    names: list[str] = []
+    """What the trials' ranks import besides what every rank does, each once."""
+    names: dict[str, None] = {}
     for trial in trials:
-        strategy = trial.built_strategy
-        wanted = (*strategy.loads(), *trial.workload.loads())
-        names += [name for name in wanted if name not in names]
-    return names
+        names |= dict.fromkeys((*trial.built_strategy.loads(), *trial.workload.loads()))
+    return list(names)
 
 
 def _check_same(out: Path, experiment: Experiment) -> None:
@@ -195,8 +193,6 @@ def _check_same(out: Path, experiment: Experiment) -> None:
     if not (out / EXPERIMENT_FILE).exists():
         return
     before = RunFolder(out).read_experiment()
-    with suppress(ValidationError):  # else it is an older version's, with keys that are gone
-        before = Experiment.model_validate(before).model_dump(mode="json")
     stored = _flat(before)
     wanted = _flat(experiment.model_dump(mode="json"))
     # An axis's first value stands in the base, too, and its values may come in another order.

@@ -12,10 +12,10 @@ from shardmark.launch.nodes import torchrun
 from shardmark.launch.nodes.protocol import run_key
 from shardmark.launch.ray import engine as ray
 from shardmark.launch.slurm import engine as slurm
-from shardmark.trials.matrix import expand
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
+    from shardmark.trials.matrix import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,33 +67,34 @@ ENGINES = {
 }
 
 
-def build_engine(experiment: Experiment, tell: Tell) -> Engine:
+def build_engine(experiment: Experiment, plan: Plan, tell: Tell) -> Engine:
     """The experiment's engine; nothing is started yet."""
     kind = ENGINES[experiment.engine.name]
-    return kind.build(experiment.engine, request_of(experiment, tell))
+    return kind.build(experiment.engine, request_of(experiment, plan, tell))
 
 
-def delegate(experiment: Experiment, command: RemoteCommand, tell: Tell) -> int | None:
+def delegate(experiment: Experiment, plan: Plan, command: RemoteCommand, tell: Tell) -> int | None:
     """The command's exit code, where another process does it; None where this one is to.
 
     Raises `JobEndedError` where a job was ended from outside.
     """
     kind = ENGINES[experiment.engine.name]
-    return kind.delegate(experiment.engine, request_of(experiment, tell), command)
+    return kind.delegate(experiment.engine, request_of(experiment, plan, tell), command)
 
 
-def submission(experiment: Experiment, command: Sequence[str]) -> list[str]:
+def submission(experiment: Experiment, plan: Plan, command: Sequence[str]) -> list[str]:
     """What the engine would submit or start, for `--dry-run`."""
     kind = ENGINES[experiment.engine.name]
-    return kind.submission(experiment.engine, request_of(experiment, lambda _: None), command)
+    request = request_of(experiment, plan, lambda _: None)
+    return kind.submission(experiment.engine, request, command)
 
 
-def request_of(experiment: Experiment, tell: Tell) -> EngineRequest:
+def request_of(experiment: Experiment, plan: Plan, tell: Tell) -> EngineRequest:
     """What the engines ask of the experiment; the kind of device makes no difference to it."""
     return EngineRequest(
         name=experiment.name,
         device=experiment.device,
-        trials=expand(experiment).trials,
+        trials=plan.trials,
         key=run_key(experiment.model_dump(mode="json", exclude={"engine"})),
         tell=tell,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from shardmark.launch import controller
 from shardmark.launch.listener import Silent
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
+from shardmark.launch.trial_artifacts import KEPT, clear
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, load_run
 from shardmark.trials.matrix import expand
@@ -68,7 +69,13 @@ def at_verifying(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[.
 
 def at_preparing(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
     del engine
-    patch.setattr("shardmark.launch.trial.empty", stop)
+
+    def stop_when_emptying(directory: Path, *, keep: Collection[str] = KEPT) -> None:
+        if not keep:
+            stop()
+        clear(directory, keep=keep)
+
+    patch.setattr("shardmark.launch.trial.clear", stop_when_emptying)
 
 
 def at_starting(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:

@@ -112,15 +112,19 @@ def test_cuda_without_gpus_contradicts_itself() -> None:
         gpus_per_rank(options(gpus_per_rank=0), "cuda", TWO, GPUS)
 
 
+def said_of(made: Experiment) -> list[str]:
+    return submission(made, expand(made), ["shardmark", "run"])
+
+
 def test_dry_run_says_what_would_be_reserved() -> None:
-    said = submission(experiment(["ddp", SERVER], nodes=[1, 2]), ["shardmark", "run"])
+    said = said_of(experiment(["ddp", SERVER], nodes=[1, 2]))
     assert "STRICT_SPREAD, 2 bundles" in said[0]
     assert said[1:] == [
         'node 0: {"CPU": 3.0}, and {"GPU": 2} where the device is cuda, for 3 ranks',
         'node 1: {"CPU": 2.0}, and {"GPU": 2} where the device is cuda, for 2 ranks',
     ]
     engine = {"address": "head:6379", "gpus_per_rank": 1, "runtime_env": {"working_dir": "."}}
-    said = submission(experiment(["ddp"], nodes=[1], **engine), ["shardmark", "run"])
+    said = said_of(experiment(["ddp"], nodes=[1], **engine))
     assert "at head:6379" in said[0]
     assert said[1:] == [
         'node 0: {"CPU": 2.0, "GPU": 2.0}, for 2 ranks',

@@ -120,7 +120,8 @@ def test_dry_run_shows_script_and_step_without_slurm(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", "")
     monkeypatch.setitem(sys.modules, "submitit", None)
     asked = ("engine.partition=gpu", "engine.time=2:00:00", "engine.setup=[module load cuda]")
-    lines = submission(experiment(*TWO, "engine.name=slurm", *asked), ["shardmark", "run"])
+    made = experiment(*TWO, "engine.name=slurm", *asked)
+    lines = submission(made, expand(made), ["shardmark", "run"])
     assert lines[:-1] == [
         "#SBATCH --job-name=shardmark-faked",
         "#SBATCH --nodes=2",

@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from shardmark.config.engines import TorchrunOptions
+from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engine import RemoteCommand
+from shardmark.launch.engine import EngineRequest, RemoteCommand
 from shardmark.launch.engines import request_of, submission
 from shardmark.launch.nodes import torchrun
 from shardmark.launch.nodes.protocol import key_difference
@@ -144,17 +145,21 @@ def test_remote_command_as_one_word_or_as_words(
 def test_dry_run_shows_the_commands() -> None:
     command = ["shardmark", "run", "e.yaml"]
     same = experiment(*TWO, "engine.name=torchrun", "engine.rendezvous=a:1")
-    assert submission(same, command) == ["on each of 2 nodes: shardmark run e.yaml"]
+    assert submission(same, expand(same), command) == ["on each of 2 nodes: shardmark run e.yaml"]
     listed = experiment(*TWO, "engine.name=torchrun", "engine.hosts=[a, b]")
-    (line,) = submission(listed, command)
+    (line,) = submission(listed, expand(listed), command)
     assert line.startswith("node 1, b: ssh ")
-    assert submission(experiment(), command) == []
+    assert submission(experiment(), expand(experiment()), command) == []
+
+
+def asked(made: Experiment) -> EngineRequest:
+    return request_of(made, expand(made), print)
 
 
 def test_key_is_the_experiments_whatever_the_engine() -> None:
-    two = request_of(experiment(*TWO), print)
+    two = asked(experiment(*TWO))
     assert two.nodes == 2
     other = experiment(*TWO, "engine.name=torchrun", "engine.node_rank=1")
-    assert request_of(other, print).key == two.key
-    alone = request_of(experiment(), print)
+    assert asked(other).key == two.key
+    alone = asked(experiment())
     assert key_difference(alone.key, two.key) == "it has another matrix, placement"

@@ -30,7 +30,7 @@ def test_the_posters_preset_is_its_recipe() -> None:
     assert sizes == {(1, 4): 5 * 3 * 2 * 2, (2, 8): 6 * 3 * 2 * 2}
     (left_out,) = map(str, plan.left_out)
     assert left_out.startswith("fsdp-hybrid (shard_group=4) on 4 ranks: 4 ranks do not make two")
-    (told,) = submission(experiment, ["shardmark"])
+    (told,) = submission(experiment, plan, ["shardmark"])
     assert told.startswith("trials on 2 nodes are recorded as unavailable")
 
 

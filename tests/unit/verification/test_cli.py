@@ -13,6 +13,7 @@ from shardmark.config.experiment import Experiment
 from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
 from shardmark.results.verification import Verdict, Verification, deviation_text
+from shardmark.trials.matrix import Plan
 from tests.unit.verification.verdicts import BAD, BROKEN, FAILED, GOOD, PROMISED, UNAVAILABLE
 
 NOTE = "verifying [1/2] ddp"
@@ -23,7 +24,10 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     """The verdicts that the next `verify` finds; what it asked for is in `asked`."""
     verdicts: list[Verdict] = []
 
-    def fake(experiment: Experiment, scratch: Path, *, progress: ProgressListener) -> Verification:
+    def fake(
+        experiment: Experiment, scratch: Path, *, plan: Plan, progress: ProgressListener
+    ) -> Verification:
+        assert plan.trials
         assert experiment.name == "quickstart"
         assert not scratch.exists(), "the controller makes it"
         assert scratch.parent.is_dir()
