@@ -29,6 +29,10 @@ for name in STRATEGIES:
 """,
         NUMBERS | DRAWING,
     ),
+    "engines and nodes": (
+        "import shardmark.launch.engines, shardmark.launch.nodes.node",
+        NUMBERS | DRAWING | {"ray", "submitit"},
+    ),
     "help and lists": (
         f"""
 from shardmark.cli import main

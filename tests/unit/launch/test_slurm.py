@@ -13,13 +13,12 @@ import pytest
 from pydantic import ValidationError
 
 from shardmark.config.engines import SlurmOptions
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import InputError
 from shardmark.launch.engine import RemoteCommand
 from shardmark.launch.engines import submission
-from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.slurm import engine as slurm
 from shardmark.launch.slurm import job as slurm_job
-from shardmark.launch.slurm.engine import OTHER_TASKS, Steps, own_name, step_words
+from shardmark.launch.slurm.engine import Steps, own_name, step_words
 from shardmark.launch.slurm.job import (
     Job,
     JobEndedError,
@@ -312,35 +311,6 @@ def test_job_under_way_on_something_else(scheduler: FakeScheduler, command: Remo
     assert len(scheduler.submitted) == 2
 
 
-def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a program of that name on the path; it writes its words down."""
-    path = folder / name
-    path.write_text(
-        f'#!/bin/sh\nprintf "%s\\n" "$@" > {folder}/words\nenv > {folder}/env\n{text}\n'
-    )
-    path.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-
-
-def test_what_keeps_a_job_from_being_submitted(
-    command: RemoteCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "submitit", None)
-        with pytest.raises(InputError, match=r"submitit is not installed; pip install 'shardmark"):
-            do(command)
-    pytest.importorskip("submitit")
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        with pytest.raises(InputError, match="slurm, and there is no sbatch here"):
-            do(command)
-    for name in ("sbatch", "srun"):
-        program(tmp_path, name, "echo 'sbatch: error: bad partition' >&2; exit 1", monkeypatch)
-    with pytest.raises(InputError, match="sbatch refuses the job: error: bad partition"):
-        do(command)
-
-
 @pytest.mark.usefixtures("inside")
 def test_other_tasks_of_a_step_leave_the_run_to_the_first(
     command: RemoteCommand, monkeypatch: pytest.MonkeyPatch
@@ -351,18 +321,6 @@ def test_other_tasks_of_a_step_leave_the_run_to_the_first(
     told: list[str] = []
     assert do(command, told) == 0
     assert "nothing to do" in told[0]
-
-
-def test_shell_of_salloc_goes_to_the_first_node(
-    command: RemoteCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program(tmp_path, "srun", "exit 1", monkeypatch)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
-    assert do(command) == 1
-    words = (tmp_path / "words").read_text().splitlines()
-    assert words[:4] == ["--overlap", "--nodes=1", "--ntasks=1", "--relative=0"]
-    assert words[words.index("-m") :][:3] == ["-m", "shardmark", "run"]
 
 
 @pytest.mark.usefixtures("inside")
@@ -417,45 +375,6 @@ def test_words_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     words = step_words(wrapped, 1, {}, title="t", host="h", port=9)
     start = words[words.index("apptainer") :][:6]
     assert start == ["apptainer", "exec", "--nv", "image.sif", "python", "-m"]
-
-
-@pytest.fixture
-def registry() -> Iterator[NodeRegistry]:
-    made = NodeRegistry(("127.0.0.1", 0), wanted=1, key=KEY, patience_seconds=5)
-    yield made
-    made.close()
-
-
-@pytest.mark.usefixtures("inside")
-def test_step_that_cannot_start_says_why(
-    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in OTHER_TASKS:
-        monkeypatch.setenv(name, "4")
-    program(tmp_path, "srun", "echo 'srun: error: no such node' >&2; exit 3", monkeypatch)
-    steps = Steps(SlurmOptions(), KEY, "7")
-    steps.start(registry, "t")
-    with pytest.raises(ShardmarkError, match=r"step .* ended with code 3: .* no such node"):
-        registry.wait(20, steps.check, lambda _: None)
-    steps.close()
-    assert f'"port": {registry.port}' in (tmp_path / "words").read_text()
-    left = (tmp_path / "env").read_text()
-    assert not any(f"{name}=" in left for name in OTHER_TASKS), "tasks would get parts of the node"
-    assert "SLURM_JOB_ID=7" in left
-
-
-@pytest.mark.usefixtures("inside")
-def test_step_that_does_not_end_is_ended(
-    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Told to, and killed in the end."""
-    monkeypatch.setattr(slurm, "END_SECONDS", 0.1)
-    program(tmp_path, "srun", 'trap "" TERM; while :; do sleep 0.1; done', monkeypatch)
-    steps = Steps(SlurmOptions(), KEY, "7")
-    steps.start(registry, "t")
-    steps.check()
-    steps.close()
-    steps.close()
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", None])
