@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 CHROMIUM = "/usr/bin/chromium"
 MOST_BYTES = 400_000
-SIZES = {"desktop": (1280, 1400), "phone": (390, 844)}
-DRAWN_MILLISECONDS = 20_000
+SIZES = {"desktop": (1400, 1000), "phone": (390, 844)}
 
 
 def main() -> None:
@@ -28,7 +27,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--dark", action="store_true", help="the dark theme")
-    parser.add_argument("--full", action="store_true", help="the whole page, however large")
+    parser.add_argument(
+        "--full", action="store_true", help="the whole page, unfolded, however large"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -56,17 +57,7 @@ def photograph(
     tab = context.new_page()
     tab.goto(page.as_uri())
     if full:
-        # figures are drawn when they come near the window
-        tab.evaluate("document.querySelectorAll('figure').forEach((one) => one.scrollIntoView())")
-        for figure in tab.locator("figure").all():
-            figure.scroll_into_view_if_needed()
-            tab.wait_for_timeout(100)
-        tab.wait_for_function(
-            "[...document.querySelectorAll('figure')].every((one) => 'drawn' in one.dataset)",
-            timeout=DRAWN_MILLISECONDS,
-        )
-        tab.evaluate("scrollTo({top: 0, behavior: 'instant'})")
-    tab.wait_for_timeout(500)
+        tab.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
     tab.screenshot(path=out, full_page=full)
     context.close()
     size_bytes = out.stat().st_size

@@ -9,7 +9,7 @@ from benchmarks.cluster.link_speeds import Cell, Speed, group_of, labels_of
 from benchmarks.cluster.speed import bits_per_second
 
 from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
-from shardmark.report.figures.figure import Figure, Panel, Series, with_ranges
+from shardmark.report.figures.chart import Figure, Panel, Series, with_ranges
 
 MEGABYTE = 1e6
 REFERENCE = "ddp"
@@ -34,7 +34,6 @@ def figures_of(speeds: Sequence[Speed], stem: str) -> list[Figure]:
         f" {REFERENCE} in the same repeat, with 95 % intervals. Unlimited links stand at the right"
         " end.",
         panels=tuple(panels),
-        columns=2,
     )
     return [with_ranges(step), _bytes_figure(speeds, stem)]
 
@@ -130,7 +129,7 @@ def _bytes_figure(speeds: Sequence[Speed], stem: str) -> Figure:
     inside = [max(0.0, whole - part) for whole, part in zip(total, between, strict=True)]
     panel = Panel(
         title="",
-        kind="stacked_horizontal",
+        kind="stacked",
         x_label="",
         y_label="Sent per rank and step (MB)",
         y_unit="MB",

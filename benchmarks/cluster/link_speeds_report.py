@@ -28,7 +28,7 @@ from benchmarks.cluster.link_speeds_turns import Turn, crossings_of, turns_of
 from benchmarks.recording import Table, place
 
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.report.figures.images import write_images
+from shardmark.report.figures.drawing import draw, write_images
 
 NAME = "link-speeds"
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -67,7 +67,7 @@ def write_table(speeds: Sequence[Speed], out: Path, command: str) -> list[Path]:
     }
     (out / f"{stem}.json").write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
     figures = figures_of(speeds, stem)
-    images = write_images(figures, out)
+    images = write_images(draw(figures), out)
     shown = "\n\n".join(f"![{one.title}]({one.name}.svg)\n\n{one.caption}" for one in figures)
     (out / f"{stem}.md").write_text(
         f"{markdown(speeds, turns)}\n\n{shown}\n\n{place(where)}\n\n`{command}`\n"

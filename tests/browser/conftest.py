@@ -11,20 +11,16 @@ import pytest
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.report.figures import figures_of
+from shardmark.report.figures.drawing import draw
 from shardmark.report.page.page import render_page
 from shardmark.results.store import load_run
-from tests.browser.runs import hostile_run, large_run, small_run
+from tests.browser.runs import disturbed_run, grid_run, hostile_run, small_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 Opened = Callable[..., Any]
-DRAW_ALL = """async () => {
-  for (const figure of document.querySelectorAll("figure")) {
-    figure.scrollIntoView({ behavior: "instant" });
-    while (!("drawn" in figure.dataset)) await new Promise(requestAnimationFrame);
-  }
-}"""
+OPEN_ALL = "document.querySelectorAll('details').forEach((one) => one.open = true)"
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
@@ -57,9 +53,8 @@ class Watched:
         self.dialogs.append(dialog.message)
         dialog.dismiss()
 
-    def draw_all(self) -> None:
-        """Bring every figure into view, as a reader would."""
-        self.page.evaluate(DRAW_ALL)
+    def unfold(self) -> None:
+        self.page.evaluate(OPEN_ALL)
 
 
 @pytest.fixture
@@ -80,12 +75,12 @@ def opened(browser: Browser) -> Iterator[Opened]:
 
 
 def reported(folder: Path) -> Path:
-    """The report of the run in the folder; the figures' files, which take long, are left out."""
+    """The report of the run in the folder; the figures' files are left out."""
     run = load_run(folder)
     comparison = compare([run])
     page = folder / "report.html"
-    text = render_page([run], comparison, figures_of(comparison), "report-figures")
-    page.write_bytes(text.encode())
+    drawings = draw(figures_of(comparison))
+    page.write_bytes(render_page([run], comparison, drawings, "report-figures").encode())
     return page
 
 
@@ -95,9 +90,14 @@ def small_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def large_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 trials."""
-    return reported(large_run(tmp_path_factory.mktemp("large")))
+def grid_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """96 trials: two precisions, two batches, six strategies on up to four ranks."""
+    return reported(grid_run(tmp_path_factory.mktemp("grid")))
+
+
+@pytest.fixture(scope="package")
+def disturbed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return reported(disturbed_run(tmp_path_factory.mktemp("disturbed")))
 
 
 @pytest.fixture(scope="package")

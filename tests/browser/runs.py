@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,9 @@ from tests.golden.invented import EXPERIMENT, STARTED_AT_SECONDS, invented_rank,
 
 STEPS = 60
 STEP_SECONDS = 0.125
-STRATEGIES = (
-    *("ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero-0", "zero-1", "zero-2", "zero-3"),
-    *("ps-sync", "ps-async", "ps-bounded"),
-)
+STRATEGIES = ("ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "ps-async")
+SPEED = {"single": 1.0, "ddp": 0.9, "fsdp": 0.75, "zero-1": 0.85, "zero-3": 0.6, "ps-sync": 0.4}
+PEAK_MEBIBYTES = {"single": 400, "ddp": 410, "fsdp": 220, "zero-1": 330, "zero-3": 180}
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"><img src=x onerror='alert(2)'>",
@@ -80,11 +79,35 @@ def small_run(path: Path) -> Path:
     return path
 
 
-def large_run(path: Path, number: int = 200) -> Path:
-    """So many trials on up to eight ranks; each of them has its raw files."""
-    cells = [("single", 1), *((name, size) for name in STRATEGIES for size in (2, 4, 8))]
-    trials = [trial(name, size, repeat) for repeat in range(10) for name, size in cells]
-    return store(path, trials[:number])
+def grid_run(path: Path) -> Path:
+    """96 trials: two precisions, two batches, and strategies on two and four ranks."""
+    return store(
+        path,
+        [
+            trial(name, size, repeat, precision=precision,
+                  varied={"recipe.global_batch": batch},
+                  id=f"{name}-{size}-{precision}-{batch}-{repeat}")
+            for precision in ("fp32", "bf16")
+            for batch in (64, 128)
+            for name in STRATEGIES
+            for size in (2, 4)
+            for repeat in (0, 1)
+        ],
+    )  # fmt: skip
+
+
+def disturbed_run(path: Path) -> Path:
+    """Other programs took the machine: one repeat far from the others, one that drifts."""
+    slow = {"samples_per_second": 150.0, "step_seconds": 64 / 150}
+    trials = [
+        trial(name, size, repeat, **({"changed": slow} if (name, repeat) == ("ddp", 2) else {}))
+        for name, size in (("single", 1), ("ddp", 2), ("fsdp", 2))
+        for repeat in range(4)
+    ]
+    store(path, trials)
+    load = {"average": [1.9], "busy_processes": [{"name": "burner", "cpu_percent": 195.0}]}
+    RunFolder(path).write_environment({"host": "invented", "load": load})
+    return path
 
 
 def hostile_run(path: Path) -> Path:
@@ -123,7 +146,13 @@ def hostile_run(path: Path) -> Path:
     return path
 
 
-def trial(strategy: str, world_size: int, repeat: int, **fields: Any) -> TrialResult:
+def trial(
+    strategy: str,
+    world_size: int,
+    repeat: int,
+    changed: Mapping[str, float] | None = None,
+    **fields: Any,
+) -> TrialResult:
     """A trial of `STEPS` steps in three epochs; servers stand beside a parameter server's."""
     served = strategy.startswith("ps-")
     ranks = [rank_record(number, world_size) for number in range(world_size)]
@@ -133,7 +162,7 @@ def trial(strategy: str, world_size: int, repeat: int, **fields: Any) -> TrialRe
         )
         ranks.append(server)
     drift = 1 + 0.01 * math.sin(7.0 * repeat + len(strategy))
-    rate = 400.0 * world_size**0.8 * drift
+    rate = 400.0 * world_size ** SPEED.get(strategy, 0.8) * drift
     metrics: dict[str, float | None] = {
         "samples_per_second": rate,
         "samples_per_second_per_rank": rate / world_size,
@@ -144,7 +173,9 @@ def trial(strategy: str, world_size: int, repeat: int, **fields: Any) -> TrialRe
         "optimizer_seconds": 0.1 * 64 / rate,
         "exposed_communication_seconds": 0.05 * 64 / rate,
         "activation_peak_bytes": 60e6,
+        "peak_memory_bytes": 2**20 * (PEAK_MEBIBYTES.get(strategy, 300) - 10.0 * world_size),
         "staleness_mean": 0.5 * (world_size - 1) if served else None,
+        **(changed or {}),
     }
     made = invented_trial(
         strategy, world_size, repeat, metrics=metrics, ranks=tuple(ranks), **fields

@@ -17,7 +17,7 @@ from tests.unit.workloads import coco_folder, detection_folder
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 NUMBERS = {"torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "deepspeed"}
-DRAWING = {"plotly", "matplotlib", "jinja2"}
+DRAWING = {"vl_convert", "jinja2"}
 PICTURES = {"torch", "torchvision", "sklearn", "timm", "PIL"}
 
 STEPS: dict[str, tuple[str, set[str]]] = {
@@ -53,7 +53,7 @@ for more in ([], ["--pareto", "--scaling", "--epochs", "--time-to", "train_loss"
 """,
         NUMBERS | DRAWING,
     ),
-    "drawing of the page": ("import shardmark.report.figures.plotly_drawing", NUMBERS | DRAWING),
+    "drawing of the page": ("import shardmark.report.figures.drawing", NUMBERS | DRAWING),
     "workloads": (
         """
 from shardmark.workloads.vision import options as classification

@@ -1,17 +1,29 @@
-"""Loss, quality and seconds of every epoch, against epochs and against time."""
+"""Loss, quality and seconds of every epoch, loss by step, and how stale gradients were."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
+from dataclasses import dataclass
+from math import ceil, isfinite
 
 from shardmark.analysis.compare.epochs import Epoch
-from shardmark.report.figures.entry_series import estimates_series, having, readable
-from shardmark.report.figures.figure import Figure, Panel, Series
-from shardmark.report.figures.grouping import Entry, Group, in_parts
-from shardmark.report.figures.sentences import entries_in, intervals, joined, references
-from shardmark.report.figures.step_loss import step_loss_figures
+from shardmark.analysis.trial.series import loss_by_step
+from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable
+from shardmark.report.figures.entries import (
+    MOST_ROWS_READ,
+    Entry,
+    Group,
+    entries_in,
+    estimates_series,
+    facets_of,
+    having,
+    intervals,
+    references,
+    rows_read,
+)
+
+_MOST_BINS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +42,13 @@ class _Quantity:
 _TRAIN_LOSS = _Quantity(
     metric="train_loss", name="training-loss", title="Training loss", label="Training loss"
 )
-_VALIDATION_LOSS = _Quantity(
-    metric="validation_loss",
-    name="validation-loss",
-    title="Validation loss",
-    label="Validation loss",
-)
 _QUALITIES = (
+    _Quantity(
+        metric="validation_loss",
+        name="validation-loss",
+        title="Validation loss",
+        label="Validation loss",
+    ),
     _Quantity(
         metric="accuracy_top1",
         name="accuracy",
@@ -61,96 +73,63 @@ _SECONDS = _Quantity(
 
 def learning_figures(groups: Sequence[Group]) -> list[Figure]:
     """Loss by step where the recipe counts no epochs; made-up data have no quality."""
-    real = [
-        replace(group, entries=tuple(one for one in group.entries if not one.row.synthetic))
-        for group in groups
-    ]
-    figures = _by_epoch_and_time(groups, _TRAIN_LOSS)
-    figures += step_loss_figures(groups)
-    figures += _by_epoch_and_time(real, _VALIDATION_LOSS)
+    real = having(groups, lambda entry: not entry.row.synthetic)
+    figures = _by_epoch_and_time(groups, _TRAIN_LOSS) + _step_loss(groups)
     for quality in _QUALITIES:
         figures += _by_epoch_and_time(real, quality)
     return figures
 
 
 def epoch_seconds_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Time of every epoch, where there is more than one, or how long a complete one takes."""
-    facets = having(groups, lambda entry: bool(_series(entry, _SECONDS, _number)))
-    figures = []
-    for part in in_parts(facets):
-        entries = entries_in(part.groups)
-        warmup = any(entry.epochs.warmup_steps for entry in entries)
-        caption = joined(
-            "Training alone, on the slowest rank; evaluations are not in it.",
-            "The first epoch includes the warm-up steps." if warmup else "",
-            intervals(entries),
-            references(part.groups),
-        )
-        panels = [_panel(facet, _SECONDS, "Epoch", _number) for facet in part.groups]
-        figures.append(
-            Figure(
-                name=f"{_SECONDS.name}{part.ending}",
-                title=_SECONDS.title,
-                caption=joined(caption, part.note),
-                panels=readable([panel for panel in panels if panel is not None]),
-                columns=min(3, len(part.groups)),
-                shared_y=part.one_condition,
-            )
-        )
-    return figures
+    """Time of every epoch, or how long a complete one takes."""
+    facets = _facets(groups, _SECONDS)
+    entries = entries_in(facets)
+    warmup = any(entry.epochs.warmup_steps for entry in entries)
+    return figure(
+        _SECONDS.name,
+        _SECONDS.title,
+        readable(_panel(facet, _SECONDS, "Epoch", _number) for facet in facets),
+        "Training alone, on the slowest rank; evaluations are not in it.",
+        "The first epoch includes the warm-up steps." if warmup else "",
+        intervals(entries),
+        references(facets),
+        shared_y=len(groups) == 1,
+    )
 
 
 def _by_epoch_and_time(groups: Sequence[Group], quantity: _Quantity) -> list[Figure]:
-    figures = []
-    facets = having(groups, lambda entry: bool(_series(entry, quantity, _number)))
-    for part in in_parts(facets):
-        panels = [
-            panel
-            for facet in part.groups
-            for panel in (
-                _panel(facet, quantity, "Epoch", _number),
-                _panel(facet, quantity, "Training time (s)", _elapsed),
-            )
-            if panel is not None
-        ]
-        entries = entries_in(part.groups)
-        caption = joined(
-            f"{quantity.title} by epoch and by training time, counted from the first step;"
-            " evaluations are not in the time.",
-            intervals(entries),
-            references(part.groups),
-        )
-        figures.append(
-            Figure(
-                name=f"{quantity.name}{part.ending}",
-                title=quantity.title,
-                caption=joined(caption, part.note),
-                panels=readable(panels),
-                columns=2,
-                shared_y=part.one_condition,
-            )
-        )
-    return figures
+    facets = _facets(groups, quantity)
+    axes = (("Epoch", _number), ("Training time (s)", _elapsed))
+    return figure(
+        quantity.name,
+        quantity.title,
+        readable(_panel(facet, quantity, label, x_of) for facet in facets for label, x_of in axes),
+        f"{quantity.title} by epoch and by training time, counted from the first step;"
+        " evaluations are not in the time.",
+        intervals(entries_in(facets)),
+        references(facets),
+        shared_y=len(groups) == 1,
+    )
+
+
+def _facets(groups: Sequence[Group], quantity: _Quantity) -> list[Group]:
+    return facets_of(having(groups, lambda entry: _series(entry, quantity, _number)))
 
 
 def _panel(
     facet: Group, quantity: _Quantity, x_label: str, x_of: Callable[[Epoch], float | None]
-) -> Panel | None:
-    series = [_series(entry, quantity, x_of) for entry in facet.entries]
-    drawn = tuple(one for one in series if one is not None)
-    if not drawn:
-        return None
+) -> Panel:
+    drawn = [series for e in facet.entries if (series := _series(e, quantity, x_of)) is not None]
     by_epoch = x_of is _number
-    most = max((int(x) for one in drawn for x in one.x), default=0) if by_epoch else 0
     return Panel(
         title=facet.title,
         kind="line",
         x_label=x_label,
         y_label=quantity.label,
-        series=drawn,
+        series=tuple(drawn),
         x_unit="" if by_epoch else "s",
         y_unit=quantity.unit,
-        x_ticks=tuple(range(1, most + 1)) if most <= 10 else (),
+        x_whole=by_epoch,
         x_from_zero=not by_epoch,
         y_from_zero=quantity.from_zero,
     )
@@ -159,18 +138,17 @@ def _panel(
 def _series(
     entry: Entry, quantity: _Quantity, x_of: Callable[[Epoch], float | None]
 ) -> Series | None:
-    found = [
+    known = [
         (x, estimate)
         for epoch in entry.epochs.epochs
         if (x := x_of(epoch)) is not None
         and (estimate := epoch.metrics.get(quantity.metric)) is not None
         and isfinite(estimate.value)
     ]
-    if not found:
+    if not known:
         return None
-    return estimates_series(
-        entry, [x for x, _ in found], [estimate for _, estimate in found], quantity.scale
-    )
+    xs, estimates = zip(*known, strict=True)
+    return estimates_series([entry], xs, estimates, quantity.scale)
 
 
 def _number(epoch: Epoch) -> float | None:
@@ -178,5 +156,78 @@ def _number(epoch: Epoch) -> float | None:
 
 
 def _elapsed(epoch: Epoch) -> float | None:
-    found = epoch.metrics.get("elapsed_seconds")
-    return None if found is None else found.value
+    elapsed = epoch.metrics.get("elapsed_seconds")
+    return None if elapsed is None else elapsed.value
+
+
+def _step_loss(groups: Sequence[Group]) -> list[Figure]:
+    """From raw files: one repeat each, and of a limited number of rows."""
+    counted = [entry for entry in entries_in(groups) if not entry.epochs.epochs]
+    losses = {entry: loss_by_step(entry.row) for entry in counted[:MOST_ROWS_READ]}
+    facets = facets_of(having(groups, lambda entry: entry in losses and losses[entry].x))
+    return figure(
+        "loss-by-step",
+        "Training loss by step",
+        readable(
+            Panel(
+                title=facet.title,
+                kind="line",
+                x_label="Step",
+                y_label="Training loss",
+                series=tuple(e.line(losses[e].x, losses[e].y) for e in facet.entries),
+                x_whole=True,
+                y_from_zero=False,
+            )
+            for facet in facets
+        ),
+        "Training loss by optimizer step, mean over the samples of all ranks, in the first repeat;"
+        " long series are thinned to each stretch's extremes.",
+        references(facets),
+        rows_read(len(counted)),
+        shared_y=len(groups) == 1,
+    )
+
+
+def staleness_figures(groups: Sequence[Group]) -> list[Figure]:
+    """Share of gradients by their staleness, where servers counted any."""
+    counts = {entry: count for entry in entries_in(groups) if (count := _staleness(entry))}
+    largest = max((max(count) for count in counts.values()), default=0)
+    width = ceil((largest + 1) / _MOST_BINS)
+    bins = f", in bins of {width}" if width > 1 else ""
+    return figure(
+        "staleness",
+        "Staleness of gradients",
+        [
+            Panel(
+                title=facet.title,
+                kind="line",
+                x_label=f"Staleness (updates{bins})",
+                y_label="Gradients (%)",
+                y_unit="%",
+                series=tuple(_binned(e, counts[e], width, largest) for e in facet.entries),
+                x_whole=True,
+            )
+            for facet in facets_of(having(groups, counts.__contains__))
+        ],
+        "How many updates a server took between handing out parameters and using the gradient that"
+        " was computed from them; all repeats and servers together.",
+        shared_y=len(groups) == 1,
+    )
+
+
+def _binned(entry: Entry, counts: Counter[int], width: int, largest: int) -> Series:
+    """Percent of the gradients in bins of so many updates, by each bin's first."""
+    binned: Counter[int] = Counter()
+    for staleness, count in counts.items():
+        binned[staleness // width * width] += count
+    starts = range(0, largest + 1, width)
+    return entry.line(starts, [100 * binned[start] / counts.total() for start in starts])
+
+
+def _staleness(entry: Entry) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for trial in entry.row.ok_trials:
+        for rank in trial.ranks:
+            if rank.role == "server" and rank.exchange is not None:
+                counts.update({int(key): n for key, n in rank.exchange.staleness.items()})
+    return +counts

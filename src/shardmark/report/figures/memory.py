@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
-from shardmark.report.figures.figure import Figure, Panel, Series
-from shardmark.report.figures.grouping import Entry, Group, by_bars
-from shardmark.report.figures.sentences import entries_in, joined
-from shardmark.report.figures.units import byte_unit
+from shardmark.report.figures.chart import Figure, Panel, Series, byte_unit, figure
+from shardmark.report.figures.entries import Entry, Group, entries_in, having
 from shardmark.results.schema import RankRecord
 
 _STATE = (
@@ -37,57 +35,46 @@ class _Held:
 
 def memory_figures(groups: Sequence[Group]) -> list[Figure]:
     """One stacked bar for the ranks of a row that hold alike."""
-    held = {id(entry): found for entry in entries_in(groups) if (found := _held(entry))}
-    kept = [
-        replace(group, entries=tuple(one for one in group.entries if id(one) in held))
-        for group in groups
+    held = {entry: ranks for entry in entries_in(groups) if (ranks := _held(entry))}
+    largest = max((ranks.peak for bars in held.values() for ranks in bars), default=0.0)
+    unit, size = byte_unit(largest)
+    return figure(
+        "memory",
+        "Peak memory by kind and rank",
+        [_panel(group, held, unit, size) for group in having(groups, held.__contains__)],
+        "The most that tensors held at once on one rank, mean over the repeats. Activations and"
+        " other: the peak without parameters, gradients and optimizer state, which are counted in"
+        f" an untimed step. Ranks that differ by at most {_ALIKE:.0%} of the peak are one bar.",
+    )
+
+
+def _panel(group: Group, held: dict[Entry, list[_Held]], unit: str, size: float) -> Panel:
+    bars = [
+        (entry.number, name, ranks)
+        for entry in group.entries
+        for name, ranks in _bars(entry, held[entry])
     ]
-    figures = []
-    for part in by_bars([group for group in kept if group.entries]):
-        bars = [
-            [bar for entry in group.entries for bar in _bars(entry, held[id(entry)])]
-            for group in part.groups
-        ]
-        unit, size = byte_unit(max(one.peak for group in bars for _, one in group))
-        caption = (
-            "The most that tensors held at once on one rank, by kind, mean over the repeats;"
-            " activations and other: the peak without parameters, gradients and optimizer state,"
-            f" which are counted in an untimed step. Ranks that differ by at most {_ALIKE:.0%} of"
-            " the peak are one bar, their mean."
-        )
-        figures.append(
-            Figure(
-                name=f"memory{part.ending}",
-                title="Peak memory by kind and rank",
-                caption=joined(caption, part.note),
-                panels=tuple(
-                    _panel(group.title, found, unit, size)
-                    for group, found in zip(part.groups, bars, strict=True)
-                ),
-            )
-        )
-    return figures
-
-
-def _panel(title: str, bars: Sequence[tuple[str, _Held]], unit: str, size: float) -> Panel:
     series = []
     for kind in (*(name for name, _ in _STATE), _OTHER):
-        known = [
-            (name, one.bytes_by_kind[kind] / size)
-            for name, one in bars
-            if kind in one.bytes_by_kind
-        ]
+        known = [bar for bar in bars if kind in bar[2].bytes_by_kind]
         if known:
-            x, y = zip(*known, strict=True)
-            series.append(Series(name=kind, x=x, y=y, style=kind))
+            series.append(
+                Series(
+                    name=kind,
+                    x=tuple(name for _, name, _ in known),
+                    y=tuple(ranks.bytes_by_kind[kind] / size for *_, ranks in known),
+                    style=kind,
+                    rows=tuple(number for number, *_ in known),
+                )
+            )
     return Panel(
-        title=title,
-        kind="stacked_horizontal",
+        title=group.title,
+        kind="stacked",
         x_label="",
         y_label=f"Peak memory ({unit})",
         y_unit=unit,
         series=tuple(series),
-        category_order=tuple(name for name, _ in bars),
+        category_order=tuple(name for _, name, _ in bars),
     )
 
 

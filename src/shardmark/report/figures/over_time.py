@@ -2,136 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
+from shardmark.analysis.network.traffic import Interface, traffic_of
 from shardmark.analysis.trial.series import OverTime, Sampled, sampled
-from shardmark.report.figures.entry_series import series_of
-from shardmark.report.figures.figure import Figure, Panel
-from shardmark.report.figures.grouping import MOST_ROWS_READ, Entry, Group, facets_of, in_parts
-from shardmark.report.figures.sentences import entries_in, joined, references
-from shardmark.report.figures.units import rate_unit
+from shardmark.report.figures.chart import Figure, Panel, Series, figure, rate_unit
+from shardmark.report.figures.entries import (
+    MOST_ROWS_READ,
+    Entry,
+    Group,
+    entries_in,
+    facets_of,
+    having,
+    references,
+    rows_read,
+)
 
 _READ = "The first repeat of each row, from the first step to the end of the last epoch."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Quantity:
-    attribute: str
-    label: str
-    unit: str
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """Quantities that stand beside each other."""
-
-    name: str
-    title: str
-    caption: str
-    quantities: tuple[_Quantity, ...]
-
-
-_DEVICE = _Kind(
-    name="gpu",
-    title="GPUs over time",
-    caption="Busy: share of time in which some kernel ran, mean over the GPUs in use; power: their"
-    " sum (NVML).",
-    quantities=(
-        _Quantity(attribute="gpu_percent", label="GPU busy (%)", unit="%"),
-        _Quantity(attribute="power_watts", label="Power (W)", unit="W"),
-    ),
-)
 
 
 def over_time_figures(groups: Sequence[Group]) -> list[Figure]:
     """From raw files: one repeat of a limited number of rows."""
     entries = entries_in(groups)
-    read = {id(one): data for one in entries[:MOST_ROWS_READ] if (data := sampled(one.row))}
-    rates = [y for one in read.values() for y in one.network_bytes_per_second.y]
-    figures = [
-        *_figures(groups, read, _system(max(rates, default=0.0))),
-        *_figures(groups, read, _DEVICE),
-    ]
-    if len(entries) <= MOST_ROWS_READ:
-        return figures
-    limit = f"Of {len(entries)} rows the first {MOST_ROWS_READ} were read."
-    return [replace(one, caption=joined(one.caption, limit)) for one in figures]
+    read = {e: series for e in entries[:MOST_ROWS_READ] if (series := sampled(e.row))}
+    rates = [y for series in read.values() for y in series.network_bytes_per_second.y]
+    unit, size = rate_unit(max(rates, default=0.0))
+    facets = facets_of(having(groups, read.__contains__))
+    remarks = (references(facets), rows_read(len(entries)))
 
+    def panels(*quantities: tuple[str, str, str, float]) -> list[Panel]:
+        return [_panel(facet, read, quantity) for facet in facets for quantity in quantities]
 
-def _system(largest_bytes_per_second: float) -> _Kind:
-    unit, size = rate_unit(largest_bytes_per_second)
-    return _Kind(
-        name="network-and-cpu",
-        title="Network and CPU over time",
-        caption="Network: sent over all interfaces of all nodes, loopback included. CPU: all"
-        " ranks and their children, 100 % being one busy core.",
-        quantities=(
-            _Quantity(
-                attribute="network_bytes_per_second",
-                label=f"Network, sent ({unit})",
-                unit=unit,
-                scale=1 / size,
+    return [
+        *figure(
+            "network-and-cpu",
+            "Network and CPU over time",
+            panels(
+                ("network_bytes_per_second", f"Network, sent ({unit})", unit, 1 / size),
+                ("cpu_percent", "CPU (% of one core)", "%", 1),
             ),
-            _Quantity(attribute="cpu_percent", label="CPU (% of one core)", unit="%"),
+            _READ,
+            "Network: sent over all interfaces of all nodes, loopback included. CPU: all ranks and"
+            " their children, 100 % being one busy core.",
+            *remarks,
+            shared_y=len(groups) == 1,
         ),
+        *figure(
+            "gpu",
+            "GPUs over time",
+            panels(("gpu_percent", "GPU busy (%)", "%", 1), ("power_watts", "Power (W)", "W", 1)),
+            _READ,
+            "Busy: share of time in which some kernel ran, mean over the GPUs in use; power: their"
+            " sum (NVML).",
+            *remarks,
+            shared_y=len(groups) == 1,
+        ),
+    ]
+
+
+def _panel(
+    facet: Group, read: dict[Entry, Sampled], quantity: tuple[str, str, str, float]
+) -> Panel:
+    """The quantity is an attribute of `Sampled`, its label, unit and scale."""
+    attribute, label, unit, scale = quantity
+    lines = []
+    for entry in facet.entries:
+        values: OverTime = getattr(read[entry], attribute)
+        if values.x:
+            lines.append(entry.line(values.x, [value * scale for value in values.y]))
+    return _time_panel(facet.title, label, unit, lines)
+
+
+def interface_figures(groups: Sequence[Group]) -> list[Figure]:
+    """One panel a row; none where all went over one interface, which another figure shows."""
+    pairs = [(group, entry) for group in groups for entry in group.entries]
+    read = [(*pair, used) for pair in pairs[:MOST_ROWS_READ] if (used := _interfaces(pair[1]))]
+    if len({name for *_, used in read for name in used}) < 2:
+        return []
+    rates = [y for *_, used in read for one in used.values() for y in one.sent.over_time.y]
+    unit, size = rate_unit(max(rates, default=0.0))
+    panels = []
+    for group, entry, used in read:
+        lines = [
+            Series(
+                name=name,
+                x=interface.sent.over_time.x,
+                y=[y / size for y in interface.sent.over_time.y],
+                style=f"interface {number}",
+                rows=(entry.number,),
+            )
+            for number, (name, interface) in enumerate(used.items())
+        ]
+        title = ", ".join(part for part in (entry.bar, group.title) if part)
+        panels.append(_time_panel(title, f"Sent ({unit})", unit, lines))
+    return figure(
+        "bandwidth",
+        "Bandwidth over time by interface",
+        panels,
+        _READ,
+        "Sent, by the interfaces' own counters; lo is the loopback, which joins the ranks of one"
+        " node.",
+        rows_read(len(pairs)),
+        shared_y=len(groups) == 1,
     )
 
 
-def _figures(groups: Sequence[Group], read: Mapping[int, Sampled], kind: _Kind) -> list[Figure]:
-    def has(entry: Entry) -> bool:
-        found = read.get(id(entry))
-        return found is not None and any(_values(found, one).x for one in kind.quantities)
-
-    kept = [
-        replace(group, entries=tuple(entry for entry in group.entries if has(entry)))
-        for group in groups
-    ]
-    figures = []
-    for part in in_parts(facets_of([group for group in kept if group.entries])):
-        panels = [
-            panel
-            for facet in part.groups
-            for quantity in kind.quantities
-            if (panel := _panel(facet, read, quantity)) is not None
-        ]
-        figures.append(
-            Figure(
-                name=f"{kind.name}{part.ending}",
-                title=kind.title,
-                caption=joined(_READ, kind.caption, references(part.groups), part.note),
-                panels=tuple(panels),
-                columns=len({panel.y_label for panel in panels}),
-                shared_y=part.one_condition,
-            )
-        )
-    return figures
+def _interfaces(entry: Entry) -> dict[str, Interface]:
+    """By name, with the node's number where there are several."""
+    several = entry.row.nodes > 1
+    return {
+        f"node {interface.node}, {interface.name}" if several else interface.name: interface
+        for interface in traffic_of(entry.row, repeats=1).interfaces
+        if interface.sent.over_time.x
+    }
 
 
-def _panel(facet: Group, read: Mapping[int, Sampled], quantity: _Quantity) -> Panel | None:
-    series = []
-    for entry in facet.entries:
-        found = _values(read[id(entry)], quantity)
-        if found.x:
-            scaled = [value * quantity.scale for value in found.y]
-            series.append(series_of(entry, found.x, scaled))
-    if not series:
-        return None
+def _time_panel(title: str, label: str, unit: str, lines: Sequence[Series]) -> Panel:
     return Panel(
-        title=facet.title,
+        title=title,
         kind="line",
         x_label="Time since the first step (s)",
-        y_label=quantity.label,
+        y_label=label,
         x_unit="s",
-        y_unit=quantity.unit,
-        series=tuple(series),
-        marked=False,
+        y_unit=unit,
+        series=tuple(lines),
         x_from_zero=True,
     )
-
-
-def _values(found: Sampled, quantity: _Quantity) -> OverTime:
-    values = getattr(found, quantity.attribute)
-    assert isinstance(values, OverTime)
-    return values

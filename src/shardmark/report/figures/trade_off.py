@@ -5,45 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardmark.report.figures.entry_series import estimates_series
-from shardmark.report.figures.figure import Figure, Panel, Series
-from shardmark.report.figures.grouping import Entry, Group, in_parts, with_metric
+from shardmark.report.figures.chart import Figure, Panel, Series, byte_unit, figure
+from shardmark.report.figures.entries import (
+    Entry,
+    Group,
+    entries_in,
+    estimates_series,
+    having,
+    intervals,
+    not_equivalent,
+)
 from shardmark.report.figures.looks import REFERENCE
-from shardmark.report.figures.sentences import entries_in, intervals, joined, not_equivalent
-from shardmark.report.figures.units import byte_unit
+
+_RATE, _PEAK = "samples_per_second", "peak_memory_bytes"
 
 
 def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
     """Throughput against peak memory, with the border of what no other row beats in both."""
-    both = with_metric(with_metric(groups, "samples_per_second"), "peak_memory_bytes")
-    figures = []
-    for part in in_parts([group for group in both if len(group.entries) > 1]):
-        entries = entries_in(part.groups)
-        unit, size = byte_unit(max(_peak_of(entry) for entry in entries))
-        caption = joined(
-            "Each row's throughput against the peak memory of its fullest rank; numbers are ranks,"
-            " where there is room. Better is up and to the left: nothing lies above the dashed"
-            " border's corners at as little memory.",
-            intervals(entries),
-            not_equivalent(entries),
-        )
-        figures.append(
-            Figure(
-                name=f"speed-and-memory{part.ending}",
-                title="Speed against memory",
-                caption=joined(caption, part.note),
-                panels=tuple(_trade_off(group, unit, size) for group in part.groups),
-                columns=min(2, len(part.groups)),
-            )
-        )
-    return figures
+    both = having(groups, lambda entry: entry.row.metrics[_RATE] and entry.row.metrics[_PEAK])
+    drawn = [group for group in both if len(group.entries) > 1]
+    entries = entries_in(drawn)
+    unit, size = byte_unit(max((_value(entry, _PEAK) for entry in entries), default=0.0))
+    return figure(
+        "speed-and-memory",
+        "Speed against memory",
+        [_trade_off(group, unit, size) for group in drawn],
+        "Throughput against the peak memory of the fullest rank; numbers are ranks. Better is up"
+        " and to the left: nothing beats the dashed border in both.",
+        intervals(entries),
+        not_equivalent(entries),
+    )
 
 
 def _trade_off(group: Group, unit: str, size: float) -> Panel:
-    peaks = [_peak_of(entry) for entry in group.entries]
-    border = _border(
-        [(_peak_of(one) / size, _rate_of(one)) for one in group.entries],
-    )
+    peaks = [_value(entry, _PEAK) / size for entry in group.entries]
+    rates = [_value(entry, _RATE) for entry in group.entries]
+    border = _border(list(zip(peaks, rates, strict=True)))
     series = [
         Series(
             name="not beaten in both",
@@ -53,11 +50,10 @@ def _trade_off(group: Group, unit: str, size: float) -> Panel:
             dashed=True,
         )
     ]
-    for name in dict.fromkeys(entry.name for entry in group.entries):
-        entries = [entry for entry in group.entries if entry.name == name]
-        found = [rate for one in entries if (rate := one.row.metrics["samples_per_second"])]
-        points = estimates_series(entries[0], [_peak_of(one) / size for one in entries], found, 1)
-        text = tuple(one.ranks.partition(" ")[0] for one in entries)
+    for entries in group.by_name():
+        estimates = [rate for entry in entries if (rate := entry.row.metrics[_RATE])]
+        points = estimates_series(entries, [_value(e, _PEAK) / size for e in entries], estimates)
+        text = tuple(entry.ranks.partition(" ")[0] for entry in entries)
         series.append(replace(points, text=text))
     return Panel(
         title=group.title,
@@ -82,13 +78,7 @@ def _border(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return corners
 
 
-def _peak_of(entry: Entry) -> float:
-    found = entry.row.metrics["peak_memory_bytes"]
-    assert found is not None, "only rows that have it are drawn"
-    return found.value
-
-
-def _rate_of(entry: Entry) -> float:
-    found = entry.row.metrics["samples_per_second"]
-    assert found is not None, "only rows that have it are drawn"
-    return found.value
+def _value(entry: Entry, metric: str) -> float:
+    estimate = entry.row.metrics[metric]
+    assert estimate is not None, "only rows that have it are drawn"
+    return estimate.value

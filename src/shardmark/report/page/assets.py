@@ -1,4 +1,4 @@
-"""What the report page is made of beside its content: template, style, scripts, their policy."""
+"""What the report page is made of beside its content: template, style, script, their policy."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
-
-from shardmark.report.page.library import plotly_library
 
 TEMPLATE = "report.html.j2"
 STYLE = "report.css"
@@ -25,7 +22,7 @@ _UNIT = re.compile(r"(\d) (?=(?:%|[KMG]iB|ms|s|samples/s|ranks?|steps?|trials?)(
 
 def fill(values: Mapping[str, object]) -> str:
     """The page with these values: all of them are escaped, save `Markup`."""
-    style, script, library = template_text(STYLE), template_text(SCRIPT), plotly_library()
+    style, script = template_text(STYLE), template_text(SCRIPT)
     environment = Environment(
         loader=FunctionLoader(template_text),
         autoescape=True,
@@ -35,11 +32,7 @@ def fill(values: Mapping[str, object]) -> str:
     )
     environment.filters["sentence"] = sentence
     return environment.get_template(TEMPLATE).render(
-        values,
-        style=Markup(style),
-        script=Markup(script),
-        library=Markup(library),
-        policy=policy([library, script]),
+        values, style=Markup(style), script=Markup(script), policy=policy(script, style)
     )
 
 
@@ -49,21 +42,17 @@ def sentence(text: str) -> Markup:
     return Markup(_UNIT.sub("\\1\N{NO-BREAK SPACE}", _CODE.sub("<code>\\1</code>", escaped)))
 
 
-def policy(scripts: Sequence[str]) -> str:
-    """A content security policy that runs these inline scripts alone, and loads nothing.
-
-    Styles are not restricted to hashes: plotly writes rules of its own.
-    """
-    hashes = " ".join(f"'sha256-{_sha256(script)}'" for script in scripts)
+def policy(script: str, style: str) -> str:
+    """A content security policy for this inline script and style alone; nothing is loaded."""
     return (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{_sha256(script)}';"
+        f" style-src 'sha256-{_sha256(style)}'; base-uri 'none'; form-action 'none'"
     )
 
 
 def json_block(value: object) -> Markup:
     """JSON as the content of a script element that is data: no text in it can end the element."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=_plain_list)
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
@@ -78,8 +67,3 @@ def template_text(name: str) -> str:
 
 def _sha256(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()
-
-
-def _plain_list(value: Any) -> list[Any]:
-    """Arrays and tuples of other libraries: whatever can tell its items."""
-    return list(value)

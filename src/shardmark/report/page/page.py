@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from markupsafe import Markup
+
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError
 from shardmark.core.version import __version__
-from shardmark.report.answers.answers import answer_lines
+from shardmark.report.answers.answers import answer_grid, answers, answers_json
+from shardmark.report.answers.why import why_lines
 from shardmark.report.figures import figures_of
-from shardmark.report.figures.figure import Figure
-from shardmark.report.figures.plotly_drawing import plotly_figure
+from shardmark.report.figures.drawing import Drawing, draw, marks_of, swatch, write_images
 from shardmark.report.page.assets import fill, json_block
-from shardmark.report.page.equivalence import status_of, verified
-from shardmark.report.page.facts import facts_of, progress_notes
-from shardmark.report.page.method import definitions, method
-from shardmark.report.page.network import network_parts
+from shardmark.report.page.equivalence import verified
+from shardmark.report.page.facts import definitions, facts_of, method, progress_notes
 from shardmark.report.page.outcomes import not_ok
-from shardmark.report.page.stability import by_kind, doubt
-from shardmark.report.page.tables import page_table
 from shardmark.report.page.trials import ranks_table, trials_table
+from shardmark.report.table.columns import row_columns
 from shardmark.report.table.comparison import WIDE, comparison_json, comparison_table
 from shardmark.report.table.formats import render_csv, render_json
 from shardmark.report.table.notes import NoteKind, notes_of
-from shardmark.report.table.sections import text_columns
+from shardmark.report.table.table import Table
+from shardmark.report.views.network import network_tables
 from shardmark.results.files import write_whole
 from shardmark.results.store import StoredRun
 
-if TYPE_CHECKING:
-    from markupsafe import Markup
-
 PAGE_NAME = "report.html"
 SUFFIXES = (".html", ".htm")
-LONGEST_HEAD = 80
-_BRACKETS = re.compile(r"\([^()]*\)")
-_HEAD = re.compile(r"([^:,]+(?::(?= )|(?=, [^:]*: )))")
+FIRST = ("speed-and-memory", "throughput")
+"""Figures that are not folded."""
+QUESTIONS = {
+    "fastest": "Fastest",
+    "memory": "Least memory",
+    "equivalent": "Do they train the same thing?",
+}
+LEAST_FILTERED = 6
+"""Rows that are still seen at once: filters would only be in the way."""
 
-WARNINGS = (
-    NoteKind.LOST,
-    NoteKind.RESTARTED,
-    NoteKind.NOT_EQUIVALENT,
-    NoteKind.UNSTABLE,
-    NoteKind.DAMAGED,
-)
+CAUTIONS = (NoteKind.LOST, NoteKind.RESTARTED, NoteKind.NOT_EQUIVALENT, NoteKind.DAMAGED)
 """Notes that cast doubt on a number."""
-
-TOLD_ELSEWHERE = (NoteKind.FAILURE,)
-"""Notes that the section on what did not end ok says."""
+TOLD_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE)
+"""Notes that an answer says already, or a section of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +60,6 @@ class Written:
     figures: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageFigure:
-    """One figure as the template shows it."""
-
-    number: int
-    figure: Figure
-    panels: Markup
-    """A list of plotly's figures, one for each panel: a narrow page puts them below one another."""
-    image: str
-    """Address of the image files without their suffix, from the page; empty without images."""
-
-
 def write_report(
     runs: Sequence[StoredRun], comparison: Comparison, out: Path, *, images: bool = True
 ) -> Written:
@@ -85,82 +68,69 @@ def write_report(
     Raises `InputError` where no trial has a result, or where `out` cannot be written.
     """
     _check(runs, comparison, out)
-    figures = figures_of(comparison)
-    folder = out.with_name(f"{out.stem}-figures") if images and figures else None
-    page = render_page(runs, comparison, figures, None if folder is None else folder.name)
+    drawings = draw(figures_of(comparison))
+    folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
+    page = render_page(runs, comparison, drawings, None if folder is None else folder.name)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if folder is not None:
-            from shardmark.report.figures.images import write_images  # loads matplotlib
-
-            write_images(figures, folder)
+            write_images(drawings, folder)
         write_whole(out, page.encode("utf-8", errors="replace"))
     except OSError as error:
         where = str(error.filename or out)
-        found = f"cannot be written: {error.strerror or error}"
-        raise InputError(where, found, "name a file in a folder of yours with --out") from None
-    return Written(page=out, images=folder, figures=len(figures))
+        reason = f"cannot be written: {error.strerror or error}"
+        raise InputError(where, reason, "name a file in a folder of yours with --out") from None
+    return Written(page=out, images=folder, figures=len(drawings))
 
 
 def render_page(
     runs: Sequence[StoredRun],
     comparison: Comparison,
-    figures: Sequence[Figure],
+    drawings: Sequence[Drawing],
     images: str | None,
 ) -> str:
     """The whole page; `images` is the folder of the figures' files, as seen from the page."""
+    rows = comparison.rows
+    figures = [_figure(drawing, images) for drawing in drawings]
+    unstable = warnings_of(comparison)
+    notes = [note for note in notes_of(comparison, unstable) if note.kind not in TOLD_ELSEWHERE]
+    told = answers(comparison)
     return fill(
         {
             "version": __version__,
             "title": ", ".join(dict.fromkeys(run.name for run in runs)),
-            "facts": [facts_of(run) for run in runs],
-            "progress": progress_notes(runs),
-            "images": images,
-            "figures": _page_figures(figures, images),
-            "verified": verified(runs),
-            "method": method(runs),
+            "workloads": list(dict.fromkeys(row.workload for row in rows)),
             "trial_count": sum(len(run.trials) for run in runs),
+            "facts": [facts_of(run) for run in runs],
+            "questions": QUESTIONS,
+            "cards": [answer for answer in told if answer.question != "caution"],
+            "why": why_lines(comparison),
+            "grid": answer_grid(comparison),
+            "progress": progress_notes(runs),
+            "cautions": [
+                *(answer.text for answer in told if answer.question == "caution"),
+                *(note.text for note in notes if note.kind in CAUTIONS),
+            ],
+            "notes": [note.text for note in notes if note.kind not in CAUTIONS],
+            "unstable": unstable,
+            "first": [figure for figure in figures if figure["name"] in FIRST],
+            "figures": [figure for figure in figures if figure["name"] not in FIRST],
+            "table": comparison_table(comparison, WIDE),
+            **_axes(rows),
             "csv": json_block(render_csv([comparison_table(comparison)])),
-            "json": json_block(render_json(comparison_json(comparison))),
-            **_of_comparison(comparison),
+            "json": json_block(
+                render_json({"answers": answers_json(comparison), **comparison_json(comparison)})
+            ),
+            "network": _network(comparison),
+            "verified": verified(runs),
+            "not_ok": not_ok(rows),
+            "failed": sum(len(row.trials) - len(row.ok_trials) for row in rows),
+            "damaged": [f"{file.path.parent.name}: {file.reason}" for file in comparison.damaged],
+            "method": method(runs),
+            "definitions": definitions(rows),
+            "tables": [trials_table(rows), ranks_table(rows)],
         }
     )
-
-
-def _of_comparison(comparison: Comparison) -> dict[str, object]:
-    """The template's values that come from the comparison alone."""
-    rows = comparison.rows
-    unstable = warnings_of(comparison)
-    notes = [note for note in notes_of(comparison, unstable) if note.kind not in TOLD_ELSEWHERE]
-    return {
-        "workloads": list(dict.fromkeys(row.workload for row in rows)),
-        "status": status_of(rows),
-        "doubt": doubt(rows, unstable),
-        "recommendation": [headed(line) for line in answer_lines(comparison)],
-        "table": page_table(
-            "comparison", "Every measured cell.", text_columns(comparison_table(comparison, WIDE))
-        ),
-        "warnings": [note.text for note in notes if note.kind in WARNINGS],
-        "unstable": by_kind(unstable),
-        "notes": [note.text for note in notes if note.kind not in WARNINGS],
-        "not_ok": not_ok(rows),
-        "damaged": [f"{one.path.parent.name}: {one.reason}" for one in comparison.damaged],
-        "definitions": definitions(rows),
-        "network": network_parts(comparison),
-        "trials": trials_table(rows),
-        "ranks": ranks_table(rows),
-    }
-
-
-def headed(line: str) -> tuple[str, str]:
-    """What the line is about, such as `Fastest:`, and the rest; nothing where that is too long.
-
-    What stands in brackets divides nothing.
-    """
-    covered = _BRACKETS.sub(lambda found: "x" * len(found[0]), line)
-    parts = _HEAD.match(covered)
-    end = 0 if parts is None else parts.end(1)
-    return (line[:end], line[end:]) if end <= LONGEST_HEAD else ("", line)
 
 
 def default_out(folders: Sequence[Path]) -> Path:
@@ -182,20 +152,47 @@ def _check(runs: Sequence[StoredRun], comparison: Comparison, out: Path) -> None
     where = ", ".join(str(run.path) for run in runs)
     if comparison.damaged:
         first = comparison.damaged[0]
-        found = f"no trial can be believed; {len(comparison.damaged)} damaged, the first is {first}"
-        raise InputError(where, found, "run it again: only what is missing is run")
+        reason = f"no trial can be believed; {len(comparison.damaged)} damaged, the first: {first}"
+        raise InputError(where, reason, "run it again: only what is missing is run")
     raise InputError(where, "no trial has a result yet", "report it when the first trial has ended")
 
 
-def _page_figures(figures: Sequence[Figure], images: str | None) -> list[PageFigure]:
-    return [
-        PageFigure(
-            number=number,
-            figure=figure,
-            panels=json_block(
-                [plotly_figure(replace(figure, panels=(panel,))) for panel in figure.panels]
-            ),
-            image="" if images is None else quote(f"{images}/{figure.name}"),
-        )
-        for number, figure in enumerate(figures, start=1)
-    ]
+def _figure(drawing: Drawing, images: str | None) -> dict[str, object]:
+    """One figure as the template shows it; `marks` says what a panel's marks stand for."""
+    figure = drawing.figure
+    return {
+        "name": figure.name,
+        "title": figure.title,
+        "caption": figure.caption,
+        "image": "" if images is None else quote(f"{images}/{figure.name}"),
+        "panels": [
+            {"title": panel.title, "label": f"{panel.y_label} {panel.x_label}", "svg": Markup(svg)}
+            for panel, svg in zip(figure.panels, drawing.panels, strict=True)
+        ],
+        "legend": [(name, Markup(swatch(s, figure))) for name, s in figure.legend.items()],
+        "marks": json_block(
+            [{m.label: [m.series, *m.rows] for m in marks_of(panel)} for panel in figure.panels]
+        ),
+    }
+
+
+def _axes(rows: Sequence[Row]) -> dict[str, object]:
+    """Where there are many rows: each axis with its values, and every row's values."""
+    named = [(column, of) for column, of in row_columns(rows) if column.names_row]
+    values = [[column.show(of(row)) for column, of in named] for row in rows]
+    axes = {
+        column.title: list(dict.fromkeys(row[index] for row in values))
+        for index, (column, _) in enumerate(named)
+    }
+    filters = {title: choices for title, choices in axes.items() if len(choices) > 1}
+    return {
+        "filters": filters if len(rows) > LEAST_FILTERED else {},
+        "row_axes": json_block([dict(zip(axes, row, strict=True)) for row in values]),
+    }
+
+
+def _network(comparison: Comparison) -> list[Table]:
+    """The tables of `compare --network`, where some trial of several ranks ended ok."""
+    if not any(len(trial.ranks) > 1 for row in comparison.rows for trial in row.ok_trials):
+        return []
+    return network_tables(comparison)

@@ -1,125 +1,100 @@
-"""Every trial and every rank of the runs, as tables of the report page."""
+"""Every trial and every rank of the runs, as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from shardmark.analysis.compare.rows import Row, plain
-from shardmark.config.axes import title_of
-from shardmark.report.page.tables import PageTable, page_table
-from shardmark.report.table.sections import TextColumn as Column
-from shardmark.report.table.table import NOTHING, number
+from shardmark.analysis.compare.rows import Row
+from shardmark.report.table.columns import metric_column, row_columns
+from shardmark.report.table.table import BYTES, Column, Table, Value, table_of
 from shardmark.results.schema import RankRecord, TrialResult
 
-MIB = 2.0**20
 Listed = tuple[Row, TrialResult]
+Ranked = tuple[Row, TrialResult, RankRecord]
+
+TRIAL_METRICS = ("samples_per_second", "step_seconds", "peak_memory_bytes", "validation_loss",
+                 "accuracy_top1", "map", "cpu_percent", "total_seconds")  # fmt: skip
 
 
-def trials_table(rows: Sequence[Row]) -> PageTable:
+def trials_table(rows: Sequence[Row]) -> Table:
     """One line a trial, in the order of the comparison."""
     listed = [(row, trial) for row in rows for trial in row.trials]
-    columns = [
-        *_whose(rows, listed),
-        _column("repeat", listed, lambda one: str(one[1].repeat)),
-        _column("order", listed, lambda one: str(one[1].order)),
-        _column("outcome", listed, lambda one: str(one[1].outcome), numeric=False),
-        _metric("samples/s", listed, "samples_per_second"),
-        _metric("step\nms", listed, "step_seconds", scale=1000),
-        _metric("peak\nMiB", listed, "peak_memory_bytes", scale=1 / MIB),
-        _metric("val. loss", listed, "validation_loss", decimals=4),
-        _metric("top-1\n%", listed, "accuracy_top1", scale=100, decimals=1),
-        _metric("mAP", listed, "map", decimals=3),
-        _metric("CPU\n%", listed, "cpu_percent"),
-        _column("total\ns", listed, lambda one: number(one[1].total_seconds)),
-        _column("started\nUTC", listed, lambda one: _instant(one[1].started_at_seconds), False),
-        _column("trial", listed, lambda one: one[1].id, numeric=False),
-    ]
-    return page_table("trials", f"All {len(listed)} trials.", _filled(columns))
+    metrics = [(metric_column(name), _metric(name)) for name in TRIAL_METRICS]
+    return table_of(
+        f"All {len(listed)} trials",
+        listed,
+        [
+            *((column, _of_row(of)) for column, of in _names(rows)),
+            (_number("repeat"), lambda item: item[1].repeat),
+            (_number("order"), lambda item: item[1].order),
+            (_text("outcome"), lambda item: str(item[1].outcome)),
+            *metrics,
+            (_text("started (UTC)"), lambda item: _instant(item[1].started_at_seconds)),
+            (_text("trial"), lambda item: item[1].id),
+        ],
+    )
 
 
-def ranks_table(rows: Sequence[Row]) -> PageTable:
+def ranks_table(rows: Sequence[Row]) -> Table:
     """One line a rank that left a record; memory is the rank's own peak."""
-    listed = [(row, trial) for row in rows for trial in row.trials for _ in trial.ranks]
-    ranks = [rank for row in rows for trial in row.trials for rank in trial.ranks]
-    columns = [
-        *_whose(rows, listed),
-        _column("repeat", listed, lambda one: str(one[1].repeat)),
-        _of_rank("rank", ranks, lambda rank: str(rank.rank)),
-        _of_rank("role", ranks, lambda rank: rank.role, numeric=False),
-        _of_rank("host", ranks, lambda rank: rank.host, numeric=False),
-        _of_rank("device", ranks, lambda rank: rank.device, numeric=False),
-        _of_rank("threads", ranks, lambda rank: str(rank.threads)),
-        _of_rank("samples", ranks, lambda rank: str(rank.samples)),
-        _of_rank("windows\ns", ranks, lambda rank: _known(_window_seconds(rank), 1)),
-        _of_rank("samples/s", ranks, lambda rank: _known(_rate(rank), 1)),
-        _of_rank("peak\nMiB", ranks, lambda rank: _known(_peak_bytes(rank), 1 / MIB)),
-        _of_rank("state\nMiB", ranks, lambda rank: _known(_state_bytes(rank), 1 / MIB)),
-        _of_rank("first weights", ranks, lambda rank: _hash(rank.initial_weights_sha256), False),
-        _of_rank("last weights", ranks, lambda rank: _hash(rank.final_weights_sha256), False),
-        _of_rank("ended early", ranks, _ended_early, numeric=False),
-    ]
-    return page_table("ranks", f"All {len(ranks)} ranks of these trials.", _filled(columns))
+    listed = [(row, trial, rank) for row in rows for trial in row.trials for rank in trial.ranks]
+
+    def of(value: Callable[[RankRecord], Value]) -> Callable[[Ranked], Value]:
+        return lambda item: value(item[2])
+
+    size = Column(key="peak", title="peak", unit=BYTES)
+    return table_of(
+        f"All {len(listed)} ranks",
+        listed,
+        [
+            *((column, _of_ranked(of_row)) for column, of_row in _names(rows)),
+            (_number("repeat"), lambda item: item[1].repeat),
+            (_number("rank"), of(lambda rank: rank.rank)),
+            (_text("role"), of(lambda rank: rank.role)),
+            (_text("host"), of(lambda rank: rank.host)),
+            (_text("device"), of(lambda rank: rank.device)),
+            (_number("threads"), of(lambda rank: rank.threads)),
+            (_number("samples"), of(lambda rank: rank.samples)),
+            (Column(key="windows", title="windows", unit="s"), of(_window_seconds)),
+            (_number("samples/s"), of(_rate)),
+            (size, of(_peak_bytes)),
+            (Column(key="state", title="state", unit=BYTES), of(_state_bytes)),
+            (_text("first weights"), of(lambda rank: _hash(rank.initial_weights_sha256))),
+            (_text("last weights"), of(lambda rank: _hash(rank.final_weights_sha256))),
+            (_text("ended early"), of(_ended_early)),
+        ],
+    )
 
 
-def _whose(rows: Sequence[Row], listed: Sequence[Listed]) -> list[Column]:
-    """What tells the lines apart."""
-    several = len({row.experiment for row in rows}) > 1
-    precisions = len({row.precision for row in rows}) > 1
-    keys = list(dict.fromkeys(key for row in rows for key in row.varied))
-    columns = [_column("strategy", listed, lambda one: one[0].label, numeric=False)]
-    if several:
-        columns.append(_column("experiment", listed, lambda one: one[0].experiment, numeric=False))
-    columns.append(_column("ranks", listed, lambda one: str(one[0].world_size)))
-    if precisions:
-        columns.append(_column("precision", listed, lambda one: one[0].precision, numeric=False))
-    for key in keys:
-        cells = tuple(plain(row.varied[key]) if key in row.varied else "" for row, _ in listed)
-        columns.append(Column(title=title_of(key), cells=cells, numeric=False))
-    return columns
+def _names(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
+    return [(column, of) for column, of in row_columns(rows) if column.names_row]
 
 
-def _column(
-    title: str, listed: Sequence[Listed], text_of: Callable[[Listed], str], numeric: bool = True
-) -> Column:
-    return Column(title=title, cells=tuple(text_of(one) for one in listed), numeric=numeric)
+def _of_row(value: Callable[[Row], Value]) -> Callable[[Listed], Value]:
+    return lambda item: value(item[0])
 
 
-def _of_rank(
-    title: str,
-    ranks: Sequence[RankRecord],
-    text_of: Callable[[RankRecord], str],
-    numeric: bool = True,
-) -> Column:
-    return Column(title=title, cells=tuple(text_of(rank) for rank in ranks), numeric=numeric)
+def _of_ranked(value: Callable[[Row], Value]) -> Callable[[Ranked], Value]:
+    return lambda item: value(item[0])
 
 
-def _metric(
-    title: str,
-    listed: Sequence[Listed],
-    name: str,
-    *,
-    scale: float = 1,
-    decimals: int | None = None,
-) -> Column:
-    def text(one: Listed) -> str:
-        summary = one[1].metrics.get(name)
-        return NOTHING if summary is None else number(summary.value * scale, decimals=decimals)
+def _metric(name: str) -> Callable[[Listed], Value]:
+    def value(item: Listed) -> Value:
+        if name == "total_seconds":
+            return item[1].total_seconds
+        summary = item[1].metrics.get(name)
+        return None if summary is None else summary.value
 
-    return _column(title, listed, text)
+    return value
 
 
-def _filled(columns: Sequence[Column]) -> list[Column]:
-    """Without those that hold nothing."""
-    return [
-        column
-        for column in columns
-        if not column.cells or any(cell not in ("", NOTHING) for cell in column.cells)
-    ]
+def _number(title: str) -> Column:
+    return Column(key=title, title=title)
 
 
-def _known(value: float | None, scale: float) -> str:
-    return NOTHING if value is None else number(value * scale)
+def _text(title: str) -> Column:
+    return Column(key=title, title=title, numeric=False)
 
 
 def _window_seconds(rank: RankRecord) -> float | None:
@@ -146,8 +121,8 @@ def _state_bytes(rank: RankRecord) -> float | None:
     return sum(known) if len(known) == len(parts) else None
 
 
-def _hash(sha256: str | None) -> str:
-    return NOTHING if sha256 is None else sha256[:8]
+def _hash(sha256: str | None) -> str | None:
+    return None if sha256 is None else sha256[:8]
 
 
 def _ended_early(rank: RankRecord) -> str:
@@ -156,8 +131,8 @@ def _ended_early(rank: RankRecord) -> str:
     return "" if rank.error is None else f"{rank.error.kind}: {rank.error.message}"
 
 
-def _instant(at_seconds: float) -> str:
+def _instant(at_seconds: float) -> str | None:
     try:
         return datetime.fromtimestamp(at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):
-        return NOTHING
+        return None

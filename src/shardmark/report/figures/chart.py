@@ -1,0 +1,203 @@
+"""A figure as plain data: what is drawn, in which units, over which range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, exp, floor, isfinite, log, log10
+from typing import Literal
+
+WHISKER_SHARE = 0.5
+"""How far intervals may reach beyond the values, as a share of what the values span."""
+MOST_PANELS = 12
+_WIDEST_LINEAR = 10
+"""Largest ratio of values that an ordinary axis still shows well."""
+_BYTES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+_RATES = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line, set of points or set of bars, with one name in the legend."""
+
+    name: str
+    x: Sequence[float] | Sequence[str]
+    """Categories for bars."""
+    y: Sequence[float | None]
+    low: Sequence[float | None] | None = None
+    """Lower ends of the 95 % intervals, beside `y`; None where there is none."""
+    high: Sequence[float | None] | None = None
+    style: str = ""
+    """What it stands for, usually a strategy: the same style has the same colour in every figure;
+    empty means the name."""
+    variant: int = 0
+    """Which of several series of one style: the same colour, another dash and marker."""
+    dashed: bool = False
+    """A reference such as ideal scaling: a dashed line without markers, also among points."""
+    text: Sequence[str] | None = None
+    """What stands at each point, beside `y`."""
+    rows: Sequence[int] = ()
+    """Of the comparison, one for each value or one for all: the page's filters hide by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes.  Bars go down the page; their x is the category and their y the value."""
+
+    title: str
+    kind: Literal["line", "points", "bars", "stacked"]
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    x_unit: str = ""
+    """Of the values, for the text that the pointer shows; the labels have it too."""
+    y_unit: str = ""
+    x_logarithmic: bool = False
+    y_logarithmic: bool = False
+    x_ticks: tuple[float, ...] = ()
+    """Where the ticks are; empty leaves it to the library."""
+    x_tick_labels: tuple[str, ...] = ()
+    """What stands at the ticks, where that is not their numbers."""
+    x_whole: bool = False
+    """Counts, such as epochs: no tick between two of them."""
+    x_from_zero: bool = False
+    y_from_zero: bool = True
+    y_range: tuple[float, float] | None = None
+    """Ends of the values' axis; None leaves them to the library."""
+    category_order: tuple[str, ...] = ()
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Of all series: in the given order, the rest by their first appearance."""
+        present = dict.fromkeys(str(x) for series in self.series for x in series.x)
+        ordered = [name for name in self.category_order if name in present]
+        return tuple(dict.fromkeys((*ordered, *present)))
+
+    @property
+    def longest(self) -> int:
+        """Points of the longest series: markers and whiskers are the same for a whole panel."""
+        return max((len(series.y) for series in self.series), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One or more panels that share a legend, in base units already scaled for reading."""
+
+    name: str
+    """Of its files and its anchor: lower case, words joined by `-`."""
+    title: str
+    caption: str
+    """What one sees and how it was measured, in one or two sentences; plain text."""
+    panels: tuple[Panel, ...]
+    """In reading order: row by row."""
+    shared_y: bool = False
+    """Panels with the same label have the same range, so that they can be compared by eye."""
+
+    @property
+    def legend(self) -> dict[str, Series]:
+        """Every name's first series; empty where the bars themselves are named."""
+        if self.panels[0].kind == "bars":
+            return {}
+        named: dict[str, Series] = {}
+        for panel in self.panels:
+            for series in panel.series:
+                named.setdefault(series.name, series)
+        return named if len(named) > 1 else {}
+
+
+def figure(
+    name: str, title: str, panels: Iterable[Panel], *captions: str, shared_y: bool = False
+) -> list[Figure]:
+    """The figure with its ranges set; nothing where no panel has anything to draw."""
+    drawn = [panel for panel in panels if panel.series]
+    if not drawn:
+        return []
+    left_out = len(drawn) - MOST_PANELS
+    more = f"{left_out} more panels are left out: the tables have all." if left_out > 0 else ""
+    caption = " ".join(text for text in (*captions, more) if text)
+    panels = tuple(drawn[:MOST_PANELS])
+    return [
+        with_ranges(
+            Figure(name=name, title=title, caption=caption, panels=panels, shared_y=shared_y)
+        )
+    ]
+
+
+def byte_unit(largest_bytes: float) -> tuple[str, float]:
+    """Name and bytes of the binary unit that suits the largest value."""
+    return next((unit for unit in _BYTES if largest_bytes >= unit[1]), _BYTES[-1])
+
+
+def rate_unit(largest_bytes_per_second: float) -> tuple[str, float]:
+    """The same for network rates, in decimal units as networks have them."""
+    return next((unit for unit in _RATES if largest_bytes_per_second >= unit[1]), _RATES[-1])
+
+
+def readable(panels: Iterable[Panel]) -> list[Panel]:
+    """Logarithmic where values differ by much: a row that diverges must not hide the rest."""
+    drawn = list(panels)
+    values = [y for panel in drawn for series in panel.series for y in series.y if y is not None]
+    if not values or min(values) <= 0 or max(values) / min(values) < _WIDEST_LINEAR:
+        return drawn
+    return [replace(panel, y_logarithmic=True) for panel in drawn]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round values between the two, few over decades and more within one."""
+    steps: tuple[float, ...] = (
+        (1.0, 2.0, 5.0) if high >= 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    )
+    decades = range(floor(log10(low)), floor(log10(high)) + 1)
+    if len(decades) > 4:
+        steps = (1.0,)
+    ticks = [step * 10.0**decade for decade in decades for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def whole_ticks(low: float, high: float) -> list[int]:
+    """Round counts between the two, at most eight."""
+    steps = (factor * 10**power for power in range(12) for factor in (1, 2, 5))
+    step = next(step for step in steps if (high - low) / step <= 7)
+    return list(range(ceil(low / step) * step, floor(high) + 1, step))
+
+
+def with_ranges(figure: Figure) -> Figure:
+    """The figure with `y_range` set where the panels share y, are logarithmic or have intervals.
+
+    Few repeats on a busy machine have intervals many times as long as what the values differ by:
+    whiskers end at the border then, so that the values are not squeezed together.
+    """
+    return replace(
+        figure,
+        panels=tuple(replace(panel, y_range=_range_of(figure, panel)) for panel in figure.panels),
+    )
+
+
+def _range_of(figure: Figure, panel: Panel) -> tuple[float, float] | None:
+    if panel.kind == "stacked":
+        return None
+    alike = [other for other in figure.panels if other.y_label == panel.y_label]
+    series = [line for other in (alike if figure.shared_y else [panel]) for line in other.series]
+    return _range(series, logarithmic=panel.y_logarithmic, from_zero=panel.y_from_zero)
+
+
+def _range(
+    series: Sequence[Series], *, logarithmic: bool, from_zero: bool
+) -> tuple[float, float] | None:
+    def usable(ends: Iterable[float | None]) -> list[float]:
+        numbers = [end for end in ends if end is not None and isfinite(end)]
+        return [log(end) for end in numbers if end > 0] if logarithmic else numbers
+
+    values = usable(y for line in series for y in line.y)
+    if not values:
+        return None
+    ends = usable(end for line in series for ends in (line.low, line.high) for end in ends or ())
+    zero = from_zero and not logarithmic and min(values) >= 0
+    base = 0.0 if zero else min(values)
+    span = (max(values) - base) or (max(ends, default=base) - min(ends, default=base))
+    if span <= 0:
+        return None
+    high = min(max([*values, *ends]), max(values) + WHISKER_SHARE * span) + 0.05 * span
+    low = max(min([*values, *ends]), min(values) - WHISKER_SHARE * span) - 0.05 * span
+    low = 0.0 if zero else low
+    return (exp(low), exp(high)) if logarithmic else (low, high)

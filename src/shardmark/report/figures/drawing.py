@@ -1,0 +1,512 @@
+"""Draws each panel once, by Vega-Lite, as SVG: the page shows it, files put panels together.
+
+Colours of text and rules are `currentColor`, so that one drawing serves light, dark and paper.  The
+SVG has no script, no style, no identifier and no link.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isfinite, log
+from pathlib import Path
+from typing import Any
+
+from shardmark.core.errors import InputError
+from shardmark.report.figures.chart import Figure, Panel, Series, log_ticks, whole_ticks
+from shardmark.report.figures.looks import DASHES, MARKERS, Look, look_of, plain_text, short
+
+WIDTH, HEIGHT = 420, 290
+"""Pixels of a panel: one fits a phone, two or three stand beside each other on a desk."""
+BAR_PIXELS = 22
+LABEL_PIXELS = 180
+"""Of the longest name of a bar; the rest is left to the pointer."""
+WIDE_LETTER_PIXELS = 7.6
+MOST_MARKED = 20
+"""Points of a panel's longest line that still get a marker each."""
+MOST_WHISKERS = 12
+"""Points of a line that get whiskers; more get a band."""
+VEGA_LITE = "6.4"
+PIXELS_A_PIXEL = 2
+"""Of the PNG, so that it can be printed."""
+_FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
+_FONT_SIZE, _TEXT_SIZE = 12, 11
+_LETTER_PIXELS = 6.2
+_PLOT = (WIDTH - 70, HEIGHT - 70)
+"""About what axes leave of a panel; places of texts are chosen by it."""
+_CONFIG = {
+    "background": "transparent",
+    "font": _FONT,
+    "view": {"stroke": None},
+    "axis": {
+        **{f"{part}Color": "currentColor" for part in ("label", "title", "domain", "tick", "grid")},
+        "gridOpacity": 0.14,
+        "labelFontSize": _FONT_SIZE,
+        "titleFontSize": _FONT_SIZE,
+        "titleFontWeight": "normal",
+        "labelOverlap": True,
+        "labelLimit": LABEL_PIXELS,
+    },
+    "text": {"color": "currentColor", "fontSize": _TEXT_SIZE},
+    "title": {
+        "anchor": "start",
+        "color": "currentColor",
+        "fontSize": _FONT_SIZE,
+        "fontWeight": "normal",
+        "frame": "bounds",
+        "offset": 8,
+    },
+}
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure with the SVG of each of its panels."""
+
+    figure: Figure
+    panels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a drawn mark stands for; `label` is its `aria-label` in the SVG."""
+
+    label: str
+    series: str
+    rows: tuple[int, ...]
+
+
+def draw(figures: Sequence[Figure]) -> list[Drawing]:
+    """Every panel once, `WIDTH` pixels wide.  Nothing is loaded for it."""
+    from vl_convert import vegalite_to_svg
+
+    def svg(panel: Panel) -> str:
+        return vegalite_to_svg(panel_spec(panel), vl_version=VEGA_LITE, allowed_base_urls=[])
+
+    return [Drawing(figure, tuple(map(svg, figure.panels))) for figure in figures]
+
+
+def panel_spec(panel: Panel) -> dict[str, Any]:
+    """The panel in Vega-Lite's grammar (vega.github.io/vega-lite, version 6)."""
+    bars = panel.kind in ("bars", "stacked")
+    layers = _bar_layers(panel) if bars else _line_layers(panel)
+    height = BAR_PIXELS * len(panel.categories) + 66 if bars else HEIGHT
+    return {
+        "width": WIDTH,
+        "height": height,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "padding": {"left": 4, "right": 10, "top": 4, "bottom": 4},
+        "layer": layers,
+        "config": _CONFIG,
+        **({} if bars else {"title": plain_text(panel.y_label)}),
+    }
+
+
+def marks_of(panel: Panel) -> list[Mark]:
+    """Every mark that the pointer can name, with the rows that it shows."""
+    marks = []
+    for series in panel.series:
+        for label, rows in _labels(panel, series):
+            marks.append(Mark(label=label, series=series.name, rows=rows))
+        if panel.kind == "line":
+            marks.append(Mark(plain_text(series.name), series.name, tuple(set(series.rows))))
+    return marks
+
+
+def _labels(panel: Panel, series: Series) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What each value of the series is, in words: `ddp, 2 ranks: 812 samples/s (790 to 830)`."""
+    lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
+    for index, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+        low, high = lows[index], highs[index]
+        interval = "" if low is None or high is None else f" ({_number(low)} to {_number(high)})"
+        value = f"{_number(y)} {panel.y_unit}".rstrip() + interval
+        place = str(x) if isinstance(x, str) else f"{series.name}, {_place(panel, series, index)}"
+        part = f", {series.name}" if panel.kind == "stacked" else ""
+        rows = series.rows[index : index + 1] if len(series.rows) > 1 else series.rows
+        yield plain_text(f"{place}{part}: {value}"), tuple(rows)
+
+
+def _place(panel: Panel, series: Series, index: int) -> str:
+    x = _number(float(series.x[index]))
+    if series.text is not None:
+        return f"{series.text[index]} ranks, {x} {panel.x_unit}"
+    return f"{x} {panel.x_unit}" if panel.x_unit else f"{panel.x_label.lower()} {x}"
+
+
+def _number(value: float | None) -> str:
+    return "not known" if value is None or not isfinite(value) else f"{value:,.4g}".replace(",", "")
+
+
+def _records(panel: Panel, series: Series) -> list[Record]:
+    """One for each value that can be drawn; intervals end at the panel's range."""
+    look = look_of(series.style or series.name, series.variant)
+    bottom, top = panel.y_range or (float("-inf"), float("inf"))
+    lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
+    records = []
+    for index, (label, _) in enumerate(_labels(panel, series)):
+        x, y, low, high = series.x[index], series.y[index], lows[index], highs[index]
+        usable = y is not None and isfinite(y) and (not panel.y_logarithmic or y > 0)
+        record: Record = {
+            "name": plain_text(series.name),
+            "x": plain_text(x) if isinstance(x, str) else x,
+            "y": y if usable else None,
+            "label": label,
+            "colour": look.colour,
+            "shape": MARKERS[look.marker],
+            "dash": _dash(look, series),
+        }
+        if usable and low is not None and high is not None and isfinite(high - low):
+            record |= {"low": max(low, bottom), "high": min(high, top)}
+        records.append(record)
+    return records
+
+
+def _dash(look: Look, series: Series) -> tuple[int, ...]:
+    return (5, 4) if series.dashed else DASHES[look.dash]
+
+
+def _field(name: str, **more: Any) -> dict[str, Any]:
+    """A channel that takes the field as it is."""
+    return {"field": name, "type": "nominal", "scale": None, "legend": None, **more}
+
+
+_LABEL = {"description": {"field": "label", "type": "nominal"}}
+_COLOUR = {"color": _field("colour")}
+
+
+def _bar_layers(panel: Panel) -> list[dict[str, Any]]:
+    """Bars to the right, in the panel's order; single ones with interval and value."""
+    records = [record for series in panel.series for record in _records(panel, series)]
+    drawn = [record for record in records if record["y"] is not None]
+    order = [plain_text(name) for name in panel.categories]
+    # a reader's font may be wider than the one that Vega measures
+    names_pixels = min(1.1 * LABEL_PIXELS, max(map(len, order), default=1) * WIDE_LETTER_PIXELS)
+    category = {
+        "field": "x",
+        "type": "nominal",
+        "sort": order,
+        "axis": {
+            "title": None,
+            "ticks": False,
+            "domain": False,
+            "labelPadding": 6,
+            "minExtent": names_pixels,
+        },
+        "scale": {"paddingInner": 0.3, "paddingOuter": 0.15},
+    }
+    stacked = panel.kind == "stacked"
+    value: dict[str, Any] = {
+        "field": "y",
+        "type": "quantitative",
+        "axis": {"title": plain_text(panel.y_label), "tickCount": 5, "domain": False},
+    }
+    bar: dict[str, Any] = {
+        "data": {"values": drawn},
+        "mark": {"type": "bar", "stroke": None},
+        "encoding": {"y": category, "x": value, **_COLOUR, **_LABEL},
+    }
+    if stacked:
+        value["stack"] = "zero"
+        kinds = {plain_text(series.name): place for place, series in enumerate(panel.series)}
+        for record in drawn:
+            record["order"] = kinds[record["name"]]
+        bar["encoding"]["order"] = {"field": "order", "type": "quantitative"}
+        return [bar]
+    largest = max((max(record["y"], record.get("high", 0)) for record in drawn), default=1.0)
+    texts = [_number(record["y"]) for record in drawn]
+    room = max(map(len, texts), default=1) * _LETTER_PIXELS + 12
+    value["scale"] = {
+        "domain": [0, largest * (1 + room / max(60.0, WIDTH - names_pixels - 30 - room))]
+    }
+    values = [
+        {**record, "end": max(record["y"], record.get("high", 0)), "text": text}
+        for record, text in zip(drawn, texts, strict=True)
+    ]
+    end = {**value, "field": "end"}
+    text = {
+        "data": {"values": values},
+        "mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 5, "aria": False},
+        "encoding": {"y": category, "x": end, "text": {"field": "text", "type": "nominal"}},
+    }
+    return [bar, *_whiskers(drawn, {"y": category}, "x", value), text]
+
+
+def _whiskers(
+    records: Sequence[Record], place: dict[str, Any], axis: str, value: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Thin lines over the intervals, where there are some."""
+    ends = [record for record in records if "low" in record]
+    if not ends:
+        return []
+    channels = {axis: {**value, "field": "low"}, f"{axis}2": {"field": "high"}}
+    mark = {"type": "rule", "strokeWidth": 1.5, "color": "currentColor", "opacity": 0.75}
+    return [
+        {
+            "data": {"values": ends},
+            "mark": {**mark, "aria": True},
+            "encoding": {**place, **channels, **_LABEL},
+        }
+    ]
+
+
+def _line_layers(panel: Panel) -> list[dict[str, Any]]:
+    """Lines with bands or whiskers, or points; what stands at a point is put beside it."""
+    measured = [series for series in panel.series if not series.dashed]
+    x, y = _x_channel(panel), _y_channel(panel)
+    place = {"x": x, "y": y}
+    points = [record for series in measured for record in _records(panel, series)]
+    lined = panel.series if panel.kind == "line" else [s for s in panel.series if s.dashed]
+    lines = [
+        {**record, "label": record["name"], "index": index}
+        for series in lined
+        for index, record in enumerate(_records(panel, series))
+    ]
+    layers: list[dict[str, Any]] = []
+    if panel.longest > MOST_WHISKERS:
+        layers += [
+            {
+                "data": {"values": [{**record, "label": record["name"]} for record in points]},
+                "mark": {"type": "area", "opacity": 0.18, "aria": False},
+                "encoding": {
+                    "x": x,
+                    "y": {**y, "field": "low"},
+                    "y2": {"field": "high"},
+                    "detail": {"field": "name"},
+                    **_COLOUR,
+                },
+            }
+        ]
+    else:
+        layers += _whiskers([record for record in points if record["y"] is not None], {"x": x},
+                            "y", y)  # fmt: skip
+    if lines:
+        layers.append(
+            {
+                "data": {"values": lines},
+                "mark": {"type": "line", "strokeWidth": 2},
+                "encoding": {
+                    **place,
+                    "detail": {"field": "name"},
+                    "strokeDash": _field("dash"),
+                    "order": {"field": "index", "type": "quantitative"},
+                    **_COLOUR,
+                    **_LABEL,
+                },
+            }
+        )
+    if panel.kind == "points" or panel.longest <= MOST_MARKED:
+        layers.append(
+            {
+                "data": {"values": [record for record in points if record["y"] is not None]},
+                "mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
+                "encoding": {**place, "shape": _field("shape"), **_COLOUR, **_LABEL},
+            }
+        )
+    return [*layers, *_texts(panel, measured, place)]
+
+
+def _x_channel(panel: Panel) -> dict[str, Any]:
+    numbers = [float(x) for series in panel.series for x in series.x]
+    axis: dict[str, Any] = {"title": plain_text(panel.x_label), "tickCount": 6, "grid": False}
+    scale: dict[str, Any] = {"zero": panel.x_from_zero, "nice": panel.x_from_zero}
+    low, high = min(numbers, default=0.0), max(numbers, default=1.0)
+    if panel.x_logarithmic:
+        scale = {"type": "log", "domain": [low / 1.15, high * 1.15], "nice": False}
+        axis["values"] = log_ticks(low, high)
+    elif not panel.x_from_zero:
+        margin = 0.04 * (high - low) or 0.5
+        scale["domain"] = [low - margin, high + margin]
+    if panel.kind == "points" and panel.x_from_zero:
+        scale["domain"] = [0, high * 1.08]
+    if panel.x_whole:
+        axis |= {"values": whole_ticks(low, high), "format": "d"}
+    if panel.x_ticks:
+        axis["values"] = list(panel.x_ticks)
+    if panel.x_tick_labels:
+        words = dict(zip(panel.x_ticks, map(plain_text, panel.x_tick_labels), strict=True))
+        cases = "".join(f"datum.value == {tick!r} ? {_quoted(text)} : "
+                        for tick, text in words.items())  # fmt: skip
+        axis["labelExpr"] = f"{cases}datum.label"
+    return {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}
+
+
+def _y_channel(panel: Panel) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": None, "tickCount": 5, "domain": False, "ticks": False}
+    scale: dict[str, Any] = {"zero": panel.y_from_zero, "nice": panel.y_range is None}
+    if panel.y_range is not None:
+        scale["domain"] = list(panel.y_range)
+        scale["zero"] = False
+    if panel.y_logarithmic:
+        scale = {"type": "log", "nice": panel.y_range is None}
+        if panel.y_range is not None:
+            scale["domain"] = list(panel.y_range)
+            axis |= {"values": log_ticks(*panel.y_range), "format": "~r"}
+    return {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
+
+
+def _quoted(text: str) -> str:
+    """As a string of Vega's expressions."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+# Texts beside points: each where it covers nothing, or not at all; the pointer names every point.
+
+_MOVES = ((8, 0, "left"), (-8, 0, "right"), (0, -11, "center"), (0, 12, "center"),
+          (7, -10, "left"), (7, 10, "left"), (-7, -10, "right"), (-7, 10, "right"))  # fmt: skip
+Box = tuple[float, float, float, float]
+
+
+def _texts(panel: Panel, measured: Sequence[Series], place: dict[str, Any]) -> list[dict[str, Any]]:
+    records = [
+        (record, short(text, 24))
+        for series in measured
+        for record, text in zip(_records(panel, series), series.text or (), strict=False)
+        if record["y"] is not None
+    ]
+    if not records:
+        return []
+    spots = [(_pixel(r["x"], "x", place, panel), _pixel(r["y"], "y", place, panel))
+             for r, _ in records]  # fmt: skip
+    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    written = []
+    for (record, text), (x, y) in zip(records, spots, strict=True):
+        for dx, dy, align in _MOVES:
+            width = len(text) * _LETTER_PIXELS
+            left = x + dx - width * {"left": 0.0, "center": 0.5, "right": 1.0}[align]
+            box = (left, y + dy - 6, left + width, y + dy + 6)
+            inside = box[0] >= 0 and box[2] <= _PLOT[0] and box[1] >= 0 and box[3] <= _PLOT[1]
+            if inside and not any(_touch(box, other) for other in taken):
+                taken.append(box)
+                written.append({**record, "text": text, "dx": dx, "dy": dy, "align": align})
+                break
+    moves = {key: {"expr": f"datum.{key}"} for key in ("dx", "dy", "align")}
+    return [
+        {
+            "data": {"values": written},
+            "mark": {"type": "text", "baseline": "middle", **moves},
+            "encoding": {**place, "text": {"field": "text", "type": "nominal"}, **_LABEL},
+        }
+    ]
+
+
+def _pixel(value: float, axis: str, place: dict[str, Any], panel: Panel) -> float:
+    """About where the value is drawn, from the left or from the top."""
+    scale = place[axis]["scale"]
+    values = [
+        float(v) for s in panel.series for v in (s.x if axis == "x" else s.y) if v is not None
+    ]
+    low, high = scale.get("domain") or (0.0 if scale.get("zero") else min(values), max(values))
+    if scale.get("type") == "log":
+        low, high, value = log(low), log(high), log(value)
+    share = (value - low) / (high - low) if high > low else 0.5
+    return share * _PLOT[0] if axis == "x" else (1 - share) * _PLOT[1]
+
+
+def _touch(box: Box, other: Box) -> bool:
+    return (box[0] < other[2] and other[0] < box[2]) and (box[1] < other[3] and other[1] < box[3])
+
+
+# Files: the panels of a figure on white paper, with their titles and one legend.
+
+_GAP, _TITLE, _LEGEND_LINE = 16, 22, 20
+
+
+def figure_svg(drawing: Drawing) -> str:
+    """All panels and the legend in one drawing; the title is left to the caption, as papers do."""
+    figure = drawing.figure
+    columns = min(len(figure.panels), 2)
+    pairs = list(zip(figure.panels, drawing.panels, strict=True))
+    parts, y = [], _GAP
+    for first in range(0, len(pairs), columns):
+        line = pairs[first : first + columns]
+        heights = []
+        for column, (panel, svg) in enumerate(line):
+            x = _GAP + column * (WIDTH + _GAP)
+            parts.append(_text(x, y + 12, short(panel.title, 60), weight=600))
+            heights.append(_height_of(svg))
+            shift = _TITLE if panel.title else 0
+            parts.append(svg.replace("<svg ", f'<svg x="{x}" y="{y + shift}" ', 1))
+        y += max(heights) + _GAP + (_TITLE if any(panel.title for panel, _ in line) else 0)
+    width = _GAP + columns * (WIDTH + _GAP)
+    x = _GAP
+    for name, series in figure.legend.items():
+        text = short(name, 60)
+        needed = round(len(text) * _LETTER_PIXELS) + 44
+        if x > _GAP and x + needed > width:
+            x, y = _GAP, y + _LEGEND_LINE
+        parts.append(f'<g transform="translate({x},{y})">{swatch(series, figure)}</g>')
+        parts.append(_text(x + 30, y + 10, text))
+        x += needed
+    height = y + (_LEGEND_LINE if figure.legend else 0) + 4
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+        f' width="{width}" height="{height}" viewBox="0 0 {width} {height}" color="#1b1c1e">'
+        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def _height_of(svg: str) -> int:
+    known = re.search(r'^<svg [^>]*?height="([\d.]+)"', svg)
+    assert known is not None, "Vega states the height"
+    return round(float(known[1]))
+
+
+def swatch(series: Series, figure: Figure) -> str:
+    """The series' sign in a legend, 24 x 14 pixels."""
+    look = look_of(series.style or series.name, series.variant)
+    kind = figure.panels[0].kind
+    if kind == "stacked":
+        return f'<rect x="6" y="1" width="12" height="12" fill="{look.colour}"/>'
+    sign = f'<path transform="translate(12 7)" d="{_SIGNS[look.marker]}" fill="{look.colour}"/>'
+    if kind == "points" and not series.dashed:
+        return sign
+    dash = " ".join(map(str, _dash(look, series)))
+    line = f'<path d="M0 7H24" stroke="{look.colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
+    return line if series.dashed else line + sign
+
+
+_SIGNS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+    "M-3.5-3.5h7v7h-7Z",
+    "M0-5L4 0L0 5L-4 0Z",
+    "M0-4.5L4.5 3.5H-4.5Z",
+    "M0 4.5L4.5-3.5H-4.5Z",
+    "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3Z",
+    "M4.5 0L-3.5 4.5V-4.5Z",
+    "M-4.5 0L3.5 4.5V-4.5Z",
+)
+"""Paths of `MARKERS`, about the origin."""
+
+
+def _text(x: float, y: float, text: str, weight: int = 400) -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-family="{escape(_FONT)}" font-size="{_FONT_SIZE}px"'
+        f' font-weight="{weight}" fill="currentColor">{escape(text)}</text>'
+    )
+
+
+def write_images(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
+    """NAME.png and NAME.svg of each figure; the same figures give the same bytes.
+
+    Raises `InputError` where the folder cannot be written.
+    """
+    from vl_convert import svg_to_png
+
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for drawing in drawings:
+            svg = figure_svg(drawing)
+            png = svg_to_png(svg, scale=PIXELS_A_PIXEL)
+            for suffix, content in ((".png", png), (".svg", svg.encode())):
+                path = folder / f"{drawing.figure.name}{suffix}"
+                path.write_bytes(content)
+                written.append(path)
+    except OSError as error:
+        raise InputError(
+            str(folder), f"cannot be written: {error.strerror}", "name another folder"
+        ) from None
+    return written

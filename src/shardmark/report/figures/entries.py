@@ -1,0 +1,209 @@
+"""The rows of a comparison as figures show them: in groups, with a name and a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from shardmark.analysis.compare.epochs import EpochsOfRow, epochs_of
+from shardmark.analysis.compare.rows import Row, plain
+from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.report.figures.chart import Series
+from shardmark.report.figures.looks import short
+
+LONGEST_NAME = 40
+LONGEST_TITLE = 60
+MOST_ROWS_READ = 24
+"""Rows whose raw files are read for one figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entry:
+    """A row and how it is shown."""
+
+    row: Row
+    number: int
+    """Of the row in the comparison."""
+    epochs: EpochsOfRow
+    name: str
+    """The strategy with its options, short, and no other strategy's."""
+    variant: int
+    """Which of the strategy's sets of options."""
+
+    @property
+    def ranks(self) -> str:
+        """Workers, and servers beside them."""
+        trials = self.row.trials
+        servers = max((sum(r.role == "server" for r in t.ranks) for t in trials), default=0)
+        if servers:
+            return f"{self.row.world_size}+{servers} ranks"
+        return "1 rank" if self.row.world_size == 1 else f"{self.row.world_size} ranks"
+
+    @property
+    def bar(self) -> str:
+        """Name of its bar."""
+        return f"{self.name}, {self.ranks}"
+
+    def line(self, x: Sequence[float], y: Sequence[float]) -> Series:
+        """The entry's line without intervals."""
+        return Series(name=self.name, x=tuple(x), y=tuple(y), style=self.row.strategy,
+                      variant=self.variant, rows=(self.number,))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows under the same conditions; they differ in strategy and number of ranks."""
+
+    title: str
+    """Only what differs from the other groups; empty for a single one."""
+    entries: tuple[Entry, ...]
+
+    def by_name(self) -> list[list[Entry]]:
+        """The entries of each line: one strategy on growing numbers of ranks."""
+        named: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            named.setdefault(entry.name, []).append(entry)
+        return list(named.values())
+
+
+def groups_of(rows: Sequence[Row]) -> list[Group]:
+    """The rows that ended ok at least once, by everything but strategy and number of ranks."""
+    labels = list(dict.fromkeys(row.label for row in rows))
+    names = dict(zip(labels, _distinct(labels, LONGEST_NAME), strict=True))
+    variants = _variants(rows)
+    groups: dict[tuple[str, ...], list[Entry]] = {}
+    for number, row in enumerate(rows):
+        if row.ok_trials:
+            entry = Entry(
+                row=row,
+                number=number,
+                epochs=epochs_of(row),
+                name=names[row.label],
+                variant=variants[row.label],
+            )
+            groups.setdefault(_conditions(row), []).append(entry)
+    columns = list(zip(*groups, strict=True))
+    differing = [len(set(column)) > 1 for column in columns]
+    titles = [
+        ", ".join(part for part, shown in zip(conditions, differing, strict=True) if shown and part)
+        for conditions in groups
+    ]
+    return [
+        Group(title=title, entries=tuple(sorted(entries, key=lambda entry: entry.row.world_size)))
+        for title, entries in zip(_distinct(titles, LONGEST_TITLE), groups.values(), strict=True)
+    ]
+
+
+def having(groups: Sequence[Group], has: Callable[[Entry], object]) -> list[Group]:
+    """The groups with those entries alone that have something to draw."""
+    kept = [replace(group, entries=tuple(filter(has, group.entries))) for group in groups]
+    return [group for group in kept if group.entries]
+
+
+def facets_of(groups: Sequence[Group]) -> list[Group]:
+    """The groups by number of ranks; what exists on one rank alone stands beside all others."""
+    facets: list[Group] = []
+    for group in groups:
+        sizes = sorted({entry.row.world_size for entry in group.entries})
+        alone = [entry for entry in group.entries if _only_on_one(entry, group)]
+        for size in sizes:
+            here = [e for e in group.entries if e.row.world_size == size and e not in alone]
+            if here or sizes == [1]:
+                ranks = "1 rank" if size == 1 else f"{size} ranks"
+                title = ", ".join(part for part in (group.title, ranks) if part)
+                facets.append(Group(title=title, entries=(*alone, *here)))
+    if len(facets) == len(groups):  # one number of ranks each: nothing to tell apart
+        return [replace(f, title=group.title) for f, group in zip(facets, groups, strict=True)]
+    return facets
+
+
+def entries_in(groups: Iterable[Group]) -> list[Entry]:
+    return [entry for group in groups for entry in group.entries]
+
+
+def estimates_series(
+    entries: Sequence[Entry],
+    x: Sequence[float] | Sequence[str],
+    estimates: Sequence[Estimate],
+    scale: float = 1,
+) -> Series:
+    """Line, points or bars of entries with one name, with intervals."""
+    return replace(
+        entries[0].line((), ()),
+        x=tuple(x),  # type: ignore[arg-type]  # a tuple of one of the two kinds
+        y=tuple(estimate.value * scale for estimate in estimates),
+        low=tuple(None if e.low is None else e.low * scale for e in estimates),
+        high=tuple(None if e.high is None else e.high * scale for e in estimates),
+        rows=tuple(entry.number for entry in entries),
+    )
+
+
+# What captions say of more than one figure.
+
+
+def intervals(entries: Sequence[Entry]) -> str:
+    """How many repeats there are, and what the whiskers are."""
+    counts = sorted({len(entry.row.ok_trials) for entry in entries})
+    if not counts:
+        return ""
+    if counts == [1]:
+        return "One repeat each: there is no interval."
+    repeats = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f"Means of {repeats} repeats; whiskers or bands are 95 % intervals of the mean."
+
+
+def not_equivalent(entries: Sequence[Entry]) -> str:
+    """A warning where some row trains something else; empty where none was found."""
+    names = dict.fromkeys(
+        entry.bar for entry in entries if entry.row.equivalent is False and not entry.row.guarantee
+    )
+    return f"Found not to train the same thing: {'; '.join(names)}." if names else ""
+
+
+def references(facets: Sequence[Group]) -> str:
+    """Which rows are drawn more than once."""
+    drawn = entries_in(facets)
+    names = dict.fromkeys(
+        entry.name for entry in drawn if entry.row.world_size == 1 and drawn.count(entry) > 1
+    )
+    return f"{', '.join(names)} (1 rank) is drawn in every panel." if names else ""
+
+
+def rows_read(count: int) -> str:
+    return f"Of {count} rows the first {MOST_ROWS_READ}." if count > MOST_ROWS_READ else ""
+
+
+def _only_on_one(entry: Entry, group: Group) -> bool:
+    sizes = {other.row.world_size for other in group.entries if other.name == entry.name}
+    return sizes == {1} and any(other.row.world_size > 1 for other in group.entries)
+
+
+def _conditions(row: Row) -> tuple[str, ...]:
+    """Always as many, so that each can be compared with another row's."""
+    varied = ", ".join(
+        f"{key.rpartition('.')[2]} {plain(value)}" for key, value in row.varied.items()
+    )
+    workload = row.trials[0].trial.get("workload", {})
+    by_axis = any(key.startswith("workload") for key in row.varied)
+    words = ["" if by_axis else str(workload.get(key, "")) for key in ("name", "model", "dataset")]
+    return (row.experiment, *words, row.precision, varied)
+
+
+def _variants(rows: Sequence[Row]) -> dict[str, int]:
+    labels: dict[str, dict[str, int]] = {}
+    for row in sorted(rows, key=lambda row: len(row.strategy_options)):
+        of_strategy = labels.setdefault(row.strategy, {})
+        of_strategy.setdefault(row.label, len(of_strategy))
+    return {label: number for numbers in labels.values() for label, number in numbers.items()}
+
+
+def _distinct(texts: Sequence[str], longest: int) -> list[str]:
+    """Shortened, and numbered where two of them would be the same."""
+    names: list[str] = []
+    for text in texts:
+        name, number = short(text, longest), 1
+        while name and name in names:
+            number += 1
+            name = f"{short(text, longest - 4)} ({number})"
+        names.append(name)
+    return names
