@@ -64,7 +64,7 @@ def test_a_few_columns_the_fastest_first() -> None:
         "accuracy_top1",
     ]
     assert rows == [
-        ["ddp", "2", "734.5 ±98.5", "1.83 (1.72 to 1.95)", "290.9", "95.3"],
+        ["ddp", "2", "734.5 ±98.5", "1.83", "290.9", "95.3"],
         ["single", "1", "402.0 ±26.2", "1.00", "410.1", "95.3"],
     ]
     table = render_tables([few], headings=False).partition("\n\n")[0]
@@ -75,6 +75,7 @@ def test_more_columns_have_human_units() -> None:
     cells = shown(compared(*single_and_ddp()))
     assert cells["step ms"] == ("87.14", "159.2")
     assert cells["verdict"] == ("faster", "baseline")
+    assert cells["speed-up"] == ("1.83 (1.72 to 1.95)", "1.00")
     assert cells["eff. %"] == ("91", "100")
     assert cells["state MiB"] == ("170.5", "170.5")
     assert "outcomes" not in cells
@@ -122,6 +123,13 @@ def test_every_axis_that_varies_names_the_row() -> None:
     assert cells["workload.name"] == ("a", "b")
     assert cells["precision"] == ("bf16", "fp32")
     assert comparison.rows[0].place.startswith("ddp on 2 ranks, bf16, recipe.global_batch=64")
+
+
+def test_options_name_a_strategy_that_has_several() -> None:
+    hybrid, bare = ({"shard_group": 2}, {})
+    both = [invented_trial("fsdp", 2, strategy_options=options) for options in (hybrid, bare)]
+    assert set(shown(compared(*both))["strategy"]) == {"fsdp (shard_group=2)", "fsdp"}
+    assert shown(compared(both[0]))["strategy"] == ("fsdp",)
 
 
 def test_several_runs_and_workloads_are_told_apart() -> None:

@@ -104,9 +104,13 @@ def row_columns(rows: Sequence[Row]) -> list[RowColumn]:
     titles = [
         key if last.count(short) > 1 else short for key, short in zip(keys, last, strict=True)
     ]
+    labels = {(row.strategy, row.label) for row in rows}
+    several = {name for name, _ in labels if len([n for n, _ in labels if n == name]) > 1}
     people: list[RowColumn] = [
         *(_named(name, name, lambda row, name=name: getattr(row, name)) for name in varying),
-        _named("label", "strategy", lambda row: row.label),
+        _named(
+            "label", "strategy", lambda row: row.label if row.strategy in several else row.strategy
+        ),
         _named("ranks", "ranks", ranks_of, numeric=True),
         *(
             _named(key, title, lambda row, key=key: _plain(row.varied.get(key)), numeric=True)

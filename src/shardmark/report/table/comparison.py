@@ -53,6 +53,8 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
     tasks = list(dict.fromkeys(map(task_of, comparison.rows)))
     rows = sorted(comparison.rows, key=lambda row: (tasks.index(task_of(row)), -rate_of(row)))
     shown = {column.key: (column, of) for name in columns for column, of in _columns(name, rows)}
+    if tuple(columns) == BRIEF:  # the interval beside it is that of samples/s
+        shown["speedup"] = metric("speedup", interval="")
     names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
     others = [metric(name, shown_to="programs") for name in names if name not in shown]
     titles = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in rows)
