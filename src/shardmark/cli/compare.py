@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from shardmark.core.errors import InputError
 from shardmark.report.table.formats import Format
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shardmark.analysis.compare.comparison import Comparison
     from shardmark.analysis.studies.against import Against
@@ -149,18 +149,13 @@ def render(
     A table that is wider than the terminal, or than 80 characters elsewhere, is divided where no
     columns were asked for; CSV is the table alone.
     """
-    from shardmark.report.answers.answers import (
-        answer_grid,
-        answer_lines,
-        answers_json,
-        next_commands,
-    )
+    from shardmark.report.answers.answers import answer_grid, answer_lines, next_commands
     from shardmark.report.answers.why import why_lines
-    from shardmark.report.table.comparison import BRIEF, comparison_json, comparison_table
-    from shardmark.report.table.formats import render_json, render_points, render_tables
+    from shardmark.report.table.comparison import BRIEF, comparison_table
+    from shardmark.report.table.formats import render_points, render_tables
 
     if form is Format.JSON:
-        return render_json({"answers": answers_json(comparison), **comparison_json(comparison)})
+        return _json(comparison)
     table = comparison_table(comparison, columns or BRIEF)
     width = terminal_width() or (None if columns else 80)
     shown = render_tables([table], form, width, headings=False)
@@ -175,6 +170,16 @@ def render(
         *([render_points(last, form, width)] if last else []),
     ]
     return "\n".join(parts)
+
+
+def _json(comparison: Comparison, views: Mapping[str, object] | None = None) -> str:
+    """`answers`, `rows` and `warnings`, then the views by name."""
+    from shardmark.report.answers.answers import answers_json
+    from shardmark.report.table.comparison import comparison_json
+    from shardmark.report.table.formats import render_json
+
+    document = {"answers": answers_json(comparison), **comparison_json(comparison)}
+    return render_json(document | dict(views or {}))
 
 
 def terminal_width() -> int | None:
@@ -202,8 +207,7 @@ def _check_options(views: Sequence[str], form: Format, study: str | None) -> Non
 
 def _viewed(comparison: Comparison, names: Sequence[str], form: Format, time_to: str | None) -> str:
     """The views in the order of the names, whatever that of the options."""
-    from shardmark.report.table.comparison import comparison_json
-    from shardmark.report.table.formats import records, render_json, render_tables
+    from shardmark.report.table.formats import records, render_tables
     from shardmark.report.views.epochs import epochs_tables
     from shardmark.report.views.network import network_json, network_tables
     from shardmark.report.views.pareto import pareto_tables
@@ -223,27 +227,24 @@ def _viewed(comparison: Comparison, names: Sequence[str], form: Format, time_to:
     if form is not Format.JSON:
         everything = [table for part in tables.values() for table in part]
         return render_tables(everything, form, terminal_width())
-    document: dict[str, Any] = comparison_json(comparison)
-    for name, part in tables.items():
-        rows = [record for table in part for record in records(table)]
-        document[name.removeprefix("--").replace("-", "_")] = (
-            network_json(part) if name == "--network" else rows
-        )
-    return render_json(document)
+    documents = {
+        name.removeprefix("--").replace("-", "_"): network_json(part)
+        if name == "--network"
+        else [record for table in part for record in records(table)]
+        for name, part in tables.items()
+    }
+    return _json(comparison, documents)
 
 
 def _beside(comparison: Comparison, against: Against, form: Format) -> str:
     """The comparison and the study; CSV is the study's table alone."""
-    from shardmark.report.answers.answers import answers_json
-    from shardmark.report.table.comparison import comparison_json
-    from shardmark.report.table.formats import records, render_json, render_tables
+    from shardmark.report.table.formats import records, render_tables
     from shardmark.report.views.against import against_tables
 
     tables = against_tables(against)
     if form is Format.JSON:
         lines = [record for table in tables for record in records(table)]
-        answers = {"answers": answers_json(comparison)}
-        return render_json(answers | comparison_json(comparison) | {"against": lines})
+        return _json(comparison, {"against": lines})
     if form is Format.CSV:
         return render_tables(tables[:1], form)
     return f"{render(comparison, form)}\n{render_tables(tables, form, terminal_width())}"

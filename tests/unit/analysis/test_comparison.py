@@ -13,6 +13,7 @@ from tests.golden.invented import invented_trial
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.rows import Row
 from shardmark.core.errors import InputError
+from shardmark.core.layout import data_parallel
 from shardmark.core.metrics import METRICS
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun
@@ -110,6 +111,15 @@ def test_speedup_efficiency_and_memory_against_single() -> None:
     assert single.verdict == "baseline"
     assert two.baseline == "single on 1 rank"
     assert comparison.notes == ()
+
+
+def test_efficiency_goes_by_the_layout_s_devices() -> None:
+    """One process that drives two devices has grown twofold."""
+    comparison = compared(
+        invented_trial("single", 1, metrics=rate(100)),
+        invented_trial("ddp", 1, metrics=rate(180), layout=data_parallel(2)),
+    )
+    assert value(row_of(comparison, "ddp", 1), "scaling_efficiency") == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def test_a_view_works_in_every_format(
     document = json.loads(outputs[Format.JSON])
     assert [row["strategy"] for row in document["rows"]] == ["single", "ddp", "ddp", "fsdp"]
     assert document[key]
+    assert document["answers"]
     assert len(list(csv.DictReader(io.StringIO(outputs[Format.CSV])))) == number
     for form in (Format.TEXT, Format.MARKDOWN, Format.LATEX):
         assert "fsdp on 2 ranks (1 x failed)" in outputs[form]

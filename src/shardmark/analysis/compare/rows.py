@@ -102,8 +102,13 @@ class Row:
 
     @property
     def devices(self) -> int:
-        """Devices that train."""
-        return self.world_size
+        """Devices that train, by the strategy's layout."""
+        return self.trials[0].layout.devices
+
+    @property
+    def servers(self) -> int:
+        """Ranks that hold parameters for the others."""
+        return len(self.trials[0].layout.server_ranks)
 
     @property
     def place(self) -> str:

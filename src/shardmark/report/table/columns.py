@@ -159,5 +159,4 @@ def identity_of(row: Row) -> dict[str, Any]:
 
 def ranks_of(row: Row) -> str:
     """Ranks that train, and servers beside them: `2+1`."""
-    servers = max((sum(r.role == "server" for r in t.ranks) for t in row.trials), default=0)
-    return f"{row.world_size}+{servers}" if servers else str(row.world_size)
+    return f"{row.world_size}+{row.servers}" if row.servers else str(row.world_size)

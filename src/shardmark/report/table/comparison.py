@@ -149,10 +149,11 @@ def _state_bytes(row: Row) -> float | None:
 
 def _worker_state_bytes(row: Row) -> float | None:
     """What the fullest worker holds, where servers hold the rest; None without servers."""
+    if not row.servers:
+        return None
     held = [
         sum(getattr(rank.probe, name) or 0 for name in STATE_METRICS)
         for trial in row.ok_trials
-        if any(rank.role == "server" for rank in trial.ranks)
         for rank in trial.ranks
         if rank.role == "worker" and rank.probe is not None
     ]

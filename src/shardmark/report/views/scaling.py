@@ -67,7 +67,7 @@ def _notes(scalings: Sequence[Scaling]) -> list[str]:
     alone = [scaling.reference.place for scaling in scalings if not scaling.later]
     if alone:
         notes.append(f"On one number of ranks only: {'; '.join(alone)}.")
-    if any(rank.role == "server" for p in points for t in p.row.trials for rank in t.ranks):
+    if any(point.row.servers for point in points):
         notes.append("Parameter servers stand behind the + and are not counted as ranks.")
     repeats = max(len(point.row.ok_trials) for point in points)
     interval = "± and brackets: 95 % interval, over the repeats that both numbers of ranks have."
