@@ -28,8 +28,8 @@ from tests.distributed.ranks import run_ranks
 STEPS = 3
 PLAN = BatchPlan(global_batch=32, seed=3)
 SGD = Optimizer(name="sgd", lr=0.01, momentum=0.9, weight_decay=5e-4)
-ADAMW = Optimizer(name="adamw", lr=1e-3, weight_decay=0.01)
-WIDE = "tests.distributed.models:wide"
+RELATIVE = 1e-5
+"""Largest allowed difference of a parameter tensor, in units of its own norm."""
 TWO_RANKS = ("ddp", "fsdp", "fsdp-grad-op", "zero-0", "zero-1", "zero-2", "zero-3")
 
 
@@ -39,26 +39,18 @@ class Case:
 
     recipe: Recipe
     model: str
-    relative: float
-    """Largest allowed difference of a parameter tensor, in units of its own norm."""
 
 
-def case(model: str = WIDE, relative: float = 1e-5, **recipe: Any) -> Case:
+def case(model: str, **recipe: Any) -> Case:
     common = {"global_batch": 32, "steps": STEPS, "optimizer": SGD, "seed": 3}
-    return Case(recipe=Recipe.model_validate(common | recipe), model=model, relative=relative)
+    return Case(recipe=Recipe.model_validate(common | recipe), model=model)
 
 
-SMALL = "tests.distributed.models:small"
 CASES = {
-    "wide sgd": case(),
-    "small clipped": case(SMALL, gradient_clipping=0.1),
-    "small accumulated, checkpointed": case(
-        SMALL, gradient_accumulation=2, activation_checkpointing=True
-    ),
-    # Adam divides by the root of tiny second moments, which magnifies rounding in its first steps.
-    "small adamw": case(SMALL, optimizer=ADAMW, relative=1e-3),
-    "small bf16": case(SMALL, precision="bf16", relative=2e-2),
+    "wide sgd": case("tests.distributed.models:wide"),
+    "small clipped": case("tests.distributed.models:small", gradient_clipping=0.1),
 }
+"""`test_verify` has every strategy on other recipes, with tolerances from rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,37 +120,34 @@ def reference(name: str, ranks: int) -> Expected:
     )
 
 
-def check(found: Trained, expected: Expected, rank: int, relative: float) -> None:
+def check(found: Trained, expected: Expected, rank: int) -> None:
     assert found.initial_sha256 == expected.initial_sha256
     for step, loss in enumerate(found.losses):
-        assert loss == pytest.approx(expected.losses[step][rank], rel=relative)
+        assert loss == pytest.approx(expected.losses[step][rank], rel=RELATIVE)
     assert found.parameters.keys() == expected.parameters.keys()
     for name, parameter in found.parameters.items():
         wanted = expected.parameters[name]
-        assert (parameter - wanted).norm() <= relative * wanted.norm() + 1e-9, name
+        assert (parameter - wanted).norm() <= RELATIVE * wanted.norm() + 1e-9, name
     for name, buffer in found.buffers.items():
         wanted = expected.buffers[rank][name].float()
-        assert (buffer.float() - wanted).norm() <= relative * wanted.norm() + 1e-9, name
+        assert (buffer.float() - wanted).norm() <= RELATIVE * wanted.norm() + 1e-9, name
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Trained]]:
-    """Every strategy on every case, in one group of two ranks, since a spawn costs seconds."""
-    work: list[tuple[str, str, dict[str, Any]]] = [
-        (name, tried, {}) for name in TWO_RANKS for tried in CASES
-    ]
+    """Every strategy, in one group of two ranks, since a spawn costs seconds."""
+    work: list[tuple[str, str, dict[str, Any]]] = [(name, "wide sgd", {}) for name in TWO_RANKS]
     return run_ranks(train_all, work, world_size=2, directory=tmp_path_factory.mktemp("two"))
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("tried", CASES)
 def test_two_ranks_end_where_one_process_playing_both_does(
-    tried: str, two_ranks: list[dict[Any, Trained]]
+    two_ranks: list[dict[Any, Trained]],
 ) -> None:
-    expected = reference(tried, ranks=2)
-    for rank, found in enumerate(two_ranks):
+    expected = reference("wide sgd", ranks=2)
+    for rank, trained in enumerate(two_ranks):
         for name in TWO_RANKS:
-            check(found[name, tried], expected, rank, CASES[tried].relative)
+            check(trained[name, "wide sgd"], expected, rank)
 
 
 def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
@@ -167,7 +156,7 @@ def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
     expected = reference(tried, ranks=4)
     for rank, found in enumerate(run_ranks(train_all, work, world_size=4, directory=tmp_path)):
         trained = found["fsdp-hybrid", tried]
-        check(trained, expected, rank, CASES[tried].relative)
+        check(trained, expected, rank)
         assert {"all_gather", "reduce_scatter", "all_reduce"} <= trained.collectives.keys()
 
 

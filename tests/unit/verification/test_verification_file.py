@@ -1,82 +1,76 @@
-"""Verdicts on the disk, and the cells that they are about."""
+"""The cells that are verified, which of them are tried, and the verdicts on the disk."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardmark.config.load import load_experiment
-from shardmark.launch.verification import STEPS, cells_of, shortened
+from shardmark.launch.outcome import Ending
+from shardmark.launch.verification import (
+    STEPS,
+    cells_of,
+    id_of,
+    mathematics_of,
+    shortened,
+    verification_of,
+    verify_cells,
+)
 from shardmark.results.verification import (
+    CELLS_FILE,
+    VERDICTS_FILE,
     VERIFICATION_FILE,
+    Verdict,
     read_verification,
     write_verification,
 )
 from shardmark.trials.matrix import expand
-from shardmark.trials.trial import Trial, cell_id
+from shardmark.trials.trial import Trial
+from tests.unit.launch.fakes import CPU, FINE, FakeEngine, Remembers, leave_files
 from tests.unit.verification.court import court
-from tests.unit.verification.verdicts import VERIFICATION
+from tests.unit.verification.verdicts import GOOD, VERIFICATION
 
 
 def trials(*overrides: str) -> tuple[Trial, ...]:
     return tuple(expand(load_experiment("quickstart", overrides), "cpu").trials)
 
 
-def dumped(trial: Trial) -> dict[str, Any]:
-    return trial.model_dump(mode="json")
-
-
 def test_verdicts_survive_the_file(tmp_path: Path) -> None:
     write_verification(tmp_path, VERIFICATION)
     assert read_verification(tmp_path) == VERIFICATION
     assert [path.name for path in tmp_path.iterdir()] == [VERIFICATION_FILE]
-
-
-def test_a_real_verdict_survives_the_file(tmp_path: Path) -> None:
-    judged = court()
-    verdict = judged.judged()
-    made = VERIFICATION.model_copy(update={"verdicts": (verdict,)})
+    made = VERIFICATION.model_copy(update={"verdicts": (court().judged(),)})
     write_verification(tmp_path, made)
     assert read_verification(tmp_path) == made
 
 
 def test_verdicts_are_found_by_their_cell() -> None:
-    found = VERIFICATION.of("2" * 12)
-    assert found is not None
-    assert found.strategy == "zero-1"
+    verdict = VERIFICATION.of("2" * 12)
+    assert verdict is not None
+    assert verdict.strategy == "zero-1"
     assert VERIFICATION.of("nonsense") is None
-
-
-def test_worst_is_the_largest_in_tolerances() -> None:
     good, bad, untried = VERIFICATION.verdicts
     assert (good.worst, bad.worst, untried.worst) == (0.25, 900.0, None)
 
 
-@pytest.mark.parametrize("keep", [0, 1, 100, -2])
-def test_a_truncated_file_is_not_believed(tmp_path: Path, keep: int) -> None:
-    write_verification(tmp_path, VERIFICATION)
-    path = tmp_path / VERIFICATION_FILE
-    path.write_bytes(path.read_bytes()[:keep])
-    assert read_verification(tmp_path) is None
+WHOLE = VERIFICATION.model_dump_json().encode()
 
 
 @pytest.mark.parametrize(
-    "content", [b"[]", b"\xff\xfe", b'{"reference": "x", "steps": 3}', b'{"verdicts": 1}']
+    "content",
+    [
+        *(b"", WHOLE[:1], WHOLE[:100], WHOLE[:-2]),
+        *(b"[]", b"\xff\xfe", b'{"reference": "x", "steps": 3}', b'{"verdicts": 1}'),
+        b'{"invented": 1, ' + WHOLE[1:],
+    ],
 )
-def test_a_foreign_file_is_not_believed(tmp_path: Path, content: bytes) -> None:
+def test_a_cut_or_foreign_file_is_not_believed(tmp_path: Path, content: bytes) -> None:
+    assert read_verification(tmp_path) is None, "no file is no verdict"
     (tmp_path / VERIFICATION_FILE).write_bytes(content)
-    assert read_verification(tmp_path) is None
-
-
-def test_an_unknown_key_is_not_believed(tmp_path: Path) -> None:
-    text = VERIFICATION.model_dump_json()
-    (tmp_path / VERIFICATION_FILE).write_text('{"invented": 1, ' + text[1:])
-    assert read_verification(tmp_path) is None
-
-
-def test_no_file_is_no_verdict(tmp_path: Path) -> None:
     assert read_verification(tmp_path) is None
 
 
@@ -85,18 +79,10 @@ def test_repeats_are_one_cell() -> None:
     cells = cells_of(many)
     assert len(many) == 3 * len(cells)
     assert {cell.strategy.name for cell in cells} == {"single", "ddp", "fsdp", "zero-1"}
-    assert len({cell_id(dumped(cell)) for cell in cells}) == len(cells)
-
-
-def test_what_trains_otherwise_is_another_cell() -> None:
-    cells = cells_of(trials("matrix.strategy=[ddp]", "matrix.recipe.precision=[fp32, bf16]"))
-    assert [cell.recipe.precision for cell in cells] == ["fp32", "bf16"]
 
 
 def test_a_cell_is_named_by_what_it_trains() -> None:
     (trial,) = trials("matrix.strategy=[ddp]")
-    name = cell_id(dumped(trial))
-    assert len(name) == 12
     for same in (
         {"repeat": 7},
         {"id": "other"},
@@ -104,14 +90,106 @@ def test_a_cell_is_named_by_what_it_trains() -> None:
         {"measure": trial.measure.model_copy(update={"probe": False})},
         {"limits": trial.limits.model_copy(update={"trial_seconds": 5.0})},
     ):
-        assert cell_id(dumped(trial.model_copy(update=same))) == name, same
+        assert id_of(trial.model_copy(update=same)) == id_of(trial), same
     for other in (
         {"world_size": 4},
         {"device_type": "cuda"},
         {"recipe": trial.recipe.model_copy(update={"seed": 1})},
         {"workload": trial.workload.model_copy(update={"augment": "crop_flip"})},
     ):
-        assert cell_id(dumped(trial.model_copy(update=other))) != name, other
+        assert id_of(trial.model_copy(update=other)) != id_of(trial), other
+
+
+@pytest.mark.parametrize(
+    ("axis", "different"),
+    [
+        ("matrix.world_size=[2, 3]", False),
+        ("matrix.recipe.global_batch=[12, 24]", False),
+        ("matrix.recipe.seed=[1, 2]", False),
+        ("matrix.recipe.optimizer.lr=[0.1, 0.2]", False),
+        ("matrix.recipe.precision=[fp32, bf16]", True),
+        ("matrix.recipe.gradient_accumulation=[1, 2]", True),
+        ("matrix.recipe.gradient_clipping=[null, 1.0]", True),
+        ("matrix.workload.model=[resnet18, mobilenet_v2]", True),
+    ],
+)
+def test_sizes_are_no_mathematics(axis: str, different: bool) -> None:
+    batch = [] if "global_batch" in axis else ["recipe.global_batch=24"]
+    first, second = cells_of(trials(*batch, "matrix.strategy=[ddp]", axis))
+    assert (mathematics_of(first) != mathematics_of(second)) is different
+
+
+class Engine(FakeEngine):
+    """Captures nothing; its judge finishes so many verdicts, then ends as it is told."""
+
+    finished = 100
+    judge_ends = FINE
+
+    def run(self, directory: Path, *, task: str = "measure", **given: Any) -> Ending:
+        if task == "judge":
+            cells = [Path(path) for path in json.loads((directory / CELLS_FILE).read_text())]
+            verdicts = [GOOD.model_copy(update={"id": cell.name}) for cell in cells]
+            made = [verdict.model_dump(mode="json") for verdict in verdicts[: self.finished]]
+            (directory / VERDICTS_FILE).write_text(json.dumps(made))
+            given["on_tick"]()
+            return self.judge_ends
+        assert task == "capture"
+        trial = Trial.model_validate_json((directory / "trial.json").read_text())
+        assert trial.recipe.steps == STEPS
+        self.ran.append(trial)
+        end = self.ends.get(f"{trial.strategy.name} {trial.world_size}", FINE)
+        if end == FINE:
+            leave_files(directory, trial.world_size)
+        assert isinstance(end, Ending)
+        return end
+
+
+CELLS = cells_of(
+    trials("recipe.global_batch=24", "matrix.strategy=[ddp, fsdp]", "matrix.world_size=[2, 3]")
+)
+FAILED = Ending(how="exited", agent_exit_code=1, failures=(), oom_kills=0)
+
+
+def verified(engine: Engine, folder: Path) -> list[Verdict]:
+    verdicts: list[Verdict] = []
+    scratch = folder / "scratch"
+    listener = Remembers()
+    try:
+        for verdict in verify_cells(
+            CELLS, engine=engine, machine=CPU, scratch=scratch, listener=listener
+        ):
+            verdicts.append(verdict)  # noqa: PERF402  (those before Ctrl-C count)
+    except KeyboardInterrupt:
+        verdicts.append(GOOD.model_copy(update={"id": "Ctrl-C"}))
+    assert not scratch.exists()
+    assert any(note.startswith("comparing with the reference") for note in listener.notes)
+    return verdicts
+
+
+def test_one_cell_of_each_mathematics_is_tried(tmp_path: Path) -> None:
+    engine = Engine()
+    made = verification_of(CELLS, verified(engine, tmp_path))
+    assert sorted(engine.names) == ["ddp", "fsdp"]
+    assert {trial.world_size for trial in engine.ran} == {2}
+    assert [verdict.id for verdict in made.verdicts] == [id_of(cell) for cell in CELLS]
+    tried = {v.id: v.world_size for v in made.verdicts if v.tried_as is None}
+    assert set(tried.values()) == {2}
+    assert {v.tried_as for v in made.verdicts if v.world_size == 3} == tried.keys()
+
+
+def test_another_is_tried_where_the_first_fails(tmp_path: Path) -> None:
+    verdicts = verified(Engine({"ddp 2": FAILED}), tmp_path)
+    told = {(v.world_size, v.equivalent, v.tried_as is None) for v in verdicts}
+    assert told == {(2, None, True), (3, True, True), (2, True, True), (3, True, False)}
+
+
+def test_what_is_finished_before_ctrl_c_is_kept(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.finished = 1
+    engine.judge_ends = replace(FINE, how="interrupted")
+    *verdicts, last = verified(engine, tmp_path)
+    assert last.id == "Ctrl-C"
+    assert sorted(verdict.world_size for verdict in verdicts) == [2, 3]
 
 
 def test_a_verified_trial_is_the_same_training_but_short() -> None:
@@ -121,6 +199,3 @@ def test_a_verified_trial_is_the_same_training_but_short() -> None:
     assert short.workload.validation_samples == 256
     back = short.model_copy(update={"recipe": trial.recipe, "workload": trial.workload})
     assert back == trial
-    assert short.recipe.model_copy(update={"epochs": trial.recipe.epochs, "steps": None}) == (
-        trial.recipe
-    )
