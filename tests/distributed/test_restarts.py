@@ -192,9 +192,8 @@ def test_the_table_says_so(runs: Runs) -> None:
     texts = [note.text for note in notes_of(compare([runs[1]]))]
     (note,) = (text for text in texts if text.startswith("RESTARTED: ddp"))
     assert "1 time, lost" in note
-    (cost,) = (text for text in texts if text.startswith("CHECKPOINTS: "))
-    assert " a trial, " in cost
-    assert "% to the measured training time" in cost
+    (cost,) = (text for text in texts if text.startswith("CHECKPOINTS"))
+    assert "% to the time" in cost
     assert not [text for text in texts if "no checkpoint was written" in text]
 
 
