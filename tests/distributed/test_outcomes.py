@@ -184,7 +184,7 @@ def test_a_killed_controller_leaves_no_process(tmp_path: Path) -> None:
     first = command(out, experiment("hangs"))
     wait_for_progress(out)
     family = psutil.Process(first.pid).children(recursive=True)
-    assert len(family) >= 4  # nursery, agent, two ranks
+    assert len(family) >= 4  # fork server, agent, two ranks
     first.kill()
     first.communicate(timeout=30)
     _, alive = psutil.wait_procs(family, timeout=10)

@@ -20,7 +20,9 @@ from shardmark.launch.outcome import (
     LostNode,
     ProcessEnd,
     decide,
+    describe,
     kernel_oom_kills,
+    on_node,
 )
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
 from tests.golden.invented import invented_rank
@@ -29,6 +31,8 @@ CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
     "you tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
 )
+FAILED = Outcome.FAILED
+OUT_OF_MEMORY = Outcome.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,7 @@ def ending(
     failures: Sequence[tuple[int, int, float]] = (),
     oom_kills: int = 0,
 ) -> Ending:
+    """`failures` are rank, exit code and time."""
     ends = tuple(ProcessEnd(rank=r, exit_code=c, at_seconds=at) for r, c, at in failures)
     return Ending(how=how, agent_exit_code=code, failures=ends, oom_kills=oom_kills)
 
@@ -72,165 +77,174 @@ def ending(
 def record(rank: int, kind: Any = None, message: str = "", **error: Any) -> RankRecord:
     if kind is None:
         return invented_rank(rank)
-    found = RankError(kind=kind, message=message, **{"at_seconds": 10.0, **error})
-    return invented_rank(rank).model_copy(update={"error": found})
+    told = RankError(kind=kind, message=message, **{"at_seconds": 10.0, **error})
+    return invented_rank(rank).model_copy(update={"error": told})
 
 
 def decided(
     end: Ending, ranks: Sequence[RankRecord], progress: Sequence[int | None] = (3, 3)
-) -> tuple[Outcome, Failure | None]:
-    return decide(end, ranks, processes=2, trial_seconds=60, progress=progress)
+) -> tuple[Outcome, str, int | None]:
+    """Outcome, reason and rank of a trial of two ranks."""
+    outcome, failure = decide(end, ranks, processes=2, trial_seconds=60, progress=progress)
+    assert (failure is None) == (outcome is Outcome.OK)
+    if failure is None:
+        return outcome, "", None
+    assert failure.remedy
+    assert (failure.remedy == MEMORY_REMEDY) == (outcome is OUT_OF_MEMORY)
+    return outcome, failure.reason, failure.rank
 
 
-def failure(reason: str, remedy: str = "see log.txt", rank: int | None = None) -> Failure:
-    return Failure(reason=reason, remedy=remedy, rank=rank)
-
-
-def test_all_ranks_done_is_ok() -> None:
-    assert decided(ending(), [record(0), record(1)]) == (Outcome.OK, None)
-
-
-def test_interrupt_comes_before_whatever_else_happened() -> None:
-    end = ending("interrupted", -9, [(0, -9, 1.0)], oom_kills=1)
-    assert decided(end, [record(0, "out_of_memory", "x")]) == (
-        Outcome.INTERRUPTED,
-        failure("interrupted by the user", "run again with the same --out to finish"),
-    )
-
-
-def test_rank_out_of_memory_is_the_cause_though_others_reported_first() -> None:
-    ranks = [
-        record(0, "exception", "RuntimeError: Connection closed by peer", at_seconds=9.0),
-        record(1, "out_of_memory", "RuntimeError: can't allocate\n\nException raised from x"),
-    ]
-    expected = failure("rank 1: RuntimeError: can't allocate", MEMORY_REMEDY, 1)
-    end = ending(code=1, failures=[(0, 1, 9.0), (1, 1, 10.0)])
-    assert decided(end, ranks) == (Outcome.OUT_OF_MEMORY, expected)
-    # Others that wait for it until the deadline change nothing.
-    assert decided(ending("timed_out", -9), ranks) == (Outcome.OUT_OF_MEMORY, expected)
-
-
-def test_first_of_several_ranks_out_of_memory_is_named() -> None:
-    ranks = [
-        record(0, "out_of_memory", "MemoryError: ", at_seconds=12.0),
-        record(1, "out_of_memory", "MemoryError: ", at_seconds=11.0),
-    ]
-    found = decided(ending(code=1), ranks)[1]
-    assert found is not None
-    assert found.rank == 1
-
-
-def test_kernel_s_kill_is_out_of_memory() -> None:
-    end = ending(code=1, failures=[(1, -9, 5.0)], oom_kills=1)
-    assert decided(end, [record(0, "exception", "Connection reset", at_seconds=5.0)]) == (
-        Outcome.OUT_OF_MEMORY,
-        failure("the kernel killed rank 1 for want of memory", MEMORY_REMEDY, 1),
-    )
-
-
-def test_kernel_s_kill_of_somebody_else_is_no_excuse() -> None:
-    end = ending(code=1, failures=[(1, 1, 5.0)], oom_kills=1)
-    assert decided(end, [record(0), record(1, "exception", "ValueError: x")])[0] is Outcome.FAILED
-
-
-def test_kernel_s_kill_of_the_launcher_names_no_rank() -> None:
-    found = decided(ending(code=-9, oom_kills=1), [])
-    assert found[0] is Outcome.OUT_OF_MEMORY
-    assert found[1] is not None
-    assert found[1].rank is None
-    assert "rank None" not in found[1].reason
-
-
-@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (6, "SIGABRT")])
-def test_signal_is_the_cause_of_the_others_errors(number: int, name: str) -> None:
-    lost = record(0, "exception", "RuntimeError: Connection closed by peer", at_seconds=4.0)
-    end = ending(code=1, failures=[(1, -number, 3.5), (0, 1, 4.0)])
-    expected = failure(f"rank 1 was ended by {name}", rank=1)
-    assert decided(end, [lost]) == (Outcome.FAILED, expected)
-
-
-def test_a_kill_noticed_a_little_late_on_another_node_is_still_the_cause() -> None:
-    lost = record(0, "exception", "RuntimeError: Connection closed by peer", at_seconds=3.98)
-    end = ending(code=1, failures=[(0, 1, 3.99), (1, -9, 4.02)])
-    expected = failure("rank 1 was ended by SIGKILL", rank=1)
-    assert decided(end, [lost]) == (Outcome.FAILED, expected)
-
-
-def test_a_library_that_aborts_because_a_peer_is_gone_is_no_cause() -> None:
-    ranks = [record(0, "exception", "ValueError: bad", at_seconds=4.0)]
-    end = ending(code=1, failures=[(0, 1, 4.01), (1, -6, 4.05)])
-    assert decided(end, ranks) == (Outcome.FAILED, failure("rank 0: ValueError: bad", rank=0))
-
-
-def test_signal_without_a_name_is_told_by_its_number() -> None:
-    end = ending(code=1, failures=[(1, -40, 5.0)])
-    found = decided(end, [record(0)])
-    assert found[0] is Outcome.FAILED
-    assert found[1] is not None
-    assert "40" in found[1].reason
-
-
-def test_sigkill_after_an_error_is_the_launcher_s_tidying_up_too() -> None:
-    """A rank that waits in a collective is killed seconds after another one's error."""
-    ranks = [record(0, "exception", "ValueError: bad", at_seconds=4.0)]
-    end = ending(code=1, failures=[(0, 1, 4.0), (1, -9, 7.0)])
-    assert decided(end, ranks) == (Outcome.FAILED, failure("rank 0: ValueError: bad", rank=0))
-
-
-def test_sigterm_is_the_launcher_s_tidying_up() -> None:
-    ranks = [record(0, "exception", "ValueError: bad", at_seconds=4.0)]
-    end = ending(code=1, failures=[(1, -signal.SIGTERM, 3.0), (0, 1, 4.0)])
-    assert decided(end, ranks) == (Outcome.FAILED, failure("rank 0: ValueError: bad", rank=0))
-
-
-def test_first_error_is_told_with_its_remedy() -> None:
-    ranks = [
-        record(0, "exception", "RuntimeError: peer", at_seconds=6.0),
-        record(1, "data", "DataError: no pictures", at_seconds=5.0, remedy="add some"),
-    ]
-    expected = failure("rank 1: DataError: no pictures", "add some", 1)
-    assert decided(ending(code=1), ranks) == (Outcome.FAILED, expected)
-
-
-def test_message_is_cut_to_its_first_line() -> None:
-    ranks = [record(0, "exception", "\n \n" + "x" * 600 + "\nstack"), record(1)]
-    assert decided(ending(code=1), ranks)[1] == failure(f"rank 0: {'x' * 500}", rank=0)
-    assert decided(ending(code=1), [record(0, "exception", "\n")])[1] == failure(
-        "rank 0: no message", rank=0
-    )
-
-
-def test_a_lost_worker_is_no_failure() -> None:
-    """The others trained on, so that no process that the launcher watches has failed."""
-    lost = record(1).model_copy(update={"lost": "was ended by SIGKILL"})
-    assert decided(ending(code=0), [record(0), lost]) == (Outcome.OK, None)
-
-
-def test_unavailable_in_a_rank_is_an_outcome() -> None:
-    ranks = [record(0, "unavailable", "StrategyUnavailable: no compiler", remedy="get one")]
-    expected = failure("rank 0: StrategyUnavailable: no compiler", "get one", 0)
-    assert decided(ending(code=1), ranks) == (Outcome.UNAVAILABLE, expected)
-
-
-def test_exit_code_is_told_where_a_rank_left_nothing_else() -> None:
-    end = ending(code=1, failures=[(1, 3, 5.0), (0, 1, 6.0)])
-    assert decided(end, []) == (Outcome.FAILED, failure("rank 1 ended with exit code 3", rank=1))
+PEER_GONE = record(0, "exception", "RuntimeError: Connection closed by peer", at_seconds=4.0)
+BAD_VALUE = record(0, "exception", "ValueError: bad", at_seconds=4.0)
+NO_MEMORY = record(1, "out_of_memory", "MemoryError: none\n\nException raised from x")
+LOST_WORKER = record(1).model_copy(update={"lost": "was ended by SIGKILL"})
 
 
 @pytest.mark.parametrize(
-    ("code", "ranks", "reason"),
+    ("end", "ranks", "expected"),
     [
-        (-9, (), "the launcher ended with code -9 and 0 of 2 ranks finished"),
-        (0, (0,), "the launcher ended with code 0 and 1 of 2 ranks finished"),
-        (1, (0, 1), "the launcher ended with code 1 and 2 of 2 ranks finished"),
-        (None, (0, 1), "the launcher ended with code None and 2 of 2 ranks finished"),
+        pytest.param(ending(), [record(0), record(1)], (Outcome.OK, "", None), id="done"),
+        pytest.param(
+            ending(), [record(0), LOST_WORKER], (Outcome.OK, "", None), id="others trained on"
+        ),
+        pytest.param(
+            ending("interrupted", -9, [(0, -9, 1.0)], oom_kills=1),
+            [NO_MEMORY],
+            (Outcome.INTERRUPTED, "interrupted by the user", None),
+            id="an interrupt comes before whatever else happened",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(0, 1, 4.0), (1, 1, 10.0)]),
+            [PEER_GONE, NO_MEMORY],
+            (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
+            id="out of memory is the cause though others reported first",
+        ),
+        pytest.param(
+            ending("timed_out", -9),
+            [PEER_GONE, NO_MEMORY],
+            (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
+            id="others that wait for it until the deadline change nothing",
+        ),
+        pytest.param(
+            ending(code=1),
+            [record(0, "out_of_memory", "MemoryError: ", at_seconds=12.0), NO_MEMORY],
+            (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
+            id="first of several ranks out of memory",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(1, -9, 3.5)], oom_kills=1),
+            [PEER_GONE],
+            (OUT_OF_MEMORY, "the kernel killed rank 1 for want of memory", 1),
+            id="kernel's kill",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(0, 1, 5.0)], oom_kills=1),
+            [BAD_VALUE],
+            (FAILED, "rank 0: ValueError: bad", 0),
+            id="kernel's kill of somebody else is no excuse",
+        ),
+        pytest.param(
+            ending(code=-9, oom_kills=1),
+            [],
+            (OUT_OF_MEMORY, "the kernel killed the launcher for want of memory", None),
+            id="kernel's kill of the launcher",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(1, -11, 3.5), (0, 1, 4.0)]),
+            [PEER_GONE],
+            (FAILED, "rank 1 was ended by SIGSEGV", 1),
+            id="signal is the cause of the others' errors",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(1, -6, 3.5), (0, 1, 4.0)]),
+            [PEER_GONE],
+            (FAILED, "rank 1 was ended by SIGABRT", 1),
+            id="abort that came first",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(0, 1, 3.99), (1, -9, 4.02)]),
+            [PEER_GONE],
+            (FAILED, "rank 1 was ended by SIGKILL", 1),
+            id="kill noticed a little late on another node",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(0, 1, 4.01), (1, -6, 4.05)]),
+            [BAD_VALUE],
+            (FAILED, "rank 0: ValueError: bad", 0),
+            id="library aborts because a peer is gone",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(0, 1, 4.0), (1, -9, 7.0)]),
+            [BAD_VALUE],
+            (FAILED, "rank 0: ValueError: bad", 0),
+            id="the launcher kills a rank in a collective seconds later",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(1, -signal.SIGTERM, 3.0), (0, 1, 4.0)]),
+            [BAD_VALUE],
+            (FAILED, "rank 0: ValueError: bad", 0),
+            id="SIGTERM is the launcher's",
+        ),
+        pytest.param(
+            ending(code=1),
+            [BAD_VALUE, record(1, "data", "DataError: no pictures", at_seconds=3.0)],
+            (FAILED, "rank 1: DataError: no pictures", 1),
+            id="first error",
+        ),
+        pytest.param(
+            replace(ending(code=1), clocks_ahead_seconds={1: -5.0}),
+            [BAD_VALUE, record(1, "data", "DataError: no pictures", at_seconds=3.0)],
+            (FAILED, "rank 0: ValueError: bad", 0),
+            id="first error by one clock",
+        ),
+        pytest.param(
+            ending(code=1),
+            [record(0, "unavailable", "StrategyUnavailable: no compiler")],
+            (Outcome.UNAVAILABLE, "rank 0: StrategyUnavailable: no compiler", 0),
+            id="unavailable",
+        ),
+        pytest.param(
+            ending(code=1, failures=[(1, 3, 5.0), (0, 1, 6.0)]),
+            [],
+            (FAILED, "rank 1 ended with exit code 3", 1),
+            id="exit code where a rank left nothing else",
+        ),
+        pytest.param(
+            replace(ending(code=1), lost=LostNode(node=1, host="b", reason="silent for 20 s")),
+            [BAD_VALUE],
+            (FAILED, "node 1 (b) was lost: silent for 20 s", None),
+            id="lost node, whatever the others say of it",
+        ),
+        pytest.param(
+            ending(code=-9),
+            [],
+            (FAILED, "the launcher ended with code -9 and 0 of 2 ranks finished", None),
+            id="launcher's death",
+        ),
+        pytest.param(
+            ending(code=0),
+            [record(0)],
+            (FAILED, "the launcher ended with code 0 and 1 of 2 ranks finished", None),
+            id="missing rank",
+        ),
+        pytest.param(
+            ending(code=1),
+            [record(0, "exception", "\n \n" + "x" * 600 + "\nstack")],
+            (FAILED, f"rank 0: {'x' * 500}", 0),
+            id="first line of a message",
+        ),
+        pytest.param(
+            ending(code=1),
+            [record(0, "exception", "\n")],
+            (FAILED, "rank 0: no message", 0),
+            id="no message",
+        ),
     ],
 )
-def test_launcher_s_death_and_missing_ranks(
-    code: int | None, ranks: Sequence[int], reason: str
+def test_decision(
+    end: Ending, ranks: Sequence[RankRecord], expected: tuple[Outcome, str, int | None]
 ) -> None:
-    found = decided(ending(code=code), [record(rank) for rank in ranks])
-    assert found == (Outcome.FAILED, failure(reason))
+    assert decided(end, ranks) == expected
 
 
 @pytest.mark.parametrize(
@@ -244,10 +258,34 @@ def test_launcher_s_death_and_missing_ranks(
 def test_timeout_says_how_far_each_rank_came(
     progress: Sequence[int | None], places: str, rank: int | None
 ) -> None:
-    found = decided(ending("timed_out", -9, [(0, -9, 61.0)]), [], progress)
-    reason = f"not done after limits.trial_seconds = 60 s: {places}"
-    remedy = "raise limits.trial_seconds, or look in log.txt where each rank stood"
-    assert found == (Outcome.TIMED_OUT, failure(reason, remedy, rank))
+    outcome, reason, blamed = decided(ending("timed_out", -9, [(0, -9, 61.0)]), [], progress)
+    assert (outcome, blamed) == (Outcome.TIMED_OUT, rank)
+    assert reason == f"not done after limits.trial_seconds = 60 s: {places}"
+
+
+def test_a_rank_s_own_remedy_is_told() -> None:
+    rank = record(1, "data", "DataError: no pictures", remedy="add some")
+    _, failure = decide(ending(code=1), [rank], processes=2, trial_seconds=60, progress=())
+    assert failure is not None
+    assert failure.remedy == "add some"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (-9, "was ended by SIGKILL"),
+        (-40, "was ended by signal 40"),
+        (3, "ended with exit code 3"),
+    ],
+)
+def test_description(code: int, words: str) -> None:
+    assert describe(code) == words
+
+
+def test_a_failure_names_the_node_of_its_rank() -> None:
+    failure = on_node(Failure(reason="rank 3 was ended by SIGKILL", rank=3), 1, "b")
+    assert failure.reason == "rank 3 was ended by SIGKILL (rank 3 is on node 1, b)"
+    assert failure.node == 1
 
 
 def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -259,32 +297,3 @@ def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert kernel_oom_kills() == 0
     vmstat.write_text("nr_free_pages 12\noom_kill 4\n")
     assert kernel_oom_kills() == 4
-
-
-def error_at(rank: int, at_seconds: float) -> RankRecord:
-    error = RankError(kind="exception", message=f"error of {rank}", at_seconds=at_seconds)
-    return invented_rank(rank).model_copy(update={"error": error})
-
-
-def test_lost_node_is_the_reason_whatever_the_others_say_of_it() -> None:
-    lost = LostNode(node=1, host="b", reason="nothing was heard for 20 s")
-    outcome, failure = decided(replace(ending(code=1), lost=lost), [error_at(0, 1.0)])
-    assert (outcome, failure) == (
-        Outcome.FAILED,
-        Failure(
-            reason="node 1 (b) was lost: nothing was heard for 20 s",
-            remedy="see whether the machine and the network to it are alive",
-            node=1,
-        ),
-    )
-
-
-def test_first_error_is_told_by_one_clock() -> None:
-    """Rank 1's clock is behind: what it says was earlier was later."""
-    ranks = (error_at(0, 10.0), error_at(1, 9.0))
-    _, failure = decided(ending(code=1), ranks)
-    assert failure is not None
-    assert failure.rank == 1
-    _, failure = decided(replace(ending(code=1), clocks_ahead_seconds={1: -5.0}), ranks)
-    assert failure is not None
-    assert failure.rank == 0

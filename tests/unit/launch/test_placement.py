@@ -50,11 +50,13 @@ def test_every_process_has_a_seat(name: str) -> None:
             strategy.unsupported_reason(size, nodes) is None
             and strategy.layout(size, nodes).processes >= nodes
         ):
-            seats = [rank.node for rank in strategy.layout(size, nodes).ranks]
-            assert len(seats) == strategy.layout(size, nodes).processes
-            assert set(seats) <= set(range(nodes))
+            nodes_of = [rank.node for rank in strategy.layout(size, nodes).ranks]
+            assert len(nodes_of) == strategy.layout(size, nodes).processes
+            assert set(nodes_of) <= set(range(nodes))
             training = [
-                n for n, s in zip(seats, strategy.layout(size, nodes).ranks, strict=True) if s.share
+                n
+                for n, s in zip(nodes_of, strategy.layout(size, nodes).ranks, strict=True)
+                if s.share
             ]
             assert training == sorted(training)
             assert len({training.count(node) for node in set(training)}) == 1

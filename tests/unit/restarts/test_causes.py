@@ -8,9 +8,8 @@ import pytest
 
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError
-from shardmark.launch.outcome import NoticedCause, first_causes, on_node
+from shardmark.launch.outcome import NoticedCause, first_causes
 from shardmark.launch.trial_artifacts import RESTARTS_FILE, read_restarts
-from shardmark.results.schema import Failure
 from shardmark.strategies import build_strategy
 from shardmark.train.checkpoint_folder import check_given, folder_on_node, remove
 from shardmark.trials.matrix import expand
@@ -113,9 +112,3 @@ def test_a_folder_that_cannot_be_made_is_named_by_its_key(tmp_path: Path) -> Non
     check_given([trial(checkpoint_dir=bad), trial(max_restarts=1)])  # nothing is written
     with pytest.raises(InputError, match=r"limits\.checkpoint_dir: .*below on .*Not a directory"):
         check_given([trial(max_restarts=1, checkpoint_dir=bad)])
-
-
-def test_a_failure_names_the_node_of_its_rank() -> None:
-    failure = on_node(Failure(reason="rank 3 was ended by SIGKILL", rank=3), 1, "b")
-    assert failure.reason == "rank 3 was ended by SIGKILL (rank 3 is on node 1, b)"
-    assert failure.node == 1

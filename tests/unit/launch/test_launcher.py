@@ -11,15 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from shardmark.launch.local.launcher import DeathWatch
-from shardmark.launch.outcome import describe
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(-9, "was ended by SIGKILL"), (-11, "was ended by SIGSEGV"), (3, "ended with exit code 3")],
-)
-def test_description(code: int, words: str) -> None:
-    assert describe(code) == words
 
 
 class Enough(Exception):  # noqa: N818  (no error: the end of the test's events)
