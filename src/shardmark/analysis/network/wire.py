@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Literal
 
-from pydantic import ValidationError
-
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.core.errors import ShardmarkError
-from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize, WireBytes, carried_share
+from shardmark.core.wire import WireBytes, carried_share
 from shardmark.results.schema import CollectiveRecord, RankRecord, TrialResult
-from shardmark.strategies import build_strategy
 
 SENT = "network_sent_bytes"
 
@@ -72,18 +67,15 @@ class WireOfRow:
 
 
 def wires_of(rows: Sequence[Row]) -> list[WireOfRow]:
-    """Each row that ended ok at least once."""
-    sizes = _model_sizes(rows)
-    return [wire_of(row, sizes.get(row.workload)) for row in rows if row.ok_trials]
+    """Formula, collectives and interfaces of each row that ended ok at least once."""
+    return [_wire_of(row) for row in rows if row.ok_trials]
 
 
-def wire_of(row: Row, size: ModelSize | None) -> WireOfRow:
-    """Formula, collectives and interfaces of one row, which has a trial that ended ok."""
+def _wire_of(row: Row) -> WireOfRow:
     missing: dict[str, str] = {}
-    found = _defined(row, size)
-    wire = None if isinstance(found, str) else found
-    if isinstance(found, str):
-        missing["formula"] = found
+    wire = row.ok_trials[0].needed_traffic
+    if wire is None:
+        missing["formula"] = "no rank counted the model's parameters"
     counted = _counted(row.ok_trials)
     if counted is None:
         missing["counted"] = "no collectives were counted: the probe was off, or failed"
@@ -99,36 +91,6 @@ def wire_of(row: Row, size: ModelSize | None) -> WireOfRow:
         interface_bytes=sent,
         missing=missing,
     )
-
-
-def _defined(row: Row, size: ModelSize | None) -> WireBytes | str:
-    if size is None:
-        return "no trial of the workload recorded the number of parameters"
-    first = row.ok_trials[0].trial
-    try:
-        strategy = build_strategy(row.strategy, row.strategy_options)
-        recipe = Recipe.model_validate(first.get("recipe"))
-    except (ShardmarkError, ValidationError) as error:
-        return f"the trial cannot be rebuilt: {error}".partition("\n")[0]
-    return strategy.wire_bytes(size, recipe, row.world_size, int(first.get("nodes", 1)))
-
-
-def _model_sizes(rows: Sequence[Row]) -> dict[str, ModelSize]:
-    """By workload: every strategy trains the same model."""
-    sizes: dict[str, ModelSize] = {}
-    for row in rows:
-        for trial in row.ok_trials:
-            for rank in trial.ranks:
-                probe = rank.probe
-                if (
-                    probe is not None
-                    and probe.parameters is not None
-                    and probe.trained_parameters is not None
-                ):
-                    sizes[row.workload] = ModelSize(
-                        parameters=probe.parameters, trained_parameters=probe.trained_parameters
-                    )
-    return sizes
 
 
 def _workers(trial: TrialResult) -> list[RankRecord]:
@@ -161,10 +123,11 @@ def _kinds(
     calls: Mapping[str, float] | None,
 ) -> tuple[Kind, ...]:
     defined = {} if wire is None else {one.kind: one for one in wire.traffic}
+    everybody = len(row.ok_trials[0].layout.training_ranks)
     return tuple(
         Kind(
             kind=kind,
-            ranks=defined[kind].ranks if kind in defined else row.world_size,
+            ranks=defined[kind].ranks if kind in defined else everybody,
             defined_bytes=defined[kind].payload_bytes if kind in defined else 0.0,
             counted_bytes=None if counted is None else counted.get(kind, 0.0),
             counted_calls=None if calls is None else calls.get(kind, 0.0),

@@ -62,7 +62,7 @@ def samples_per_step(row: Row) -> float | None:
     total, per_rank = recipe.get("global_batch"), recipe.get("per_rank_batch")
     if total is not None:
         return float(total)
-    return None if per_rank is None else float(per_rank) * row.world_size
+    return None if per_rank is None else float(per_rank) * row.trials[0].layout.shares
 
 
 def common_repeats(row: Row, other: Row) -> frozenset[int]:
