@@ -51,7 +51,7 @@ for more in ([], ["--epochs"], ["--against", "lamsal-2025"]):
 for more in ([], ["--pareto", "--scaling", "--epochs", "--time-to", "train_loss"]):
     assert main(["compare", given["run"], *more]) == 0, more
 """,
-        NUMBERS | DRAWING,
+        NUMBERS - {"numpy", "scipy"} | DRAWING,  # its intervals are scipy's
     ),
     "drawing of the page": ("import shardmark.report.figures.drawing", NUMBERS | DRAWING),
     "workloads": (

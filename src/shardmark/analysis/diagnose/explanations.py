@@ -35,9 +35,7 @@ ACTIVATIONS = "activation_peak_bytes"
 NOTEWORTHY = 0.05
 """A smaller relative difference needs no explanation."""
 HOPED_SHARE = 0.5
-"""Saving less than this part of (n - 1) / n of the peak on n ranks is little."""
-SHARDED_SHARE = 0.9
-"""A row with less than this part of the largest model state on as many ranks shards it."""
+"""Saving less of the peak than this part of what a rank gives away of its state is little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,25 +155,31 @@ def _lack_of_cores(own: CpuUse | None, base: CpuUse | None, extra: float) -> dic
 
 
 def _memory(group: ComparableGroup) -> Iterator[Explanation]:
-    """Rows that shard their model state, and yet save little of the peak on as many ranks."""
+    """Rows that shard model state, and yet save little against one that holds all of it."""
     known = [
         row
         for row in group.candidates
         if row.world_size > 1 and all(row.metrics.get(n) for n in (*STATE, ACTIVATIONS, PEAK))
     ]
     for row in known:
-        same_size = [one for one in known if one.world_size == row.world_size]
-        whole = max(
-            (one for one in same_size if not one.differing(row)),
-            key=lambda one: (_state(one), -_value(one, PEAK)),
-        )
+        held = _least_held_share(row)
+        wholes = [
+            other
+            for other in known
+            if other.world_size == row.world_size
+            and not other.differing(row)
+            and _least_held_share(other) == 1
+        ]
+        if held == 1 or not wholes:
+            continue
+        whole = min(wholes, key=lambda other: (len(other.strategy_options), _value(other, PEAK)))
         ratio = times_better(row, whole, PEAK)
-        least = 1 - HOPED_SHARE * (1 - 1 / row.world_size)
-        if _state(row) >= SHARDED_SHARE * _state(whole) or ratio is None:
+        least = 1 - HOPED_SHARE * (1 - held)
+        if ratio is None or 1 / ratio.value <= least:
+            continue
+        if ratio.high is not None and 1 / ratio.high <= least:
             continue
         share = 1 / ratio.value
-        if share <= least or (ratio.high is not None and 1 / ratio.high <= least):
-            continue
         saved = _value(whole, PEAK) - _value(row, PEAK)
         state = _state(whole) - _state(row)
         activations = _value(whole, ACTIVATIONS) - _value(row, ACTIVATIONS)
@@ -195,6 +199,13 @@ def _memory(group: ComparableGroup) -> Iterator[Explanation]:
                 "activation_share": _value(whole, ACTIVATIONS) / _value(whole, PEAK),
             },
         )
+
+
+def _least_held_share(row: Row) -> float:
+    """Of parameters, gradients or optimizer state, by the layout of the first rank that trains."""
+    layout = row.trials[0].layout
+    holds = layout.ranks[layout.training_ranks[0]].holds
+    return min(holds.parameters, holds.gradients, holds.optimizer_state)
 
 
 def _value(row: Row, name: str) -> float:
