@@ -136,7 +136,7 @@ def about_bounded(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         f"ps-bounded {place} ({asynchronous:.1f}, {bounded:.1f}, {sync:.1f} s): a worker that is "
         f"always {FACTOR:g} times faster is {STALENESS} steps ahead soon, and then takes one step "
         f"for each of the slow one's, whose share is {100 * share:.0f} % of the samples; pulls "
-        f"were held back for {waited:.3f} s on average. A bound hides delays that come and go, not "
+        f"waited for {waited:.3f} s on average. A bound hides delays that come and go, not "
         "a worker that is always slow."
     )
 
@@ -163,7 +163,7 @@ def main() -> None:
     notes = [
         f"{options.model} on digits, global batch {options.global_batch}, {samples} samples a "
         f"training, {WORKERS} workers, rank {SLOW} {FACTOR:g} times slower; {len(seeds)} seed(s), "
-        "95 % intervals. Staleness in updates; held back: seconds that a pull waited for others."
+        "95 % intervals. Staleness in updates; server wait: seconds that a pull waited for others."
     ]
     if "ps-bounded" in found:
         notes.append(about_bounded(found))
@@ -176,7 +176,7 @@ def main() -> None:
         table=Table(
             columns=(
                 *("strategy", "training s", "of ps-sync's", "top-1 %", "slow worker's samples %"),
-                *("mean staleness", "largest", "held back s"),
+                *("mean staleness", "largest", "server wait s"),
             ),
             rows=tuple(row_of(name, found[name], ratios[name]) for name in strategies),
             notes=tuple(notes),

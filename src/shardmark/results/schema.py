@@ -96,7 +96,7 @@ class ExchangeRecord(Stored):
     staleness: dict[str, int] = {}
     """Server: updates between a gradient's parameters and its use -> how many gradients."""
     wait_seconds: float = 0.0
-    """Time in which a worker's answer was held back: by the barrier, or the bound."""
+    """Time in which workers waited for the barrier or the bound."""
     lost_samples: int = 0
     """First server: samples that were handed to workers which died before they sent a gradient."""
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,8 +16,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shardmark.strategies
 from shardmark.measure.step.recorder import NoSpans
+from shardmark.strategies import build_strategy
+from shardmark.strategies.deepspeed import private
+from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.step import build_optimizer
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
@@ -30,7 +37,6 @@ def zero() -> Iterator[Any]:
         for name in ("full_fp32_param", "full_grad", "full_optimizer_state"):
             patch.setattr(utilities, f"safe_get_{name}", lambda p, *_: p.full, raising=False)
         patch.delitem(sys.modules, "shardmark.strategies.deepspeed.worker", raising=False)
-        patch.delattr(shardmark.strategies, "_zero", raising=False)
         from shardmark.strategies.deepspeed import worker as _zero
 
         yield _zero
@@ -159,3 +165,124 @@ def test_held_takes_the_attributes_that_are_there(zero: Any) -> None:
     owner = SimpleNamespace(averaged_gradients={0: [torch.ones(3)]}, other=torch.ones(1))
     (found,) = zero.attributes(owner, zero.GRADIENTS)
     assert found.numel() == 3
+
+
+@cache
+def source(file: str) -> str:
+    """Of DeepSpeed's runtime: importing it takes seconds."""
+    package = metadata.distribution("deepspeed").locate_file("deepspeed")
+    return (Path(str(package)) / "runtime" / file).read_text()
+
+
+def test_deepspeed_s_private_attributes_are_where_this_version_has_them() -> None:
+    """An unknown version needs a look at what it holds, and where."""
+    assert metadata.version("deepspeed").startswith("0.19.")
+    for file, names in private.DEFINED_IN.items():
+        for name in names:
+            plain_name = name.removeprefix("_DeepSpeedZeroOptimizer_Stage3")
+            assert re.search(rf"self\.{plain_name}\b *(:[^=\n]*)?=", source(file)), (file, name)
+
+
+def written(stage: int, device: str = "cpu", options: Any = None, **changes: Any) -> Any:
+    context: Any = SimpleNamespace(device=SimpleNamespace(type=device))
+    zero = build_strategy(f"zero-{stage}", options or {})
+    assert isinstance(zero, Zero)
+    return zero.config(recipe(**changes), context)
+
+
+def defaults_of_deepspeed() -> dict[str, Any]:
+    """Key -> default of stage 3, from `name: type = Field(default, alias=key)`."""
+    classes = {
+        c.name: c for c in ast.parse(source("zero/config.py")).body if isinstance(c, ast.ClassDef)
+    }
+    fields = (f for f in classes["DeepSpeedZeroConfig"].body if isinstance(f, ast.AnnAssign))
+    return dict(key_and_default(field) for field in fields)
+
+
+def key_and_default(field: ast.AnnAssign) -> tuple[str, Any]:
+    assert isinstance(field.target, ast.Name)
+    name, value = field.target.id, field.value
+    if not isinstance(value, ast.Call):
+        return name, constant(value)
+    keywords = {keyword.arg: keyword.value for keyword in value.keywords}
+    if "deprecated" in ast.unparse(value):
+        return f"deprecated {name}", None
+    default = value.args[0] if value.args else keywords.get("default")
+    return constant(keywords.get("alias")) or name, constant(default)
+
+
+def constant(value: ast.expr | None) -> Any:
+    """Or the first argument of `pp_int`, which only changes how a number prints."""
+    if isinstance(value, ast.Call) and value.args:
+        value = value.args[0]
+    if value is not None and ast.unparse(value) == "sys.maxsize":
+        return sys.maxsize
+    return value.value if isinstance(value, ast.Constant) else None
+
+
+OTHER_KEYS = (
+    *("sub_group_size", "zero_hpz_partition_size", "memory_efficient_linear"),
+    *(f"zero_quantized_{what}" for what in ("weights", "nontrainable_weights", "gradients")),
+)
+
+
+def test_nothing_of_stage_3_is_left_to_a_hidden_default() -> None:
+    defaults = defaults_of_deepspeed()
+    keys = {key for key in defaults if key.startswith("stage3_")} | set(OTHER_KEYS)
+    assert len(keys) > len(OTHER_KEYS) + 5
+    config = written(3)["zero_optimization"]
+    assert {key: config.get(key) for key in keys} == {key: defaults[key] for key in keys}
+
+
+def test_settings_record_what_the_configuration_says() -> None:
+    options = {"max_reuse_distance": 5, "max_live_parameters": 7, "persistence_threshold": 0}
+    config = written(3, options=options)["zero_optimization"]
+    assert config["stage3_max_reuse_distance"] == 5
+    assert config["stage3_max_live_parameters"] == 7
+    settings = build_strategy("zero-3", options).settings(recipe())
+    keys = {key for key in config if key.startswith("stage3_")} | set(OTHER_KEYS)
+    assert {key: settings[key] for key in keys} == {key: config[key] for key in keys}
+    for stage in (0, 1, 2):
+        told = {*written(stage), *build_strategy(f"zero-{stage}", {}).settings(recipe())}
+        assert not keys & told
+
+
+def test_defaults_of_the_engine_are_written_out() -> None:
+    config = written(1)
+    assert config["gradient_clipping"] == 0.0
+    assert config["communication_data_type"] == "fp32"
+    assert config["prescale_gradients"] is False
+    assert config["zero_optimization"]["reduce_bucket_size"] == 25 * 2**20 // 4
+    assert not {"torch_autocast", "bf16", "fp16"} & config.keys()
+    changes = {"gradient_clipping": 0.5, "gradient_accumulation": 4}
+    config = written(3, options={"bucket_mb": 1.0}, **changes)
+    assert (config["gradient_clipping"], config["gradient_accumulation_steps"]) == (0.5, 4)
+    zero = config["zero_optimization"]
+    assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (2**18, 2**18)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_autocasts_and_reduces_in_fp32_unless_native(precision: str, dtype: str) -> None:
+    config = written(2, precision=precision)
+    expected = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
+    assert config["torch_autocast"] == expected
+    assert not {"bf16", "fp16"} & config.keys()
+    native = written(2, options={"mixed_precision": "native"}, precision=precision)
+    assert native[precision]["enabled"] is True
+    assert "torch_autocast" not in native
+    if precision == "fp16":
+        scale = native["fp16"]
+        assert (scale["loss_scale"], scale["initial_scale_power"]) == (0.0, 16)
+        assert scale["loss_scale_window"] == 2000
+
+
+def test_offloads_what_the_stage_shards_and_overlaps_on_streams() -> None:
+    place = {"device": "cpu", "pin_memory": True}
+    second = written(2, "cuda", cpu_offload=True)["zero_optimization"]
+    assert (second["offload_optimizer"], "offload_param" in second) == (place, False)
+    third = written(3, "cuda", cpu_offload=True)["zero_optimization"]
+    assert (third["offload_optimizer"], third["offload_param"]) == (place, place)
+    off = {"overlap_communication": False}
+    overlaps = [written(1, *how)["zero_optimization"]["overlap_comm"]
+                for how in (("cuda",), ("cpu",), ("cuda", off))]  # fmt: skip
+    assert overlaps == [True, False, False]
