@@ -254,7 +254,7 @@ def test_defaults_of_the_engine_are_written_out() -> None:
     assert config["prescale_gradients"] is False
     assert config["zero_optimization"]["reduce_bucket_size"] == 25 * 2**20 // 4
     assert not {"torch_autocast", "bf16", "fp16"} & config.keys()
-    changes = {"gradient_clipping": 0.5, "gradient_accumulation": 4}
+    changes: dict[str, Any] = {"gradient_clipping": 0.5, "gradient_accumulation": 4}
     config = written(3, options={"bucket_mb": 1.0}, **changes)
     assert (config["gradient_clipping"], config["gradient_accumulation_steps"]) == (0.5, 4)
     zero = config["zero_optimization"]
