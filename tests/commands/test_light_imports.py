@@ -67,7 +67,6 @@ options({"name": "classification", "dataset": "random", "model": "timm:resnet18"
     ),
     "detection": (
         """
-from shardmark.workloads.detection import detectors
 from shardmark.workloads import options
 from shardmark.workloads.detection.options import DetectionOptions
 for place in (given["detection"], given["coco"]):

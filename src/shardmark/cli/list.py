@@ -55,7 +55,7 @@ def _workloads() -> Mapping[str, str]:
 
 
 def _models() -> Mapping[str, str]:
-    from shardmark.workloads.detection.detectors import DETECTORS
+    from shardmark.workloads.detection.options import DETECTORS
     from shardmark.workloads.models import MODELS, OTHER_MODELS
 
     return {**MODELS, **DETECTORS, **OTHER_MODELS}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,24 +24,38 @@ def build_model(
 ) -> nn.Module:
     """The same fp32 weights wherever it is called, on the CPU, in training mode.
 
-    Weights come from torch's CPU generator, which is left as it was found.
     Raises `InputError` where the model cannot be built with these options.
     """
     constructor, own_options = _constructor(name, image_size)
-    arguments = {**own_options, **model_options, "num_classes": classes}
+    with seeded(seed):
+        made = construct(name, constructor, own_options | {**model_options, "num_classes": classes})
+    return made.train()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's CPU generator begins with the seed, and is left as it was found."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
-        try:
-            model = constructor(**arguments)
-        except _WRONG_OPTIONS as error:
-            raise InputError(
-                "workload.model_options",
-                f"{name} cannot be built with {_listed(arguments)}: {error}",
-                "use arguments that it takes, and pictures of a size that it takes",
-            ) from error
+        yield
+
+
+def construct(
+    name: str, constructor: Callable[..., object], arguments: Mapping[str, Any]
+) -> nn.Module:
+    """Call it; `InputError` where it does not take the arguments, or makes something else."""
+    try:
+        model = constructor(**arguments)
+    except _WRONG_OPTIONS as error:
+        listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+        raise InputError(
+            "workload.model_options",
+            f"{name} cannot be built with {listed}: {error}",
+            "use arguments that it takes, and pictures of a size that it takes",
+        ) from error
     if not isinstance(model, nn.Module):
         raise InputError("workload.model", f"{name} made a {type(model).__name__}", "an nn.Module")
-    return model.train()
+    return model
 
 
 def _constructor(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
@@ -90,6 +105,7 @@ def _timm(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, 
 
 
 def user_function(name: str) -> Callable[..., object]:
+    """`package.module:function`, found from the current folder, too."""
     module_name, _, function_name = name.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -103,7 +119,3 @@ def user_function(name: str) -> Callable[..., object]:
     if not callable(function):
         raise InputError("workload.model", f"{name} is not callable", "a function or a class")
     return cast("Callable[..., object]", function)
-
-
-def _listed(arguments: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in arguments.items())

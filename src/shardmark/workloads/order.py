@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import BatchPlan
 
 _STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5}
+
+
+class Source(Protocol):
+    """One split of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def select(self, ids: NDArray[np.int64]) -> Self:
+        """Only these samples, numbered anew from 0."""
+
+
+Sampled = TypeVar("Sampled", bound=Source)
 
 
 def every_step(shard: Shard) -> Iterator[StepShard]:
@@ -38,13 +50,12 @@ def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
     return generator(seed, "order", epoch).permutation(samples).astype(np.int64, copy=False)
 
 
-def subset(
-    available: int, wanted: int | None, *, seed: int, split: int
-) -> NDArray[np.int64] | None:
-    """Ascending indices of `wanted` samples drawn from the seed; None where all are wanted."""
+def reduced(source: Sampled, wanted: int | None, *, seed: int, split: int) -> Sampled:
+    """`wanted` of the source's samples, drawn from the seed and in their order; None takes all."""
+    available = len(source)
     if wanted is None or wanted >= available:
-        return None
-    return np.sort(generator(seed, "subset", split).permutation(available)[:wanted])
+        return source
+    return source.select(np.sort(generator(seed, "subset", split).permutation(available)[:wanted]))
 
 
 def seed_of(seed: int, stream: str, *more: int) -> int:
@@ -94,3 +105,15 @@ class ShardOrder:
         start = step_of_epoch * self._plan.global_batch + shard.index * per_shard
         positions = slice(start, start + per_shard)
         return Share(epoch=epoch, positions=positions, ids=self._order[positions])
+
+
+def micro_batches(samples: int, parts: int) -> list[slice]:
+    """A rank's samples of a step cut into equal, consecutive parts; `InputError` if they cannot."""
+    if samples % parts:
+        raise InputError(
+            "recipe.gradient_accumulation",
+            f"a rank's {samples} samples cannot be cut into {parts} equal micro-batches",
+            f"a divisor of {samples}",
+        )
+    size = samples // parts
+    return [slice(start, start + size) for start in range(0, samples, size)]

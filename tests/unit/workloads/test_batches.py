@@ -13,8 +13,8 @@ from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.order import epoch_order
-from shardmark.workloads.pictures import PADDING, ImageBatch, crop_flip
 from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.workloads.vision.pictures import PADDING, ImageBatch, crop_flip
 from shardmark.workloads.vision.task import Classification
 
 PLAN = BatchPlan(global_batch=8, seed=3)
@@ -97,7 +97,12 @@ def test_crop_flip_cuts_out_of_a_black_frame() -> None:
     flipped = drawn.integers(0, 2, 50).astype(np.bool_)
     framed = torch.nn.functional.pad(pictures, [PADDING] * 4)
     for made, frame, top, left, flip in zip(
-        crop_flip(pictures, tops, lefts, flipped), framed, tops, lefts, flipped, strict=True
+        crop_flip(pictures, np.stack([tops, lefts]), flipped),
+        framed,
+        tops,
+        lefts,
+        flipped,
+        strict=True,
     ):
         cut = frame[:, top : top + 6, left : left + 7]
         assert torch.equal(made, cut.flip(-1) if flip else cut)

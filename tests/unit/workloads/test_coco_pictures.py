@@ -126,7 +126,7 @@ def test_unreadable_picture(folder: Path, content: bytes | None) -> None:
             read(folder, 1, split=split)
         where, found, remedy = caught.value.args
         assert where == str(file)
-        assert found.startswith("cannot be read as the picture that is annotated (")
+        assert found.startswith("cannot be read as a picture (")
         assert remedy == "replace or remove it, or set workload.on_broken: skip"
     reading = read(folder, 0, 1, **SKIP)
     assert (reading.sample_ids, reading.image_ids) == ((0, 2), (10, 30)), "the next takes its place"
@@ -145,7 +145,7 @@ def test_last_picture_is_followed_by_the_first(folder: Path) -> None:
 def test_no_picture_can_be_read(folder: Path) -> None:
     for file in (folder / "train2017").iterdir():
         file.write_bytes(b"")
-    with pytest.raises(DataError, match="train2017: no picture in it can be read; put readable"):
+    with pytest.raises(DataError, match="train2017: no picture can be read; put readable"):
         read(folder, 0, **SKIP)
 
 

@@ -12,15 +12,13 @@ from tests.unit.workloads.detection_folder import options as on
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads import WORKLOADS, options
-from shardmark.workloads.detection.detectors import DETECTORS
-from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.workloads.detection.options import DETECTORS, DetectionOptions
 
 
 def test_defaults() -> None:
     chosen = options({"name": "detection"})
     assert WORKLOADS["detection"] is type(chosen) is DetectionOptions
     assert (chosen.model, chosen.dataset) == ("fasterrcnn_resnet50_fpn", "digits-detection")
-    assert chosen.folder is None
     assert chosen.loads() == ("shardmark.workloads.detection.task",)
 
 
@@ -60,7 +58,7 @@ def test_every_detector_can_be_chosen(name: str) -> None:
         ),
         (
             {"model": "json:loads", "weights": "coco"},
-            "weights is coco; a model of your own takes null or a file",
+            "weights is coco; torchvision has none for json:loads, which takes null or a file",
         ),
         ({"model": "json:loads", "weights": "imagenet"}, "takes null or a file"),
         (

@@ -14,7 +14,7 @@ from torch import nn
 
 from shardmark.core.errors import InputError
 from shardmark.workloads.detection.building import build_detector
-from shardmark.workloads.detection.detectors import DETECTORS
+from shardmark.workloads.detection.options import DETECTORS
 from shardmark.workloads.detection.own_detectors import fasterrcnn_swin_t_fpn, fcos_resnet18_fpn
 from shardmark.workloads.detection.proposals import sample_by_picture
 

@@ -19,7 +19,7 @@ from torchvision.models import get_model, get_model_builder, get_model_weights
 
 from shardmark.core.errors import DataError
 from shardmark.workloads.detection.building import build_detector
-from shardmark.workloads.detection.detectors import DETECTORS
+from shardmark.workloads.detection.options import DETECTORS
 from shardmark.workloads.detection.own_detectors import OWN_DETECTORS
 from shardmark.workloads.detection.weights import (
     BACKBONES,

@@ -178,7 +178,7 @@ def test_no_picture_can_be_read(make_folder: MakeFolder) -> None:
     for path in folder.glob("train/*/*"):
         path.write_bytes(b"")
     made = Classification(options(folder, on_broken="skip"), 0)
-    with pytest.raises(DataError, match="no picture in it can be read"):
+    with pytest.raises(DataError, match="no picture can be read"):
         ids(made, 1)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.options import check_sample_counts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +30,7 @@ def check(options: ClassificationOptions) -> None:
     """Raise `DataError` without scikit-learn, `InputError` for more samples than there are."""
     if find_spec("sklearn") is None:
         raise DataError("digits", "scikit-learn is not installed", "pip install scikit-learn")
-    check_sample_counts(options, SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
+    options.check_sample_counts(SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.nn import functional
 
-from shardmark.core.errors import DataError
-from shardmark.workloads.options import check_sample_counts
-from shardmark.workloads.order import subset
+from shardmark.workloads import order
+from shardmark.workloads.datasets.reading import BrokenPictures, read_pictures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from shardmark.workloads.datasets.folders import FolderSplit
+    from shardmark.workloads.datasets.imagefolder import FolderSplit
     from shardmark.workloads.vision.options import ClassificationOptions
 
 RESIZE_WHOLE_BYTES = 2**30
 """A set that would be larger is kept as it is, and each batch is resized when it is read."""
-
-_UNREADABLE = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
-"""What Pillow raises for files that are cut off, or no pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +37,11 @@ class Reading:
     errors: tuple[str, ...] = ()
 
 
-class Source(Protocol):
+class Source(order.Source, Protocol):
     """One split of a data set."""
 
-    def __len__(self) -> int: ...
-
-    def read(self, ids: NDArray[np.int64]) -> Reading: ...
-
-    def select(self, ids: NDArray[np.int64]) -> Self:
-        """Only these samples, numbered anew from 0."""
+    def read(self, ids: NDArray[np.int64]) -> Reading:
+        """These samples, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +59,13 @@ class LabelledPictures:
 
     def reduced(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
         """The random subsets that the options ask for."""
-        check_sample_counts(options, len(self.training), len(self.validation))
-        sources = []
-        for split, (source, wanted) in enumerate(
-            (
-                (self.training, options.training_samples),
-                (self.validation, options.validation_samples),
-            )
-        ):
-            ids = subset(len(source), wanted, seed=seed, split=split)
-            sources.append(source if ids is None else source.select(ids))
-        return replace(self, training=sources[0], validation=sources[1])
+        options.check_sample_counts(len(self.training), len(self.validation))
+        counts = (options.training_samples, options.validation_samples)
+        return replace(
+            self,
+            training=order.reduced(self.training, counts[0], seed=seed, split=0),
+            validation=order.reduced(self.validation, counts[1], seed=seed, split=1),
+        )
 
 
 class InMemory:
@@ -126,59 +111,36 @@ class Files:
 
     split: FolderSplit
     image_size: int
-    skip_broken: bool
-    """Go on without an unreadable file, and name it."""
-    replace_broken: bool
-    """Let the next readable sample take its place, as training needs; else leave it out."""
+    broken: BrokenPictures
 
     def __len__(self) -> int:
         return len(self.split.labels)
 
     def read(self, ids: NDArray[np.int64]) -> Reading:
-        read: list[int] = []
-        errors: list[str] = []
-        pictures = np.empty((len(ids), self.image_size, self.image_size, 3), np.uint8)
-        for wanted in ids.tolist():
-            for sample in self._in_turn(wanted):
-                error = self._decode_into(pictures[len(read)], sample)
-                if error is None:
-                    read.append(sample)
-                    break
-                errors.append(error)
-            else:
-                if self.replace_broken:
-                    root = str(self.split.root)
-                    raise DataError(root, "no picture in it can be read", "put readable ones there")
-        stored = torch.from_numpy(pictures[: len(read)]).permute(0, 3, 1, 2).contiguous()
-        labels = torch.from_numpy(self.split.labels[np.array(read, np.int64)])
-        return Reading(pictures=stored, labels=labels, sample_ids=tuple(read), errors=tuple(errors))
+        read = read_pictures(
+            ids.tolist(),
+            self._decode,
+            path=self.split.path,
+            samples=len(self),
+            broken=self.broken,
+        )
+        pictures = np.empty((len(read.pictures), 3, self.image_size, self.image_size), np.uint8)
+        for place, picture in zip(pictures, read.pictures, strict=True):
+            place[:] = np.asarray(picture).transpose(2, 0, 1)
+        return Reading(
+            pictures=torch.from_numpy(pictures),
+            labels=torch.from_numpy(self.split.labels[np.array(read.sample_ids, np.int64)]),
+            sample_ids=tuple(read.sample_ids),
+            errors=read.errors,
+        )
 
     def select(self, ids: NDArray[np.int64]) -> Files:
         return replace(self, split=self.split.select(ids))
 
-    def _in_turn(self, wanted: int) -> Iterable[int]:
-        """Samples that may stand for the wanted one, in the order in which they are tried."""
-        if not self.replace_broken:
-            return (wanted,)
-        return chain(range(wanted, len(self)), range(wanted))
-
-    def _decode_into(self, place: NDArray[np.uint8], sample: int) -> str | None:
-        """Fill the place, (height, width, 3), or say what is wrong with the file."""
-        path = self.split.path(sample)
-        try:
-            with Image.open(path) as opened:
-                picture = opened.convert("RGB")
-            if picture.size != (self.image_size, self.image_size):
-                picture = picture.resize(
-                    (self.image_size, self.image_size), Image.Resampling.BILINEAR
-                )
-            place[:] = np.asarray(picture)
-        except _UNREADABLE as error:
-            if self.skip_broken:
-                return f"{path}: cannot be read ({error})"
-            raise DataError(
-                str(path),
-                f"cannot be read as a picture ({error})",
-                "replace or remove it, or set workload.on_broken: skip",
-            ) from error
-        return None
+    def _decode(self, sample: int) -> Image.Image:
+        with Image.open(self.split.path(sample)) as opened:
+            picture = opened.convert("RGB")
+        size = (self.image_size, self.image_size)
+        if picture.size != size:
+            picture = picture.resize(size, Image.Resampling.BILINEAR)
+        return picture

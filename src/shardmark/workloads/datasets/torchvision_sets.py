@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.options import check_sample_counts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +39,7 @@ class TorchvisionSet:
     def check(self, options: ClassificationOptions) -> None:
         """Raise `DataError` for missing files, `InputError` for more samples than there are."""
         self._check_files(options)
-        check_sample_counts(options, self.training_samples, self.validation_samples)
+        options.check_sample_counts(self.training_samples, self.validation_samples)
 
     def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
         import torch

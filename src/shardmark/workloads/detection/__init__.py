@@ -1,1 +1,1 @@
-"""Detection."""
+"""Object detection."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shardmark.workloads.order import Source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,19 +51,14 @@ class AnnotatedReading:
     errors: tuple[str, ...] = ()
 
 
-class AnnotatedSource(Protocol):
+class AnnotatedSource(Source, Protocol):
     """One split of a data set.
 
     A training split shows no crowds and no boxes without area; a validation split shows crowds.
     """
 
-    def __len__(self) -> int: ...
-
     def read(self, ids: NDArray[np.int64]) -> AnnotatedReading:
         """Decode these samples, in this order."""
-
-    def select(self, ids: NDArray[np.int64]) -> Self:
-        """Only these samples, numbered anew from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from shardmark.core.errors import InputError
+from shardmark.workloads.order import micro_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,14 +77,7 @@ class DetectionBatch:
         """Equal, consecutive micro-batches."""
         if parts == 1:
             return (self,)
-        if len(self) % parts:
-            raise InputError(
-                "recipe.gradient_accumulation",
-                f"a rank's {len(self)} samples cannot be cut into {parts} equal micro-batches",
-                f"a divisor of {len(self)}",
-            )
-        size = len(self) // parts
-        return tuple(self._part(slice(start, start + size)) for start in range(0, len(self), size))
+        return tuple(self._part(part) for part in micro_batches(len(self), parts))
 
     def _part(self, which: slice) -> Self:
         return replace(

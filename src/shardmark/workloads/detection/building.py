@@ -1,59 +1,57 @@
-"""Builds a detector by name.  Imports torch: `detectors` holds the names."""
+"""Builds a detector by name, loads its weights, and fits its heads to the data's classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads.detection.heads import (
-    COCO_OUTPUTS,
-    coco_rows,
-    fit_heads,
-    head_outputs,
-)
 from shardmark.workloads.detection.own_detectors import OWN_DETECTORS
 from shardmark.workloads.detection.weights import PUBLISHED, ensure
-from shardmark.workloads.model_building import user_function
+from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.models import is_user_function
 
 if TYPE_CHECKING:
     from shardmark.workloads.detection.options import DetectionOptions
 
-_WRONG_OPTIONS = (TypeError, ValueError, AssertionError, KeyError)
-"""What the libraries' constructors raise for arguments that they do not take."""
-
 _BROKEN_FILE = (RuntimeError, OSError, EOFError, UnpicklingError)
 """What torch raises for files that are cut off, or of another model."""
+
+COCO_OUTPUTS = 91
+"""The background and COCO's category ids up to 90, ten of them unused."""
+
+_LAYERS = (
+    ("roi_heads.box_predictor.cls_score", False),
+    ("roi_heads.box_predictor.bbox_pred", False),
+    ("roi_heads.mask_predictor.mask_fcn_logits", False),
+    ("head.classification_head.cls_logits", True),
+)
+"""Layers of torchvision's detectors with an output a class, and whether classes are the inner axis
+of their outputs (several anchors, each with all classes) or the outer (a class's four box edges).
+"""
 
 
 def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: int) -> nn.Module:
     """The same fp32 weights wherever it is called, on the CPU, in training mode.
 
-    Random weights come from torch's CPU generator, which is left as it was found.
     Raises `InputError` where the model cannot be built with these options, `DataError` where a
     file of weights does not fit it.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
-        model = _built(options, classes)
+    with seeded(seed):
+        if options.weights is None:
+            model = _construct(options, outputs=len(classes) + 1)
+        elif options.weights in PUBLISHED:
+            model = _from_published(options, options.weights, classes)
+        else:
+            model = _from_file(options, Path(options.weights).expanduser(), classes)
     return model.train()
-
-
-def _built(options: DetectionOptions, classes: Sequence[str]) -> nn.Module:
-    if options.weights is None:
-        return _construct(options, outputs=len(classes) + 1)
-    if options.weights in PUBLISHED:
-        return _from_published(options, options.weights, classes)
-    return _from_file(options, classes)
 
 
 def _from_published(options: DetectionOptions, weights: str, classes: Sequence[str]) -> nn.Module:
@@ -83,18 +81,7 @@ def _construct(
     arguments |= options.model_options
     if outputs is not None:
         arguments["num_classes"] = outputs
-    try:
-        model = constructor(**arguments)
-    except _WRONG_OPTIONS as error:
-        listed = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        raise InputError(
-            "workload.model_options",
-            f"{options.model} cannot be built with {listed}: {error}",
-            "use arguments that it takes",
-        ) from error
-    if not isinstance(model, nn.Module):
-        found = f"{options.model} made a {type(model).__name__}"
-        raise InputError("workload.model", found, "an nn.Module")
+    model = construct(options.model, constructor, arguments)
     if not is_user_function(options.model):
         _check_taken(options, constructor, type(model))
     return model
@@ -134,54 +121,130 @@ def _constructor(
     return get_model_builder(options.model), arguments | {"weights": weights}
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    path: Path
-    tensors: dict[str, torch.Tensor]
-
-
-def _from_file(options: DetectionOptions, classes: Sequence[str]) -> nn.Module:
+def _from_file(options: DetectionOptions, file: Path, classes: Sequence[str]) -> nn.Module:
     """The user's state dictionary: of as many outputs as the data need, or of COCO's 91."""
-    assert options.weights is not None, "the caller looked"
-    loaded = _load(Path(options.weights).expanduser())
+    tensors = _load(file)
     outputs = len(classes) + 1
     model = _construct(options, outputs=outputs)
-    if head_outputs(model, loaded.tensors) == COCO_OUTPUTS != outputs:
+    if head_outputs(model, tensors) == COCO_OUTPUTS != outputs:
         model = _construct(options, outputs=COCO_OUTPUTS)
-        _put(model, loaded)
+        _put(model, file, tensors)
         fit_heads(model, coco_rows(classes))
     else:
-        _put(model, loaded)
+        _put(model, file, tensors)
     return model
 
 
-def _load(path: Path) -> _Loaded:
+def _load(file: Path) -> dict[str, Tensor]:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a broken file makes torch raise
         raise DataError(
-            str(path), f"cannot be read ({error})", "a state dictionary that torch.save wrote"
+            str(file), f"cannot be read ({error})", "a state dictionary that torch.save wrote"
         ) from error
-    tensors = found.get("model", found) if isinstance(found, dict) else found
+    tensors = content.get("model", content) if isinstance(content, dict) else content
     if not isinstance(tensors, dict) or not all(
-        isinstance(value, torch.Tensor) for value in tensors.values()
+        isinstance(value, Tensor) for value in tensors.values()
     ):
-        raise DataError(str(path), "holds no state dictionary", "name -> tensor, or it as `model`")
-    return _Loaded(path, cast("dict[str, torch.Tensor]", tensors))
+        raise DataError(str(file), "holds no state dictionary", "name -> tensor, or it as `model`")
+    return tensors
 
 
-def _put(model: nn.Module, loaded: _Loaded) -> None:
+def _put(model: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Load the tensors; frozen batch norms, as torchvision trains detectors, count no batches."""
     try:
-        missing, unknown = model.load_state_dict(loaded.tensors, strict=False)
+        missing, unknown = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
-        raise DataError(str(loaded.path), f"does not fit the model: {error}", "name another") from (
-            error
-        )
+        raise DataError(str(file), f"does not fit the model: {error}", "name another") from error
     missing = [name for name in missing if not name.endswith("num_batches_tracked")]
     if missing or unknown:
         lacks = f"it lacks {len(missing)} tensors ({', '.join(missing[:3]) or 'none'})"
         more = f"has {len(unknown)} unknown ones ({', '.join(unknown[:3]) or 'none'})"
         raise DataError(
-            str(loaded.path), f"does not fit {type(model).__name__}: {lacks} and {more}", "another"
+            str(file), f"does not fit {type(model).__name__}: {lacks} and {more}", "name another"
         )
+
+
+def coco_rows(classes: Sequence[str]) -> list[int | None]:
+    """For the background and each class: its output in COCO's 91, None where COCO has no such."""
+    from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
+
+    names = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
+    numbers = {name: number for number, name in enumerate(names) if name != "N/A"}
+    return [0, *(numbers.get(name) for name in classes)]
+
+
+def head_outputs(model: nn.Module, tensors: Mapping[str, Tensor]) -> int | None:
+    """Outputs of the heads whose tensors these are; None where the model's heads are unknown."""
+    own = dict(model.named_modules())
+    for name, inner in _LAYERS:
+        if name not in own or f"{name}.bias" not in tensors:
+            continue
+        if name.endswith("bbox_pred"):
+            return len(tensors[f"{name}.bias"]) // 4
+        anchors = _anchors(model) if inner else 1
+        return len(tensors[f"{name}.bias"]) // anchors
+    return None
+
+
+def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
+    """Keep these outputs, in this order; those without a source stay as they were drawn."""
+    modules = dict(model.named_modules())
+    for name, inner in _LAYERS:
+        if name not in modules:
+            continue
+        parent, _, attribute = name.rpartition(".")
+        layer = modules[name]
+        assert isinstance(layer, nn.Linear | nn.Conv2d)
+        setattr(modules[parent], attribute, _with_outputs(layer, rows, inner, _anchors(model)))
+        if inner:
+            modules[parent].num_classes = len(rows)
+
+
+def _anchors(model: nn.Module) -> int:
+    """Anchors at each place of a one-stage detector: its heads' outputs are so many times more."""
+    generator = getattr(model, "anchor_generator", None)
+    if generator is None:
+        return 1
+    counts = set(generator.num_anchors_per_location())
+    assert len(counts) == 1, "torchvision's heads have as many anchors on each level"
+    return int(counts.pop())
+
+
+def _with_outputs(
+    layer: nn.Linear | nn.Conv2d, rows: Sequence[int | None], inner: bool, anchors: int
+) -> nn.Linear | nn.Conv2d:
+    """A layer of the same kind with `rows` for its classes."""
+    assert layer.bias is not None
+    per_class = anchors if inner else 1
+    if not inner:
+        per_class = len(layer.bias) // COCO_OUTPUTS  # 1, or a box's 4 edges
+    outputs = len(rows) * per_class
+    if isinstance(layer, nn.Linear):
+        made: nn.Linear | nn.Conv2d = nn.Linear(layer.in_features, outputs)
+    else:
+        made = nn.Conv2d(
+            layer.in_channels,
+            outputs,
+            layer.kernel_size,  # type: ignore[arg-type]  # a pair, as torch keeps it
+            layer.stride,  # type: ignore[arg-type]
+            layer.padding,  # type: ignore[arg-type]
+        )
+        nn.init.normal_(made.weight, std=0.01)
+    assert made.bias is not None
+    nn.init.constant_(made.bias, float(layer.bias.detach().min()) if inner else 0.0)
+    with torch.no_grad():
+        for source, target in ((layer.weight, made.weight), (layer.bias, made.bias)):
+            old, new = _by_class(source, inner, per_class), _by_class(target, inner, per_class)
+            for index, row in enumerate(rows):
+                if row is not None:
+                    new[:, index] = old[:, row]
+    return made
+
+
+def _by_class(tensor: Tensor, inner: bool, per_class: int) -> Tensor:
+    """A view (places, classes, ...) of a layer's weight or bias."""
+    rest = tensor.shape[1:]
+    if inner:
+        return tensor.view(per_class, -1, *rest)
+    return tensor.view(1, -1, per_class, *rest)

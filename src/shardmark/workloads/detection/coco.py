@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import io
 import os
-import struct
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from shardmark.core.errors import DataError
+from shardmark.workloads.datasets.reading import BrokenPictures, few_of, read_pictures
 from shardmark.workloads.detection.annotated import AnnotatedPictures, AnnotatedReading, Objects
 from shardmark.workloads.detection.coco_file import CocoFile, read_coco
 from shardmark.workloads.models import is_user_function
-from shardmark.workloads.options import check_sample_counts
-from shardmark.workloads.order import subset
+from shardmark.workloads.order import reduced
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
     from shardmark.workloads.detection.options import DetectionOptions
-    from shardmark.workloads.vision.options import ClassificationOptions
 
 LAYOUT = (
     "expected annotations/instances_train2017.json, annotations/instances_val2017.json, "
@@ -34,8 +29,6 @@ LAYOUT = (
 )
 SMALLEST_SIDE = 1e-3
 """Pixels.  Float32 tells no narrower box from a line, once it is flipped or resized."""
-_UNREADABLE = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
-"""What Pillow raises for files that are cut off, or no pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +45,8 @@ class CocoSource:
     """(n,): objects that this split shows."""
     pictures: NDArray[np.int64]
     """Sample -> picture of the file."""
+    broken: BrokenPictures
     with_masks: bool = False
-    skip_broken: bool = False
-    """Go on without an unreadable picture, and name it."""
-    replace_broken: bool = False
-    """Let the next readable sample take its place, as training needs; else leave it out."""
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -75,48 +65,20 @@ class CocoSource:
 
     def read(self, ids: NDArray[np.int64]) -> AnnotatedReading:
         """Pictures, their values laid out in memory as (height, width, 3), and their objects."""
-        samples: list[int] = []
-        pictures: list[Tensor] = []
-        objects: list[Objects] = []
-        errors: list[str] = []
-        for wanted in ids.tolist():
-            for sample in self._in_turn(wanted):
-                try:
-                    picture = _decoded(self.path(sample))
-                    objects.append(self._objects(int(self.pictures[sample]), picture))
-                except _UNREADABLE as error:
-                    errors.append(self._skip(sample, error))
-                    continue
-                pictures.append(picture)
-                samples.append(sample)
-                break
-            else:
-                if self.replace_broken:
-                    root = str(self.root)
-                    raise DataError(root, "no picture in it can be read", "put readable ones there")
+        read = read_pictures(
+            ids.tolist(), self._decode, path=self.path, samples=len(self), broken=self.broken
+        )
         return AnnotatedReading(
-            pictures=tuple(pictures),
-            objects=tuple(objects),
-            image_ids=tuple(self.content.image_ids[self.pictures[samples]].tolist()),
-            sample_ids=tuple(samples),
-            errors=tuple(errors),
+            pictures=tuple(picture for picture, _ in read.pictures),
+            objects=tuple(objects for _, objects in read.pictures),
+            image_ids=tuple(self.content.image_ids[self.pictures[read.sample_ids]].tolist()),
+            sample_ids=tuple(read.sample_ids),
+            errors=read.errors,
         )
 
-    def _in_turn(self, wanted: int) -> Iterable[int]:
-        """Samples that may stand for the wanted one, in the order in which they are tried."""
-        if not self.replace_broken:
-            return (wanted,)
-        return chain(range(wanted, len(self)), range(wanted))
-
-    def _skip(self, sample: int, error: Exception) -> str:
-        path = self.path(sample)
-        if self.skip_broken:
-            return f"{path}: cannot be read ({error})"
-        raise DataError(
-            str(path),
-            f"cannot be read as the picture that is annotated ({error})",
-            "replace or remove it, or set workload.on_broken: skip",
-        ) from error
+    def _decode(self, sample: int) -> tuple[Tensor, Objects]:
+        picture = decoded(self.path(sample))
+        return picture, self._objects(int(self.pictures[sample]), picture)
 
     def _objects(self, number: int, picture: Tensor) -> Objects:
         """Raises `ValueError` where the annotations are of a picture of another size."""
@@ -150,28 +112,21 @@ class CocoSource:
 
 def check(options: DetectionOptions) -> None:
     """Raise `DataError` or `InputError` for what is wrong; keep the annotations in the cache."""
-    assert options.folder is not None, "the options ask for it"
     read_splits(options.folder, options)
 
 
 def load(options: DetectionOptions, seed: int) -> AnnotatedPictures:
     """Find the pictures; they are decoded when they are read."""
-    assert options.folder is not None, "the options ask for it"
     return load_folder(options.folder, options, seed)
 
 
 def load_folder(folder: Path, options: DetectionOptions, seed: int) -> AnnotatedPictures:
     """As `load`, for data in this folder.  Samples are pictures by ascending id."""
     training, validation, notes = read_splits(folder, options)
-    wanted = (options.training_samples, options.validation_samples)
-    sources = []
-    for split, (source, count) in enumerate(zip((training, validation), wanted, strict=True)):
-        ids = subset(len(source), count, seed=seed, split=split)
-        sources.append(source if ids is None else source.select(ids))
     categories = training.content.categories
     return AnnotatedPictures(
-        training=sources[0],
-        validation=sources[1],
+        training=reduced(training, options.training_samples, seed=seed, split=0),
+        validation=reduced(validation, options.validation_samples, seed=seed, split=1),
         classes=tuple(categories.values()),
         category_ids=tuple(categories),
         notes=notes,
@@ -193,8 +148,7 @@ def read_splits(
         raise DataError(
             str(training.file), "no object in it can be learned", "annotate some, crowds aside"
         )
-    # Both kinds of options have the three fields that the check reads.
-    check_sample_counts(cast("ClassificationOptions", options), len(training), len(validation))
+    options.check_sample_counts(len(training), len(validation))
     with_masks = _with_masks(options, training, validation)
     return (
         replace(training, with_masks=with_masks),
@@ -215,7 +169,7 @@ def _training(folder: Path, options: DetectionOptions) -> tuple[CocoSource, tupl
     degenerate = content.annotation_ids[~has_area & ~content.crowds]
     notes: tuple[str, ...] = ()
     if len(degenerate):
-        ids = _some(degenerate.tolist())
+        ids = few_of(degenerate.tolist())
         notes = (f"{file}: boxes without area, not trained on: annotations {ids}",)
     source = CocoSource(
         file=file,
@@ -224,8 +178,7 @@ def _training(folder: Path, options: DetectionOptions) -> tuple[CocoSource, tupl
         boxes=boxes.astype(np.float32),
         shown=has_area & ~content.crowds,
         pictures=np.arange(len(content.image_ids)),
-        skip_broken=options.on_broken == "skip",
-        replace_broken=True,
+        broken=BrokenPictures(skip=options.on_broken == "skip", replace=True),
     )
     return source, notes
 
@@ -243,7 +196,7 @@ def _validation(folder: Path, options: DetectionOptions) -> CocoSource:
         boxes=boxes,
         shown=np.ones(len(content.labels), np.bool_),
         pictures=np.arange(len(content.image_ids)),
-        skip_broken=options.on_broken == "skip",
+        broken=BrokenPictures(skip=options.on_broken == "skip", replace=False),
     )
 
 
@@ -257,10 +210,10 @@ def _find(folder: Path, name: str) -> tuple[Path, Path]:
     files = sorted(annotations.glob(pattern))
     if not files:
         there = sorted(path.name for path in annotations.glob("*"))
-        only = f", only {_some(there)}" if there else ""
+        only = f", only {few_of(there)}" if there else ""
         raise DataError(str(annotations), f"no {pattern} there{only}", LAYOUT)
     if len(files) > 1:
-        names = _some([file.name for file in files])
+        names = few_of([file.name for file in files])
         raise DataError(
             str(annotations), f"{len(files)} files {pattern}: {names}", "leave one of them there"
         )
@@ -284,7 +237,7 @@ def _check_same_categories(training: CocoSource, validation: CocoSource) -> None
     if differing:
         raise DataError(
             str(training.file.parent),
-            f"categories differ: {_some([text for _, text in differing])}",
+            f"categories differ: {few_of([text for _, text in differing])}",
             "make them agree",
         )
 
@@ -304,8 +257,8 @@ def _without_missing(source: CocoSource) -> tuple[CocoSource, tuple[str, ...]]:
         raise DataError(
             str(source.root), f"has none of the pictures of {source.file.name}", "put them there"
         )
-    if missing and not source.skip_broken:
-        names = _some([source.path(sample).name for sample in missing])
+    if missing and not source.broken.skip:
+        names = few_of([source.path(sample).name for sample in missing])
         raise DataError(
             str(source.root),
             f"{len(missing)} of {len(source)} pictures are missing: {names}",
@@ -333,11 +286,12 @@ def _with_masks(options: DetectionOptions, *splits: CocoSource) -> bool:
     return True
 
 
-def _decoded(path: Path) -> Tensor:
+def decoded(path: Path) -> Tensor:
     """(3, height, width), uint8, RGB, without any turn that EXIF asks for: annotations count the
     stored pixels.
     """
     import torch
+    from PIL import Image, UnidentifiedImageError
 
     content = io.BytesIO(path.read_bytes())  # in one piece: Pillow would read bit by bit
     try:
@@ -347,8 +301,3 @@ def _decoded(path: Path) -> Tensor:
     with opened:
         pixels = np.array(opened if opened.mode == "RGB" else opened.convert("RGB"))
     return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def _some(names: list[str] | list[int]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(str(name) for name in names[:5]) + more

@@ -73,7 +73,7 @@ def make(
 
 
 def _made(options: DetectionOptions) -> Path:
-    folder = options.folder or cache_folder() / f"digits-detection-{VERSION}"
+    folder = options.folder if options.data_dir else cache_folder() / f"digits-detection-{VERSION}"
     make(folder)
     return folder
 

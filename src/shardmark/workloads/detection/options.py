@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from shardmark.core.errors import DataError
 from shardmark.workloads.datasets import annotated_data_set
-from shardmark.workloads.detection.detectors import check_detector_name, has_masks
 from shardmark.workloads.detection.weights import PUBLISHED, ensure
-from shardmark.workloads.models import is_user_function
-from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.models import check_function_spelling, check_model_name, is_user_function
+from shardmark.workloads.options import PictureOptions
 
 if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
-VERIFIED_SAMPLES = 8
+DETECTORS: dict[str, str] = {
+    "fasterrcnn_resnet50_fpn": "detector: Faster R-CNN with feature pyramid, 41.8 M parameters"
+    " (Ren et al., 2015; Lin et al., 2017)",
+    "fasterrcnn_resnet50_fpn_v2": "detector: Faster R-CNN with batch norms, 43.7 M parameters"
+    " (Li et al., 2021)",
+    "fasterrcnn_mobilenet_v3_large_fpn": "detector: Faster R-CNN on MobileNetV3, 19.4 M parameters",
+    "fasterrcnn_mobilenet_v3_large_320_fpn": "detector: the same for pictures of 320 pixels",
+    "fasterrcnn_swin_t_fpn": "detector: Faster R-CNN on a Swin-T transformer with feature pyramid,"
+    " 45.2 M parameters (Liu et al., 2021)",
+    "maskrcnn_resnet50_fpn": "detector: Mask R-CNN, boxes and masks, 44.5 M parameters"
+    " (He et al., 2017)",
+    "maskrcnn_resnet50_fpn_v2": "detector: Mask R-CNN after Li et al. (2021), 46.4 M parameters",
+    "retinanet_resnet50_fpn": "detector: RetinaNet, one stage, 34.1 M parameters"
+    " (Lin et al., 2017)",
+    "retinanet_resnet50_fpn_v2": "detector: RetinaNet after Zhang et al. (2020), 38.2 M parameters",
+    "fcos_resnet50_fpn": "detector: FCOS, one stage, no anchors, 32.3 M parameters"
+    " (Tian et al., 2019)",
+    "fcos_resnet18_fpn": "detector: FCOS on a small backbone, for pictures of 128 pixels,"
+    " 11.5 M parameters",
+}
+"""Name -> one line (parameters with COCO's 91 outputs)."""
 
-_SET_ELSEWHERE = (
-    "weights",
-    "weights_backbone",
-    "trainable_backbone_layers",
-    "min_size",
-    "max_size",
-)
+_KEYS_OF_WORKLOAD = {
+    "weights": "weights",
+    "weights_backbone": "weights",
+    "trainable_backbone_layers": "trainable_backbone_layers",
+    "min_size": "min_size",
+    "max_size": "max_size",
+}
+"""Argument of torchvision's -> the option to use instead."""
 
 
-class DetectionOptions(WorkloadOptions):
+class DetectionOptions(PictureOptions):
     """A model that finds objects in pictures: boxes and classes, and masks for Mask R-CNN."""
+
+    verified_samples: ClassVar[int] = 8
 
     name: Literal["detection"] = "detection"
     model: str = "fasterrcnn_resnet50_fpn"
     """A detector of `shardmark list models`, or `package.module:function` of your own."""
-    model_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments passed to the model as they are, e.g. {"box_detections_per_img": 50}."""
     dataset: Literal["digits-detection", "coco"] = "digits-detection"
     data_dir: str | None = None
     """Folder with annotations/, train2017/ and val2017/; `~` expands.  `digits-detection` is made
     there, or in the user's cache folder where this is null."""
-    training_samples: PositiveInt | None = None
-    """Train on so many pictures, drawn from the seed; null takes all."""
-    validation_samples: PositiveInt | None = None
-    """Validate on so many pictures, drawn from the seed; null takes all."""
+    download: bool = False
+    """Fetch the named weights where they are not in torch's cache yet."""
     min_size: PositiveInt | None = None
     """Shorter side in pixels to which the model resizes; null is the model's own (mostly 800)."""
     max_size: PositiveInt | None = None
@@ -51,8 +70,6 @@ class DetectionOptions(WorkloadOptions):
     weights: str | None = None
     """null: from the seed.  `coco`: torchvision's detector trained on COCO.  `imagenet`: a
     backbone trained on ImageNet.  Else a file of the model's state dictionary."""
-    download: bool = False
-    """Fetch the named weights where they are not in torch's cache yet."""
     trainable_backbone_layers: Annotated[int, Field(ge=0, le=6)] | None = None
     """Last stages of the backbone that train, with weights `coco` or `imagenet`; null is
     torchvision's own, 3 of ResNet's 5.  All train where weights come from the seed or a file."""
@@ -60,35 +77,38 @@ class DetectionOptions(WorkloadOptions):
     """`flip`: a horizontal flip of every other picture, drawn from the seed."""
     pictures_without_objects: Literal["keep", "drop"] = "keep"
     """Whether pictures without any object to learn take part in training."""
-    loader_workers: NonNegativeInt = 0
-    """Processes of each rank that read pictures ahead; 0 reads them inside the step."""
-    on_broken: Literal["fail", "skip"] = "fail"
-    """Missing or unreadable picture: end the trial, or train on the next readable one and report
-    it."""
 
     @field_validator("model")
     @classmethod
     def _known(cls, name: str) -> str:
-        check_detector_name(name)
+        if is_user_function(name):
+            check_model_name(name)
+        elif name not in DETECTORS:
+            check_function_spelling(name)
+            nearest = get_close_matches(name.lower(), DETECTORS, n=3) or list(DETECTORS)
+            raise ValueError(
+                f"unknown detector {name!r}; nearest: {', '.join(nearest)}; "
+                "or package.module:function of your own"
+            )
         return name
 
     @model_validator(mode="after")
     def _agree(self) -> DetectionOptions:
-        own = is_user_function(self.model)
-        for key in sorted({"num_classes", *_SET_ELSEWHERE}.intersection(self.model_options)):
-            raise ValueError(
-                f"model_options.{key} cannot be given: "
-                + (
-                    "the data set sets the number of classes"
-                    if key == "num_classes"
-                    else f"use workload.{key.removesuffix('_backbone')}"
+        for key in self.model_options:
+            if key == "num_classes":
+                raise ValueError(
+                    f"model_options.{key} cannot be given: the data set sets the number of classes"
                 )
-            )
-        if own and self.weights in PUBLISHED:
-            raise ValueError(f"weights is {self.weights}; a model of your own takes null or a file")
+            if key in _KEYS_OF_WORKLOAD:
+                raise ValueError(
+                    f"model_options.{key} cannot be given: use workload.{_KEYS_OF_WORKLOAD[key]}"
+                )
         published = PUBLISHED.get(self.weights or "")
-        if published is not None and published(self.model) is None:
-            raise ValueError(f"weights is {self.weights}; torchvision has none for {self.model}")
+        if published and (is_user_function(self.model) or published(self.model) is None):
+            raise ValueError(
+                f"weights is {self.weights}; torchvision has none for {self.model}, which takes"
+                " null or a file"
+            )
         if self.trainable_backbone_layers is not None and self.weights not in PUBLISHED:
             raise ValueError(
                 f"trainable_backbone_layers is {self.trainable_backbone_layers}; it needs weights"
@@ -101,18 +121,9 @@ class DetectionOptions(WorkloadOptions):
         return self
 
     @property
-    def folder(self) -> Path | None:
-        """`data_dir` as a path."""
-        return None if self.data_dir is None else Path(self.data_dir).expanduser()
-
-    @property
     def with_masks(self) -> bool:
         """Whether the model learns masks.  A model of your own may, so it gets them."""
-        return has_masks(self.model)
-
-    def shortened(self) -> Self:
-        """The same task, of whose validation pictures at most 8 are evaluated."""
-        return self.evaluating(min(VERIFIED_SAMPLES, self.validation_samples or VERIFIED_SAMPLES))
+        return self.model.startswith("maskrcnn") or is_user_function(self.model)
 
     def check_data(self) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""

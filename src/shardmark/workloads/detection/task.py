@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -21,13 +21,13 @@ from shardmark.workloads.detection.batch import DetectionBatch, Target, decoded_
 from shardmark.workloads.detection.building import build_detector
 from shardmark.workloads.detection.proposals import PictureSampler, sample_by_picture
 from shardmark.workloads.flops import counted_flops
-from shardmark.workloads.loading import batches_in_order
-from shardmark.workloads.order import ShardOrder, Share, every_step, generator, seed_of
+from shardmark.workloads.order import Share, generator, seed_of
+from shardmark.workloads.picture_task import PictureTask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from shardmark.core.shares import Shard, StepShard
+    from shardmark.core.shares import Shard
     from shardmark.workloads.base import Batch
     from shardmark.workloads.detection.annotated import AnnotatedReading
     from shardmark.workloads.detection.options import DetectionOptions
@@ -39,7 +39,7 @@ MASK_THRESHOLD = 0.5
 COUNTED_PICTURES = 2
 
 
-class Detection:
+class Detection(PictureTask[DetectionBatch]):
     """A `Workload`: the sum of a detector's losses on annotated pictures."""
 
     def __init__(self, options: DetectionOptions, seed: int) -> None:
@@ -47,29 +47,7 @@ class Detection:
         self._seed = seed
         self._data = annotated_data_set(options.dataset).load(options, seed)
         self._samplers: Sequence[PictureSampler] = ()
-        self._errors: dict[str, None] = dict.fromkeys(self._data.notes)  # a set in order
-
-    @property
-    def training_samples(self) -> int:
-        return len(self._data.training)
-
-    @property
-    def validation_samples(self) -> int:
-        return len(self._data.validation)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Name of each class, in the order of the labels 1, 2, ..."""
-        return self._data.classes
-
-    @property
-    def synthetic(self) -> bool:
-        return self._data.synthetic
-
-    @property
-    def data_errors(self) -> tuple[str, ...]:
-        """One line for each unreadable picture met so far in this process."""
-        return tuple(self._errors)
+        super().__init__(options, self._data, self._data.notes)
 
     def build_model(self) -> nn.Module:
         """The same initial weights in every process; on the CPU, in training mode."""
@@ -77,24 +55,8 @@ class Detection:
         self._samplers = sample_by_picture(model)
         return model
 
-    def batches(
-        self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
-    ) -> Iterator[DetectionBatch]:
-        """The shard's batches, or the step shards'; a step's shards make up its unsharded batch.
-
-        Raises `DataError` at once for a training set smaller than one step.
-        """
-        order = ShardOrder(self.training_samples, plan, shard)
-        wanted = every_step(shard) if step_shards is None else step_shards
-
-        def make(step_shard: StepShard) -> DetectionBatch:
-            share = order.at(step_shard.step, step_shard.shard)
-            return self._batch(self._data.training.read(share.ids), share, plan)
-
-        workers = self._options.loader_workers
-        return self._noting_errors(batches_in_order(make, wanted, workers=workers))
-
-    def _batch(self, read: AnnotatedReading, share: Share, plan: BatchPlan) -> DetectionBatch:
+    def _training_batch(self, plan: BatchPlan, share: Share) -> DetectionBatch:
+        read = self._data.training.read(share.ids)
         pictures, targets, masks = [], [], []
         positions = range(share.positions.start, share.positions.stop)
         for picture, objects, image_id, position in zip(
@@ -191,7 +153,7 @@ class Detection:
         first = np.arange(min(COUNTED_PICTURES, self.training_samples))
         share = Share(epoch=0, positions=slice(0, len(first)), ids=first)
         plan = BatchPlan(global_batch=len(first), seed=self._seed)
-        batch = self._batch(self._data.training.read(first), share, plan).to(torch.device("cpu"))
+        batch = self._training_batch(plan, share).to(torch.device("cpu"))
         copied = copy.deepcopy(model)  # the passes leave gradients and batch norms' statistics
         total = counted_flops(copied, lambda: self.loss(copied, batch))
         return None if total is None else total // len(batch) or None
@@ -208,13 +170,7 @@ class Detection:
 
         first, step = (number * EVALUATION_BATCH for number in (shard.index, shard.count))
         starts = range(first, self.validation_samples, step)
-        workers = self._options.loader_workers
-        return self._noting_errors(batches_in_order(make, starts, workers=workers))
-
-    def _noting_errors(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
-            self._errors.update(dict.fromkeys(batch.errors))
-            yield batch
+        return self._in_order(make, starts)
 
 
 def _detections(found: Mapping[str, Tensor], with_masks: bool) -> Detections:

@@ -1,1 +1,1 @@
-"""Vision."""
+"""Picture classification."""

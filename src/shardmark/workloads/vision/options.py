@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from shardmark.workloads.datasets import picture_data_set
 from shardmark.workloads.models import check_model_name, is_user_function
-from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.options import PictureOptions
 
 if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
-
-VERIFIED_SAMPLES = 256
 
 _ON_DISK = ("mnist", "cifar10", "imagefolder")
 _FROM_THE_SEED = ("pretrained", "weights", "weights_backbone")
 
 
-class ClassificationOptions(WorkloadOptions):
+class ClassificationOptions(PictureOptions):
     """A model that puts each picture into one of several classes."""
+
+    verified_samples: ClassVar[int] = 256
 
     name: Literal["classification"] = "classification"
     model: str = "resnet18"
     """A torchvision or timm classification model, or `package.module:function` of your own."""
-    model_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments passed to the model as they are, e.g. {"dropout": 0.1}."""
     dataset: Literal["digits", "mnist", "cifar10", "imagefolder", "random"] = "digits"
-    data_dir: str | None = None
-    """Folder that holds the data set's layout; `~` expands.  Unused by `digits` and `random`."""
+    """`random` makes up 1,024 + 256 pictures unless you say how many."""
     download: bool = False
     """Fetch `mnist` or `cifar10` into `data_dir` where it is not there yet."""
     image_size: PositiveInt | None = None
@@ -41,18 +37,10 @@ class ClassificationOptions(WorkloadOptions):
     """
     classes: Annotated[int, Field(ge=2)] | None = None
     """`random` only: number of classes; null makes 10."""
-    training_samples: PositiveInt | None = None
-    """Train on so many samples, drawn from the seed; null takes all (`random`: makes 1,024)."""
-    validation_samples: PositiveInt | None = None
-    """Validate on so many samples, drawn from the seed; null takes all (`random`: makes 256)."""
     augment: Literal["none", "crop_flip"] = "none"
     """`crop_flip`: 4 black pixels around, a random crop, a horizontal flip of every other one."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target spread over all classes, in training only."""
-    loader_workers: NonNegativeInt = 0
-    """Processes of each rank that make batches ahead; 0 makes them inside the step."""
-    on_broken: Literal["fail", "skip"] = "fail"
-    """Unreadable picture: end the trial, or train on the next readable one and report it."""
 
     @field_validator("model")
     @classmethod
@@ -75,16 +63,6 @@ class ClassificationOptions(WorkloadOptions):
         if self.dataset != "random" and self.classes is not None:
             raise ValueError(f"classes is {self.classes}; only random data let you choose it")
         return self
-
-    @property
-    def folder(self) -> Path:
-        """`data_dir` as a path."""
-        assert self.data_dir is not None, "checked for the data sets that ask"
-        return Path(self.data_dir).expanduser()
-
-    def shortened(self) -> Self:
-        """The same task, of whose validation samples at most 256 are evaluated."""
-        return self.evaluating(min(VERIFIED_SAMPLES, self.validation_samples or VERIFIED_SAMPLES))
 
     def check_data(self) -> None:
         """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""

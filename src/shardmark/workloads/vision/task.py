@@ -1,8 +1,8 @@
-"""Picture classification as a workload.  Imports torch: `classification` holds the options."""
+"""Picture classification as a workload."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -13,16 +13,17 @@ from torch.nn import functional
 from shardmark.core.errors import InputError
 from shardmark.workloads.datasets import picture_data_set
 from shardmark.workloads.flops import training_flops
-from shardmark.workloads.loading import batches_in_order
 from shardmark.workloads.model_building import build_model
-from shardmark.workloads.order import ShardOrder, every_step
-from shardmark.workloads.pictures import CropFlip, ImageBatch, Normalise
+from shardmark.workloads.picture_task import PictureTask
+from shardmark.workloads.vision.pictures import ImageBatch, Normalise, crop_flip, crop_flip_draws
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from shardmark.core.shares import Shard, StepShard
+    from shardmark.core.shares import Shard
     from shardmark.workloads.base import Batch, BatchPlan
+    from shardmark.workloads.datasets.sources import Reading
+    from shardmark.workloads.order import Share
     from shardmark.workloads.vision.options import ClassificationOptions
 
 EVALUATION_BATCH = 256
@@ -40,7 +41,7 @@ class EvaluationPart:
     """Samples whose label is among the five largest logits."""
 
 
-class Classification:
+class Classification(PictureTask[ImageBatch]):
     """A `Workload`: cross entropy on labelled pictures."""
 
     def __init__(self, options: ClassificationOptions, seed: int) -> None:
@@ -48,67 +49,33 @@ class Classification:
         self._seed = seed
         self._data = picture_data_set(options.dataset).load(options, seed)
         self._normalise = Normalise(self._data.mean, self._data.std)
-        self._errors: dict[str, None] = {}  # a set that keeps its order
-
-    @property
-    def training_samples(self) -> int:
-        return len(self._data.training)
-
-    @property
-    def validation_samples(self) -> int:
-        return len(self._data.validation)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Name of each class, in the order of the labels."""
-        return self._data.classes
-
-    @property
-    def synthetic(self) -> bool:
-        return self._data.synthetic
-
-    @property
-    def data_errors(self) -> tuple[str, ...]:
-        """One line for each unreadable picture met so far in this process."""
-        return tuple(self._errors)
+        super().__init__(options, self._data)
 
     def build_model(self) -> nn.Module:
         """The same initial weights in every process; on the CPU, in training mode."""
         return build_model(
             self._options.model,
             self._options.model_options,
-            classes=len(self._data.classes),
+            classes=len(self.classes),
             image_size=self._data.image_size,
             seed=self._seed,
         )
 
-    def batches(
-        self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
-    ) -> Iterator[ImageBatch]:
-        """The shard's batches, or the step shards'; a step's shards make up its unsharded batch.
+    def _training_batch(self, plan: BatchPlan, share: Share) -> ImageBatch:
+        read = self._data.training.read(share.ids)
+        if self._options.augment == "none":
+            return self._batch(read, read.pictures)
+        corners, flipped = crop_flip_draws(plan.seed, share.epoch, self.training_samples)
+        places = share.positions
+        return self._batch(read, crop_flip(read.pictures, corners[:, places], flipped[places]))
 
-        Raises `DataError` at once for a training set smaller than one step.
-        """
-        order = ShardOrder(self.training_samples, plan, shard)
-        wanted = every_step(shard) if step_shards is None else step_shards
-        crop_flip = CropFlip(plan.seed, self.training_samples)
-        augmented = self._options.augment == "crop_flip"
-
-        def make(step_shard: StepShard) -> ImageBatch:
-            share = order.at(step_shard.step, step_shard.shard)
-            read = self._data.training.read(share.ids)
-            pictures = read.pictures
-            if augmented:
-                pictures = crop_flip(pictures, share.epoch, share.positions)
-            return ImageBatch(
-                pictures=self._normalise(pictures),
-                labels=read.labels,
-                sample_ids=read.sample_ids,
-                errors=read.errors,
-            )
-
-        workers = self._options.loader_workers
-        return self._noting_errors(batches_in_order(make, wanted, workers=workers))
+    def _batch(self, read: Reading, pictures: Tensor) -> ImageBatch:
+        return ImageBatch(
+            pictures=self._normalise(pictures),
+            labels=read.labels,
+            sample_ids=read.sample_ids,
+            errors=read.errors,
+        )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross entropy over the batch's samples, shape (), in fp32 under every precision."""
@@ -118,10 +85,6 @@ class Classification:
             pictures.labels,
             label_smoothing=self._options.label_smoothing,
         )
-
-    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
-        """Nothing: dropout draws from torch's own generators."""
-        return tuple
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> EvaluationPart:
@@ -163,36 +126,24 @@ class Classification:
     def _logits(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         logits = model(batch.pictures)
         expected = (len(batch), len(self.classes))
-        if not isinstance(logits, torch.Tensor) or tuple(logits.shape) != expected:
-            found = (
-                f"logits of shape {tuple(logits.shape)}"
-                if isinstance(logits, torch.Tensor)
-                else f"a {type(logits).__name__}"
-            )
-            raise InputError(
-                "workload.model",
-                f"{self._options.model} returns {found}",
-                f"one tensor of shape {expected}: a logit for each sample and class",
-            )
-        return logits.float()
+        if isinstance(logits, torch.Tensor) and tuple(logits.shape) == expected:
+            return logits.float()
+        returned = (
+            f"logits of shape {tuple(logits.shape)}"
+            if isinstance(logits, torch.Tensor)
+            else f"a {type(logits).__name__}"
+        )
+        raise InputError(
+            "workload.model",
+            f"{self._options.model} returns {returned}",
+            f"one tensor of shape {expected}: a logit for each sample and class",
+        )
 
     def _validation_batches(self, shard: Shard) -> Iterator[ImageBatch]:
         mine = np.arange(shard.index, self.validation_samples, shard.count)
 
         def make(start: int) -> ImageBatch:
             read = self._data.validation.read(mine[start : start + EVALUATION_BATCH])
-            return ImageBatch(
-                pictures=self._normalise(read.pictures),
-                labels=read.labels,
-                sample_ids=read.sample_ids,
-                errors=read.errors,
-            )
+            return self._batch(read, read.pictures)
 
-        starts = range(0, len(mine), EVALUATION_BATCH)
-        workers = self._options.loader_workers
-        return self._noting_errors(batches_in_order(make, starts, workers=workers))
-
-    def _noting_errors(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
-        for batch in batches:
-            self._errors.update(dict.fromkeys(batch.errors))
-            yield batch
+        return self._in_order(make, range(0, len(mine), EVALUATION_BATCH))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 
-from shardmark.core.errors import InputError
-from shardmark.workloads.order import generator
+from shardmark.workloads.order import generator, micro_batches
+from shardmark.workloads.picture_task import gpu_in_use
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,44 +41,31 @@ class ImageBatch:
         if device.type == "cpu":
             return self
         pinned = self.pictures.is_pinned()
-        return self._with(
-            self.pictures.to(device, non_blocking=pinned),
-            self.labels.to(device, non_blocking=pinned),
+        return replace(
+            self,
+            pictures=self.pictures.to(device, non_blocking=pinned),
+            labels=self.labels.to(device, non_blocking=pinned),
         )
 
     def split(self, parts: int) -> tuple[Self, ...]:
         """Equal, consecutive micro-batches."""
         if parts == 1:
             return (self,)
-        if len(self) % parts:
-            raise InputError(
-                "recipe.gradient_accumulation",
-                f"a rank's {len(self)} samples cannot be cut into {parts} equal micro-batches",
-                f"a divisor of {len(self)}",
-            )
-        size = len(self) // parts
         return tuple(
-            type(self)(
-                pictures=self.pictures[start : start + size],
-                labels=self.labels[start : start + size],
-                sample_ids=self.sample_ids[start : start + size],
+            replace(
+                self,
+                pictures=self.pictures[part],
+                labels=self.labels[part],
+                sample_ids=self.sample_ids[part],
+                errors=(),
             )
-            for start in range(0, len(self), size)
+            for part in micro_batches(len(self), parts)
         )
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory; the loader's pinning thread calls it."""
-        return self._with(self.pictures.pin_memory(), self.labels.pin_memory())
-
-    def _with(self, pictures: Tensor, labels: Tensor) -> Self:
-        return type(self)(
-            pictures=pictures, labels=labels, sample_ids=self.sample_ids, errors=self.errors
-        )
-
-
-def gpu_in_use() -> bool:
-    """Whether this process has set up CUDA; asking does not."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+        pictures, labels = self.pictures.pin_memory(), self.labels.pin_memory()
+        return replace(self, pictures=pictures, labels=labels)
 
 
 class Normalise:
@@ -98,38 +86,29 @@ class Normalise:
         return normalised.copy_(pictures).mul_(self._scale).add_(self._shift)
 
 
-class CropFlip:
-    """Random crop out of a black frame, then a horizontal flip, as torchvision's transforms do.
+@lru_cache(maxsize=2)
+def crop_flip_draws(
+    seed: int, epoch: int, samples: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Corner of the crop, (2, samples), and whether to flip, for each position of an epoch.
 
-    Drawn for each position of an epoch, so that a sample's draw does not depend on who takes it.
+    By position, so that a sample's draw does not depend on who takes it.
     """
-
-    def __init__(self, seed: int, samples: int) -> None:
-        self._seed = seed
-        self._samples = samples
-        self._epoch = -1
-        self._corners = np.empty((2, 0), np.int64)
-        self._flipped = np.empty(0, np.bool_)
-
-    def __call__(self, pictures: Tensor, epoch: int, positions: slice) -> Tensor:
-        """uint8 (n, channels, height, width) -> the same shape, augmented."""
-        if epoch != self._epoch:
-            drawn = generator(self._seed, "augment", epoch)
-            self._corners = drawn.integers(0, 2 * PADDING + 1, (2, self._samples))
-            self._flipped = drawn.integers(0, 2, self._samples).astype(np.bool_)
-            self._epoch = epoch
-        tops, lefts = self._corners[:, positions]
-        return crop_flip(pictures, tops, lefts, self._flipped[positions])
+    drawn = generator(seed, "augment", epoch)
+    corners = drawn.integers(0, 2 * PADDING + 1, (2, samples))
+    return corners, drawn.integers(0, 2, samples).astype(np.bool_)
 
 
-def crop_flip(
-    pictures: Tensor, tops: NDArray[np.int64], lefts: NDArray[np.int64], flipped: NDArray[np.bool_]
-) -> Tensor:
-    """Cut each framed picture at its (top, left), 0 to 2 * PADDING, and mirror the flipped ones."""
+def crop_flip(pictures: Tensor, corners: NDArray[np.int64], flipped: NDArray[np.bool_]) -> Tensor:
+    """Cut each framed picture at its (top, left), 0 to 2 * PADDING, and mirror the flipped ones.
+
+    (n, channels, height, width) uint8, as torchvision's transforms do it.
+    """
     count, channels, height, width = pictures.shape
     framed = np.zeros((count, channels, height + 2 * PADDING, width + 2 * PADDING), np.uint8)
     framed[:, :, PADDING:-PADDING, PADDING:-PADDING] = pictures.numpy()
     windows = np.lib.stride_tricks.sliding_window_view(framed, (height, width), axis=(2, 3))
+    tops, lefts = corners
     cropped = windows[np.arange(count), :, tops, lefts]  # copies one window of each picture
     cropped[flipped] = cropped[flipped][..., ::-1]
     return torch.from_numpy(cropped)

@@ -1,0 +1,78 @@
+"""Reads pictures of which some may be broken.  Imports no torch."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from shardmark.core.errors import DataError
+
+Decoded = TypeVar("Decoded")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenPictures:
+    """What becomes of pictures that cannot be read."""
+
+    skip: bool
+    """Go on without them, and name them; else the first one ends the trial."""
+    replace: bool
+    """Let the next readable sample take the place, as training needs; else leave it out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPictures(Generic[Decoded]):
+    """What could be read of the samples that were asked for."""
+
+    sample_ids: list[int]
+    pictures: list[Decoded]
+    errors: tuple[str, ...]
+
+
+def read_pictures(
+    ids: Iterable[int],
+    decode: Callable[[int], Decoded],
+    *,
+    path: Callable[[int], Path],
+    samples: int,
+    broken: BrokenPictures,
+) -> ReadPictures[Decoded]:
+    """`decode` each of the samples, of so many that there are; `path` names one's file."""
+    from PIL import Image
+
+    # What Pillow raises for files that are cut off, or no pictures.
+    unreadable = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
+    read: list[int] = []
+    pictures: list[Decoded] = []
+    errors: list[str] = []
+    for wanted in ids:
+        others = chain(range(wanted + 1, samples), range(wanted)) if broken.replace else ()
+        for sample in chain([wanted], others):
+            try:
+                pictures.append(decode(sample))
+            except unreadable as error:
+                if not broken.skip:
+                    raise DataError(
+                        str(path(sample)),
+                        f"cannot be read as a picture ({error})",
+                        "replace or remove it, or set workload.on_broken: skip",
+                    ) from error
+                errors.append(f"{path(sample)}: cannot be read ({error})")
+                continue
+            read.append(sample)
+            break
+        else:
+            if broken.replace:
+                folder = str(path(wanted).parent)
+                raise DataError(folder, "no picture can be read", "put readable ones there")
+    return ReadPictures(sample_ids=read, pictures=pictures, errors=tuple(errors))
+
+
+def few_of(names: Sequence[object]) -> str:
+    """The first five, and how many more there are."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(str(name) for name in names[:5]) + more

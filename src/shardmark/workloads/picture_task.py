@@ -1,0 +1,151 @@
+"""What the tasks on pictures do alike: batches in order, made ahead where asked, errors noted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.workloads.order import ShardOrder, Share, every_step
+
+if TYPE_CHECKING:
+    from shardmark.core.shares import Shard, StepShard
+    from shardmark.workloads.base import BatchPlan
+    from shardmark.workloads.options import PictureOptions
+
+
+class _Reading(Protocol):
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """One line for each unreadable picture met while making it."""
+
+
+Item = TypeVar("Item")
+Made = TypeVar("Made", bound=_Reading)
+BatchMade = TypeVar("BatchMade", bound=_Reading)
+
+
+class PictureData(Protocol):
+    """A data set, ready to be read."""
+
+    @property
+    def training(self) -> Sized: ...
+    @property
+    def validation(self) -> Sized: ...
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def synthetic(self) -> bool: ...
+
+
+class PictureTask(ABC, Generic[BatchMade]):
+    """The part of a `Workload` that does not depend on what is to be learned of pictures."""
+
+    def __init__(
+        self, options: PictureOptions, data: PictureData, notes: Iterable[str] = ()
+    ) -> None:
+        self._workers = options.loader_workers
+        self._pictures = data
+        self._errors = dict.fromkeys(notes)  # a set that keeps its order
+
+    @property
+    def training_samples(self) -> int:
+        return len(self._pictures.training)
+
+    @property
+    def validation_samples(self) -> int:
+        return len(self._pictures.validation)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Name of each class, in the order of the labels."""
+        return self._pictures.classes
+
+    @property
+    def synthetic(self) -> bool:
+        return self._pictures.synthetic
+
+    @property
+    def data_errors(self) -> tuple[str, ...]:
+        """One line for each unreadable picture met so far in this process."""
+        return tuple(self._errors)
+
+    def batches(
+        self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
+    ) -> Iterator[BatchMade]:
+        """The shard's batches, or the step shards'; a step's shards make up its unsharded batch.
+
+        Raises `DataError` at once for a training set smaller than one step.
+        """
+        order = ShardOrder(self.training_samples, plan, shard)
+
+        def make(step_shard: StepShard) -> BatchMade:
+            return self._training_batch(plan, order.at(step_shard.step, step_shard.shard))
+
+        return self._in_order(make, every_step(shard) if step_shards is None else step_shards)
+
+    @abstractmethod
+    def _training_batch(self, plan: BatchPlan, share: Share) -> BatchMade:
+        """Read and augment one shard's part of one step; perhaps in another process."""
+
+    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
+        """Nothing: what is drawn is drawn by torch's own generators."""
+        return tuple
+
+    def _in_order(self, make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
+        """`make(item)` for each of the items; notes what could not be read."""
+        for made in _made_ahead(make, items, self._workers):
+            self._errors.update(dict.fromkeys(made.errors))
+            yield made
+
+
+def gpu_in_use() -> bool:
+    """Whether this process has set up CUDA; asking does not."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+class _Items(Dataset[Made | ShardmarkError], Generic[Item, Made]):
+    """What is made of an item, or the error it met: a loader loses an error's type."""
+
+    def __init__(self, make: Callable[[Item], Made]) -> None:
+        self._make = make
+
+    def __getitem__(self, item: Item) -> Made | ShardmarkError:
+        try:
+            return self._make(item)
+        except ShardmarkError as error:
+            return error
+
+
+def _made_ahead(
+    make: Callable[[Item], Made], items: Iterable[Item], workers: int
+) -> Iterator[Made]:
+    """Two batches ahead in each of the worker processes, or in this one when asked for."""
+    if workers == 0:
+        yield from map(make, items)
+        return
+    loader = DataLoader(
+        _Items(make),
+        batch_size=None,  # an item is a batch already
+        sampler=cast("Sampler[int]", items),
+        num_workers=workers,
+        prefetch_factor=2,
+        persistent_workers=True,
+        pin_memory=gpu_in_use(),
+        multiprocessing_context="fork",
+        generator=torch.Generator(),  # else it draws from the generator that dropout uses
+    )
+    for made in loader:
+        if isinstance(made, ShardmarkError):
+            break
+        yield made
+    else:
+        return
+    # Ends its processes.  An error's traceback would keep them until garbage is collected, when
+    # they no longer hear that they are to end, and are waited for in vain for 5 seconds each.
+    del loader
+    raise made
