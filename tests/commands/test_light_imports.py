@@ -53,7 +53,10 @@ for more in ([], ["--pareto", "--scaling", "--epochs", "--time-to", "train_loss"
 """,
         NUMBERS - {"numpy", "scipy"} | DRAWING,  # its intervals are scipy's
     ),
-    "drawing of the page": ("import shardmark.report.figures.drawing", NUMBERS | DRAWING),
+    "drawing of the page": (
+        "import shardmark.report.figures.drawing",
+        NUMBERS - {"numpy", "scipy"} | DRAWING,  # which `compare` has loaded
+    ),
     "workloads": (
         """
 from shardmark.workloads.vision import options as classification
@@ -75,7 +78,7 @@ for place in (given["detection"], given["coco"]):
         options(mapping | more).check_data()
     DetectionOptions(dataset="coco", data_dir=place).check_data()
 """,
-        PICTURES,
+        PICTURES - {"PIL"},  # it says which picture of a COCO folder cannot be read
     ),
     "presets": (
         """

@@ -11,8 +11,8 @@ import pytest
 
 from shardmark.measure.system import environment as module
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
-from shardmark.measure.system.disturbance import busy_processes
 from shardmark.measure.system.environment import (
+    busy_processes,
     cpu_model,
     environment,
     git_state,
@@ -39,10 +39,11 @@ def test_is_json(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_stored() -> None:
-    found = relevant_variables(
-        {"OMP_NUM_THREADS": "2", "NCCL_DEBUG": "INFO", "TORCH_API_TOKEN": "x", "HOME": "/root"}
-    )
-    assert found == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+    stored = {"NCCL_DEBUG": "INFO", "CUDA_PATH": "/cuda", "HTTP_PROXY": "http://***@proxy:80"}
+    secret = {"TORCH_API_TOKEN": "x", "DS_PAT": "x", "DS_PAT_2": "x", "HOME": "/root"}
+    given = stored | secret | {"HTTP_PROXY": "http://ann:p@ss@proxy:80"}
+    assert relevant_variables(given) == stored
+    assert relevant_variables({"no_proxy": "localhost,.org"}) == {"no_proxy": "localhost,.org"}
 
 
 def test_git_state(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +21,6 @@ import psutil
 from shardmark.core.machine import Machine
 from shardmark.core.version import __version__
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
-from shardmark.measure.system.disturbance import busy_processes
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 
 PACKAGES = (
@@ -56,8 +57,15 @@ _VARIABLE_PREFIXES = (
     "TORCH_",
     "TORCHINDUCTOR_",
 )
-_SECRET_PARTS = ("AUTH", "CREDENTIAL", "KEY", "PASSWD", "PASSWORD", "SECRET", "TOKEN")
+_SECRET_NAME = re.compile(r"AUTH|CREDENTIAL|KEY|PASSW|SECRET|TOKEN|(?<![A-Z])PAT(?![A-Z])")
+"""PAT is a personal access token; PATH is none."""
+_LOGIN = re.compile(r"(?<=//)[^/\s]*@")
+"""Of a URL, with or without a password."""
 _GIT_SECONDS = 10
+
+BUSY_PERCENT = 5.0
+BUSY_SECONDS = 0.2
+"""How long the other processes are watched."""
 
 
 def environment(
@@ -65,7 +73,7 @@ def environment(
 ) -> dict[str, Any]:
     """Machine, versions, settings and disturbances now, as JSON knows them.
 
-    Takes `disturbance.BUSY_SECONDS` to see which other processes are busy.  Git is asked in
+    Takes `BUSY_SECONDS` to see which other processes are busy.  Git is asked in
     `folder`, by default the current one.
     """
     limits = cgroup_limits()
@@ -138,13 +146,31 @@ def shared_memory_bytes() -> int | None:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that steer threads, devices or communication; never a secret."""
+    """Environment variables that steer threads, devices or communication; never a secret.
+
+    Of proxies the address is kept, and no login.
+    """
     return {
-        name: value
+        name: _LOGIN.sub("***@", value)
         for name, value in sorted(variables.items())
-        if name.startswith(_VARIABLE_PREFIXES)
-        and not any(part in name.upper() for part in _SECRET_PARTS)
+        if (name.startswith(_VARIABLE_PREFIXES) or name.lower().endswith("_proxy"))
+        and not _SECRET_NAME.search(name.upper())
     }
+
+
+def busy_processes(*, sleep: Callable[[float], None] = time.sleep) -> list[dict[str, Any]]:
+    """At most five processes, not ours, that use the CPU now: only their names are kept."""
+    own = psutil.Process()
+    ours = {own.pid, *(child.pid for child in own.children(recursive=True))}
+    # psutil gives the use since it was last asked, and None for what may not be seen.
+    watched = [p for p in psutil.process_iter(["name", "cpu_percent"]) if p.pid not in ours]
+    sleep(BUSY_SECONDS)
+    busy: list[tuple[float, str]] = []
+    for process in watched:
+        with suppress(psutil.Error):  # it has ended
+            busy.append((process.cpu_percent(), process.info["name"] or "a process without a name"))
+    busy = sorted((use for use in busy if use[0] >= BUSY_PERCENT), reverse=True)[:5]
+    return [{"name": name, "cpu_percent": round(percent, 1)} for percent, name in busy]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

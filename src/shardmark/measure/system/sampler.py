@@ -16,8 +16,7 @@ from typing import Self, TextIO
 
 from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.system.gpus import GpuReader
-from shardmark.measure.system.machine_cpu import machine_cpu
-from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree
+from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree, machine_cpu
 
 FLUSH_SECONDS = 5.0
 DESCENDANTS_EVERY = 4
