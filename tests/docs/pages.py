@@ -16,12 +16,13 @@ from shardmark.cli import app
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-FOLDERS = ("tutorial", "guides", "method", "reference", "decisions")
+FOLDERS = ("tutorial", "guides", "method", "reference", "studies", "decisions")
 PAGES = (
     README,
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     ROOT / "docs" / "index.md",
+    ROOT / "docs" / "architecture.md",
     *(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))),
 )
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
