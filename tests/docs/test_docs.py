@@ -114,7 +114,7 @@ def test_metrics_are_explained() -> None:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_strategies_and_their_options_are_in_the_reference(name: str) -> None:
-    text = (ROOT / "docs" / "reference" / "strategies.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "strategies.md").read_text(encoding="utf-8")
     assert f"| `{name}` |" in text
     for option in option_names(name):
         assert f"`{option}`" in text, option
@@ -142,7 +142,15 @@ def test_ci_runs_the_readmes_command() -> None:
     command = ["awk", program[1], str(README)]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     assert found.strip() == marked[1]
-    for part in ("constraints.txt", "'.[test]'", "ruff check .", "ruff format", "lint-imports", "mypy", "pytest"):
+    for part in (
+        "constraints.txt",
+        "'.[test]'",
+        "ruff check .",
+        "ruff format",
+        "lint-imports",
+        "mypy",
+        "pytest",
+    ):
         assert part in marked[1]
 
 
