@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,17 +186,65 @@ def invented_rank(rank: int) -> RankRecord:
     )
 
 
-def write_run(path: Path, trials: Iterable[TrialResult]) -> Path:
-    """Store the trials as a run, with short raw files."""
+def trained(
+    rank: RankRecord,
+    qualities: Sequence[Mapping[str, float | None] | None],
+    *,
+    losses: Sequence[float] = (),
+    steps: int = 10,
+    seconds: float = 10.0,
+    warmup: int = 0,
+) -> RankRecord:
+    """The rank with an epoch of so many steps and seconds for each quality."""
+    epochs, windows = [], []
+    for epoch, quality in enumerate(qualities):
+        first, end = epoch * steps, (epoch + 1) * steps
+        measured = max(first, warmup)
+        epochs.append(
+            EpochRecord(
+                epoch=epoch,
+                first_step=first,
+                end_step=end,
+                train_loss=losses[epoch] if losses else 2 / (epoch + 1),
+                evaluation_seconds=0.25,
+                quality=None if quality is None else dict(quality),
+            )
+        )
+        began = (rank.first_step_at_seconds or 0.0) + epoch * (seconds + 0.25)
+        windows.append(
+            WindowRecord(
+                first_step=measured,
+                end_step=end,
+                started_at_seconds=began + seconds * (measured - first) / steps,
+                window_seconds=seconds * (end - measured) / steps,
+            )
+        )
+    return rank.model_copy(update={"epochs": tuple(epochs), "windows": tuple(windows)})
+
+
+Lines = Iterable[Mapping[str, Any]]
+STEP = {"rank": 0, "step": 0, "measured": False, "loss": 2.5, "step_seconds": 0.125}
+
+
+def write_run(
+    path: Path,
+    trials: Iterable[TrialResult],
+    *,
+    experiment: Mapping[str, Any] = EXPERIMENT,
+    environment: Mapping[str, Any] | None = None,
+    steps: Callable[[TrialResult], Lines] = lambda _: [STEP],
+    samples: Callable[[TrialResult], Lines] = lambda _: [{"at_seconds": STARTED_AT_SECONDS}],
+    log: str = "[rank 0] invented\n",
+) -> Path:
+    """Store the trials as a run, with short raw files unless others are given."""
     folder = RunFolder.create(path)
-    folder.write_experiment(EXPERIMENT)
-    folder.write_environment({"host": "invented", "python": "3.11", "git": None})
+    folder.write_experiment(experiment)
+    folder.write_environment(environment or {"host": "invented", "python": "3.11", "git": None})
     for result in trials:
-        trial = folder.create_trial(result.id)
-        step = {"rank": 0, "step": 0, "measured": False, "loss": 2.5, "step_seconds": 0.125}
-        (trial / STEPS_FILE).write_text(json.dumps(step) + "\n")
-        (trial / SAMPLES_FILE).write_text(json.dumps({"at_seconds": STARTED_AT_SECONDS}) + "\n")
-        (trial / LOG_FILE).write_text("[rank 0] invented\n")
+        place = folder.create_trial(result.id)
+        for name, lines in ((STEPS_FILE, steps(result)), (SAMPLES_FILE, samples(result))):
+            (place / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        (place / LOG_FILE).write_text(log, encoding="utf-8")
         folder.write_result(result)
     return path
 

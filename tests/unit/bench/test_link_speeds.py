@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.link_speeds import read_speeds
 from benchmarks.cluster.link_speeds_figures import figures_of
@@ -18,12 +17,12 @@ from benchmarks.cluster.link_speeds_report import markdown, steps_table
 from benchmarks.cluster.link_speeds_runs import load_lines, over_all, runs_table
 from benchmarks.cluster.link_speeds_turns import crossings_of, turns_of
 
+from shardmark.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.core.errors import InputError
 from shardmark.report.figures.chart import log_ticks
 from shardmark.results.schema import TrialResult
-from shardmark.results.store import RunFolder
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
-from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, write_samples
+from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS
 
 BATCH = 64
 RATES = {"eth0": 39e6, "lo": 78e6}
@@ -74,30 +73,36 @@ def write_speed(
     folder: Path, name: str, made: Sequence[TrialResult], repeats: int = 3, others: float = 0.0
 ) -> None:
     """`others`: share of the cores that is not the ranks'."""
-    path = write_run(folder / name, made)
+    lines: list[dict[str, Any]] = [
+        {
+            "node": node,
+            "at_seconds": FIRST_STEP_AT_SECONDS + at,
+            "machine": {"cpu_seconds": 2 * at * others, "cores": 2},
+            "ranks": [{"rank": 2 * node, "pid": node, "cpu_seconds": 0.0}],
+            "network": {
+                name: {"bytes_sent": at * rate, "bytes_received": at * rate}
+                for name, rate in RATES.items()
+            },
+        }
+        for at in (number / 4 for number in range(-4, 40))
+        for node in (0, 1)
+    ]
     wanted = EXPERIMENT | {
         "matrix": {"strategy": ["ddp", "fsdp", "fsdp-hybrid"]},
         "placement": {"nodes": 2, "ranks_per_node": 2},
         "measure": {"repeats": repeats},
     }
-    (path / "experiment.yaml").write_text(yaml.safe_dump(wanted))
-    RunFolder(path).write_environment(ENVIRONMENT)
-    for trial in made:
-        lines: list[Mapping[str, Any]] = [
-            {
-                "node": node,
-                "at_seconds": FIRST_STEP_AT_SECONDS + at,
-                "machine": {"cpu_seconds": 2 * at * others, "cores": 2},
-                "ranks": [{"rank": 2 * node, "pid": node, "cpu_seconds": 0.0}],
-                "network": {
-                    name: {"bytes_sent": at * rate, "bytes_received": at * rate}
-                    for name, rate in RATES.items()
-                },
-            }
-            for at in (number / 4 for number in range(-4, 40))
-            for node in (0, 1)
-        ]
-        write_samples(path, trial.id, lines)
+    ended = [
+        trial.model_copy(update={"stability": stability_of_trial(trial.ranks, [], lines)})
+        for trial in made
+    ]
+    write_run(
+        folder / name,
+        ended,
+        experiment=wanted,
+        environment=ENVIRONMENT,
+        samples=lambda _: lines,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +226,7 @@ def test_other_programs_are_said_with_the_load(runs: Path, tmp_path: Path) -> No
     speeds = read_speeds(runs)
     text = markdown(speeds, [])
     assert "| unlimited | nothing found | - | - |" in text
-    assert "| 10gbit | other processes | 9 of 9 | 40% of the 2 cores were used by others" in text
+    assert "| 10gbit | other processes | 9 of 9 | other programs used 40% of the 2 cores" in text
     assert "| 10gbit | 2026-11-21 12:00 | 9 of 9 | no | 0.1, 0.1, 0.1 |" in text
     assert "**Other programs used the machine" in text
 

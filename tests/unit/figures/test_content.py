@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.golden.invented import invented_rank, invented_trial, write_run
+from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.figures.runs import (
     comparison_of,
     figures_by_name,
@@ -13,14 +13,11 @@ from tests.unit.figures.runs import (
     series_of,
     server,
     two_epochs,
-    write_samples,
-    write_steps,
 )
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.results.schema import Failure, Outcome, TrialResult
-from shardmark.results.store import load_run
 
 
 def trials(repeats: int = 2, **fields: object) -> list[TrialResult]:
@@ -120,11 +117,11 @@ def test_loss_and_accuracy_by_epoch_and_by_time(tmp_path: Path) -> None:
     by_epoch, by_time = found["training-loss"].panels
     assert series_of(by_epoch, "ddp").x == (1.0, 2.0)
     assert series_of(by_epoch, "ddp").y == pytest.approx((2.0, 1.0))
-    assert series_of(by_time, "ddp").x == pytest.approx((4.0, 7.5))
+    assert series_of(by_time, "ddp").x == pytest.approx((4.0, 8.0))
     assert series_of(by_time, "ddp").y == series_of(by_epoch, "ddp").y
     assert series_of(found["accuracy"].panels[0], "ddp").y == pytest.approx((50.0, 75.0))
     assert series_of(found["validation-loss"].panels[0], "ddp").y == pytest.approx((0.75, 0.25))
-    assert series_of(found["epoch-seconds"].panels[0], "ddp").y == pytest.approx((4.0, 3.5))
+    assert series_of(found["epoch-seconds"].panels[0], "ddp").y == pytest.approx((4.0, 4.0))
     assert "map" not in found
 
 
@@ -167,7 +164,6 @@ def test_much_staleness_is_binned(tmp_path: Path) -> None:
 
 
 def test_network_and_cpu_are_rates_between_samples(tmp_path: Path) -> None:
-    write_run(tmp_path, [invented_trial("ddp", 2)])
     samples = [
         sample(-1.0, sent=0, cpu={0: 0.0, 1: 0.0}),
         sample(0.5, sent=1e6, cpu={0: 0.5, 1: 0.25}),
@@ -176,8 +172,8 @@ def test_network_and_cpu_are_rates_between_samples(tmp_path: Path) -> None:
         sample(4.5, sent=9e6, cpu={0: 3.5, 1: 1.25}),
         sample(30.0, sent=9e9, cpu={0: 90.0, 1: 90.0}),  # after the training
     ]
-    write_samples(tmp_path, "ddp-2-0", samples)
-    found = figures_by_name(compare([load_run(tmp_path)]))
+    run = [invented_trial("ddp", 2)]
+    found = figures_by_name(comparison_of(tmp_path, run, samples=lambda _: samples))
     network, cpu = found["network-and-cpu"].panels
     assert network.y_label == "Network, sent (MB/s)"
     assert network.series[0].x == pytest.approx((1.5, 3.5))
@@ -187,13 +183,13 @@ def test_network_and_cpu_are_rates_between_samples(tmp_path: Path) -> None:
 
 
 def test_gpus_are_averaged_and_their_power_added(tmp_path: Path) -> None:
-    write_run(tmp_path, [invented_trial("ddp", 2)])
     gpus = [
         {"uuid": "a", "utilization_percent": 90, "power_watts": 300.0},
         {"uuid": "b", "utilization_percent": 70, "power_watts": 200.0},
     ]
-    write_samples(tmp_path, "ddp-2-0", [sample(1.0, sent=0, cpu={}, gpus=gpus)])
-    busy, power = figures_by_name(compare([load_run(tmp_path)]))["gpu"].panels
+    lines = [sample(1.0, sent=0, cpu={}, gpus=gpus)]
+    run = comparison_of(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: lines)
+    busy, power = figures_by_name(run)["gpu"].panels
     assert busy.series[0].y == (80.0,)
     assert power.series[0].y == (500.0,)
 
@@ -202,14 +198,13 @@ def test_a_recipe_of_steps_has_its_loss_by_step(tmp_path: Path) -> None:
     one = invented_trial("ddp", 2)
     recipe = {**one.trial["recipe"], "epochs": None, "steps": 3}
     trial = {**one.trial, "recipe": recipe}
-    write_run(tmp_path, [one.model_copy(update={"trial": trial})])
     lines = [
         {"rank": rank, "step": step, "loss": loss, "samples": samples, "measured": True}
         for rank, samples, losses in ((0, 32, (4.0, 2.0)), (1, 96, (8.0, 6.0)))
         for step, loss in enumerate(losses)
     ]
-    write_steps(tmp_path, "ddp-2-0", lines)
-    found = figures_by_name(compare([load_run(tmp_path)]))
+    run = [one.model_copy(update={"trial": trial})]
+    found = figures_by_name(comparison_of(tmp_path, run, steps=lambda _: lines))
     assert "training-loss" not in found
     series = found["loss-by-step"].panels[0].series[0]
     assert series.x == (1, 2)
