@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.golden.invented import invented_rank, invented_trial, write_run
-from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, write_samples
+from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, comparison_of
 
 from shardmark import cli
 from shardmark.analysis.compare.comparison import Comparison, compare
@@ -98,7 +98,6 @@ def two_nodes(folder: Path, *, ranks: bool = True, ahead_seconds: float = 0.0) -
     )
     made = invented_trial("ddp", 3, ranks=placed)
     made = made.model_copy(update={"trial": {**made.trial, "nodes": 2}})
-    run = write_run(folder, [made])
     lines = [
         sample(at, NODES[node], RANKS[node] if ranks else dict.fromkeys(RANKS[node]), node)
         for at in TIMES
@@ -106,8 +105,7 @@ def two_nodes(folder: Path, *, ranks: bool = True, ahead_seconds: float = 0.0) -
     ]
     for line in lines:
         line["at_seconds"] += line["node"] * ahead_seconds
-    write_samples(run, made.id, lines)
-    return compare([load_run(run)])
+    return comparison_of(folder, [made], samples=lambda _: lines)
 
 
 @pytest.fixture
@@ -146,14 +144,13 @@ def test_ranks_are_told_apart_where_the_samples_do(nodes: Comparison, tmp_path: 
 
 def test_bursts_have_a_peak_and_are_seldom_busy(tmp_path: Path) -> None:
     """All bytes of the windows in a half of a second."""
-    run = write_run(tmp_path, [invented_trial("ddp", 2)])
     lines = [
         sample(at, {"lo": (0.0, 0.0)}, {}, None)
         | {"network": {"lo": {"bytes_sent": 1000 * min(max(at - 2, 0), 0.5), "bytes_received": 0}}}
         for at in TIMES
     ]
-    write_samples(run, "ddp-2-0", lines)
-    (one,) = traffic_of(compare([load_run(run)]).rows[0]).interfaces
+    run = comparison_of(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: lines)
+    (one,) = traffic_of(run.rows[0]).interfaces
     assert one.sent.mean_bytes_per_second == pytest.approx(500 / SECONDS)
     assert one.sent.peak_bytes_per_second == pytest.approx(1000)
     assert one.sent.busy_share == pytest.approx(0.5 / SECONDS, rel=0.1)
@@ -162,10 +159,8 @@ def test_bursts_have_a_peak_and_are_seldom_busy(tmp_path: Path) -> None:
 
 def test_few_samples_give_no_peak(tmp_path: Path) -> None:
     """Every second, seven in the windows: the mean is known, a peak is not."""
-    run = write_run(tmp_path, [invented_trial("ddp", 2)])
     lines = [sample(float(at), {"lo": (9.0, 9.0)}, {}, None) for at in range(-1, 10)]
-    write_samples(run, "ddp-2-0", lines)
-    comparison = compare([load_run(run)])
+    comparison = comparison_of(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: lines)
     found = traffic_of(comparison.rows[0])
     (one,) = found.interfaces
     assert one.sent.mean_bytes_per_second == pytest.approx(9)
@@ -200,10 +195,9 @@ def test_bandwidths_that_are_hardly_known_are_said() -> None:
 
 
 def test_samples_that_end_too_early_are_said(tmp_path: Path) -> None:
-    run = write_run(tmp_path, [invented_trial("ddp", 2)])
     lines = [sample(at, {"lo": (9.0, 9.0)}, {}, None) for at in TIMES if at < 3]
-    write_samples(run, "ddp-2-0", lines)
-    found = traffic_of(compare([load_run(run)]).rows[0])
+    run = comparison_of(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: lines)
+    found = traffic_of(run.rows[0])
     assert found.missing["interfaces"] == "no sample was taken after the last window"
 
 
