@@ -18,6 +18,7 @@ from shardmark.results.schema import (
 from shardmark.results.store import RunFolder, StoredRun, load_run
 from tests.golden.invented import EXPERIMENT, STARTED_AT_SECONDS, invented_rank, invented_trial
 
+OK, BROKEN = "ddp-w2-fp32-r0-0a1b2c3d", "fsdp-w2-fp32-r0-4e5f6a7b"
 STEPS = 4
 """Two epochs of two steps; the first step is warm-up."""
 HOSTILE = '<script>alert(1)</script> | `x`, "quoted"\nsecond line'
@@ -105,9 +106,7 @@ def sample_lines() -> list[dict[str, Any]]:
 def ok_trial(**fields: Any) -> TrialResult:
     varied = {"recipe.optimizer.lr": 0.01, "strategy": "ddp"}
     ranks = (rank_record(0), rank_record(1))
-    return invented_trial(
-        "ddp", 2, **{"varied": varied, "ranks": ranks, "id": "ddp-w2-fp32-r0-0a1b2c3d", **fields}
-    )
+    return invented_trial("ddp", 2, **{"varied": varied, "ranks": ranks, "id": OK, **fields})
 
 
 def broken_trial() -> TrialResult:
@@ -118,7 +117,7 @@ def broken_trial() -> TrialResult:
         2,
         outcome=Outcome.OUT_OF_MEMORY,
         failure=Failure(reason=HOSTILE, remedy="a smaller batch", rank=1),
-        id="fsdp-w2-fp32-r0-4e5f6a7b",
+        id=BROKEN,
         ranks=left.ranks,
     )
     return trial.model_copy(update={"metrics": left.metrics})

@@ -20,6 +20,7 @@ from shardmark.measure.system.sampler import SystemSampler
 from shardmark.report.export.source import sources_of
 from shardmark.report.export.tables import SAMPLES, STEPS, By, frame_of, sample_rows
 from shardmark.results.schema import Outcome
+from shardmark.results.store import load_run
 from tests.golden.invented import STARTED_AT_SECONDS
 from tests.unit.export.runs import (
     HOSTILE,
@@ -94,7 +95,6 @@ def test_steps_are_those_of_the_file(run: shardmark.Run) -> None:
         assert row["measured"] == (step > 0)
         assert row["data_seconds"] == 0
         assert math.isnan(row["backward_seconds"])
-    assert str(frame["measured"].dtype) == "bool"
     assert frame.attrs["units"]["step_seconds"] == "seconds"
 
 
@@ -136,7 +136,7 @@ def test_axes_keep_their_type(tmp_path: Path) -> None:
     ]
     frame = shardmark.load(write_exportable(tmp_path / "run", *trials)).to_pandas()
     assert frame["recipe.tf32"].tolist() == [True, False]
-    assert str(frame["recipe.global_batch"].dtype) == "int64"
+    assert str(frame["recipe.global_batch"].dtype) == "Int64"
     assert frame["recipe.optimizer.lr"].tolist() == [1.0, 0.5]
     assert pd.isna(frame["workload.model"][1])
     assert frame["workload.classes"].tolist() == ['["cat"]', "3"]
@@ -165,12 +165,6 @@ def test_a_damaged_raw_file_is_told(tmp_path: Path, content: bytes, message: str
     assert "steps.jsonl" in str(caught.value)
 
 
-def test_a_trial_without_raw_files_has_no_steps(tmp_path: Path) -> None:
-    run = exportable(tmp_path / "run")
-    (tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl").unlink()
-    assert len(frame_of(sources_of([run]), "sample")) == 0
-
-
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     runs = [exportable(tmp_path / name) for name in ("a/run", "b/run", "other")]
     labels = [source.label for source in sources_of(runs)]
@@ -181,8 +175,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_a_run_without_results_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "trials").mkdir(parents=True)
-    from shardmark.results.store import load_run
-
     with pytest.raises(InputError, match="no trial has a result"):
         sources_of([load_run(tmp_path / "run")])
 

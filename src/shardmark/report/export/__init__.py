@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from shardmark.report.export.files import export_csv, export_parquet
 from shardmark.report.export.mlflow import export_mlflow
-from shardmark.report.export.source import Exported, MissingExtra, Source, Target, sources_of
+from shardmark.report.export.source import Exported, Source, sources_of
 from shardmark.report.export.tensorboard import export_tensorboard
 from shardmark.report.export.wandb import export_wandb
 from shardmark.results.store import StoredRun
 
-__all__ = ["TARGETS", "Exported", "MissingExtra", "Source", "Target", "export_runs"]
-
-TARGETS: Mapping[str, Target] = MappingProxyType(
+TARGETS: Mapping[str, Callable[[Sequence[Source], str | None], Exported]] = MappingProxyType(
     {
         "tensorboard": export_tensorboard,
         "mlflow": export_mlflow,
@@ -26,5 +24,9 @@ TARGETS: Mapping[str, Target] = MappingProxyType(
 
 
 def export_runs(runs: Sequence[StoredRun], to: str, out: str | None = None) -> Exported:
-    """Hand the runs to the target of that name; `out` as the target takes it."""
+    """Hand the runs to the target of that name; exporting a trial twice leaves one record of it.
+
+    `out` is a folder, a file or a tracking URI; None for the usual place.  Raises `MissingExtra`
+    without the target's library, and `InputError` where `out` does not fit.
+    """
     return TARGETS[to](sources_of(runs), out)

@@ -13,7 +13,7 @@ from shardmark.analysis.compare.rows import other_varied, plain
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.report.export.source import Source, values_of
+from shardmark.report.export.source import Source
 from shardmark.results.schema import Outcome, TrialResult
 
 if TYPE_CHECKING:
@@ -42,13 +42,19 @@ SAMPLES = ("at_seconds", "subject", "rank", "pid", "cpu_seconds", "rss_bytes", "
            "processes", "open_files", "context_switches", "interface", "bytes_sent",
            "bytes_received", "gpu_uuid", "utilization_percent", "power_watts", "energy_joules",
            "temperature_celsius", "memory_used_bytes", "clock_limits", "cores")
-TEXTS = frozenset(("experiment", "run", "id", "strategy", "strategy_options", "precision",
-                   "outcome", "failure", "subject", "interface", "gpu_uuid"))
-TRUTHS = frozenset(("synthetic", "equivalent", "measured"))
-INTEGERS = frozenset(("world_size", "repeat", "epoch", "end_step", "rank", "step", "samples", "pid",
-                      "rss_bytes", "threads", "processes", "open_files", "context_switches",
-                      "bytes_sent", "bytes_received", "memory_used_bytes", "clock_limits", "cores"))
+TEXTS = ("experiment", "run", "id", "strategy", "strategy_options", "precision",
+         "outcome", "failure", "subject", "interface", "gpu_uuid")
+TRUTHS = ("synthetic", "equivalent", "measured")
+INTEGERS = ("world_size", "repeat", "epoch", "end_step", "rank", "step", "samples", "pid",
+            "rss_bytes", "threads", "processes", "open_files", "context_switches", "bytes_sent",
+            "bytes_received", "memory_used_bytes", "clock_limits", "cores")
 # fmt: on
+DTYPES = {
+    **dict.fromkeys(TEXTS, "string"),
+    **dict.fromkeys(TRUTHS, "boolean"),
+    **dict.fromkeys(INTEGERS, "Int64"),
+}
+"""All others are float64.  These take pandas' NA, so that whole numbers stay whole."""
 UNITS = {
     "world_size": "ranks",
     "loss": "loss",
@@ -66,8 +72,7 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
     """The runs' trials, or the epochs, steps or samples of those that ended ok, in run order.
 
     Identity first, then what varies, then the table's own columns; base units, which
-    `attrs["units"]` has by column.  A number that is missing is NaN; a missing integer, truth value
-    or text is pandas' NA, so that whole numbers stay whole.
+    `attrs["units"]` has by column.
 
     Raises `InputError` for another `by`, or a raw file that is damaged.
     """
@@ -111,11 +116,10 @@ def _frame(records: Sequence[Record], names: Sequence[str], axes: set[str]) -> p
     columns = {}
     for name in names:
         values = [record.get(name) for record in records]
-        kind = _kind_of(values) if name in axes else _kind(name)
-        columns[name] = pd.Series(
-            [None if value is None else _READ[kind](value) for value in values],
-            dtype=_dtype(kind, missing=None in values),
-        )
+        dtype = _axis_dtype(values) if name in axes else DTYPES.get(name, "float64")
+        if dtype == "string":
+            values = [None if value is None else plain(value) for value in values]
+        columns[name] = pd.Series(values, dtype=dtype)
     frame = pd.DataFrame(columns)
     frame.attrs["units"] = {name: unit for name in names if (unit := unit_of(name))}
     return frame
@@ -130,36 +134,13 @@ def unit_of(name: str) -> str:
     return UNITS.get(name) or next((unit for unit in _SUFFIXES if name.endswith(f"_{unit}")), "")
 
 
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "text": plain,
-    "truth": bool,
-    "integer": int,
-    "number": float,
-}
-
-
-def _kind(name: str) -> str:
-    if name in TEXTS:
-        return "text"
-    return "truth" if name in TRUTHS else "integer" if name in INTEGERS else "number"
-
-
-def _kind_of(values: Iterable[object]) -> str:
+def _axis_dtype(values: Sequence[object]) -> str:
     """An axis of the experiment: its values' own type, or text where they have several."""
-    types = {type(value) for value in values if value is not None}
-    if types == {bool}:
-        return "truth"
-    if types == {int}:
-        return "integer"
-    return "number" if types and types <= {int, float} else "text"
+    import pandas as pd
 
-
-def _dtype(kind: str, *, missing: bool) -> str:
-    if kind == "integer":
-        return "Int64" if missing else "int64"
-    if kind == "truth":
-        return "boolean" if missing else "bool"
-    return "float64" if kind == "number" else "string"
+    numbers = {"integer": "Int64", "floating": "float64", "mixed-integer-float": "float64"}
+    kind = pd.api.types.infer_dtype(values, skipna=True)
+    return "boolean" if kind == "boolean" else numbers.get(kind, "string")
 
 
 def _identity(source: Source, trial: TrialResult) -> Record:
@@ -184,6 +165,13 @@ def _trial_row(source: Source, trial: TrialResult) -> Record:
         "started_at_seconds": trial.started_at_seconds,
         **values_of(trial),
     }
+
+
+def values_of(trial: TrialResult) -> dict[str, float]:
+    """Metric -> value, without the missing; none of a trial that did not end ok."""
+    if trial.outcome is not Outcome.OK:
+        return {}
+    return {name: summary.value for name, summary in trial.metrics.items() if summary is not None}
 
 
 def epoch_rows(trial: TrialResult) -> list[Record]:

@@ -10,24 +10,23 @@ from shlex import quote
 from typing import Any
 
 from shardmark.core.errors import InputError
-from shardmark.report.export.history import history
-from shardmark.report.export.source import (
-    Exported,
-    Source,
-    environment,
-    measurement_id,
-    require,
-    settings_of,
-    tags_of,
-    unwritable,
-    values_of,
-)
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.report.export.source import Exported, Source, require, unwritable
+from shardmark.report.export.tracked import TrackedTrial, environment, tracked
 
-USUAL_PLACE = "exports/wandb"
-PROJECT = "shardmark"
 MODES = ("offline", "online")
 SETTINGS = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+QUIET: dict[str, Any] = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+"""Nothing of the machine that exports: the trial was measured elsewhere, at another time."""
 
 
 def export_wandb(sources: Sequence[Source], out: str | None) -> Exported:
@@ -39,98 +38,73 @@ def export_wandb(sources: Sequence[Source], out: str | None) -> Exported:
     if mode not in MODES:
         raise InputError("WANDB_MODE", f"found {mode!r}", f"allowed: {', '.join(MODES)}")
     require("wandb", "wandb", "wandb")
-    root = Path(out or USUAL_PLACE).expanduser()
-    if root.exists() and not root.is_dir():
-        raise InputError(str(root), "is a file", "name a folder")
-    pending = [
-        (source, trial)
-        for source in sources
-        for trial in source.trials
-        if not any(root.glob(f"*run-*-{_run_id(trial)}"))
-    ]
-    if pending:
-        _write(root, pending, mode)
-    trials = sum(len(source.trials) for source in sources)
-    look = (
-        f"wandb sync {quote(str(root))}/offline-run-*"
-        if mode == "offline"
-        else "the project's page"
-    )
-    return Exported(where=str(root), trials=len(pending), kept=trials - len(pending), look=look)
-
-
-def _write(root: Path, pending: Sequence[tuple[Source, TrialResult]], mode: str) -> None:
+    root = Path(out or "exports/wandb").expanduser()
+    trials = tracked(sources)
+    pending = [trial for trial in trials if not any(root.glob(f"*run-*-{_run_id(trial)}"))]
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with (
-            environment(SETTINGS),
-            tempfile.TemporaryDirectory(dir=root, prefix=".unfinished-") as scratch,
-        ):
-            import wandb
-
-            try:
-                for source, trial in pending:
-                    _log_trial(source, trial, Path(scratch), mode)
-                    (written,) = Path(scratch).glob(f"wandb/*run-*-{_run_id(trial)}")
-                    written.rename(root / written.name)
-            finally:
-                wandb.teardown()  # ends its service process and threads
+        if pending:
+            _write(root, pending, mode)
     except OSError as error:
         raise unwritable(str(root), error) from None
+    sync = f"wandb sync {quote(str(root))}/offline-run-*"
+    return Exported(
+        where=str(root),
+        trials=len(pending),
+        kept=len(trials) - len(pending),
+        look=sync if mode == "offline" else "the project's page",
+    )
 
 
-def _run_id(trial: TrialResult) -> str:
-    return f"{trial.id}-{measurement_id(trial)}"
+def _write(root: Path, pending: Sequence[TrackedTrial], mode: str) -> None:
+    scratch = tempfile.TemporaryDirectory(dir=root, prefix=".unfinished-")
+    with environment(SETTINGS), scratch as folder:
+        import wandb
+
+        try:
+            for trial in pending:
+                _log_trial(trial, Path(folder), mode)
+                (written,) = Path(folder).glob(f"wandb/*run-*-{_run_id(trial)}")
+                written.rename(root / written.name)
+        finally:
+            wandb.teardown()  # ends its service process and threads
 
 
-def _log_trial(source: Source, trial: TrialResult, folder: Path, mode: str) -> None:
+def _run_id(trial: TrackedTrial) -> str:
+    return f"{trial.result.id}-{trial.measurement}"
+
+
+def _log_trial(trial: TrackedTrial, folder: Path, mode: str) -> None:
     import wandb
 
+    outcome = str(trial.result.outcome)
     try:
         run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            group=source.run.name,
-            job_type=trial.strategy,
-            name=trial.id,
+            project=os.environ.get("WANDB_PROJECT", "shardmark"),
+            group=trial.source.run.name,
+            name=trial.result.id,
             id=_run_id(trial),
             resume="never" if mode == "online" else None,
-            config={**tags_of(source, trial), **settings_of(trial)},
-            tags=[trial.strategy, str(trial.outcome)],
+            config={**trial.tags, **trial.settings},
+            tags=[trial.result.strategy, outcome],
             dir=folder,
-            settings=_quiet_settings(wandb, mode),
+            settings=wandb.Settings(**{"mode": mode, **QUIET}),
         )
     except wandb.Error as error:
         said = f"Weights & Biases says: {error}"
-        raise InputError(f"trial {trial.id}", said, "unset WANDB_MODE to export offline") from None
+        remedy = "unset WANDB_MODE to export offline"
+        raise InputError(f"trial {trial.result.id}", said, remedy) from None
     run.define_metric("epoch/*", step_metric="epoch")
-    for step, values in _by_step(source, trial).items():
+    for step, values in _by_step(trial).items():
         run.log(values, step=step)
-    for name, value in values_of(trial).items():
-        run.summary[name] = value
-    run.summary["outcome"] = str(trial.outcome)
-    run.finish(exit_code=0 if trial.outcome is Outcome.OK else 1)
+    run.summary.update({**trial.final, "outcome": outcome})
+    run.finish(exit_code=0 if trial.ok else 1)
 
 
-def _quiet_settings(wandb: Any, mode: str) -> Any:
-    """Nothing of the machine that exports: the trial was measured elsewhere, at another time."""
-    return wandb.Settings(
-        mode=mode,
-        console="off",
-        silent=True,
-        disable_git=True,
-        disable_code=True,
-        save_code=False,
-        x_disable_machine_info=True,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_save_requirements=False,
-    )
-
-
-def _by_step(source: Source, trial: TrialResult) -> dict[int, dict[str, float]]:
+def _by_step(trial: TrackedTrial) -> dict[int, dict[str, Any]]:
     """Step -> its values and time; an epoch's values stand beside its last step's."""
-    by_step: dict[int, dict[str, float]] = {}
-    for point in history(source, trial):
+    by_step: dict[int, dict[str, Any]] = {}
+    for point in trial.history():
         values = by_step.setdefault(point.step, {"_timestamp": point.at_seconds})
         values[point.name] = point.value
         if point.name.startswith("epoch/"):
