@@ -10,7 +10,7 @@ from tests.unit.figures.runs import comparison_of
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.trial.series import MOST_POINTS, loss_by_step, sampled, thinned
-from shardmark.analysis.trial.step_parts import step_parts
+from shardmark.analysis.trial.step_time import step_time
 from shardmark.results.schema import Failure, Outcome
 
 
@@ -49,40 +49,33 @@ def test_broken_raw_files_give_nothing(tmp_path: Path) -> None:
     assert loss_by_step(row).x == ()
 
 
-def test_exposed_communication_takes_no_more_than_the_spans(tmp_path: Path) -> None:
-    parts = step_parts(
-        row_of(
-            tmp_path,
-            step_seconds=1.0,
-            data_seconds=0.25,
-            forward_seconds=0.25,
-            backward_seconds=0.25,
-            optimizer_seconds=0.0,
-            exposed_communication_seconds=3.0,
-        )
-    )
-    assert parts is not None
-    assert parts.exposed_communication_seconds == 0.5
-    assert (parts.forward_seconds, parts.backward_seconds) == (0.0, 0.0)
-    assert parts.total_seconds == pytest.approx(1.0)
+QUARTERS = dict.fromkeys(("data", "forward", "backward"), 0.25)
 
 
-def test_unknown_communication_stays_in_the_spans(tmp_path: Path) -> None:
-    parts = step_parts(row_of(tmp_path, step_seconds=4.0, exposed_communication_seconds=None))
-    assert parts is not None
-    assert parts.exposed_communication_seconds is None
-    assert parts.forward_seconds == 1.0
-    assert parts.rest_seconds == 0.0  # four spans of one second each
-
-
-def test_a_span_that_is_not_marked_is_in_the_rest(tmp_path: Path) -> None:
-    row = row_of(
-        tmp_path, step_seconds=5.0, optimizer_seconds=None, exposed_communication_seconds=0.0
-    )
-    parts = step_parts(row)
-    assert parts is not None
-    assert parts.optimizer_seconds is None
-    assert parts.rest_seconds == pytest.approx(2.0)
+@pytest.mark.parametrize(
+    ("metrics", "parts"),
+    [
+        (  # no more than the spans is taken out of them
+            {**QUARTERS, "step": 1.0, "optimizer": 0.0, "exposed_communication": 3.0},
+            {"forward": 0.0, "backward": 0.0, "exposed communication": 0.5, "rest": 0.25},
+        ),
+        (  # unknown communication stays in the spans, of which four take a second each
+            {"step": 4.0, "exposed_communication": None},
+            {"forward": 1.0, "exposed communication": None, "rest": 0.0},
+        ),
+        (  # a span that is not marked is in the rest
+            {"step": 5.0, "optimizer": None, "exposed_communication": 0.0},
+            {"optimizer": None, "rest": 2.0},
+        ),
+    ],
+)
+def test_parts_of_a_step(
+    tmp_path: Path, metrics: dict[str, float | None], parts: dict[str, float | None]
+) -> None:
+    named = {f"{name}_seconds": value for name, value in metrics.items()}
+    known = step_time(row_of(tmp_path, **named))
+    assert known is not None
+    assert {name: known.parts()[name] for name in parts} == pytest.approx(parts)
 
 
 def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
@@ -92,12 +85,12 @@ def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
     uneven = forward.model_copy(update={"value": 3.0, "maximum": 3.0, "mean": 2.0})
     metrics = {**trial.metrics, "forward_seconds": uneven}
     row = comparison_of(tmp_path, [trial.model_copy(update={"metrics": metrics})]).rows[0]
-    parts = step_parts(row)
-    assert parts is not None
-    assert parts.forward_seconds == 2.0
+    known = step_time(row)
+    assert known is not None
+    assert known.forward == 2.0
 
 
 def test_without_marks_there_are_no_parts(tmp_path: Path) -> None:
-    assert step_parts(row_of(tmp_path, step_seconds=None)) is None
+    assert step_time(row_of(tmp_path, step_seconds=None)) is None
     failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="it fell over"))
-    assert step_parts(comparison_of(tmp_path / "other", [failed]).rows[0]) is None
+    assert step_time(comparison_of(tmp_path / "other", [failed]).rows[0]) is None

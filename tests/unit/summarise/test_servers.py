@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.trial.over_ranks import train_loss
+from shardmark.analysis.trial.rank_metrics import train_loss
 from shardmark.core.metrics import METRICS
 from shardmark.results.schema import EpochRecord, ExchangeRecord, RankRecord, Summary
 from tests.unit.summarise.trials import record, sample_lines, step_lines, summarised

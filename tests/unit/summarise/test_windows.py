@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.analysis.trial.windows import Windows, counter_increase, levels
+from shardmark.analysis.trial.sampled_metrics import Windows, counter_increase, levels
 
 POINTS = [(0.0, 0.0), (10.0, 100.0), (20.0, 100.0), (30.0, 400.0)]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.over_ranks import train_loss
+from shardmark.analysis.trial.rank_metrics import train_loss
 from shardmark.results.schema import EpochRecord, RankRecord, TrialResult, WindowRecord
 
 

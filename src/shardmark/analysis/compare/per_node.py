@@ -8,11 +8,10 @@ from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.over_ranks import Result, number, over_ranks
-from shardmark.analysis.trial.raw_files import Line, raw_lines
-from shardmark.analysis.trial.system_metrics import device_metrics, network_metrics, process_metrics
-from shardmark.analysis.trial.training_metrics import (
+from shardmark.analysis.trial.over_ranks import Result
+from shardmark.analysis.trial.rank_metrics import (
     communication_metrics,
+    error_metrics,
     memory_metrics,
     rate_metrics,
     read_steps,
@@ -20,14 +19,18 @@ from shardmark.analysis.trial.training_metrics import (
     time_metrics,
     windows_of,
 )
-from shardmark.analysis.trial.windows import Windows
+from shardmark.analysis.trial.raw_files import Line, mapping, number, raw_lines
+from shardmark.analysis.trial.sampled_metrics import (
+    Windows,
+    device_metrics,
+    network_metrics,
+    process_metrics,
+)
 from shardmark.core.metrics import METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.results.schema import RankRecord, Summary, TrialResult
+from shardmark.results.schema import Summary, TrialResult
 from shardmark.results.store import RunFolder
 
-MOST_BYTES = 64 * 2**20
-"""Of a raw file that is read as a whole; of a longer one, even parts."""
 LOOPBACK = "lo"
 LINK_METRICS = ("link_sent_bytes_per_second", "link_received_bytes_per_second")
 """Beside the catalogue's, which count the loopback, too: over all other interfaces of the node."""
@@ -93,12 +96,12 @@ def _raw(row: Row, trial: TrialResult) -> tuple[list[Line], list[Line]]:
     folder = RunFolder(row.folder).trial_folder(trial.id)
     steps = [
         line
-        for line in raw_lines(folder / STEPS_FILE, most_bytes=MOST_BYTES)
+        for line in raw_lines(folder / STEPS_FILE)
         if "measured" in line and None not in (number(line.get("step")), number(line.get("rank")))
     ]
     samples = [
         line
-        for line in raw_lines(folder / SAMPLES_FILE, most_bytes=MOST_BYTES)
+        for line in raw_lines(folder / SAMPLES_FILE)
         if number(line.get("at_seconds")) is not None
     ]
     return steps, samples
@@ -130,15 +133,8 @@ def _of_trial(
         metrics |= process_metrics(own, here, windows)
         metrics |= device_metrics(own, windows, device_type)
         metrics |= _link_metrics(own, windows)
-    return {name: metrics[name] for name in (*NODE_METRICS, *LINK_METRICS)} | _errors(here)
-
-
-def _errors(ranks: Sequence[RankRecord]) -> dict[str, Result]:
-    return {
-        "nonfinite_steps": over_ranks("nonfinite_steps", ranks, lambda rank: rank.nonfinite_steps),
-        "skipped_steps": over_ranks("skipped_steps", ranks, lambda rank: rank.skipped_steps),
-        "data_errors": over_ranks("data_errors", ranks, lambda rank: len(rank.data_errors)),
-    }
+    metrics |= error_metrics(here)
+    return {name: metrics[name] for name in (*NODE_METRICS, *LINK_METRICS)}
 
 
 def _link_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result]:
@@ -157,9 +153,8 @@ def _link_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result
 
 
 def _without_loopback(sample: Line) -> dict[str, object]:
-    network = sample.get("network")
-    counters = network.items() if isinstance(network, Mapping) else ()
-    return {str(name): counts for name, counts in counters if name != LOOPBACK}
+    counters = mapping(sample.get("network"))
+    return {name: counts for name, counts in counters.items() if name != LOOPBACK}
 
 
 def _of_row(row: Row, node: int, trials: Sequence[Mapping[str, Result]]) -> NodeOfRow:

@@ -111,9 +111,12 @@ def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
     own, base = (
         None if samples is None else step_time(each, samples, repeats) for each in (row, other)
     )
-    if own is None or base is None or samples is None or own.seconds <= base.seconds:
-        return Explanation(kind="slower", row=row, other=other, size=ratio)
-    extra = own.seconds - base.seconds
+    unexplained = Explanation(kind="slower", row=row, other=other, size=ratio)
+    if own is None or base is None or samples is None or not (own.complete and base.complete):
+        return unexplained
+    if own.at_rate is None or base.at_rate is None or own.at_rate <= base.at_rate:
+        return unexplained
+    extra = own.at_rate - base.at_rate
     cpu = [cpu_use(each, samples, repeats) for each in (row, other)]
     return Explanation(
         kind="slower",
@@ -121,12 +124,12 @@ def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
         other=other,
         size=ratio,
         difference=extra,
-        parts=_largest_first(_time_parts(own, base)),
+        parts=_largest_first(_time_parts(own, base, extra)),
         facts=_lack_of_cores(cpu[0], cpu[1], extra),
     )
 
 
-def _time_parts(own: StepTime, base: StepTime) -> dict[str, float]:
+def _time_parts(own: StepTime, base: StepTime, extra: float) -> dict[str, float]:
     """What each part adds; they add up to the extra time but for what no span holds.
 
     Exposed communication lies within forward, backward and optimizer, so it is taken out of them.
@@ -136,13 +139,13 @@ def _time_parts(own: StepTime, base: StepTime) -> dict[str, float]:
     exposed = 0.0
     if own.exposed is not None and base.exposed is not None:
         exposed = own.exposed - base.exposed
-    optimizer = max(0.0, own.optimizer - base.optimizer - max(0.0, exposed))
+    optimizer = max(0.0, (own.optimizer or 0.0) - (base.optimizer or 0.0) - max(0.0, exposed))
     return {
-        "waiting for data": own.data - base.data,
+        "waiting for data": (own.data or 0.0) - (base.data or 0.0),
         "exposed communication": exposed,
         "the optimizer": optimizer,
         "computation": own.work - base.work - exposed - optimizer,
-        "slow steps": own.seconds - own.median_seconds - (base.seconds - base.median_seconds),
+        "slow steps": extra - (own.median - base.median),
     }
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 
 from shardmark.analysis.statistics.changes import JUMP_POINTS, jump_of, thinned, trend_of
-from shardmark.analysis.trial.over_ranks import number
+from shardmark.analysis.trial.raw_files import number
 from shardmark.measure.system.gpus import CLOCK_LIMITS
 from shardmark.results.schema import RankRecord, StabilityFinding, StabilityKind
 

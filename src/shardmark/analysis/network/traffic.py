@@ -9,10 +9,10 @@ from typing import Literal
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.over_ranks import number
-from shardmark.analysis.trial.series import SHORTEST_SECONDS, Line, OverTime, lines_of, thinned
-from shardmark.analysis.trial.training_metrics import slowest, windows_of
-from shardmark.analysis.trial.windows import Point, Windows, counter_increase
+from shardmark.analysis.trial.rank_metrics import slowest, windows_of
+from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects, raw_lines
+from shardmark.analysis.trial.sampled_metrics import Point, Windows, counter_increase
+from shardmark.analysis.trial.series import SHORTEST_SECONDS, OverTime, thinned
 from shardmark.core.run_files import SAMPLES_FILE
 from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.results.store import RunFolder
@@ -105,12 +105,11 @@ class _Trial:
     def of_process(self, rank: RankRecord) -> Iterator[tuple[float, Mapping[str, object]]]:
         """The rank's connections by interface in each sample; its bytes count on over restarts."""
         for sample in self.nodes.get(rank.node, ()):
-            at_seconds, processes = number(sample.get("at_seconds")), sample.get("ranks")
-            for process in processes if isinstance(processes, list) else ():
-                own = _mapping(process)
-                same = rank.resumes or own.get("pid") == rank.pid
-                network = own.get("network")
-                if own.get("rank") == rank.rank and same and isinstance(network, Mapping):
+            at_seconds = number(sample.get("at_seconds"))
+            for process in objects(sample, "ranks"):
+                same = rank.resumes or process.get("pid") == rank.pid
+                network = process.get("network")
+                if process.get("rank") == rank.rank and same and isinstance(network, Mapping):
                     assert at_seconds is not None, "samples without their time are left out"
                     yield at_seconds, network
 
@@ -128,7 +127,7 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
         for trial in trials
         for node, samples in trial.nodes.items()
         for sample in samples
-        for name in _mapping(sample.get("network"))
+        for name in mapping(sample.get("network"))
     }
     interfaces = [
         Interface(
@@ -162,11 +161,8 @@ def _read(row: Row, result: TrialResult) -> _Trial | None:
     steps = sum(w.end_step - w.first_step for rank in workers for w in rank.windows)
     if row.folder is None or not steps:
         return None
-    nodes: dict[int, list[Line]] = {}
-    for sample in lines_of(RunFolder(row.folder).trial_folder(result.id) / SAMPLES_FILE):
-        if number(sample.get("at_seconds")) is not None:
-            node = sample.get("node", 0)
-            nodes.setdefault(node if isinstance(node, int) else 0, []).append(sample)
+    samples = raw_lines(RunFolder(row.folder).trial_folder(result.id) / SAMPLES_FILE)
+    nodes = by_node(s for s in samples if number(s.get("at_seconds")) is not None)
     windows: dict[int, Windows] = {}
     began: dict[int, float] = {}
     for node in {*nodes, *(rank.node for rank in result.ranks)}:
@@ -183,7 +179,7 @@ def _read(row: Row, result: TrialResult) -> _Trial | None:
         steps=steps / len(workers),
         nodes={
             node: sorted(own, key=lambda sample: number(sample["at_seconds"]) or 0.0)
-            for node, own in sorted(nodes.items())
+            for node, own in nodes.items()
         },
         windows=windows,
         first_step_at_seconds=began,
@@ -280,11 +276,7 @@ def _rank_step_bytes(trial: _Trial, rank: RankRecord, name: str, way: str) -> fl
 
 
 def _counter(network: object, name: str, way: str) -> float | None:
-    return number(_mapping(_mapping(network).get(name)).get(way))
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
+    return number(mapping(mapping(network).get(name)).get(way))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -1,35 +1,59 @@
-"""Lines of a trial's raw files, with a bound on what is read of a long one."""
+"""Lines of a trial's raw files and their values, with a bound on what is read of a long one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from pydantic_core import from_json
 
-MOST_BYTES = 512 * 1024
+MOST_BYTES = 64 * 2**20
+"""Of a file that is read as a whole."""
 _PARTS = 16
 
 Line = Mapping[str, object]
 
 
-def raw_lines(path: Path, starting: str = "", most_bytes: int = MOST_BYTES) -> Iterator[Line]:
-    """The objects of a file of JSON lines whose text starts so; of a long file, 16 even parts.
+def raw_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[Line]:
+    """The objects of a file of JSON lines; of a long file, 16 even parts.
 
     A file that cannot be read has none, and a line that is no object is passed over.
     """
-    prefix = starting.encode()
     for part in _parts(path, most_bytes):
         for text in part.split(b"\n"):
-            if text.startswith(prefix):
-                try:
-                    line = from_json(text)
-                except ValueError:
-                    continue
-                if isinstance(line, dict):
-                    yield line
+            try:
+                line = from_json(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                yield line
+
+
+def number(value: object) -> float | None:
+    """A JSON number as a float; None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def mapping(value: object) -> Line:
+    """A JSON object; empty for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def objects(line: Line, key: str) -> list[Line]:
+    """The JSON objects of a list under this key; none where there is no list."""
+    values = line.get(key)
+    return [one for one in values if isinstance(one, Mapping)] if isinstance(values, list) else []
+
+
+def by_node(samples: Iterable[Line]) -> dict[int, list[Line]]:
+    """Samples by node; a sample of a trial on one node does not name it."""
+    nodes: dict[int, list[Line]] = {}
+    for sample in samples:
+        node = sample.get("node", 0)
+        nodes.setdefault(node if isinstance(node, int) else 0, []).append(sample)
+    return dict(sorted(nodes.items()))
 
 
 def _parts(path: Path, most_bytes: int) -> list[bytes]:

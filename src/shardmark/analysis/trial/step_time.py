@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -10,35 +10,62 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 
-SPANS = ("data_seconds", "forward_seconds", "backward_seconds", "optimizer_seconds")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Means over repeats and ranks, for `samples` samples trained."""
+    """Seconds for the samples of one step, or of another's: means over ranks and repeats.
 
-    seconds: float
-    """From samples_per_second, so that it agrees with the headline."""
-    median_seconds: float
+    A span is a rank's median over the measured steps.  Of ranks the mean counts, not the maximum:
+    maxima of different ranks do not add up to anybody's step.
+    """
+
+    median: float
     """Of the steps."""
-    data: float
-    forward: float
-    backward: float
-    optimizer: float
+    at_rate: float | None
+    """As samples_per_second has it, so that it agrees with the headline."""
+    data: float | None
+    """None where the strategy marks no such span, as the next three."""
+    forward: float | None
+    backward: float | None
+    optimizer: float | None
     exposed: float | None
     """Communication that nothing hid, at most forward, backward and optimizer, which hold it."""
 
     @property
     def work(self) -> float:
         """Spans in which a rank computes or communicates."""
-        return self.forward + self.backward + self.optimizer
+        return sum(span for span in (self.forward, self.backward, self.optimizer) if span)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every span is known."""
+        return None not in (self.data, self.forward, self.backward, self.optimizer)
+
+    def parts(self) -> dict[str, float | None]:
+        """Each second counted once: exposed communication is taken out of the spans, in proportion.
+
+        It comes from a profiled step and is known for the step as a whole alone.  The rest is what
+        no span marks, for example a sleep of `slow_ranks`; at least 0, as medians need not add up.
+        """
+        computing = 1 - (self.exposed or 0.0) / self.work
+
+        def without_exposed(span: float | None) -> float | None:
+            return None if span is None else span * computing
+
+        return {
+            "data": self.data,
+            "forward": without_exposed(self.forward),
+            "backward": without_exposed(self.backward),
+            "optimizer": without_exposed(self.optimizer),
+            "exposed communication": self.exposed,
+            "rest": max(0.0, self.median - self.work - (self.data or 0.0)),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuUse:
     """What the ranks of one machine asked of its cores."""
 
-    processes: int
     threads: int
     """Of all processes together, as they were set."""
     cores: float
@@ -46,14 +73,9 @@ class CpuUse:
     """CPU time of all processes for the same samples."""
 
     @property
-    def floor_seconds(self) -> float:
-        """The cores cannot do it in less."""
-        return self.busy_seconds / self.cores
-
-    @property
     def sharing_seconds(self) -> float:
         """What a core for each thread could save at most; nothing where there are enough."""
-        return max(0.0, self.floor_seconds - self.busy_seconds / max(self.threads, 1))
+        return max(0.0, self.busy_seconds / self.cores - self.busy_seconds / max(self.threads, 1))
 
 
 def samples_per_step(row: Row) -> float | None:
@@ -67,84 +89,74 @@ def samples_per_step(row: Row) -> float | None:
 
 def common_repeats(row: Row, other: Row) -> frozenset[int]:
     """Those of both, so that what disturbed both cancels; all where there is no common one."""
-    one, two = ({trial.repeat for trial in r.ok_trials} for r in (row, other))
-    return frozenset(one & two or one | two)
+    own, others = ({trial.repeat for trial in r.ok_trials} for r in (row, other))
+    return frozenset(own & others or own | others)
 
 
-def step_time(row: Row, samples: float, repeats: Collection[int]) -> StepTime | None:
-    """The time for so many samples; None where some part was not recorded."""
+def step_time(
+    row: Row, samples: float | None = None, repeats: Collection[int] | None = None
+) -> StepTime | None:
+    """The time of a step, or for so many samples; None where no trial marked its steps."""
     own = samples_per_step(row)
-    trials = [trial for trial in row.ok_trials if trial.repeat in repeats]
-    found = [one for trial in trials if (one := _of_trial(trial)) is not None]
-    if own is None or not found or len(found) < len(trials):
+    trials = [t for t in row.ok_trials if repeats is None or t.repeat in repeats]
+    if samples is not None and own is None:
         return None
-    scale = samples / own
-
-    def mean(index: int) -> float:
-        return scale * fmean(one[index] for one in found)
-
-    exposed = [_mean_over_ranks(trial, "exposed_communication_seconds") for trial in trials]
-    known = [one for one in exposed if one is not None]
-    data, forward, backward, optimizer = (mean(index) for index in range(2, 6))
-    most = forward + backward + optimizer
+    scale = 1.0 if samples is None or own is None else samples / own
+    means = {
+        span: None if (seconds := _mean(trials, f"{span}_seconds")) is None else scale * seconds
+        for span in ("step", "data", "forward", "backward", "optimizer", "exposed_communication")
+    }
+    median, exposed = means["step"], means["exposed_communication"]
+    work = sum(means[span] or 0.0 for span in ("forward", "backward", "optimizer"))
+    if median is None or work <= 0:
+        return None
+    rates = [_rate(trial) for trial in trials]
+    slowness = [1 / rate for rate in rates if rate is not None]
     return StepTime(
-        seconds=samples * fmean(one[0] for one in found),
-        median_seconds=mean(1),
-        data=data,
-        forward=forward,
-        backward=backward,
-        optimizer=optimizer,
-        exposed=min(scale * fmean(known), most) if len(known) == len(trials) else None,
+        median=median,
+        at_rate=scale * own * fmean(slowness) if own and len(slowness) == len(trials) else None,
+        data=means["data"],
+        forward=means["forward"],
+        backward=means["backward"],
+        optimizer=means["optimizer"],
+        exposed=None if exposed is None else min(exposed, work),
     )
-
-
-def _of_trial(trial: TrialResult) -> tuple[float, ...] | None:
-    """Seconds of one sample, and of a step's median and spans; None where one is missing."""
-    rate = trial.metrics.get("samples_per_second")
-    spans = [_mean_over_ranks(trial, name) for name in ("step_seconds", *SPANS)]
-    known = [one for one in spans if one is not None]
-    if rate is None or rate.value <= 0 or len(known) < len(spans):
-        return None
-    return (1 / rate.value, *known)
-
-
-def _mean_over_ranks(trial: TrialResult, name: str) -> float | None:
-    summary = trial.metrics.get(name)
-    if summary is None:
-        return None
-    return summary.value if summary.mean is None else summary.mean
 
 
 def cpu_use(row: Row, samples: float, repeats: Collection[int]) -> CpuUse | None:
     """Of ranks on the CPUs of one machine; None elsewhere, or where CPU time was not sampled."""
     trials = [trial for trial in row.ok_trials if trial.repeat in repeats]
-    cores = None if row.folder is None else usable_cores(row)
+    cores = None if row.folder is None else _usable_cores(RunFolder(row.folder))
     ranks = [rank for trial in trials for rank in trial.ranks]
     one_machine = len({rank.host for rank in ranks}) == 1
     if not cores or not one_machine or any(rank.device != "cpu" for rank in ranks):
         return None
     busy = []
     for trial in trials:
-        percent = _mean_over_ranks(trial, "cpu_percent")
-        rate = trial.metrics.get("samples_per_second")
-        if percent is None or rate is None or rate.value <= 0:
+        percent, rate = _mean([trial], "cpu_percent"), _rate(trial)
+        if percent is None or rate is None:
             return None
-        busy.append(percent / 100 * len(trial.ranks) * samples / rate.value)
-    first = trials[0].ranks
-    return CpuUse(
-        processes=len(first),
-        threads=sum(rank.threads for rank in first),
-        cores=cores,
-        busy_seconds=fmean(busy),
-    )
+        busy.append(percent / 100 * len(trial.ranks) * samples / rate)
+    threads = sum(rank.threads for rank in trials[0].ranks)
+    return CpuUse(threads=threads, cores=cores, busy_seconds=fmean(busy))
 
 
-def usable_cores(row: Row) -> float | None:
-    """Cores that the run could use: the affinity's, or a container's smaller quota."""
-    assert row.folder is not None, "the caller looked"
-    cpu = RunFolder(row.folder).read_environment().get("cpu")
-    if not isinstance(cpu, dict):
+def _mean(trials: Sequence[TrialResult], name: str) -> float | None:
+    """Over the repeats that have it, of the mean over ranks."""
+    summaries = [summary for trial in trials if (summary := trial.metrics.get(name)) is not None]
+    if not summaries:
         return None
-    known = [cpu.get("usable_cores"), cpu.get("quota_cores")]
-    numbers = [float(one) for one in known if isinstance(one, int | float)]
-    return min(numbers, default=None)
+    return fmean(one.value if one.mean is None else one.mean for one in summaries)
+
+
+def _rate(trial: TrialResult) -> float | None:
+    """Samples a second."""
+    rate = trial.metrics.get("samples_per_second")
+    return rate.value if rate is not None and rate.value > 0 else None
+
+
+def _usable_cores(run: RunFolder) -> float | None:
+    """Cores that the run could use: the affinity's, or a container's smaller quota."""
+    cpu = run.read_environment().get("cpu")
+    known = [cpu.get("usable_cores"), cpu.get("quota_cores")] if isinstance(cpu, dict) else []
+    return min((float(cores) for cores in known if isinstance(cores, int | float)), default=None)

@@ -146,15 +146,11 @@ def shared_memory_bytes() -> int | None:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that steer threads, devices or communication; never a secret.
-
-    Of proxies the address is kept, and no login.
-    """
+    """Environment variables that steer threads, devices or communication; never a secret."""
     return {
         name: _LOGIN.sub("***@", value)
         for name, value in sorted(variables.items())
-        if (name.startswith(_VARIABLE_PREFIXES) or name.lower().endswith("_proxy"))
-        and not _SECRET_NAME.search(name.upper())
+        if name.startswith(_VARIABLE_PREFIXES) and not _SECRET_NAME.search(name.upper())
     }
 
 

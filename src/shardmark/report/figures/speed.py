@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from shardmark.analysis.trial.step_parts import StepParts, step_parts
+from shardmark.analysis.trial.step_time import step_time
 from shardmark.report.figures.chart import Figure, Panel, Series, figure
 from shardmark.report.figures.entries import (
     Entry,
@@ -17,14 +17,6 @@ from shardmark.report.figures.entries import (
 )
 from shardmark.report.figures.looks import REFERENCE
 
-_PARTS = (
-    ("data", "data_seconds"),
-    ("forward", "forward_seconds"),
-    ("backward", "backward_seconds"),
-    ("optimizer", "optimizer_seconds"),
-    ("exposed communication", "exposed_communication_seconds"),
-    ("rest", "rest_seconds"),
-)
 _RATE = "samples_per_second"
 _WIDEST_LINEAR = 8
 """Largest ratio of numbers of ranks that an ordinary axis still shows well."""
@@ -145,8 +137,8 @@ def _ranks_panel(
 
 def step_figures(groups: Sequence[Group]) -> list[Figure]:
     """One stacked bar a row."""
-    parts = {entry: known for entry in entries_in(groups) if (known := step_parts(entry.row))}
-    longest = max((known.total_seconds for known in parts.values()), default=0.0)
+    parts = {e: known.parts() for e in entries_in(groups) if (known := step_time(e.row))}
+    longest = max((sum(filter(None, known.values())) for known in parts.values()), default=0.0)
     unit, scale = ("s", 1.0) if longest >= 10 else ("ms", 1000.0)
     return figure(
         "step-time",
@@ -158,10 +150,12 @@ def step_figures(groups: Sequence[Group]) -> list[Figure]:
     )
 
 
-def _step_panel(group: Group, parts: dict[Entry, StepParts], unit: str, scale: float) -> Panel:
+def _step_panel(
+    group: Group, parts: Mapping[Entry, Mapping[str, float | None]], unit: str, scale: float
+) -> Panel:
     series = []
-    for name, attribute in _PARTS:
-        values = [(entry, getattr(parts[entry], attribute)) for entry in group.entries]
+    for name in parts[group.entries[0]]:
+        values = [(entry, parts[entry][name]) for entry in group.entries]
         known = [(entry, value * scale) for entry, value in values if value is not None]
         if any(value > 0 for _, value in known):
             series.append(

@@ -1,0 +1,343 @@
+"""Metrics that the ranks measured themselves: time, rate, memory, collectives, quality, errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+
+import numpy as np
+
+from shardmark.analysis.trial.over_ranks import ON_CPU, Result, Value, over_ranks, trial_value
+from shardmark.analysis.trial.raw_files import Line, number
+from shardmark.analysis.trial.sampled_metrics import Windows
+from shardmark.core.layout import Layout
+from shardmark.core.metrics import METRICS, NO_CHECKPOINTS, NO_SERVERS, NO_SUCH_METRIC
+from shardmark.core.peaks import peak_flops_per_second
+from shardmark.results.schema import RankRecord
+
+NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
+
+_QUANTILES = {
+    "step_seconds": ("step_seconds", 0.5),
+    "step_seconds_p95": ("step_seconds", 0.95),
+    "step_seconds_p99": ("step_seconds", 0.99),
+    "data_seconds": ("data_seconds", 0.5),
+    "forward_seconds": ("forward_seconds", 0.5),
+    "backward_seconds": ("backward_seconds", 0.5),
+    "optimizer_seconds": ("optimizer_seconds", 0.5),
+}
+_STATE = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
+_OF_SERVERS = tuple(name for name, metric in METRICS.items() if metric.group == "servers")
+_EVALUATED = tuple(
+    name for name, metric in METRICS.items() if metric.group == "quality" and name != "train_loss"
+)
+"""Metrics that a workload's evaluation gives, each workload some of them."""
+
+
+@dataclass(slots=True)
+class MeasuredSteps:
+    """The measured lines of `steps.jsonl`, read once."""
+
+    steps_taken: int = 0
+    """In the whole training, warm-up included."""
+    seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)
+    """Rank -> span -> seconds of each measured step."""
+
+
+def read_steps(lines: Iterable[Line]) -> MeasuredSteps:
+    spans = {span for span, _ in _QUANTILES.values()}
+    steps = MeasuredSteps()
+    for line in lines:
+        step, rank = number(line["step"]), number(line["rank"])
+        assert step is not None, "a line of steps without its step"
+        assert rank is not None, "a line of steps without its rank"
+        steps.steps_taken = max(steps.steps_taken, int(step) + 1)
+        if line["measured"] is not True:
+            continue
+        by_span = steps.seconds.setdefault(int(rank), {})
+        for span in spans:
+            seconds = number(line.get(span))
+            if seconds is not None:
+                by_span.setdefault(span, []).append(seconds)
+    return steps
+
+
+def window_seconds(rank: RankRecord) -> float:
+    return sum(window.window_seconds for window in rank.windows)
+
+
+def slowest(workers: Sequence[RankRecord]) -> RankRecord | None:
+    """The worker that measured longest; None where some worker measured nothing."""
+    if not workers or not all(window_seconds(rank) > 0 for rank in workers):
+        return None
+    return max(workers, key=window_seconds)
+
+
+def windows_of(rank: RankRecord | None) -> Windows:
+    """In Unix time."""
+    windows = () if rank is None else rank.windows
+    return Windows(
+        tuple((w.started_at_seconds, w.started_at_seconds + w.window_seconds) for w in windows)
+    )
+
+
+def time_metrics(
+    workers: Sequence[RankRecord], steps: MeasuredSteps, launched_at_seconds: float, no_window: str
+) -> dict[str, Result]:
+    """`no_window` says why nothing was measured, for the case that nothing was."""
+    measured = slowest(workers) is not None
+
+    def startup(rank: RankRecord) -> Value:
+        if rank.first_step_at_seconds is None:
+            return f"rank {rank.rank} took no step"
+        return rank.first_step_at_seconds - launched_at_seconds
+
+    def quantile(rank: RankRecord, span: str, share: float) -> Value:
+        if not measured:
+            return no_window
+        seconds = steps.seconds.get(rank.rank, {}).get(span)
+        if not seconds:
+            return f"rank {rank.rank} marked no {span.removesuffix('_seconds')} span"
+        return float(np.quantile(seconds, share))
+
+    def evaluation(rank: RankRecord) -> Value:
+        return _mean(rank.evaluation_seconds, "the validation set was not evaluated")
+
+    values: dict[str, Callable[[RankRecord], Value]] = {
+        name: partial(quantile, span=span, share=share)
+        for name, (span, share) in _QUANTILES.items()
+    }
+    values |= {"startup_seconds": startup, "evaluation_seconds": evaluation}
+    return {name: over_ranks(name, workers, value_of) for name, value_of in values.items()}
+
+
+def epoch_seconds(
+    workers: Sequence[RankRecord],
+    steps_taken: int,
+    steps_per_epoch: int | None,
+    no_window: str,
+    *,
+    layout: Layout,
+    samples_per_step: int | None = None,
+) -> Result:
+    """Of the slowest rank, from the measured steps; from samples, where ranks take what is left."""
+    rank = slowest(workers)
+    if rank is None:
+        return no_window
+    if steps_per_epoch is None:
+        return "the number of steps in one epoch is not known"
+    if steps_taken < steps_per_epoch:
+        return (
+            f"the recipe took {steps_taken} steps, fewer than one epoch ({steps_per_epoch} steps)"
+        )
+    measured = float(sum(window.end_step - window.first_step for window in rank.windows))
+    if samples_per_step is not None and (samples := counted_samples(workers, layout)):
+        measured = samples / samples_per_step
+    return trial_value(window_seconds(rank) / measured * steps_per_epoch)
+
+
+def counted_samples(workers: Sequence[RankRecord], layout: Layout) -> int:
+    """In the windows; ranks that saw the same samples count once."""
+    return sum(rank.samples for rank in workers if layout.ranks[rank.rank].counts_loss)
+
+
+def rate_metrics(
+    workers: Sequence[RankRecord], layout: Layout, peak: Value, no_window: str
+) -> dict[str, Result]:
+    """`peak` is the FLOP/s of all devices together, or why it is not known."""
+    longest = slowest(workers)
+    if longest is None:
+        names = ("samples_per_second", "samples_per_second_per_rank", "model_flops_per_second")
+        return dict.fromkeys((*names, "mfu"), no_window)
+    rate = counted_samples(workers, layout) / window_seconds(longest)
+    # Workers that died have left their devices.
+    devices = layout.devices * len(workers) / len(layout.training_ranks)
+    model_flops = from_probe(workers[0], "flops_per_sample")
+    if not isinstance(model_flops, str):
+        model_flops *= rate
+    mfu = peak  # an unknown peak is told first: it holds for every recipe on that device
+    if not isinstance(peak, str):
+        mfu = model_flops if isinstance(model_flops, str) else model_flops / peak
+    return {
+        "samples_per_second": trial_value(rate),
+        "samples_per_second_per_rank": trial_value(rate / devices),
+        "model_flops_per_second": trial_value(model_flops),
+        "mfu": trial_value(mfu),
+    }
+
+
+def peak_of_all(
+    workers: Sequence[RankRecord], device_count: int, precision: str, tf32: bool
+) -> Value:
+    """Dense peak FLOP/s; ranks on one device share it, and a single rank may use several.
+
+    `device_count` is the number of devices that were seen in use, all ranks together.
+    """
+    names = {rank.device_uuid or f"rank {rank.rank}": rank.device for rank in workers}
+    total = 0.0
+    for name in names.values():
+        peak, reason = peak_flops_per_second(name, precision, tf32=tf32)
+        if peak is None:
+            return reason
+        total += peak
+    return total * max(1, device_count) if len(workers) == 1 else total
+
+
+def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, Result]:
+    """Held by tensors, from the allocator or the probe."""
+
+    def peak(rank: RankRecord) -> Value:
+        if rank.peak_memory_bytes is not None:
+            return rank.peak_memory_bytes
+        return from_probe(rank, "peak_memory_bytes")
+
+    def reserved(rank: RankRecord) -> Value:
+        if device_type != "cuda":
+            return ON_CPU
+        reserved_bytes = rank.peak_reserved_bytes
+        return f"rank {rank.rank} did not record it" if reserved_bytes is None else reserved_bytes
+
+    def activations(rank: RankRecord) -> Value:
+        left = peak(rank)
+        for held in (from_probe(rank, name) for name in _STATE):
+            if isinstance(left, str):
+                return left
+            left = held if isinstance(held, str) else left - held
+        return left if isinstance(left, str) else max(0.0, left)
+
+    values: dict[str, Callable[[RankRecord], Value]] = {
+        name: partial(from_probe, name=name) for name in _STATE
+    }
+    values |= {
+        "peak_memory_bytes": peak,
+        "peak_reserved_bytes": reserved,
+        "activation_peak_bytes": activations,
+    }
+    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+
+
+def communication_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
+    """Per step, all kinds of collectives together."""
+
+    def total(rank: RankRecord, count: str) -> Value:
+        collectives = None if rank.probe is None else rank.probe.collectives
+        if collectives is None:
+            return _not_probed(rank, "collectives")
+        return float(sum(getattr(collective, count) for collective in collectives.values()))
+
+    exposed = "exposed_communication_seconds"
+    values: dict[str, Callable[[RankRecord], Value]] = {
+        "collective_calls": partial(total, count="calls"),
+        "collective_bytes": partial(total, count="payload_bytes"),
+        exposed: partial(from_probe, name=exposed),
+    }
+    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+
+
+def from_probe(rank: RankRecord, name: str) -> Value:
+    value = None if rank.probe is None else number(getattr(rank.probe, name))
+    return _not_probed(rank, name) if value is None else value
+
+
+def _not_probed(rank: RankRecord, name: str) -> str:
+    if rank.probe is None:
+        return NO_PROBE
+    return rank.probe.reasons.get(name, "the untimed steps after the training could not count it")
+
+
+def server_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
+    """From the parameter servers' records; counts and bytes are per step of a worker."""
+    servers = [r.exchange for r in ranks if r.role == "server" and r.exchange is not None]
+    if not servers:
+        return dict.fromkeys(_OF_SERVERS, NO_SERVERS)
+    workers = [rank for rank in ranks if rank.role == "worker"]
+    own = [rank.exchange for rank in workers if rank.exchange is not None]
+    pushes = sum(exchange.pushes for exchange in own)
+    sent = sum(sum(exchange.sent_bytes.values()) for exchange in own)
+    received = sum(sum(exchange.received_bytes.values()) for exchange in own)
+    stale: Counter[int] = Counter()
+    for server in servers:
+        stale.update({int(steps): count for steps, count in server.staleness.items()})
+    gradients = stale.total()
+    first = servers[0]
+    values: dict[str, Value | None] = {
+        "staleness_mean": sum(s * n for s, n in stale.items()) / gradients if gradients else None,
+        "staleness_max": max(stale, default=None),
+        "push_count": first.pushes,  # also of workers that died later
+        "pull_count": first.pulls,
+        "push_bytes": sent / pushes if pushes else None,
+        "pull_bytes": received / pushes if pushes else None,
+        "updates_per_second": _updates_per_second(workers),
+        "server_wait_seconds": first.wait_seconds / first.pushes if first.pushes else None,
+        "lost_samples": first.lost_samples,
+    }
+    no_push = "no gradient reached a server"
+    return {name: trial_value(value, no_push) for name, value in values.items()}
+
+
+def _updates_per_second(workers: Sequence[RankRecord]) -> Value:
+    """Gradients used in the windows of the workers, over the slowest one's time."""
+    seconds = max(map(window_seconds, workers), default=0.0)
+    if not seconds or all(rank.exchange is None for rank in workers):
+        return "no window was measured"
+    steps = sum(window.end_step - window.first_step for r in workers for window in r.windows)
+    together = workers[0].settings.get("staleness_bound") == 0
+    return steps / (len(workers) if together else 1) / seconds
+
+
+def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
+    """Of the last epoch that has each; all ranks store the same quality, so the first's counts."""
+    epochs = workers[0].epochs if workers else ()
+    evaluated = [epoch.quality for epoch in epochs if epoch.quality is not None]
+
+    def last(name: str) -> Value:
+        if not evaluated:
+            return "the validation set was not evaluated"
+        values = [quality[name] for quality in evaluated if name in quality]
+        if not values:
+            return NO_SUCH_METRIC
+        return "the evaluation gave no finite number" if values[-1] is None else values[-1]
+
+    return {
+        "train_loss": trial_value(train_loss(workers, len(epochs) - 1)),
+        **{name: trial_value(last(name)) for name in _EVALUATED},
+    }
+
+
+def train_loss(workers: Sequence[RankRecord], epoch: int) -> Value:
+    """Mean over the epoch's steps on all workers, each with the samples that it trained on."""
+    total = steps = 0.0
+    for rank in workers:
+        record = rank.epochs[epoch] if 0 <= epoch < len(rank.epochs) else None
+        taken = record.end_step - record.first_step if record is not None else 0
+        if record is None or taken == 0:
+            continue  # faster workers may have taken all shares of an epoch
+        if record.train_loss is None:
+            return "a loss was not a finite number"
+        total += record.train_loss * taken
+        steps += taken
+    return total / steps if steps else "no epoch ended"
+
+
+def error_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
+    """What went wrong on the ranks, and what guarding against it took."""
+    values: dict[str, Callable[[RankRecord], Value]] = {
+        "nonfinite_steps": lambda rank: rank.nonfinite_steps,
+        "skipped_steps": lambda rank: rank.skipped_steps,
+        "data_errors": lambda rank: len(rank.data_errors),
+        "lost_seconds": lambda rank: sum(resume.lost_seconds for resume in rank.resumes),
+        "checkpoint_seconds": lambda rank: _mean(
+            [checkpoint.seconds for checkpoint in rank.checkpoints], NO_CHECKPOINTS
+        ),
+        "checkpoint_bytes": lambda rank: _mean(
+            [checkpoint.written_bytes for checkpoint in rank.checkpoints], NO_CHECKPOINTS
+        ),
+    }
+    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+
+
+def _mean(values: Sequence[float], otherwise: str) -> Value:
+    return fmean(values) if values else otherwise

@@ -1,0 +1,209 @@
+"""Metrics that were sampled from outside, in the measured windows: network, processes, devices."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+import numpy as np
+
+from shardmark.analysis.trial.over_ranks import (
+    ON_CPU,
+    Result,
+    Value,
+    over_all,
+    over_ranks,
+    trial_value,
+)
+from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects
+from shardmark.results.schema import RankRecord
+
+Point = tuple[float, float]
+"""Unix time, and a value read then; in order of time."""
+
+_HIGHEST_OF_PROCESS = {
+    "peak_rss_bytes": "rss_bytes",
+    "threads": "threads",
+    "processes": "processes",
+    "open_files": "open_files",
+}
+_COUNTERS = ("cpu_seconds", "context_switches")
+"""Of a process, since it began."""
+_OF_DEVICE: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "device_used_bytes": ("memory_used_bytes", max),
+    "temperature_celsius": ("temperature_celsius", max),
+    "gpu_utilization": ("utilization_percent", fmean),
+    "power_watts": ("power_watts", fmean),
+}
+"""Metric -> field of a sample, and how the values in the windows become one."""
+_ENERGY = "energy_joules"
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Spans of Unix time in which the slowest rank's steps were measured."""
+
+    spans: tuple[tuple[float, float], ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(end - start for start, end in self.spans)
+
+
+def counter_increase(points: Sequence[Point], windows: Windows) -> float | str:
+    """How much a cumulative counter rose in the windows, interpolated linearly; or why not known.
+
+    Samples must lie before each window's start and after its end.
+    """
+    if not points:
+        return "no sample was taken"
+    if not windows.spans:
+        return "no window was measured"
+    if points[0][0] > windows.spans[0][0]:
+        return "no sample was taken before the first window"
+    if points[-1][0] < windows.spans[-1][1]:
+        return "no sample was taken after the last window"
+    times, values = zip(*points, strict=True)
+    starts, ends = zip(*windows.spans, strict=True)
+    increase = np.interp(ends, times, values) - np.interp(starts, times, values)
+    return max(float(increase.sum()), 0.0)
+
+
+def levels(points: Sequence[Point], windows: Windows) -> list[float]:
+    """Values sampled in the windows; for a window without any, those right before and after it."""
+    times = [time for time, _ in points]
+    values: list[float] = []
+    for start, end in windows.spans:
+        first, last = bisect_left(times, start), bisect_right(times, end)
+        if first == last:
+            first, last = max(first - 1, 0), min(last + 1, len(times))
+        values.extend(value for _, value in points[first:last])
+    return values
+
+
+def network_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result]:
+    """Over all interfaces of all nodes, loopback included."""
+    sent = _over_nodes(samples, "bytes_sent", windows)
+    rate = sent if isinstance(sent, str) else sent / windows.seconds
+    return {
+        "network_sent_bytes": trial_value(sent),
+        "network_received_bytes": trial_value(_over_nodes(samples, "bytes_received", windows)),
+        "network_bytes_per_second": trial_value(rate),
+    }
+
+
+def _over_nodes(samples: Sequence[Line], field: str, windows: Windows) -> Value:
+    nodes = by_node(samples) or {0: []}
+    total = 0.0
+    for node, own in nodes.items():
+        increase = counter_increase(_network_points(own, field), windows)
+        if isinstance(increase, str):
+            return f"node {node}: {increase}" if len(nodes) > 1 else increase
+        total += increase
+    return total
+
+
+def process_metrics(
+    samples: Sequence[Line], ranks: Sequence[RankRecord], windows: Windows
+) -> dict[str, Result]:
+    """Of each rank's process and its descendants."""
+
+    def increase(rank: RankRecord, field: str) -> Value:
+        rise = counter_increase(_process_points(samples, rank, field), windows)
+        return f"rank {rank.rank}: {rise}" if isinstance(rise, str) else rise
+
+    def highest(rank: RankRecord, field: str) -> Value:
+        values = levels(_process_points(samples, rank, field), windows)
+        return max(values) if values else f"rank {rank.rank}: no sample was taken"
+
+    def cpu_percent(rank: RankRecord) -> Value:
+        seconds = increase(rank, "cpu_seconds")
+        return seconds if isinstance(seconds, str) else 100 * seconds / windows.seconds
+
+    values: dict[str, Callable[[RankRecord], Value]] = {
+        name: partial(highest, field=field) for name, field in _HIGHEST_OF_PROCESS.items()
+    }
+    values |= {
+        "cpu_percent": cpu_percent,
+        "context_switches": partial(increase, field="context_switches"),
+    }
+    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+
+
+def device_metrics(
+    samples: Sequence[Line], windows: Windows, device_type: str
+) -> dict[str, Result]:
+    """Of each CUDA device in use."""
+    uuids = device_uuids(samples)
+    if device_type != "cuda" or not uuids:
+        reason = "NVML gave no sample of a device" if device_type == "cuda" else ON_CPU
+        return dict.fromkeys((*_OF_DEVICE, _ENERGY), reason)
+
+    def reduced(uuid: str, field: str, reduce: Callable[[list[float]], float]) -> Value:
+        values = levels(_device_points(samples, uuid, field), windows)
+        return reduce(values) if values else f"the device does not report {field}"
+
+    def energy(uuid: str) -> Value:
+        points = _device_points(samples, uuid, _ENERGY)
+        if not points:
+            return f"the device does not report {_ENERGY}"
+        return counter_increase(points, windows)
+
+    return {
+        name: over_all(name, [reduced(uuid, *how) for uuid in uuids])
+        for name, how in _OF_DEVICE.items()
+    } | {_ENERGY: over_all(_ENERGY, [energy(uuid) for uuid in uuids])}
+
+
+def device_uuids(samples: Iterable[Line]) -> tuple[str, ...]:
+    """Every CUDA device that was sampled."""
+    return tuple(sorted({str(gpu["uuid"]) for line in samples for gpu in objects(line, "gpus")}))
+
+
+def _network_points(samples: Sequence[Line], field: str) -> list[Point]:
+    """The sum over interfaces that are in every sample, so that none comes or goes within."""
+    by_sample = [mapping(sample.get("network")) for sample in samples]
+    steady = set.intersection(*(set(counters) for counters in by_sample)) if by_sample else set()
+    if not steady:
+        return []
+    return [
+        (_at(sample), sum(number(mapping(counters[name]).get(field)) or 0.0 for name in steady))
+        for sample, counters in zip(samples, by_sample, strict=True)
+    ]
+
+
+def _process_points(samples: Iterable[Line], rank: RankRecord, field: str) -> list[Point]:
+    """Of the rank's process, and of those that were the rank before it was restarted."""
+    points: list[Point] = []
+    pid: object = None
+    before = 0.0
+    for sample in samples:
+        for process in objects(sample, "ranks"):
+            value = number(process.get(field))
+            if process.get("rank") != rank.rank or value is None:
+                continue
+            if process.get("pid") != rank.pid and not rank.resumes:
+                continue
+            if field in _COUNTERS and pid not in (None, process.get("pid")):
+                before = points[-1][1]  # a new process counts from nothing
+            pid = process.get("pid")
+            points.append((_at(sample), before + value))
+    return points if pid == rank.pid else []
+
+
+def _device_points(samples: Iterable[Line], uuid: str, field: str) -> list[Point]:
+    return [
+        (_at(sample), value)
+        for sample in samples
+        for gpu in objects(sample, "gpus")
+        if gpu.get("uuid") == uuid and (value := number(gpu.get(field))) is not None
+    ]
+
+
+def _at(sample: Line) -> float:
+    at_seconds = number(sample.get("at_seconds"))
+    assert at_seconds is not None, "a sample without its time"
+    return at_seconds
