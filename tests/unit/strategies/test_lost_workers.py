@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+
+import pytest
 
 from shardmark.core.errors import ShardmarkError
 from shardmark.strategies.parameter_server.messages import Kind
+from tests.unit.strategies.network import Client
 from tests.unit.strategies.scene import COUNTS, Scene
 
-if TYPE_CHECKING:
-    import pytest
+
+def ends_alone(client: Client) -> None:
+    client.come("alone")
+    assert client.met() == ["alone"]
+    client.close()
 
 
 def test_the_others_train_on_without_who_is_lost(counting: Scene) -> None:
@@ -24,9 +29,7 @@ def test_the_others_train_on_without_who_is_lost(counting: Scene) -> None:
         for number in range(2, 6):
             first.push(*counting.constant(-1.0))
             assert float(first.pull()[0][0]) == number
-        first.come("alone")
-        assert first.met() == ["alone"]
-        first.close()
+        ends_alone(first)
         served.end()
     assert served.error is None
     assert served.server.exchange().lost_samples == 4
@@ -44,20 +47,9 @@ def test_a_send_to_the_dead_that_never_ends_is_not_waited_for(counting: Scene) -
         first.ask_for_parameters()  # held back by the bound
         counting.network.dies(1)
         assert float(first.pulled()[0][0]) == 2.0
-        first.come("alone")
-        assert first.met() == ["alone"]
-        first.close()
+        ends_alone(first)
         served.end()
     assert served.error is None
-
-
-def test_where_all_are_needed_such_a_send_is_an_error_too(counting: Scene) -> None:
-    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
-        counting.network.dead[1] = threading.Event()
-        counting.clients[1].ask_for_parameters()
-        counting.network.dies(1)
-        served.end()
-    assert str(served.error) == "worker 1 is gone; see log.txt"
 
 
 def test_half_a_push_is_none(counting: Scene) -> None:
@@ -73,27 +65,27 @@ def test_half_a_push_is_none(counting: Scene) -> None:
     assert served.server.exchange().pushes == 0
 
 
-def test_all_lost_is_an_error(counting: Scene) -> None:
-    with counting.served(None, tolerates_worker_loss=True) as served:
-        counting.network.dies(0)
-        counting.network.dies(1)
+@pytest.mark.parametrize(
+    ("tolerates", "sends_hang", "dead", "told"),
+    [
+        (True, False, (0, 1), "every worker is gone; see log.txt"),
+        (False, False, (1,), "worker 1 is gone; see log.txt"),
+        (False, True, (1,), "worker 1 is gone; see log.txt"),
+    ],
+)
+def test_a_loss_that_cannot_be_borne_is_an_error(
+    counting: Scene, tolerates: bool, sends_hang: bool, dead: tuple[int, ...], told: str
+) -> None:
+    bound = None if tolerates else 0
+    with counting.served(bound, tolerates_worker_loss=tolerates, **COUNTS) as served:
+        if sends_hang:
+            counting.network.dead[1] = threading.Event()
+            counting.clients[1].ask_for_parameters()
+        for rank in dead:
+            counting.network.dies(rank)
         served.end()
     assert isinstance(served.error, ShardmarkError)
-    assert str(served.error) == "every worker is gone; see log.txt"
-
-
-def test_where_all_are_needed_a_loss_is_an_error(counting: Scene) -> None:
-    with counting.served(0, tolerates_worker_loss=False) as served:
-        counting.clients[0].push(*counting.constant(1.0))
-        counting.clients[0].ask_for_parameters()
-        counting.network.dies(1)
-        served.end()
-        counting.clients[1].push(*counting.constant(1.0))
-        with served.server._gate.changed:  # let the thread go that waits for the second's gradient
-            served.server._averaged = 1
-            served.server._gate.changed.notify_all()
-    assert isinstance(served.error, ShardmarkError)
-    assert str(served.error) == "worker 1 is gone; see log.txt"
+    assert str(served.error) == told
 
 
 def test_failure_of_an_answer_is_the_server_s(

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shardmark.strategies.parameter_server.messages import NOTHING_LEFT, Kind
 from shardmark.strategies.step import build_optimizer, state_keys
 from tests.unit.strategies.scene import COUNTS, Scene
-from tests.unit.training.toy import plain, recipe
+from tests.unit.training.toy import assert_same, plain, recipe
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "lr": 0.1},
@@ -19,12 +19,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam", "lr": 0.01, "weight_decay": 0.1},
     "adamw": {"name": "adamw", "lr": 0.01, "weight_decay": 0.1},
 }
-
-
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("clipping", [None, 0.5, 1e6])
@@ -56,7 +50,7 @@ def test_together_is_torch_s_step_on_the_mean(
                 nn.utils.clip_grad_norm_(alone.parameters(), clipping)
             reference.param_groups[0]["lr"] = rate
             reference.step()
-            expected = {name: p.detach() for name, p in alone.named_parameters()}
+            expected = dict(alone.named_parameters())
             for client in scene.clients:
                 assert_same(scene.by_name(client.pull()), expected)
         assert_same(scene.by_name(scene.clients[1].asked(Kind.PARAMETERS)), expected)
@@ -90,18 +84,17 @@ def test_wire_rounds_and_the_server_does_not(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -> None:
     first, second = counting.clients
+    steps = (
+        (first, False),  # staleness 0
+        (second, True),  # 1: the first one's push came between
+        (second, False),  # 0
+        (second, True),  # 1: it has not pulled since
+        (first, True),  # 4: on the initial parameters still
+        (first, False),  # 0
+    )
     with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
-        updates = 0
-        for client, pulls, applied in (
-            (first, False, 1),  # staleness 0
-            (second, True, 1),  # 1: the first one's push came between
-            (second, False, 1),  # 0
-            (second, True, 1),  # 1: it has not pulled since
-            (first, True, 1),  # 4: on the initial parameters still
-            (first, False, 1),  # 0
-        ):
+        for updates, (client, pulls) in enumerate(steps, start=1):
             client.push(*counting.constant(-1.0))
-            updates += applied
             assert float(client.asked(Kind.PARAMETERS)[0][0]) == updates
             if pulls:
                 assert float(client.pull()[0][0]) == updates
@@ -123,14 +116,6 @@ def test_steps_after_the_last_meeting_do_not_count(counting: Scene) -> None:
         counting.clients[0].push(*counting.constant(1.0))
         counting.clients[0].pull()
     assert (served.server.exchange().pushes, served.server.exchange().updates) == (1, 1)
-
-
-def test_rate_of_the_push_is_used(counting: Scene) -> None:
-    (client, _) = counting.clients
-    with counting.served(None, tolerates_worker_loss=True, **COUNTS):
-        for rate, value in ((0.5, 0.5), (0.25, 0.75)):
-            client.push(*counting.constant(-1.0), rate=rate)
-            assert float(client.pull()[0][0]) == value
 
 
 def test_the_barrier_holds_everybody(counting: Scene) -> None:
@@ -156,19 +141,6 @@ def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
         fast.ask_for_parameters()
         slow.push(*counting.constant(-1.0))
         assert float(fast.pulled()[0][0]) == 3.0
-
-
-def test_meeting_at_an_epoch_s_end_releases_who_is_held_back(counting: Scene) -> None:
-    fast, slow = counting.clients
-    with counting.served(1, tolerates_worker_loss=True, **COUNTS):
-        fast.push(*counting.constant(-1.0))
-        fast.pull()
-        fast.push(*counting.constant(-1.0))
-        fast.ask_for_parameters()
-        slow.come("slow")
-        assert float(fast.pulled()[0][0]) == 2.0
-        fast.come("fast")
-        assert fast.met() == slow.met() == ["fast", "slow"]
 
 
 def test_portions_until_nothing_is_left(counting: Scene) -> None:

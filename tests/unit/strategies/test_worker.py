@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shardmark.measure.step.recorder import NoSpans
-from shardmark.strategies.parameter_server.buckets import Partition, partition_parameters
+from shardmark.strategies.parameter_server.buckets import partition_parameters
 from shardmark.strategies.parameter_server.messages import CONTENT, HEADER, Kind
 from shardmark.strategies.parameter_server.server import GradientServer
 from shardmark.strategies.parameter_server.worker import GradientSender, PushPullWorker
@@ -28,11 +28,11 @@ class Unused(nn.Module):
         self.first, self.unused, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.last(self.first(inputs))
-        return found
+        outputs: Tensor = self.last(self.first(inputs))
+        return outputs
 
 
-class Pushed:
+class Sending:
     """A model whose gradients are pushed into a network where nobody listens."""
 
     def __init__(
@@ -46,46 +46,46 @@ class Pushed:
     ) -> None:
         self.network = Network(server=0).installed(patch)
         self.model = build()
-        self.partition: Partition = partition_parameters(
+        self.partition = partition_parameters(
             self.model, servers=servers, bucket_bytes=40, wire=wire
         )
-        self.pushing = GradientSender(
+        self.sender = GradientSender(
             self.model, self.partition, first_server=FIRST_SERVER, device=CPU, early=early
         )
 
-    def backward(self, *, last: bool = True) -> None:
-        self.pushing.last_pass(last)
-        self.model(INPUTS).square().sum().backward()
+    def step(self, passes: Sequence[bool] = (True,), rate: float = 0.1) -> None:
+        """Each pass is told whether it is the last."""
+        self.sender.begin(rate)
+        for last in passes:
+            self.sender.last_pass(last)
+            before = len(self.network.log)
+            self.model(INPUTS).square().sum().backward()
+            assert last or len(self.network.log) == before
+        self.sender.end()
 
     def contents(self, server: int = FIRST_SERVER) -> list[Tensor]:
         return [t for _, to, tag, t in self.network.log if (to, tag) == (server, CONTENT)]
 
     def by_name(self) -> dict[str, Tensor]:
-        """What arrived, of every parameter."""
-        found: dict[str, Tensor] = {}
+        """What arrived last, of every parameter."""
+        arrived: dict[str, Tensor] = {}
         for index, part in enumerate(self.partition):
             flats = self.contents(FIRST_SERVER + index)[-len(part) :]
             for bucket, flat in zip(part, flats, strict=True):
-                found |= {segment.name: segment.of(flat) for segment in bucket.segments}
-        return found
+                arrived |= {segment.name: segment.of(flat) for segment in bucket.segments}
+        return arrived
 
-
-def gradients(model: nn.Module, passes: int = 1) -> dict[str, Tensor]:
-    """As torch leaves them; zero where it leaves none."""
-    for parameter in model.parameters():
-        parameter.grad = None
-    for _ in range(passes):
-        model(INPUTS).square().sum().backward()
-    return {
-        name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-        for name, p in model.named_parameters()
-    }
-
-
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(found[name], tensor), name
+    def assert_arrived(self, passes: int = 1, dtype: torch.dtype = torch.float32) -> None:
+        """The gradients as torch leaves them; zero where it leaves none."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        for _ in range(passes):
+            self.model(INPUTS).square().sum().backward()
+        arrived = self.by_name()
+        assert arrived.keys() == dict(self.model.named_parameters()).keys()
+        for name, parameter in self.model.named_parameters():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            assert torch.equal(arrived[name], gradient.to(dtype)), name
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -93,95 +93,67 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 def test_all_gradients_arrive_in_the_order_of_the_buckets(
     monkeypatch: pytest.MonkeyPatch, servers: int, early: bool
 ) -> None:
-    pushed = Pushed(monkeypatch, servers=servers, early=early)
-    pushed.pushing.begin(rate=0.25)
-    pushed.backward()
-    pushed.pushing.end()
-    expected = gradients(pushed.model)
-    assert_equal(pushed.by_name(), expected)
-    for index, part in enumerate(pushed.partition):
+    sending = Sending(monkeypatch, servers=servers, early=early)
+    sending.step(rate=0.25)
+    for index, part in enumerate(sending.partition):
         server = FIRST_SERVER + index
-        mine = [(tag, content) for _, to, tag, content in pushed.network.log if to == server]
+        mine = [(tag, content) for _, to, tag, content in sending.network.log if to == server]
         assert mine[0][1].tolist() == [Kind.PUSH, 0, 0.25], "the header goes first"
         assert [tag for tag, _ in mine] == [HEADER, *[CONTENT] * len(part)]
         assert [len(content) for _, content in mine[1:]] == [b.elements for b in part]
-        assert pushed.pushing.sent_bytes[str(server)] == sum(b.wire_bytes for b in part)
-    assert pushed.pushing.pushes == 1
-
-
-def test_buckets_leave_during_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed = Pushed(monkeypatch)
-    assert len(pushed.partition[0]) > 2
-    sent_before_the_first_layer: list[int] = []
-    pushed.model.get_submodule("1").register_full_backward_hook(
-        lambda *_: sent_before_the_first_layer.append(len(pushed.contents()))
-    )
-    pushed.pushing.begin(0.1)
-    pushed.backward()
-    assert len(pushed.contents()) == len(pushed.partition[0])
-    assert 0 < sent_before_the_first_layer[0] < len(pushed.partition[0])
-    pushed.pushing.end()
-    assert len(pushed.contents()) == len(pushed.partition[0]), "nothing is sent twice"
-
-
-def test_nothing_leaves_early_where_all_of_it_must_be_seen_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A gradient that is clipped by itself."""
-    pushed = Pushed(monkeypatch, early=False)
-    pushed.pushing.begin(0.1)
-    pushed.backward()
-    assert pushed.network.log == []
-    nn.utils.clip_grad_norm_(pushed.model.parameters(), 0.01)
-    pushed.pushing.end()
-    norm = torch.cat([t.flatten() for t in pushed.by_name().values()]).norm()
-    torch.testing.assert_close(norm, torch.tensor(0.01))
+        assert sending.sender.sent_bytes[str(server)] == sum(b.wire_bytes for b in part)
+    sending.assert_arrived()
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_unused_parameters_are_zeros(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
-    """They hold back what comes after them until the end, and nothing is left out."""
-    pushed = Pushed(monkeypatch, Unused, early=early)
-    for _ in range(2):
-        pushed.pushing.begin(0.1)
-        pushed.backward()
-        pushed.pushing.end()
-    assert_equal(pushed.by_name(), gradients(pushed.model))
-    assert not pushed.by_name()["unused.weight"].any()
-    assert pushed.network.kinds(0) == [Kind.PUSH, Kind.PUSH]
+def test_buckets_leave_during_the_backward_pass_unless_all_must_be_seen_first(
+    monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """A gradient that is clipped by itself has to be seen whole."""
+    sending = Sending(monkeypatch, early=early)
+    buckets = len(sending.partition[0])
+    before_the_first_layer: list[int] = []
+    sending.model.get_submodule("1").register_full_backward_hook(
+        lambda *_: before_the_first_layer.append(len(sending.contents()))
+    )
+    sending.sender.begin(0.1)
+    sending.sender.last_pass(True)
+    sending.model(INPUTS).square().sum().backward()
+    assert len(sending.contents()) == (buckets if early else 0)
+    assert (0 < before_the_first_layer[0] < buckets) is early
+    if not early:
+        nn.utils.clip_grad_norm_(sending.model.parameters(), 0.01)
+    sending.sender.end()
+    assert len(sending.contents()) == buckets, "nothing is sent twice"
+    if not early:
+        norm = torch.cat([t.flatten() for t in sending.by_name().values()]).norm()
+        torch.testing.assert_close(norm, torch.tensor(0.01))
 
 
-def test_accumulated_gradients_leave_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed = Pushed(monkeypatch)
-    pushed.pushing.begin(0.1)
-    for _ in range(2):
-        pushed.backward(last=False)
-        assert pushed.network.log == []
-    pushed.backward()
-    pushed.pushing.end()
-    assert_equal(pushed.by_name(), gradients(pushed.model, passes=3))
-    assert pushed.network.kinds(0) == [Kind.PUSH]
-
-
-def test_every_step_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed = Pushed(monkeypatch)
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("build", [plain, Unused])
+@pytest.mark.parametrize("passes", [(True,), (False, False, True)])
+def test_gradients_leave_once_a_step_and_every_step_begins_at_zero(
+    monkeypatch: pytest.MonkeyPatch,
+    passes: tuple[bool, ...],
+    build: Callable[[], nn.Module],
+    early: bool,
+) -> None:
+    """Unused parameters are zeros, and hold back what comes after them until the end."""
+    sending = Sending(monkeypatch, build, early=early)
     for _ in range(3):
-        pushed.pushing.begin(0.1)
-        pushed.backward()
-        pushed.pushing.end()
-    assert_equal(pushed.by_name(), gradients(pushed.model))
-    assert pushed.pushing.pushes == 3
+        sending.step(passes)
+    assert sending.network.kinds(0) == [Kind.PUSH] * 3
+    assert sending.sender.pushes == 3
+    sending.assert_arrived(len(passes))
 
 
 def test_half_the_bytes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    pushed = Pushed(monkeypatch, wire="bf16")
-    pushed.pushing.begin(0.1)
-    pushed.backward()
-    pushed.pushing.end()
-    expected = {name: t.bfloat16() for name, t in gradients(pushed.model).items()}
-    assert_equal(pushed.by_name(), expected)
-    assert sum(pushed.pushing.sent_bytes.values()) == 58 * 2
-    assert sum(flat.nbytes for flat in pushed.pushing.gradients) == 58 * 4
+    sending = Sending(monkeypatch, wire="bf16")
+    sending.step()
+    assert sum(sending.sender.sent_bytes.values()) == 58 * 2
+    assert sum(flat.nbytes for flat in sending.sender.gradients) == 58 * 4
+    sending.assert_arrived(dtype=torch.bfloat16)
 
 
 def frozen() -> nn.Module:
@@ -190,14 +162,18 @@ def frozen() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("wire", ["fp32", "bf16"])
+@pytest.mark.parametrize(("wire", "tolerance", "width"), [("fp32", 1e-6, 4), ("bf16", 0.02, 2)])
 @pytest.mark.parametrize("build", [plain, frozen])
 def test_a_worker_and_its_server_train_as_torch_does(
-    monkeypatch: pytest.MonkeyPatch, wire: str, build: Callable[[], nn.Module]
+    monkeypatch: pytest.MonkeyPatch,
+    wire: str,
+    tolerance: float,
+    width: int,
+    build: Callable[[], nn.Module],
 ) -> None:
     workload, asked = ToyWorkload(build), recipe(gradient_accumulation=2)
     network = Network(server=1).installed(monkeypatch)
-    model = workload.build_model()
+    model, alone = workload.build_model(), workload.build_model()
     partition = partition_parameters(model, servers=1, bucket_bytes=100, wire=wire)
     server = GradientServer(
         model,
@@ -211,10 +187,8 @@ def test_a_worker_and_its_server_train_as_torch_does(
     worker = PushPullWorker(
         model, partition, workload=workload, recipe=asked, device=CPU, workers=1, bound=0
     )
-    alone = workload.build_model()
-    optimizer = torch.optim.SGD(
-        [p for p in alone.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=0.01
-    )
+    trained = {name: p for name, p in alone.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
     with Served(server, network, workers=1), network.being(0):
         worker.group.barrier()
         for step in range(3):
@@ -224,23 +198,17 @@ def test_a_worker_and_its_server_train_as_torch_does(
             expected = workload.loss(alone, batch)
             expected.backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()
-            rough = wire == "bf16"
-            torch.testing.assert_close(
-                loss, expected.detach(), rtol=0.02 if rough else 1e-5, atol=0
-            )
+            torch.testing.assert_close(loss, expected.detach(), rtol=10 * tolerance, atol=0)
         held = worker.full_parameters()
         assert list(held) == [name for name, _ in alone.named_parameters()]
         for name, parameter in alone.named_parameters():
-            tolerance = 0.02 if wire == "bf16" else 1e-6
             torch.testing.assert_close(held[name], parameter.detach(), rtol=0, atol=tolerance)
         assert worker.group.gather("here") == ["here"]
-        trained = {name for name, p in alone.named_parameters() if p.requires_grad}
-        assert worker.full_optimizer_state().keys() == trained
-        assert worker.full_gradients().keys() == trained
+        assert worker.full_optimizer_state().keys() == trained.keys()
+        assert worker.full_gradients().keys() == trained.keys()
         record = worker.exchange()
         worker.close()
-    width = 2 if wire == "bf16" else 4
-    elements = sum(p.numel() for p in alone.parameters() if p.requires_grad)
+    sent_bytes = 3 * width * sum(p.numel() for p in trained.values())
     assert (record.pushes, record.pulls) == (3, 3)
-    assert record.sent_bytes == record.received_bytes == {"1": 3 * width * elements}
-    assert server.exchange().received_bytes == {"0": 3 * width * elements}
+    assert record.sent_bytes == record.received_bytes == {"1": sent_bytes}
+    assert server.exchange().received_bytes == {"0": sent_bytes}

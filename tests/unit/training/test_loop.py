@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder
@@ -129,12 +128,3 @@ def test_waiting_is_not_computing() -> None:
     time.sleep(0.05)
     slow.step_done()
     assert 0 <= slept[0] < 0.04
-
-
-def test_seeding_is_torchs() -> None:
-    """What a model draws is what it would draw after `torch.manual_seed`."""
-    loop = Loop()
-    loop.take(share(0))
-    drawn = torch.rand(3)
-    torch.manual_seed(step_seed(5, share(0)))
-    assert torch.equal(torch.rand(3), drawn)

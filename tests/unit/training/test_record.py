@@ -56,56 +56,40 @@ def test_first_record_tells_who_it_is(tmp_path: Path) -> None:
     assert lines == []
 
 
-def test_record_of_a_whole_training(tmp_path: Path) -> None:
+def test_record_and_lines_of_a_whole_training(tmp_path: Path) -> None:
     report = report_of(tmp_path, [4.0, 2.0, 1.0])
-    weights = {"w": torch.ones(2)}
-    report.initial_sha256 = weights_sha256(weights)
+    report.initial_sha256 = weights_sha256({"w": torch.ones(2)})
     report.final_sha256 = weights_sha256({"w": torch.zeros(2)})
     report.end_epoch(2, Evaluation(seconds=0.5, quality={"validation_loss": 1.5}))
     report.end_epoch(3, None)
     report.probe = ProbeRecord(parameter_bytes=8)
     report.write()
-    record, _ = read(tmp_path)
-    assert [(w.first_step, w.end_step, w.window_seconds) for w in record.windows] == [
-        (1, 3, 2 * 4 + 10)
-    ]
+    record, lines = read(tmp_path)
+    (window,) = record.windows
+    assert (window.first_step, window.end_step, window.window_seconds) == (1, 3, 2 * 4 + 10)
     assert (record.samples, record.samples_total) == (4, 6)
-    assert [(e.first_step, e.end_step, e.train_loss) for e in record.epochs] == [
-        (0, 2, 3.0),
-        (2, 3, 1.0),
+    assert [(e.first_step, e.end_step, e.train_loss, e.quality) for e in record.epochs] == [
+        (0, 2, 3.0, {"validation_loss": 1.5}),
+        (2, 3, 1.0, None),
     ]
-    assert record.epochs[0].quality == {"validation_loss": 1.5}
-    assert record.epochs[1].quality is None
     assert record.evaluation_seconds == (0.5,)
-    assert record.initial_weights_sha256 == weights_sha256(weights)
-    assert record.final_weights_sha256 not in (None, record.initial_weights_sha256)
+    weights = (record.initial_weights_sha256, record.final_weights_sha256)
+    assert weights == (report.initial_sha256, report.final_sha256)
     assert record.sample_order_sha256 == sample_order_sha256([(0, 1), (2, 3), (4, 5)])
-    assert record.synthetic is True
-    assert record.data_errors == ("a broken sample",)
-    assert record.settings == {"gradient_clipping": None}
-    assert record.probe == report.probe
+    assert (record.synthetic, record.data_errors) == (True, ("a broken sample",))
+    assert (record.settings, record.probe) == ({"gradient_clipping": None}, report.probe)
     assert record.first_step_at_seconds is not None
-
-
-def test_a_line_for_each_step(tmp_path: Path) -> None:
-    report = report_of(tmp_path, [4.0, 2.0, 1.0])
-    report.end_epoch(2, None)
-    report.write()
-    _, lines = read(tmp_path)
-    assert [line["step"] for line in lines] == [0, 1, 2]
-    assert [line["epoch"] for line in lines] == [0, 0, 1]
-    assert [line["measured"] for line in lines] == [False, True, True]
-    assert [line["loss"] for line in lines] == [4.0, 2.0, 1.0]
-    assert [line["learning_rate"] for line in lines] == [1.0, 0.5, 0.25]
-    assert lines[0].keys() == {
-        "rank", "step", "epoch", "measured", "samples", "loss", "learning_rate",
-        "started_at_seconds", "step_seconds", "data_seconds", "forward_seconds",
-        "backward_seconds", "optimizer_seconds",
-    }  # fmt: skip
-    assert (lines[0]["rank"], lines[0]["samples"]) == (RANK, 2)
-    assert (lines[0]["step_seconds"], lines[0]["data_seconds"]) == (3.0, 1.0)
-    assert lines[0]["forward_seconds"] is None, "no such span was marked"
-    assert lines[0]["started_at_seconds"] > 1e9
+    told = ("step", "epoch", "measured", "loss", "learning_rate")
+    assert [tuple(line[key] for key in told) for line in lines] == [
+        (0, 0, False, 4.0, 1.0),
+        (1, 0, True, 2.0, 0.5),
+        (2, 1, True, 1.0, 0.25),
+    ]
+    first = lines[0]
+    assert (first["rank"], first["samples"]) == (RANK, 2)
+    assert (first["step_seconds"], first["data_seconds"]) == (3.0, 1.0)
+    assert {first[f"{name}_seconds"] for name in ("forward", "backward", "optimizer")} == {None}
+    assert first["started_at_seconds"] > 1e9
 
 
 def test_losses_that_are_no_number_are_counted_and_null(tmp_path: Path) -> None:
@@ -122,20 +106,13 @@ def test_losses_that_are_no_number_are_counted_and_null(tmp_path: Path) -> None:
 ERROR = RankError(kind="exception", message="ValueError: x", at_seconds=1.0)
 
 
-def test_error_keeps_what_was_measured_before(tmp_path: Path) -> None:
-    report = report_of(tmp_path, [4.0, 2.0])
+@pytest.mark.parametrize("losses", [[], [4.0, 2.0]])
+def test_error_keeps_what_was_measured_before(tmp_path: Path, losses: list[float]) -> None:
+    report = report_of(tmp_path, losses)
     report.error = ERROR
     report.write()
     record, lines = read(tmp_path)
-    assert (record.error, len(lines)) == (ERROR, 2)
-
-
-def test_error_before_the_first_step(tmp_path: Path) -> None:
-    report = report_of(tmp_path, [])
-    report.error = ERROR
-    report.write()
-    record, lines = read(tmp_path)
-    assert (record.error, lines) == (ERROR, [])
+    assert (record.error, len(lines)) == (ERROR, len(losses))
 
 
 def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
@@ -176,30 +153,21 @@ def test_samples_of_a_share_are_counted_by_one_rank(tmp_path: Path) -> None:
     assert record.sample_order_sha256 == sample_order_sha256([(0, 1), (2, 3)])
 
 
-TENSORS = {
-    "weight": torch.arange(6.0).view(2, 3),
-    "scalar": torch.tensor(1.5),
-    "half": torch.ones(3, dtype=torch.bfloat16),
-    "count": torch.tensor([1, 2]),
-    "none": torch.empty(0),
-}
-
-
 def test_weights_hash_knows_names_shapes_types_and_values() -> None:
-    original = weights_sha256(TENSORS)
+    weight, half = torch.arange(6.0).view(2, 3), torch.ones(3, dtype=torch.bfloat16)
+    tensors = {"weight": weight, "half": half, "none": torch.empty(0)}
+    original = weights_sha256(tensors)
     changed = [
-        {**TENSORS, "weight": TENSORS["weight"] + 1e-6},
-        {**TENSORS, "weight": TENSORS["weight"].view(3, 2)},
-        {**TENSORS, "count": TENSORS["count"].int()},
-        {**TENSORS, "half": TENSORS["half"].half()},
-        {("weights" if name == "weight" else name): t for name, t in TENSORS.items()},
-        {name: tensor for name, tensor in TENSORS.items() if name != "none"},
+        {**tensors, "weight": weight + 1e-6},
+        {**tensors, "weight": weight.view(3, 2)},
+        {**tensors, "half": half.half()},
+        {"weights": weight, "half": half, "none": torch.empty(0)},
+        {"weight": weight, "half": half},
     ]
     assert len({original, *map(weights_sha256, changed)}) == len(changed) + 1
-    assert weights_sha256(dict(reversed(TENSORS.items()))) == original
-    transposed = TENSORS["weight"].t().contiguous().t()
-    assert not transposed.is_contiguous()
-    assert weights_sha256({**TENSORS, "weight": torch.nn.Parameter(transposed)}) == original
+    assert weights_sha256(dict(reversed(tensors.items()))) == original
+    transposed = torch.nn.Parameter(weight.t().contiguous().t())
+    assert weights_sha256({**tensors, "weight": transposed}) == original
 
 
 def test_sample_order_knows_samples_order_and_steps() -> None:

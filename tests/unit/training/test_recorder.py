@@ -29,7 +29,8 @@ def take_step(recorder: Recorder, micro_batches: int = 1) -> None:
     for _ in range(micro_batches):
         with recorder.span("forward"):
             pass
-    recorder.end_step(torch.zeros(()), (recorder.step,), 0.1)
+    loss = torch.zeros((), device="meta")  # reading it would raise
+    recorder.end_step(loss, (recorder.step,), 0.1)
 
 
 def test_observers_are_called_outside_of_the_window() -> None:
@@ -93,19 +94,9 @@ def test_what_does_not_end_is_not_marked() -> None:
     assert recorder.taken()[0].seconds.keys() == {"forward", "step"}
 
 
-def test_losses_are_not_read_before_they_are_asked_for() -> None:
-    recorder = Recorder(CountingClock())
-    recorder.start_training()
-    loss = torch.zeros((), device="meta")  # reading it would raise
-    recorder.start_step()
-    recorder.end_step(loss, (4, 5), 0.1)
-    assert (recorder.losses, recorder.sample_ids, recorder.step) == ([loss], [(4, 5)], 1)
-
-
 def test_clocks() -> None:
     clock = HostClock()
     assert clock.seconds_between(clock.mark(), clock.mark()) >= 0
-    assert clock.wall_seconds() <= clock.wall_seconds()
     assert clock.unix_seconds() > 1e9
     assert type(clock_for(torch.device("cpu"))) is HostClock
     assert type(clock_for(torch.device("cuda", 0))) is CudaClock

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.reference import Reference
@@ -27,27 +26,6 @@ def reference(workload: ToyWorkload, shares: int, **changes: Any) -> Reference:
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-
-
-def test_one_rank_is_a_plain_loop() -> None:
-    workload = ToyWorkload(normed)
-    model = workload.build_model()
-    optimizer, shard = sgd(model), Shard(index=0, count=1)
-    batches = workload.batches(PLAN, shard)
-    losses = []
-    for step in range(STEPS):
-        torch.manual_seed(step_seed(5, StepShard(step=step, shard=shard)))
-        loss = workload.loss(model, next(batches))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    alone = reference(workload, shares=1)
-    assert [float(alone.step()[0]) for _ in range(STEPS)] == losses
-    for name, parameter in alone.full_parameters().items():
-        assert torch.equal(parameter, dict(model.named_parameters())[name]), name
-    for name, buffer in alone.buffers().items():
-        assert torch.equal(buffer, dict(model.named_buffers())[name]), name
 
 
 def by_hand(workload: ToyWorkload, ranks: int) -> tuple[list[nn.Module], list[list[float]]]:
@@ -76,7 +54,7 @@ def by_hand(workload: ToyWorkload, ranks: int) -> tuple[list[nn.Module], list[li
     return models, losses
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_are_averaged_and_keep_their_buffers(ranks: int) -> None:
     workload = ToyWorkload(normed)
     models, losses = by_hand(workload, ranks)
@@ -89,8 +67,8 @@ def test_ranks_are_averaged_and_keep_their_buffers(ranks: int) -> None:
     for rank, model in enumerate(models):
         for name, buffer in model.named_buffers():
             torch.testing.assert_close(played.buffers(rank)[name], buffer)
-    statistics: list[Tensor] = [played.buffers(rank)["1.running_mean"] for rank in range(ranks)]
-    assert not torch.equal(statistics[0], statistics[1])
+    means = {tuple(played.buffers(rank)["1.running_mean"].tolist()) for rank in range(ranks)}
+    assert len(means) == ranks, "each has statistics of its own"
 
 
 def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
@@ -105,10 +83,10 @@ def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
 
 def test_schedule_is_followed() -> None:
     workload = ToyWorkload(plain)
-    before = copy.deepcopy(reference(workload, shares=1).full_parameters())
+    before = reference(workload, shares=1).full_parameters()
     slow = reference(workload, shares=1, schedule={"name": "step", "every_steps": 1, "gamma": 1e-9})
     slow.step()
-    first = slow.full_parameters()
+    first = {name: parameter.clone() for name, parameter in slow.full_parameters().items()}
     assert not torch.equal(first["0.weight"], before["0.weight"])
     slow.step()
     torch.testing.assert_close(slow.full_parameters(), first, rtol=0, atol=1e-6)

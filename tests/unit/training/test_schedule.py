@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -31,30 +32,30 @@ def schedule(world_size: int = 2, evaluate: Any = "epoch", **changes: Any) -> Sc
     return Schedule.of(trial, ToyWorkload())  # 24 samples
 
 
-def test_epochs_leave_out_an_incomplete_last_batch() -> None:
-    made = schedule(global_batch=10, steps=None, epochs=3)
-    assert (made.steps_per_epoch, made.epoch_ends, made.total_steps) == (2, (2, 4, 6), 6)
-    assert made.plan == BatchPlan(global_batch=10, seed=5)
-    by_steps = schedule(global_batch=8, steps=7)  # one epoch, whatever their number
-    assert (by_steps.steps_per_epoch, by_steps.epoch_ends, by_steps.total_steps) == (3, (7,), 7)
-
-
-def test_weak_scaling_multiplies_the_batch() -> None:
-    made = schedule(world_size=3, global_batch=None, per_rank_batch=4, steps=None, epochs=1)
-    assert (made.plan.global_batch, made.epoch_ends) == (12, (2,))
+@pytest.mark.parametrize(
+    ("changes", "batch", "steps_per_epoch", "ends"),
+    [
+        # An incomplete last batch is left out.
+        ({"global_batch": 10, "steps": None, "epochs": 3}, 10, 2, (2, 4, 6)),
+        ({"global_batch": 8, "steps": 7}, 8, 3, (7,)),  # one epoch, whatever their number
+        ({"global_batch": None, "per_rank_batch": 4, "steps": None, "epochs": 1}, 12, 2, (2,)),
+    ],
+)
+def test_steps_and_epochs(
+    changes: dict[str, Any], batch: int, steps_per_epoch: int, ends: tuple[int, ...]
+) -> None:
+    made = schedule(world_size=3 if "per_rank_batch" in changes else 2, **changes)
+    assert (made.steps_per_epoch, made.epoch_ends) == (steps_per_epoch, ends)
+    assert made.total_steps == ends[-1]
+    assert made.plan == BatchPlan(global_batch=batch, seed=5)
 
 
 @pytest.mark.parametrize(
     ("evaluate", "expected"),
-    [
-        ("epoch", (True, True, True)),
-        ("end", (False, False, True)),
-        ("never", (False, False, False)),
-    ],
+    [("epoch", (True,) * 3), ("end", (False, False, True)), ("never", (False,) * 3)],
 )
 def test_evaluated_epochs(evaluate: str, expected: tuple[bool, ...]) -> None:
-    made = schedule(evaluate=evaluate, global_batch=8, steps=None, epochs=3)
-    assert made.evaluated == expected
+    assert schedule(evaluate=evaluate, global_batch=8, steps=None, epochs=3).evaluated == expected
 
 
 ROOT = math.sqrt(0.5)
@@ -81,14 +82,11 @@ def test_learning_rates(settings: dict[str, Any], rates: list[float]) -> None:
     assert [rate(step) for step in range(len(rates))] == pytest.approx(rates)
 
 
-def seed_of(seed: int, step: int, index: int) -> int:
-    return step_seed(seed, StepShard(step=step, shard=Shard(index=index, count=8)))
-
-
 def test_step_seeds_differ_by_everything_and_are_stable() -> None:
-    seeds = {
-        seed_of(seed, step, index) for seed in range(3) for index in range(4) for step in range(50)
-    }
+    def seed_of(seed: int, step: int, index: int) -> int:
+        return step_seed(seed, StepShard(step=step, shard=Shard(index=index, count=8)))
+
+    seeds = {seed_of(*all_of) for all_of in product(range(3), range(50), range(4))}
     assert len(seeds) == 3 * 4 * 50
     assert all(0 <= seed < 2**63 for seed in seeds)
     # A stored run can be repeated by any later version.

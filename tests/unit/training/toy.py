@@ -11,16 +11,17 @@ from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
-from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import CheckpointState, HeldState, Worker
+from shardmark.measure.step.recorder import NoSpans, Spans
+from shardmark.strategies.base import CheckpointState, HeldState, RankContext, Worker
 from shardmark.workloads.base import Batch, BatchPlan
 from shardmark.workloads.order import every_step
 
 CPU = torch.device("cpu")
+ALONE = RankContext(rank=0, world_size=1, local_rank=0, local_world_size=1, device=CPU)
 SAMPLES = 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ToyBatch:
     inputs: Tensor
     """(n, 4)"""
@@ -38,12 +39,7 @@ class ToyBatch:
     def split(self, parts: int) -> Sequence[Self]:
         size = len(self) // parts
         cuts = [slice(start, start + size) for start in range(0, len(self), size)]
-        return [
-            type(self)(
-                inputs=self.inputs[cut], targets=self.targets[cut], sample_ids=self.sample_ids[cut]
-            )
-            for cut in cuts
-        ]
+        return [type(self)(self.inputs[c], self.targets[c], self.sample_ids[c]) for c in cuts]
 
 
 def plain() -> nn.Module:
@@ -80,9 +76,8 @@ class ToyWorkload:
             return self._model()
 
     def batch(self, ids: Iterable[int]) -> ToyBatch:
-        chosen = tuple(ids)
-        rows = list(chosen)
-        return ToyBatch(inputs=self.inputs[rows], targets=self.targets[rows], sample_ids=chosen)
+        rows = list(ids)
+        return ToyBatch(self.inputs[rows], self.targets[rows], tuple(rows))
 
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
@@ -110,6 +105,23 @@ class ToyWorkload:
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
         raise NotImplementedError
+
+
+def trained(
+    worker: Worker, workload: ToyWorkload | None = None, steps: int = 2
+) -> dict[str, Tensor]:
+    """The parameters after steps of eight samples each."""
+    workload = workload or ToyWorkload()
+    for step in range(steps):
+        worker.step(workload.batch(range(8 * step, 8 * step + 8)), NoSpans())
+    return worker.full_parameters()
+
+
+def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Equal but for rounding."""
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor.detach(), rtol=1e-6, atol=1e-7, msg=name)
 
 
 def recipe(**changes: Any) -> Recipe:
