@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.pareto import NOT_EQUIVALENT, Front, fronts_of
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.edges import Edge
 from shardmark.report.table.formats import records
-from shardmark.report.views.pareto import pareto_tables
+from shardmark.report.table.table import Table
+from shardmark.report.views.pareto import NOT_EQUIVALENT, pareto_tables
 from shardmark.results.schema import Failure, Outcome
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared, row_with
@@ -38,33 +38,31 @@ def row(
     return row_with(values, name, **fields)
 
 
-def front(*rows: Row) -> Front:
-    (found,) = fronts_of(rows)
-    return found
+def comparison(*rows: Row) -> Comparison:
+    return replace(compared(), rows=rows)
 
 
-def dominated(found: Front) -> dict[str, list[str]]:
+def viewed(*rows: Row) -> Table:
+    (table,) = pareto_tables(comparison(*rows))
+    return table
+
+
+def standings(*rows: Row) -> dict[str, str]:
+    """Strategy -> standing."""
+    return {line["strategy"]: line["standing"] for line in records(viewed(*rows))}
+
+
+def dominated(*rows: Row) -> dict[str, str]:
+    """Strategy -> what dominates it, with the gains."""
     return {
-        one.row.strategy: [by.by.strategy for by in one.dominated_by]
-        for one in found.standings
-        if one.dominated_by
+        line["strategy"]: line["dominated_by"]
+        for line in records(viewed(*rows))
+        if line["dominated_by"]
     }
 
 
-def unsure(found: Front) -> list[str]:
-    return [one.row.strategy for one in found.standings if one.perhaps_by and one.on_front]
-
-
-def left_out(found: Front) -> dict[str, str]:
-    return {one.row.strategy: one.reason for one in found.standings if one.reason is not None}
-
-
 def notes(*rows: Row) -> str:
-    return " ".join(note for table in pareto_tables(comparison(*rows)) for note in table.notes)
-
-
-def comparison(*rows: Row) -> Comparison:
-    return replace(compared(), rows=rows)
+    return " ".join(viewed(*rows).notes)
 
 
 FAST = (200.0, 202.0, 198.0)
@@ -168,21 +166,19 @@ def test_dominance(
     beaten: dict[str, list[str]],
     open_: list[str] | None,
 ) -> None:
-    found = front(row("ddp", **ddp), row("fsdp", **fsdp))
-    assert dominated(found) == beaten
-    assert open_ is None or unsure(found) == open_
+    rows = row("ddp", **ddp), row("fsdp", **fsdp)
+    found = dominated(*rows)
+    assert {name: [by.split(" on ")[0]] for name, by in found.items()} == beaten
+    unsure = [name for name, standing in standings(*rows).items() if standing == "front, not sure"]
+    assert open_ is None or unsure == open_
 
 
-def test_gains_are_ratios_in_the_metric_s_own_direction() -> None:
-    found = front(row("ddp"), row("fsdp", peaks=HALF))
-    gain = found.standings[1].dominated_by[0].largest
-    assert gain.metric == "peak_memory_bytes"
-    assert gain.factor == pytest.approx(2.0)
-    value, low, high = gain.ratios
-    assert low is not None
-    assert high is not None
-    assert value == pytest.approx(0.5)
-    assert low <= value <= high
+def test_gains_are_named_in_the_metric_s_own_direction() -> None:
+    assert dominated(row("ddp"), row("fsdp", peaks=HALF)) == {
+        "ddp": "fsdp on 2 ranks: peak memory -50 %"
+    }
+    rows = [row(f"s{i}", (200.0 + i, 202.0 + i, 198.0 + i)) for i in range(4)]
+    assert "s2 on 2 ranks: samples/s +102 % and 2 more." in notes(*rows, row("fsdp"))
 
 
 def test_what_is_open_is_named() -> None:
@@ -194,37 +190,35 @@ def test_what_is_open_is_named() -> None:
     assert "One repeat: no difference can be shown" in notes(row("ddp", (200.0,), (50.0,), (0.9,)))
 
 
-def test_who_trains_something_else_is_named_and_left_out() -> None:
+def test_what_trains_something_else_or_lacks_a_goal_is_left_out() -> None:
     wrong = row("zero-3", (900.0, 901.0, 899.0), (1.0, 1.1, 1.2), equivalent=False)
-    found = front(row("ddp", equivalent=True), wrong)
-    assert left_out(found) == {"zero-3": NOT_EQUIVALENT}
-    assert dominated(found) == {}
-    (table,) = pareto_tables(comparison(row("ddp", equivalent=True), wrong))
-    assert table.cells("standing") == ("front", f"not eligible: {NOT_EQUIVALENT}")
-
-
-def test_what_lacks_a_goal_is_left_out() -> None:
     lacking = row("dp", peaks=(), missing={"peak_memory_bytes": "the device cannot tell"})
-    found = front(row("ddp"), lacking)
-    assert left_out(found) == {"dp": "it has no peak_memory_bytes: the device cannot tell"}
-    blind = front(row("ddp", peaks=()), row("fsdp", peaks=()))
-    assert blind.goals == ("samples_per_second", "accuracy_top1")
+    rows = (row("ddp", equivalent=True), wrong, lacking)
+    assert standings(*rows) == {
+        "ddp": "front",
+        "zero-3": f"not eligible: {NOT_EQUIVALENT}",
+        "dp": "not eligible: it has no peak_memory_bytes: the device cannot tell",
+    }
+    assert dominated(*rows) == {}
 
 
-def test_made_up_data_have_no_quality() -> None:
-    assert front(row("ddp", synthetic=True)).goals == ("samples_per_second", "peak_memory_bytes")
+def test_goals_are_what_the_rows_have() -> None:
+    for rows, goals in (
+        ([row("ddp")], "samples/s (higher), peak memory (lower), accuracy_top1 (higher)"),
+        ([row("ddp", peaks=())], "samples/s (higher), accuracy_top1 (higher)"),
+        ([row("ddp", synthetic=True)], "samples/s (higher), peak memory (lower)"),
+    ):
+        assert viewed(*rows).title == f"Pareto front of {goals}"
 
 
 def test_tasks_and_runs_have_fronts_of_their_own() -> None:
-    fast = (200.0, 202.0, 198.0)
     for other in (
         row("fsdp", experiment="other"),
         row("fsdp", workload="other"),
         row("fsdp", varied={"workload.training_samples": 10}),
     ):
-        fronts = fronts_of([row("ddp", fast), other])
-        assert len(fronts) == 2
-        assert all(not dominated(one) for one in fronts)
+        tables = pareto_tables(comparison(row("ddp", FAST), other))
+        assert [table.cells("standing") for table in tables] == [("front",), ("front",)]
     _, second = pareto_tables(comparison(row("ddp"), row("fsdp", experiment="b")))
     assert second.title.endswith(": b, classification resnet18 digits")
 
@@ -239,9 +233,8 @@ def test_rows_that_beat_one_another_in_a_ring_all_stay(monkeypatch: pytest.Monke
         pairs = permutations(range(len(rows)), 2)
         return {pair: [gain if pair in beats else loss] for pair in pairs}
 
-    monkeypatch.setattr("shardmark.analysis.compare.pareto.edges_of", ring)
-    found = front(row("a"), row("b"), row("c"), row("d"))
-    assert dominated(found) == {"d": ["a"]}
+    monkeypatch.setattr("shardmark.report.views.pareto.edges_of", ring)
+    assert set(dominated(row("a"), row("b"), row("c"), row("d"))) == {"d"}
 
 
 def test_equal_rows_are_seldom_called_dominated() -> None:
@@ -256,7 +249,7 @@ def test_equal_rows_are_seldom_called_dominated() -> None:
         }
         return replace(template, strategy=f"s{index}", values=values)
 
-    false = sum(bool(dominated(front(*map(drawn, range(6))))) for _ in range(400))
+    false = sum(bool(dominated(*map(drawn, range(6)))) for _ in range(400))
     assert false / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
 
 
@@ -267,35 +260,18 @@ def test_real_differences_are_found() -> None:
     for _ in range(100):
         rates = [[level * rng.lognormvariate(0, 0.01) for _ in range(4)] for level in (200, 100)]
         peaks = [[1e8 * rng.lognormvariate(0, 0.01) for _ in range(4)] for _ in range(2)]
-        both = front(row("ddp", rates[0], peaks[0]), row("fsdp", rates[1], peaks[1]))
-        found += dominated(both) == {"fsdp": ["ddp"]}
+        both = (row("ddp", rates[0], peaks[0]), row("fsdp", rates[1], peaks[1]))
+        found += set(dominated(*both)) == {"fsdp"}
     assert found >= 90
 
 
-def test_table_and_programs() -> None:
-    rows = [row("ddp", (200.0, 202.0, 198.0)), row("fsdp"), row("zero-3", equivalent=False)]
-    (table,) = pareto_tables(comparison(*rows))
-    for goal in ("samples/s (higher)", "peak memory (lower)", "accuracy_top1 (higher)"):
-        assert goal in table.title
+def test_the_table() -> None:
+    rows = [row("ddp", FAST), row("fsdp"), row("zero-3", equivalent=False)]
+    table = viewed(*rows)
     assert table.cells("label") == ("ddp", "fsdp", "zero-3")
-    assert table.cells("standing")[:2] == ("front", "dominated")
     said = notes(*rows)
     assert "Dominated: fsdp on 2 ranks, by ddp on 2 ranks: samples/s +100 %." in said
     assert "Eligible though not verified: ddp on 2 ranks; fsdp on 2 ranks." in said
-    first, second, third = records(table)
-    assert [line["standing"] for line in (first, second)] == ["front", "dominated"]
-    assert second["dominated_by"] == "ddp on 2 ranks: samples/s +100 %"
-    assert third["standing"].endswith(NOT_EQUIVALENT)
-
-
-def test_many_that_dominate_are_counted() -> None:
-    rows = [row(f"s{i}", (200.0 + i, 202.0 + i, 198.0 + i)) for i in range(4)]
-    said = notes(*rows, row("fsdp"))
-    assert "s2 on 2 ranks: samples/s +102 % and 2 more." in said
-
-
-def test_without_success_the_table_says_so() -> None:
     failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x"))
-    (table,) = pareto_tables(compared(failed))
-    assert table.notes[0] == "No trial ended ok."
-    assert table.rows == ()
+    (empty,) = pareto_tables(compared(failed))
+    assert (empty.rows, empty.notes[0]) == ((), "No trial ended ok.")
