@@ -5,23 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.launch.listener import Reading
-from shardmark.launch.outcome import Ending
+from shardmark.launch.outcome import Ending, ProcessEnd
 from shardmark.measure.step.progress import ProgressWriter
 from shardmark.results.schema import RankRecord, TrialResult
-from shardmark.trials.matrix import LeftOut
+from shardmark.trials.matrix import LeftOut, expand
 from shardmark.trials.trial import Trial
 from tests.golden.invented import invented_rank
 
 CPU = Machine(device_type="cpu", device_count=0, cores=2)
-FINE = Ending(how="exited", agent_exit_code=0, failures=(), oom_kills=0)
-INTERRUPTED = Ending(how="interrupted", agent_exit_code=-9, failures=(), oom_kills=0)
+
+
+def ending(
+    how: Literal["exited", "timed_out", "interrupted"] = "exited",
+    code: int = 0,
+    failures: Sequence[tuple[int, int, float]] = (),
+    oom_kills: int = 0,
+) -> Ending:
+    """`failures` are rank, exit code and time."""
+    ends = tuple(ProcessEnd(rank=r, exit_code=c, at_seconds=at) for r, c, at in failures)
+    return Ending(how=how, agent_exit_code=code, failures=ends, oom_kills=oom_kills)
+
+
+FINE = ending()
+FAILED = ending(code=1)
+TIMED_OUT = ending("timed_out", -9)
+INTERRUPTED = ending("interrupted", -9)
 
 MAPPING: dict[str, Any] = {
     "name": "faked",
@@ -37,24 +52,33 @@ def experiment(*overrides: str) -> Experiment:
     return from_mapping(MAPPING, overrides)
 
 
+def trial_of(strategy: str, *overrides: str, device: Literal["cpu", "cuda"] = "cpu") -> Trial:
+    """The only trial of an experiment with that strategy alone."""
+    (trial,) = expand(experiment(f"matrix.strategy=[{strategy}]", *overrides), device).trials
+    return trial
+
+
 class FakeEngine:
     """Leaves what ranks would leave; `ends` says how a trial ends, by its strategy."""
 
     samples = False
 
     def __init__(
-        self, ends: Mapping[str, Ending | BaseException] | None = None, machine: Machine = CPU
+        self,
+        ends: Mapping[str, Ending | BaseException] | None = None,
+        machine: Machine = CPU,
+        nodes: int = 1,
     ) -> None:
         self.ends = dict(ends or {})
         self.calls: list[str] = []
         self.ran: list[Trial] = []
         self.loaded: list[str] = []
-        self.prepared: list[str] = []
+        self.prepare: Callable[[Trial], None] = lambda trial: None  # noqa: ARG005
         self.on_run: Callable[[Path], None] = lambda directory: None  # noqa: ARG005
         self.on_links: Callable[[Path], Ending] = lambda directory: FINE  # noqa: ARG005
         """What ranks that measure links leave: by default nothing."""
         self._machine = machine
-        self.nodes = 1
+        self.nodes = nodes
 
     def machine(self, device: str) -> Machine:
         self.calls.append(f"machine {device}")
@@ -69,9 +93,6 @@ class FakeEngine:
     def load(self, modules: Sequence[str], device_type: str) -> None:
         self.calls.append(f"load {device_type}")
         self.loaded = list(modules)
-
-    def prepare(self, trial: Trial) -> None:
-        self.prepared.append(trial.id)
 
     def run(
         self,
@@ -127,7 +148,7 @@ class Remembers:
     def __init__(self) -> None:
         self.plans: list[tuple[int, int, int]] = []
         self.notes: list[str] = []
-        self.started: list[tuple[int, int, str]] = []
+        self.started: list[tuple[int, int]] = []
         self.steps: list[tuple[int, int]] = []
         self.ended: list[tuple[int, int, str]] = []
 
@@ -141,7 +162,8 @@ class Remembers:
         self.notes.append(text)
 
     def trial_started(self, number: int, total: int, trial: Trial) -> None:
-        self.started.append((number, total, trial.strategy.name))
+        assert trial.strategy.name
+        self.started.append((number, total))
 
     def trial_stepped(self, reading: Reading) -> None:
         self.steps.append((reading.steps, reading.total_steps))

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -18,14 +18,16 @@ from shardmark.launch.outcome import (
     MEMORY_REMEDY,
     Ending,
     LostNode,
-    ProcessEnd,
+    NoticedCause,
     decide,
-    describe,
+    first_causes,
     kernel_oom_kills,
-    on_node,
 )
-from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
+from shardmark.launch.trial_artifacts import RESTARTS_FILE, read_restarts
+from shardmark.results.schema import Outcome, RankError, RankRecord
 from tests.golden.invented import invented_rank
+from tests.unit.launch.fakes import FAILED as FAILED_ENDING
+from tests.unit.launch.fakes import FINE, TIMED_OUT, ending
 
 CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
@@ -56,24 +58,6 @@ def test_error_kind(error: BaseException, kind: str) -> None:
     assert error_kind(error) == kind
 
 
-def test_torch_s_own_error_is_known() -> None:
-    """The real message of the allocator of this torch."""
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(2**50)
-    assert error_kind(caught.value) == "out_of_memory"
-
-
-def ending(
-    how: Literal["exited", "timed_out", "interrupted"] = "exited",
-    code: int | None = 0,
-    failures: Sequence[tuple[int, int, float]] = (),
-    oom_kills: int = 0,
-) -> Ending:
-    """`failures` are rank, exit code and time."""
-    ends = tuple(ProcessEnd(rank=r, exit_code=c, at_seconds=at) for r, c, at in failures)
-    return Ending(how=how, agent_exit_code=code, failures=ends, oom_kills=oom_kills)
-
-
 def record(rank: int, kind: Any = None, message: str = "", **error: Any) -> RankRecord:
     if kind is None:
         return invented_rank(rank)
@@ -97,153 +81,131 @@ def decided(
 PEER_GONE = record(0, "exception", "RuntimeError: Connection closed by peer", at_seconds=4.0)
 BAD_VALUE = record(0, "exception", "ValueError: bad", at_seconds=4.0)
 NO_MEMORY = record(1, "out_of_memory", "MemoryError: none\n\nException raised from x")
+NO_DATA = record(1, "data", "DataError: none", at_seconds=3.0)
+BY_BAD_VALUE = (FAILED, "rank 0: ValueError: bad", 0)
 LOST_WORKER = record(1).model_copy(update={"lost": "was ended by SIGKILL"})
 
 
-@pytest.mark.parametrize(
-    ("end", "ranks", "expected"),
-    [
-        pytest.param(ending(), [record(0), record(1)], (Outcome.OK, "", None), id="done"),
-        pytest.param(
-            ending(), [record(0), LOST_WORKER], (Outcome.OK, "", None), id="others trained on"
-        ),
-        pytest.param(
-            ending("interrupted", -9, [(0, -9, 1.0)], oom_kills=1),
-            [NO_MEMORY],
-            (Outcome.INTERRUPTED, "interrupted by the user", None),
-            id="an interrupt comes before whatever else happened",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(0, 1, 4.0), (1, 1, 10.0)]),
-            [PEER_GONE, NO_MEMORY],
-            (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
-            id="out of memory is the cause though others reported first",
-        ),
-        pytest.param(
-            ending("timed_out", -9),
-            [PEER_GONE, NO_MEMORY],
-            (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
-            id="others that wait for it until the deadline change nothing",
-        ),
-        pytest.param(
-            ending(code=1),
-            [record(0, "out_of_memory", "MemoryError: ", at_seconds=12.0), NO_MEMORY],
-            (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
-            id="first of several ranks out of memory",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(1, -9, 3.5)], oom_kills=1),
-            [PEER_GONE],
-            (OUT_OF_MEMORY, "the kernel killed rank 1 for want of memory", 1),
-            id="kernel's kill",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(0, 1, 5.0)], oom_kills=1),
-            [BAD_VALUE],
-            (FAILED, "rank 0: ValueError: bad", 0),
-            id="kernel's kill of somebody else is no excuse",
-        ),
-        pytest.param(
-            ending(code=-9, oom_kills=1),
-            [],
-            (OUT_OF_MEMORY, "the kernel killed the launcher for want of memory", None),
-            id="kernel's kill of the launcher",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(1, -11, 3.5), (0, 1, 4.0)]),
-            [PEER_GONE],
-            (FAILED, "rank 1 was ended by SIGSEGV", 1),
-            id="signal is the cause of the others' errors",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(1, -6, 3.5), (0, 1, 4.0)]),
-            [PEER_GONE],
-            (FAILED, "rank 1 was ended by SIGABRT", 1),
-            id="abort that came first",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(0, 1, 3.99), (1, -9, 4.02)]),
-            [PEER_GONE],
-            (FAILED, "rank 1 was ended by SIGKILL", 1),
-            id="kill noticed a little late on another node",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(0, 1, 4.01), (1, -6, 4.05)]),
-            [BAD_VALUE],
-            (FAILED, "rank 0: ValueError: bad", 0),
-            id="library aborts because a peer is gone",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(0, 1, 4.0), (1, -9, 7.0)]),
-            [BAD_VALUE],
-            (FAILED, "rank 0: ValueError: bad", 0),
-            id="the launcher kills a rank in a collective seconds later",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(1, -signal.SIGTERM, 3.0), (0, 1, 4.0)]),
-            [BAD_VALUE],
-            (FAILED, "rank 0: ValueError: bad", 0),
-            id="SIGTERM is the launcher's",
-        ),
-        pytest.param(
-            ending(code=1),
-            [BAD_VALUE, record(1, "data", "DataError: no pictures", at_seconds=3.0)],
-            (FAILED, "rank 1: DataError: no pictures", 1),
-            id="first error",
-        ),
-        pytest.param(
-            replace(ending(code=1), clocks_ahead_seconds={1: -5.0}),
-            [BAD_VALUE, record(1, "data", "DataError: no pictures", at_seconds=3.0)],
-            (FAILED, "rank 0: ValueError: bad", 0),
-            id="first error by one clock",
-        ),
-        pytest.param(
-            ending(code=1),
-            [record(0, "unavailable", "StrategyUnavailable: no compiler")],
-            (Outcome.UNAVAILABLE, "rank 0: StrategyUnavailable: no compiler", 0),
-            id="unavailable",
-        ),
-        pytest.param(
-            ending(code=1, failures=[(1, 3, 5.0), (0, 1, 6.0)]),
-            [],
-            (FAILED, "rank 1 ended with exit code 3", 1),
-            id="exit code where a rank left nothing else",
-        ),
-        pytest.param(
-            replace(ending(code=1), lost=LostNode(node=1, host="b", reason="silent for 20 s")),
-            [BAD_VALUE],
-            (FAILED, "node 1 (b) was lost: silent for 20 s", None),
-            id="lost node, whatever the others say of it",
-        ),
-        pytest.param(
-            ending(code=-9),
-            [],
-            (FAILED, "the launcher ended with code -9 and 0 of 2 ranks finished", None),
-            id="launcher's death",
-        ),
-        pytest.param(
-            ending(code=0),
-            [record(0)],
-            (FAILED, "the launcher ended with code 0 and 1 of 2 ranks finished", None),
-            id="missing rank",
-        ),
-        pytest.param(
-            ending(code=1),
-            [record(0, "exception", "\n \n" + "x" * 600 + "\nstack")],
-            (FAILED, f"rank 0: {'x' * 500}", 0),
-            id="first line of a message",
-        ),
-        pytest.param(
-            ending(code=1),
-            [record(0, "exception", "\n")],
-            (FAILED, "rank 0: no message", 0),
-            id="no message",
-        ),
-    ],
-)
-def test_decision(
-    end: Ending, ranks: Sequence[RankRecord], expected: tuple[Outcome, str, int | None]
-) -> None:
+DECISIONS: dict[str, tuple[Ending, list[RankRecord], tuple[Outcome, str, int | None]]] = {
+    "done": (FINE, [record(0), record(1)], (Outcome.OK, "", None)),
+    "others trained on": (FINE, [record(0), LOST_WORKER], (Outcome.OK, "", None)),
+    "an interrupt comes before whatever else happened": (
+        ending("interrupted", -9, [(0, -9, 1.0)], oom_kills=1),
+        [NO_MEMORY],
+        (Outcome.INTERRUPTED, "interrupted by the user", None),
+    ),
+    "out of memory is the cause though others reported first": (
+        ending(code=1, failures=[(0, 1, 4.0), (1, 1, 10.0)]),
+        [PEER_GONE, NO_MEMORY],
+        (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
+    ),
+    "others that wait for it until the deadline change nothing": (
+        TIMED_OUT,
+        [PEER_GONE, NO_MEMORY],
+        (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
+    ),
+    "first of several ranks out of memory": (
+        FAILED_ENDING,
+        [record(0, "out_of_memory", "MemoryError: ", at_seconds=12.0), NO_MEMORY],
+        (OUT_OF_MEMORY, "rank 1: MemoryError: none", 1),
+    ),
+    "kernel's kill": (
+        ending(code=1, failures=[(1, -9, 3.5)], oom_kills=1),
+        [PEER_GONE],
+        (OUT_OF_MEMORY, "the kernel killed rank 1 for want of memory", 1),
+    ),
+    "kernel's kill of somebody else is no excuse": (
+        ending(code=1, failures=[(0, 1, 5.0)], oom_kills=1),
+        [BAD_VALUE],
+        BY_BAD_VALUE,
+    ),
+    "kernel's kill of the launcher": (
+        ending(code=-9, oom_kills=1),
+        [],
+        (OUT_OF_MEMORY, "the kernel killed the launcher for want of memory", None),
+    ),
+    "signal is the cause of the others' errors": (
+        ending(code=1, failures=[(1, -11, 3.5), (0, 1, 4.0)]),
+        [PEER_GONE],
+        (FAILED, "rank 1 was ended by SIGSEGV", 1),
+    ),
+    "abort that came first": (
+        ending(code=1, failures=[(1, -6, 3.5), (0, 1, 4.0)]),
+        [PEER_GONE],
+        (FAILED, "rank 1 was ended by SIGABRT", 1),
+    ),
+    "kill noticed a little late on another node": (
+        ending(code=1, failures=[(0, 1, 3.99), (1, -9, 4.02)]),
+        [PEER_GONE],
+        (FAILED, "rank 1 was ended by SIGKILL", 1),
+    ),
+    "library aborts because a peer is gone": (
+        ending(code=1, failures=[(0, 1, 4.01), (1, -6, 4.05)]),
+        [BAD_VALUE],
+        BY_BAD_VALUE,
+    ),
+    "the launcher kills a rank in a collective seconds later": (
+        ending(code=1, failures=[(0, 1, 4.0), (1, -9, 7.0)]),
+        [BAD_VALUE],
+        BY_BAD_VALUE,
+    ),
+    "SIGTERM is the launcher's": (
+        ending(code=1, failures=[(1, -signal.SIGTERM, 3.0), (0, 1, 4.0)]),
+        [BAD_VALUE],
+        BY_BAD_VALUE,
+    ),
+    "first error": (FAILED_ENDING, [BAD_VALUE, NO_DATA], (FAILED, "rank 1: DataError: none", 1)),
+    "first error by one clock": (
+        replace(FAILED_ENDING, clocks_ahead_seconds={1: -5.0}),
+        [BAD_VALUE, NO_DATA],
+        BY_BAD_VALUE,
+    ),
+    "unavailable": (
+        FAILED_ENDING,
+        [record(0, "unavailable", "StrategyUnavailable: no compiler")],
+        (Outcome.UNAVAILABLE, "rank 0: StrategyUnavailable: no compiler", 0),
+    ),
+    "exit code where a rank left nothing else": (
+        ending(code=1, failures=[(1, 3, 5.0), (0, 1, 6.0)]),
+        [],
+        (FAILED, "rank 1 ended with exit code 3", 1),
+    ),
+    "signal without a name": (
+        ending(code=1, failures=[(1, -40, 5.0)]),
+        [],
+        (FAILED, "rank 1 was ended by signal 40", 1),
+    ),
+    "lost node, whatever the others say of it": (
+        replace(FAILED_ENDING, lost=LostNode(node=1, host="b", reason="silent for 20 s")),
+        [BAD_VALUE],
+        (FAILED, "node 1 (b) was lost: silent for 20 s", None),
+    ),
+    "launcher's death": (
+        ending(code=-9),
+        [],
+        (FAILED, "the launcher ended with code -9 and 0 of 2 ranks finished", None),
+    ),
+    "missing rank": (
+        FINE,
+        [record(0)],
+        (FAILED, "the launcher ended with code 0 and 1 of 2 ranks finished", None),
+    ),
+    "first line of a message": (
+        FAILED_ENDING,
+        [record(0, "exception", "\n \n" + "x" * 600 + "\nstack")],
+        (FAILED, f"rank 0: {'x' * 500}", 0),
+    ),
+    "no message": (
+        FAILED_ENDING,
+        [record(0, "exception", "\n")],
+        (FAILED, "rank 0: no message", 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DECISIONS)
+def test_decision(case: str) -> None:
+    end, ranks, expected = DECISIONS[case]
     assert decided(end, ranks) == expected
 
 
@@ -258,34 +220,16 @@ def test_decision(
 def test_timeout_says_how_far_each_rank_came(
     progress: Sequence[int | None], places: str, rank: int | None
 ) -> None:
-    outcome, reason, blamed = decided(ending("timed_out", -9, [(0, -9, 61.0)]), [], progress)
+    outcome, reason, blamed = decided(TIMED_OUT, [], progress)
     assert (outcome, blamed) == (Outcome.TIMED_OUT, rank)
     assert reason == f"not done after limits.trial_seconds = 60 s: {places}"
 
 
 def test_a_rank_s_own_remedy_is_told() -> None:
     rank = record(1, "data", "DataError: no pictures", remedy="add some")
-    _, failure = decide(ending(code=1), [rank], processes=2, trial_seconds=60, progress=())
+    _, failure = decide(FAILED_ENDING, [rank], processes=2, trial_seconds=60, progress=())
     assert failure is not None
     assert failure.remedy == "add some"
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (-9, "was ended by SIGKILL"),
-        (-40, "was ended by signal 40"),
-        (3, "ended with exit code 3"),
-    ],
-)
-def test_description(code: int, words: str) -> None:
-    assert describe(code) == words
-
-
-def test_a_failure_names_the_node_of_its_rank() -> None:
-    failure = on_node(Failure(reason="rank 3 was ended by SIGKILL", rank=3), 1, "b")
-    assert failure.reason == "rank 3 was ended by SIGKILL (rank 3 is on node 1, b)"
-    assert failure.node == 1
 
 
 def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -297,3 +241,40 @@ def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert kernel_oom_kills() == 0
     vmstat.write_text("nr_free_pages 12\noom_kill 4\n")
     assert kernel_oom_kills() == 4
+
+
+def cause(
+    restart: int, at_seconds: float, reason: str, *, unprovoked: bool = False
+) -> NoticedCause:
+    return NoticedCause(
+        restart=restart, at_seconds=at_seconds, reason=reason, unprovoked=unprovoked
+    )
+
+
+KILLED = cause(1, 4.02, "rank 2 was ended by SIGKILL", unprovoked=True)
+
+
+@pytest.mark.parametrize(
+    ("noticed", "first"),
+    [
+        (
+            [cause(2, 9.0, "b"), cause(1, 5.0, "connection reset"), cause(1, 4.0, "killed")],
+            ["killed", "b"],
+        ),
+        ([cause(1, 4.0, "rank 0: Connection closed"), KILLED], [KILLED.reason]),
+        (
+            [cause(1, 4.0, "rank 0: bad"), KILLED.model_copy(update={"at_seconds": 7.0})],
+            ["rank 0: bad"],
+        ),
+    ],
+    ids=["the first of several nodes", "closed connection seen before the death", "tidied up"],
+)
+def test_cause_of_each_restart(noticed: list[NoticedCause], first: list[str]) -> None:
+    assert [found.reason for found in first_causes(noticed)] == first
+
+
+def test_a_line_cut_short_ends_the_file_of_restarts(tmp_path: Path) -> None:
+    assert read_restarts(tmp_path) == ()
+    file = tmp_path / RESTARTS_FILE
+    file.write_text(KILLED.model_dump_json() + '\n{"restart": 2, "at')
+    assert read_restarts(tmp_path) == (KILLED,)

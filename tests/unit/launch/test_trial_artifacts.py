@@ -1,8 +1,9 @@
-"""What ranks leave in a trial's folder: merged, read as far as it is whole, cleared away."""
+"""What ranks leave in a trial's folder: sampled, merged, read as far as it is whole, cleared."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from shardmark.core.run_files import (
     rank_file,
     rank_steps_file,
 )
+from shardmark.launch import trial_artifacts
 from shardmark.launch.trial_artifacts import (
+    RankSampler,
     clear,
     merge_logs,
     merge_samples,
@@ -25,6 +28,7 @@ from shardmark.launch.trial_artifacts import (
     rank_records,
     read_lines,
 )
+from shardmark.results.schema import RankRecord
 from tests.golden.invented import invented_rank
 
 
@@ -34,34 +38,32 @@ def write_log(folder: Path, rank: int, name: str, text: str | bytes) -> None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def test_records_of_the_ranks_that_wrote_one(tmp_path: Path) -> None:
-    first = invented_rank(0)
-    (tmp_path / rank_file(0)).write_text(first.model_dump_json())
-    (tmp_path / rank_file(1)).write_text(first.model_dump_json()[:40])
-    assert rank_records(tmp_path, 3) == (first,)
-    assert rank_record(tmp_path, 1) is None
+def leave(folder: Path, rank: int, **changes: object) -> None:
+    """As ranks do: a reader never sees half of it."""
+    part = folder / "part"
+    part.write_text(invented_rank(rank).model_copy(update=changes).model_dump_json())
+    part.replace(folder / rank_file(rank))
 
 
-def test_record_of_a_lost_worker_says_how_it_died(tmp_path: Path) -> None:
+def test_records_are_of_the_ranks_that_wrote_one_and_say_who_was_lost(tmp_path: Path) -> None:
     for rank in range(2):
-        (tmp_path / rank_file(rank)).write_text(invented_rank(rank).model_dump_json())
+        leave(tmp_path, rank)
+    (tmp_path / rank_file(2)).write_text(invented_rank(2).model_dump_json()[:40])
     (tmp_path / LOST_FILE.format(1)).write_text("was ended by SIGKILL")
-    first, second = rank_records(tmp_path, 2)
-    assert (first.lost, second.lost) == (None, "was ended by SIGKILL")
+    first, second = rank_records(tmp_path, 4)
+    assert first == invented_rank(0)
+    assert second.lost == "was ended by SIGKILL"
     clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_steps_are_merged_in_order_of_rank(tmp_path: Path) -> None:
+    merge_steps(tmp_path, 2)
+    assert (tmp_path / STEPS_FILE).read_text() == "", "of no rank"
     for rank in (10, 2, 0):
         (tmp_path / rank_steps_file(rank)).write_text(f'{{"rank": {rank}}}\n')
     merge_steps(tmp_path, 11)
     assert list(read_lines(tmp_path / STEPS_FILE)) == [{"rank": 0}, {"rank": 2}, {"rank": 10}]
-
-
-def test_steps_of_no_rank_are_an_empty_file(tmp_path: Path) -> None:
-    merge_steps(tmp_path, 2)
-    assert (tmp_path / STEPS_FILE).read_text() == ""
 
 
 def test_logs_carry_their_rank_and_stream(tmp_path: Path) -> None:
@@ -75,38 +77,6 @@ def test_logs_carry_their_rank_and_stream(tmp_path: Path) -> None:
         "[rank 1 stdout] second\n"
         "[launcher] agent started\n"
     )
-
-
-def test_lines_end_where_a_kill_cut_them(tmp_path: Path) -> None:
-    file = tmp_path / "samples.jsonl"
-    assert list(read_lines(file)) == []
-    file.write_text('{"a": 1}\n{"a": 2}\n{"a": ')
-    assert list(read_lines(file)) == [{"a": 1}, {"a": 2}]
-    file.write_text('{"a": 1}\n' + "\0" * 20)
-    assert list(read_lines(file)) == [{"a": 1}]
-
-
-def fill(folder: Path) -> None:
-    write_log(folder, 0, "stdout", "x")
-    for name in ("result.json", STEPS_FILE, "samples.jsonl", LOG_FILE, "trial.json", "rank-0.json"):
-        (folder / name).write_text("{}")
-
-
-def test_clear_keeps_a_trial_s_own_files(tmp_path: Path) -> None:
-    fill(tmp_path)
-    clear(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "result.json",
-        "steps.jsonl",
-        "samples.jsonl",
-        "log.txt",
-    }
-
-
-def test_empty_keeps_nothing(tmp_path: Path) -> None:
-    fill(tmp_path)
-    clear(tmp_path, keep=())
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (1, 0), (0, 4)])
@@ -123,25 +93,74 @@ def test_output_gets_the_ranks_numbers(tmp_path: Path, ranks: tuple[int, int]) -
     assert (tmp_path / LOG_FILE).read_text().splitlines() == [*sorted(lines), *launchers]
 
 
-def write_samples(folder: Path, node: int, *at_seconds: float) -> None:
-    lines = [json.dumps({"at_seconds": at, "ranks": []}) for at in at_seconds]
-    (folder / f"samples.node-{node}.jsonl").write_text("\n".join([*lines, '{"cut of']))
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (None, []),
+        ('{"a": 1}\n{"a": 2}\n{"a": ', [{"a": 1}, {"a": 2}]),
+        ('{"a": 1}\n' + "\0" * 20, [{"a": 1}]),
+    ],
+)
+def test_lines_end_where_a_kill_cut_them(
+    tmp_path: Path, content: str | None, lines: list[object]
+) -> None:
+    if content is not None:
+        (tmp_path / SAMPLES_FILE).write_text(content)
+    assert list(read_lines(tmp_path / SAMPLES_FILE)) == lines
 
 
-def test_samples_of_nodes_come_in_order_of_time_with_their_node(tmp_path: Path) -> None:
-    write_samples(tmp_path, 0, 1.0, 3.0)
-    write_samples(tmp_path, 1, 2.0, 4.0)
+def test_clear_keeps_a_trials_own_files_unless_told_otherwise(tmp_path: Path) -> None:
+    own = {"result.json", STEPS_FILE, SAMPLES_FILE, LOG_FILE}
+    write_log(tmp_path, 0, "stdout", "x")
+    for name in (*own, "trial.json", "rank-0.json"):
+        (tmp_path / name).write_text("{}")
+    clear(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == own
+    clear(tmp_path, keep=())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "merged"),
+    [
+        ([(1.0, 3.0), (2.0, 4.0)], [(1, 0), (2, 1), (3, 0), (4, 1)]),
+        ([(1.0,)], [(1, None)]),  # as the local engine's
+    ],
+)
+def test_samples_of_nodes_come_in_order_of_time_with_their_node(
+    tmp_path: Path, nodes: list[tuple[float, ...]], merged: list[tuple[float, int | None]]
+) -> None:
+    for node, times in enumerate(nodes):
+        lines = [json.dumps({"at_seconds": at, "ranks": []}) for at in times]
+        (tmp_path / f"samples.node-{node}.jsonl").write_text("\n".join([*lines, '{"cut of']))
     merge_samples(tmp_path)
-    lines = list(read_lines(tmp_path / SAMPLES_FILE))
-    assert [(line["at_seconds"], line["node"]) for line in lines] == [
-        (1, 0),
-        (2, 1),
-        (3, 0),
-        (4, 1),
+    lines_read = read_lines(tmp_path / SAMPLES_FILE)
+    assert [(line["at_seconds"], line.get("node")) for line in lines_read] == merged
+
+
+def test_a_restarted_rank_is_sampled_in_its_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process and its parent stand for the rank's two; a record is read when it changes."""
+    read: list[int] = []
+
+    def counted(directory: Path, rank: int) -> RankRecord | None:
+        read.append(rank)
+        return rank_record(directory, rank)
+
+    monkeypatch.setattr(trial_artifacts, "rank_record", counted)
+    with RankSampler(tmp_path, SAMPLES_FILE, range(2), sample_seconds=3600) as sampler:
+        sampler.look()
+        leave(tmp_path, 0, pid=os.getppid())
+        sampler.look()
+        (tmp_path / rank_file(0)).unlink()
+        sampler.look()
+        leave(tmp_path, 0, pid=os.getpid())
+        sampler.look()
+        sampler.look()
+    sampled = [
+        {rank["rank"]: rank["pid"] for rank in line["ranks"]}
+        for line in read_lines(tmp_path / SAMPLES_FILE)
     ]
-
-
-def test_samples_of_one_node_are_as_the_local_engines(tmp_path: Path) -> None:
-    write_samples(tmp_path, 0, 1.0)
-    merge_samples(tmp_path)
-    assert list(read_lines(tmp_path / SAMPLES_FILE)) == [{"at_seconds": 1.0, "ranks": []}]
+    assert sampled == [{}, {0: os.getppid()}, {0: os.getpid()}, {0: os.getpid()}]
+    assert read.count(0) == 2

@@ -1,62 +1,21 @@
-"""Why a trial was restarted, whose checkpoints are where, and what the failure says."""
+"""Whose checkpoints are where, and who can go on from one."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError
-from shardmark.launch.outcome import NoticedCause, first_causes
-from shardmark.launch.trial_artifacts import RESTARTS_FILE, read_restarts
 from shardmark.strategies import build_strategy
 from shardmark.train.checkpoint_folder import check_given, folder_on_node, remove
-from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
-
-
-def cause(
-    restart: int, at_seconds: float, reason: str, *, unprovoked: bool = False
-) -> NoticedCause:
-    return NoticedCause(
-        restart=restart, at_seconds=at_seconds, reason=reason, unprovoked=unprovoked
-    )
-
-
-def test_the_first_of_several_nodes_names_the_cause() -> None:
-    found = first_causes(
-        [cause(2, 9.0, "b"), cause(1, 5.0, "connection reset"), cause(1, 4.0, "killed")]
-    )
-    assert [one.reason for one in found] == ["killed", "b"]
-
-
-def test_a_closed_connection_seen_sooner_than_the_death_behind_it_is_no_cause() -> None:
-    peer, killed = (
-        cause(1, 4.0, "rank 0: Connection closed by peer"),
-        cause(1, 4.02, "rank 2 was ended by SIGKILL", unprovoked=True),
-    )
-    later = killed.model_copy(update={"at_seconds": 7.0})
-    assert [one.reason for one in first_causes([peer, killed])] == [killed.reason]
-    assert [one.reason for one in first_causes([peer, later])] == [peer.reason], "tidied up"
-
-
-def test_a_line_cut_short_ends_the_file(tmp_path: Path) -> None:
-    assert read_restarts(tmp_path) == ()
-    file = tmp_path / RESTARTS_FILE
-    file.write_text(cause(1, 2.0, "killed").model_dump_json() + '\n{"restart": 2, "at')
-    assert read_restarts(tmp_path) == (cause(1, 2.0, "killed"),)
+from tests.unit.launch.fakes import trial_of
 
 
 def trial(**limits: object) -> Trial:
-    mapping = {
-        "name": "restarts",
-        "workload": {"name": "classification", "model": "vit_cifar", "dataset": "digits"},
-        "recipe": {"global_batch": 16, "steps": 4},
-        "matrix": {"strategy": ["ddp"], "world_size": [2]},
-        "limits": limits,
-    }
-    return expand(from_mapping(mapping), "cpu").trials[0]
+    return trial_of("ddp", f"limits={json.dumps(limits)}")
 
 
 def test_restarts_do_not_rename_a_trial() -> None:
