@@ -18,9 +18,8 @@ from shardmark.launch.nodes.protocol import Channel, Message
 from shardmark.launch.nodes.registry import ConnectedNode, NodeRegistry
 from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
 from shardmark.results.schema import RestartRecord
-from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
-from tests.unit.launch.fakes import experiment
+from tests.unit.launch.fakes import trial_of
 from tests.unit.launch.nodes import MACHINE, PORT, FakeNode, node_options, request, until
 
 
@@ -29,22 +28,17 @@ class FakeStarter:
 
     def __init__(self) -> None:
         self.nodes: list[FakeNode] = []
-        self.strangers: list[FakeNode] = []
         self.titles: list[str] = []
         self.reason: str | None = None
         self.ending = False
         self.anew_for_each_trial = False
         self.with_files = True
-        self.refused: dict[str, str] = {}
-        """The key of a node that comes first, and does not belong here."""
 
     def address(self) -> tuple[str, int]:
         return ("127.0.0.1", 0)
 
     def start(self, registry: NodeRegistry, title: str) -> None:
         self.titles.append(f"{title} {registry.wanted}")
-        if self.refused:
-            self.strangers.append(FakeNode(registry, 2, **self.refused))  # type: ignore[arg-type]
         if self.reason is None:
             self.nodes = [
                 FakeNode(registry, n, ahead_seconds=100.0 * n, with_files=self.with_files)
@@ -59,7 +53,7 @@ class FakeStarter:
         return self.ending
 
     def close(self) -> None:
-        for node in (*self.nodes, *self.strangers):
+        for node in self.nodes:
             node.close()
 
 
@@ -70,7 +64,7 @@ class World:
         self.starter = FakeStarter()
         self.told: list[str] = []
         three = ("placement.nodes=3", "matrix.world_size=[3]", "recipe.global_batch=9")
-        trials = expand(experiment("matrix.strategy=[ddp]", *three), "cpu").trials
+        trials = [trial_of("ddp", *three)]
         self.engine = NodesEngine(node_options(), self.starter, request(trials, self.told.append))
 
     @property
@@ -99,9 +93,8 @@ def world() -> Iterator[World]:
     made.engine.close()
 
 
-def two_node_trial(directory: Path, *overrides: str) -> Trial:
-    settings = ("matrix.strategy=[ddp]", "matrix.world_size=[2]", "placement.nodes=2", *overrides)
-    (trial,) = expand(experiment(*settings), "cpu").trials
+def two_node_trial(directory: Path, nodes: int = 2) -> Trial:
+    trial = trial_of("ddp", "matrix.world_size=[2]", f"placement.nodes={nodes}")
     (directory / "trial.json").write_text(trial.model_dump_json())
     return trial
 
@@ -146,12 +139,6 @@ def test_nodes_that_cannot_be_started_are_not_waited_for(world: World) -> None:
         world.engine.machine("cpu")
 
 
-def test_refused_node_is_told_of(world: World) -> None:
-    world.starter.refused = {"recipe": "other"}
-    world.engine.machine("cpu")
-    assert world.told[1] == "node 2 (host-2) came and was refused: it has another recipe"
-
-
 def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
     trial, ticks = two_node_trial(tmp_path), []
     world.nodes[1].before_end = lambda channel: channel.send(
@@ -172,14 +159,10 @@ def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
     assert places == [
         {"node": n, "endpoint": f"127.0.0.1:{PORT}", "address": "127.0.0.1"} for n in (0, 1)
     ]
-
-
-def test_one_node_is_told_of_no_meeting(world: World, tmp_path: Path) -> None:
-    """Then ranks meet as they do on the local engine."""
-    two_node_trial(tmp_path, "placement.nodes=1")
+    two_node_trial(tmp_path, nodes=1)
     world.run(tmp_path)
-    assert world.nodes[0].heard[-1]["rendezvous"] is None
-    assert world.nodes[1].asked == []
+    assert world.nodes[0].heard[-1]["rendezvous"] is None, "ranks meet as on the local engine"
+    assert world.nodes[1].asked == asked[1]
 
 
 @pytest.mark.parametrize("with_files", [True, False])
@@ -211,13 +194,22 @@ def test_deaths_are_told_by_our_clock(world: World, tmp_path: Path) -> None:
     assert (ending.agent_exit_code, ending.oom_kills) == (1, 2)
 
 
-def test_trial_out_of_time_is_ended_on_all_nodes(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["timed_out", "interrupted"])
+def test_trial_is_ended_on_all_nodes(world: World, tmp_path: Path, how: str) -> None:
     two_node_trial(tmp_path)
     world.hang(0)
     world.hang(1)
-    ending = world.run(tmp_path, trial_seconds=0.3)
-    assert (ending.how, ending.lost) == ("timed_out", None)
-    assert [node.heard[-1] for node in world.nodes[:2]] == [{"do": "end", "stacks": True}] * 2
+    ticks = iter([KeyboardInterrupt()] if how == "interrupted" else [])
+
+    def interrupt_first() -> None:
+        for error in ticks:
+            raise error
+
+    seconds = 30 if how == "interrupted" else 0.3
+    ending = world.run(tmp_path, trial_seconds=seconds, on_tick=interrupt_first)
+    assert (ending.how, ending.lost) == (how, None)
+    told = {"do": "end", "stacks": how == "timed_out"}
+    assert [node.heard[-1] for node in world.nodes[:2]] == [told] * 2
 
 
 def test_others_are_ended_a_while_after_one_has_failed(
@@ -246,20 +238,6 @@ def test_lost_node_ends_the_trial_and_is_missed_by_the_next(world: World, tmp_pa
     assert world.engine.lacks(2) == str(ending.lost)
     assert world.engine.lacks(1) is None
     assert world.engine.lacks(4) == "4 nodes are asked for, and the engine has 3"
-
-
-def test_interrupt_ends_the_trial_everywhere(world: World, tmp_path: Path) -> None:
-    two_node_trial(tmp_path)
-    world.hang(0)
-    world.hang(1)
-    ticks = iter([KeyboardInterrupt()])
-
-    def interrupt_first() -> None:
-        for error in ticks:
-            raise error
-
-    assert world.run(tmp_path, on_tick=interrupt_first).how == "interrupted"
-    assert [node.asked[-1] for node in world.nodes[:2]] == ["end", "end"]
 
 
 def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
@@ -354,27 +332,20 @@ class Nodes:
         return self.watch.lost_for_good()
 
 
-def test_without_patience_a_lost_node_is_lost_at_once() -> None:
-    nodes = Nodes(return_seconds=0)
-    assert nodes.look(1000.0) is None
-    nodes.lose("its connection ended")
-    assert str(nodes.look(1001.0)) == "node 1 (b) was lost: its connection ended"
-
-
 def test_a_node_is_awaited_so_long_and_takes_up_its_part_once() -> None:
+    impatient = Nodes(return_seconds=0)
+    assert impatient.look(1000.0) is None
+    impatient.lose("its connection ended")
+    assert str(impatient.look(1001.0)) == "node 1 (b) was lost: its connection ended"
     nodes = Nodes(return_seconds=30)
     nodes.lose("nothing was heard")
-    assert nodes.look(1001.0) is None
-    assert nodes.look(1030.0) is None
+    assert [nodes.look(at) for at in (1001.0, 1030.0)] == [None, None]
     nodes.nodes[1] = nodes.node(1, "c")
-    assert nodes.look(1030.5) is None
-    assert nodes.look(1090.0) is None
+    assert [nodes.look(at) for at in (1030.5, 1090.0)] == [None, None]
     assert nodes.resumed == [1]
     nodes.lose("again")
     assert nodes.look(1100.0) is None
-    lost = nodes.look(1130.0)
-    assert lost is not None
-    assert lost.reason == "again"
+    assert str(nodes.look(1130.0)) == "node 1 (c) was lost: again"
     ((at_seconds, returned),) = nodes.watch.returned
     assert (at_seconds, returned.host) == (1001.0, "b")
 
