@@ -74,6 +74,10 @@ def edit(folder: Path, change: Change, split: str = "train2017") -> None:
     file.write_text(json.dumps(content))
 
 
+def append(key: str, entry: object) -> Change:
+    return lambda content: content[key].append(entry)
+
+
 def options(folder: Path, **fields: Any) -> DetectionOptions:
     return DetectionOptions.model_validate({"dataset": "coco", "data_dir": str(folder)} | fields)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.unit.workloads.detection_folder import write
+from tests.unit.workloads import coco_folder, detection_folder
 
 MakeFolder = Callable[..., Path]
 
@@ -29,25 +29,31 @@ def make_folder(tmp_path: Path) -> MakeFolder:
     def make(
         *,
         classes: tuple[str, ...] = ("ant", "bee", "cat"),
-        per_class: int = 4,
-        size: int = 8,
         splits: tuple[str, ...] = ("train", "test"),
     ) -> Path:
         drawn = np.random.default_rng(0)
-        for split in splits:
-            for name in classes:
-                folder = tmp_path / split / name
-                folder.mkdir(parents=True)
-                for number in range(per_class):
-                    pixels = drawn.integers(0, 256, (size, size, 3), dtype=np.uint8)
-                    Image.fromarray(pixels).save(folder / f"{number}.png")
+        for folder in (tmp_path / split / name for split in splits for name in classes):
+            folder.mkdir(parents=True)
+            for number in range(4):
+                pixels = drawn.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
         return tmp_path
 
     return make
 
 
 @pytest.fixture
-def detection_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Six pictures of three sizes in each split, with a cache of their own."""
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDMARK_CACHE", str(tmp_path / "cache"))
-    return write(tmp_path / "data")
+
+
+@pytest.fixture(name="detection_folder")
+def _detection_folder(tmp_path: Path, _own_cache: None) -> Path:
+    """Six pictures of three sizes in each split."""
+    return detection_folder.write(tmp_path / "data")
+
+
+@pytest.fixture(name="coco_folder")
+def _coco_folder(tmp_path: Path, _own_cache: None) -> Path:
+    """Four pictures in each split, with one of each oddity."""
+    return coco_folder.write_folder(tmp_path / "data")

@@ -17,7 +17,8 @@ CATEGORIES = {3: "gizmo", 18: "dog", 90: "person"}
 """Ids with gaps, as COCO's; the second and third name are COCO's, too."""
 SIZES = ((48, 32), (32, 48), (40, 40))
 """Width and height; most pictures differ from their neighbours."""
-SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
+TWO_STAGES = "tests.distributed.models:small_detector"
+"""Small, and samples proposals as all detectors of two stages do."""
 
 
 def write(root: Path, *, pictures: int = 6, sizes: Sequence[tuple[int, int]] = SIZES) -> Path:
@@ -26,33 +27,30 @@ def write(root: Path, *, pictures: int = 6, sizes: Sequence[tuple[int, int]] = S
     (root / "annotations").mkdir(parents=True)
     for split in ("train2017", "val2017"):
         (root / split).mkdir()
-        content: dict[str, list[Any]] = {
-            "images": [],
-            "annotations": [],
-            "categories": [{"id": n, "name": name} for n, name in CATEGORIES.items()],
-        }
+        images: list[dict[str, Any]] = []
+        marks: list[dict[str, Any]] = []
         for number in range(pictures):
             width, height = sizes[number % len(sizes)]
             pixels = drawn.integers(0, 256, (height, width, 3), dtype=np.uint8)
-            name = f"{number}.png"
-            Image.fromarray(pixels).save(root / split / name)
-            shape = {"file_name": name, "width": width, "height": height}
-            content["images"].append({"id": 100 + number} | shape)
-            for _ in range(number % 3):
-                content["annotations"].append(_rectangle(drawn, len(content["annotations"]), shape))
-                content["annotations"][-1]["image_id"] = 100 + number
+            Image.fromarray(pixels).save(root / split / f"{number}.png")
+            image = {"id": 100 + number, "file_name": f"{number}.png"}
+            images.append(image | {"width": width, "height": height})
+            marks += [
+                _rectangle(drawn, len(marks) + index, image["id"]) for index in range(number % 3)
+            ]
+        categories = [{"id": number, "name": name} for number, name in CATEGORIES.items()]
+        content = {"images": images, "annotations": marks, "categories": categories}
         (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
     return root
 
 
-def _rectangle(drawn: np.random.Generator, number: int, shape: dict[str, Any]) -> dict[str, Any]:
-    left, top = int(drawn.integers(0, 12)), int(drawn.integers(0, 12))
-    width, height = int(drawn.integers(8, 18)), int(drawn.integers(8, 18))
+def _rectangle(drawn: np.random.Generator, number: int, picture: object) -> dict[str, Any]:
+    """Inside the smallest picture."""
+    left, top, width, height = drawn.integers((0, 0, 8, 8), (12, 12, 18, 18)).tolist()
     right, bottom = left + width, top + height
-    assert right < shape["width"]
-    assert bottom < shape["height"]
     return {
         "id": number,
+        "image_id": picture,
         "category_id": list(CATEGORIES)[number % 3],
         "bbox": [left, top, width, height],
         "area": width * height,
@@ -62,8 +60,8 @@ def _rectangle(drawn: np.random.Generator, number: int, shape: dict[str, Any]) -
 
 
 def options(folder: Path, **fields: Any) -> DetectionOptions:
-    chosen = {"dataset": "coco", "data_dir": str(folder), "model": SMALL} | fields
-    return DetectionOptions.model_validate({"min_size": 64, "max_size": 64} | chosen)
+    chosen = {"dataset": "coco", "data_dir": str(folder), "model": "fcos_resnet18_fpn"} | fields
+    return DetectionOptions.model_validate(chosen)
 
 
 def task(folder: Path, seed: int = 0, **fields: Any) -> Detection:

@@ -1,67 +1,65 @@
-"""COCO's layout: what is shown of it, and which folders are refused."""
+"""COCO's layout: what is shown of it, which folders are refused, and pictures that are broken."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tests.unit.workloads.coco_folder import (
     COCO,
     annotation_file,
+    append,
     edit,
     load,
     marked,
     options,
     shown,
-    write_folder,
 )
 
 from shardmark.core.errors import DataError, InputError
+from shardmark.workloads.detection.annotated import AnnotatedReading
 
 COCO_MINI = Path(__file__).parents[4] / "shared" / "data" / "coco-mini"
+SKIP = {"on_broken": "skip"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHARDMARK_CACHE", str(tmp_path / "cache"))
-    return write_folder(tmp_path / "data")
+def read(folder: Path, *ids: int, split: str = "training", **fields: Any) -> AnnotatedReading:
+    reading: AnnotatedReading = getattr(load(folder, **fields), split).read(np.array(ids, np.int64))
+    return reading
 
 
-def test_training_shows_what_can_be_learned(folder: Path) -> None:
-    data = load(folder)
-    objects = shown(data)
-    assert list(objects) == [10, 20, 30, 40], "ascending"
-    assert [len(found) for found in objects.values()] == [1, 2, 0, 0]
-    assert objects[20].boxes.tolist() == [[1, 1, 5, 4], [6, 5, 10, 8]], "clipped"
-    assert objects[20].labels.tolist() == [3, 2]
-    assert objects[20].areas.tolist() == [7.5, 100], "the file's, or the box's"
-    assert objects[30].boxes.shape == (0, 4)
-    assert objects[30].boxes.dtype == np.float32
-    assert objects[20].masks is None
-    assert not objects[20].crowds.any()
-    file = annotation_file(folder, "train2017")
-    assert data.notes == (f"{file}: boxes without area, not trained on: annotations 105",)
+# Objects.
 
 
-def test_validation_shows_everything(folder: Path) -> None:
-    objects = shown(load(folder), "validation")
-    assert [len(found) for found in objects.values()] == [0, 0, 0, 2]
-    assert objects[40].boxes.tolist() == [[1, 1, 5, 4], [6, 5, 16, 15]], "not clipped"
-    assert objects[40].crowds.tolist() == [False, True]
-    assert objects[40].areas.tolist() == [12, 33]
-
-
-def test_sparse_categories(folder: Path) -> None:
-    data = load(folder)
+def test_training_shows_what_can_be_learned(coco_folder: Path) -> None:
+    data = load(coco_folder)
     assert (data.classes, data.category_ids) == (("ant", "dog", "z"), (1, 18, 90))
+    by_id = shown(data)
+    assert list(by_id) == [10, 20, 30, 40], "ascending"
+    assert [len(objects) for objects in by_id.values()] == [1, 2, 0, 0]
+    objects = by_id[20]
+    assert objects.boxes.tolist() == [[1, 1, 5, 4], [6, 5, 10, 8]], "clipped"
+    assert objects.labels.tolist() == [3, 2]
+    assert objects.areas.tolist() == [7.5, 100], "the file's, or the box's"
+    assert by_id[30].boxes.shape == (0, 4)
+    assert objects.masks is None
+    assert not objects.crowds.any()
+    file = annotation_file(coco_folder, "train2017")
+    assert data.notes == (f"{file}: boxes without area, not trained on: annotations 105",)
+    assert list(shown(load(coco_folder, pictures_without_objects="drop"))) == [10, 20]
 
 
-def test_pictures_without_objects_can_be_dropped(folder: Path) -> None:
-    data = load(folder, pictures_without_objects="drop")
-    assert list(shown(data)) == [10, 20], "30 shows a crowd only"
-    assert len(data.validation) == 4
+def test_validation_shows_everything(coco_folder: Path) -> None:
+    by_id = shown(load(coco_folder, pictures_without_objects="drop"), "validation")
+    assert [len(objects) for objects in by_id.values()] == [0, 0, 0, 2]
+    assert by_id[40].boxes.tolist() == [[1, 1, 5, 4], [6, 5, 16, 15]], "not clipped"
+    assert by_id[40].crowds.tolist() == [False, True]
+    assert by_id[40].areas.tolist() == [12, 33]
 
 
 @pytest.mark.parametrize(
@@ -69,38 +67,31 @@ def test_pictures_without_objects_can_be_dropped(folder: Path) -> None:
     [[2, 2, 0, 3], [2, 2, 3, -1], [-9, 2, 9, 3], [2, 2, 1e-5, 3], [float("nan"), 2, 3, 3],
      [-float("inf"), 2, float("inf"), 3], [2, 2, 1e300, float("inf")]],
 )  # fmt: skip
-def test_boxes_without_area_are_not_trained_on(folder: Path, box: list[float]) -> None:
-    edit(folder, lambda content: content["annotations"].append(marked(106, 10, 1, box)))
-    data = load(folder)
+def test_boxes_without_area_are_not_trained_on(coco_folder: Path, box: list[float]) -> None:
+    edit(coco_folder, append("annotations", marked(106, 10, 1, box)))
+    data = load(coco_folder)
     assert len(shown(data)[10]) == 1
     assert data.notes[0].endswith("annotations 106, 105")
-    edit(folder, lambda c: c["annotations"].append(marked(203, 10, 1, box)), "val2017")
-    assert len(shown(load(folder), "validation")[10]) == 1
+    edit(coco_folder, append("annotations", marked(203, 10, 1, box)), "val2017")
+    assert len(shown(load(coco_folder), "validation")[10]) == 1
 
 
-def test_notes_name_a_few(folder: Path) -> None:
+def test_notes_name_a_few(coco_folder: Path) -> None:
     flat = [marked(number, 40, 1, [1, 1, 0, 1]) for number in range(9)]
-    edit(folder, lambda content: content["annotations"].extend(flat))
-    assert load(folder).notes[0].endswith("annotations 105, 0, 1, 2, 3 and 5 more")
+    edit(coco_folder, lambda content: content["annotations"].extend(flat))
+    assert load(coco_folder).notes[0].endswith("annotations 105, 0, 1, 2, 3 and 5 more")
 
 
-def test_subset(folder: Path) -> None:
-    data = load(folder, training_samples=2, validation_samples=1)
+def test_subset(coco_folder: Path) -> None:
+    data = load(coco_folder, training_samples=2, validation_samples=1)
     assert (len(data.training), len(data.validation)) == (2, 1)
-    assert len(load(folder, training_samples=4).training) == 4
-    for fields, message in (
-        ({"training_samples": 5}, "workload.training_samples: found 5; coco has 4 at most"),
-        ({"validation_samples": 5}, "workload.validation_samples: found 5; coco has 4 at most"),
-        ({"training_samples": 3, "pictures_without_objects": "drop"}, "found 3; coco has 2"),
-    ):
-        with pytest.raises(InputError, match=message):
-            COCO.check(options(folder, **fields))
+    assert len(load(coco_folder, training_samples=4).training) == 4
+    dropped = {"training_samples": 3, "pictures_without_objects": "drop"}
+    with pytest.raises(InputError, match=r"workload.training_samples: found 3; coco has 2 at most"):
+        COCO.check(options(coco_folder, **dropped))
 
 
-def remove(path: Path) -> None:
-    for below in sorted(path.rglob("*"), reverse=True):
-        below.unlink() if below.is_file() else below.rmdir()
-    path.unlink() if path.is_file() else path.rmdir()
+# Folders.
 
 
 @pytest.mark.parametrize(
@@ -111,58 +102,141 @@ def remove(path: Path) -> None:
         ("annotations/instances_train2017.json", "annotations",
          r"no instances_train\*.json there, only instances_val2017.json; expected"),
         ("annotations/instances_val2017.json", "annotations", r"no instances_val\*.json there"),
-        ("train2017", "train2017",
-         "no such folder; it has the pictures of instances_train2017.json; expected"),
+        ("train2017", "train2017", "no such folder; it has the pictures of instances_train2017.js"),
         ("val2017", "val2017", "no such folder"),
     ],
 )  # fmt: skip
-def test_wrong_layout(folder: Path, below: str, where: str, message: str) -> None:
-    remove(folder / below)
-    for call in (lambda: COCO.check(options(folder)), lambda: COCO.load(options(folder), 0)):
+def test_wrong_layout(coco_folder: Path, below: str, where: str, message: str) -> None:
+    path = coco_folder / below
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for call in (COCO.check, lambda chosen: COCO.load(chosen, 0)):
         with pytest.raises(DataError, match=message) as caught:
-            call()
-        assert caught.value.args[0] == str(folder / where)
+            call(options(coco_folder))
+        assert caught.value.args[0] == str(coco_folder / where)
 
 
-def test_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="file: is not a folder; expected annotations/"):
-        COCO.check(options(tmp_path / "file"))
+def test_file_in_the_place_of_the_folder_and_two_annotation_files(coco_folder: Path) -> None:
+    file = annotation_file(coco_folder, "train2014")
+    file.write_text("{}")
+    with pytest.raises(DataError, match=r"instances_train2014.json: is not a folder; expected ann"):
+        COCO.check(options(file))
+    with pytest.raises(DataError, match=r"2 files .*: instances_train2014.*leave one of them"):
+        COCO.check(options(coco_folder))
 
 
-def test_two_annotation_files(folder: Path) -> None:
-    annotation_file(folder, "train2014").write_text("{}")
-    with pytest.raises(
-        DataError, match=r"2 files instances_train\*.json: instances_train2014"
-    ) as e:
-        COCO.check(options(folder))
-    assert e.value.args[2] == "leave one of them there"
-
-
-def test_another_year_and_subfolders(folder: Path) -> None:
-    annotation_file(folder, "train2017").rename(annotation_file(folder, "train"))
-    (folder / "train2017").rename(folder / "train")
-    (folder / "train" / "more").mkdir()
-    (folder / "train" / "020.png").rename(folder / "train" / "more" / "ä 20.png")
-    edit(folder, lambda c: c["images"][3].update(file_name="more/ä 20.png"), "train")
-    assert len(shown(load(folder))[20]) == 2
+def test_another_year_and_subfolders(coco_folder: Path) -> None:
+    annotation_file(coco_folder, "train2017").rename(annotation_file(coco_folder, "train"))
+    (coco_folder / "train2017").rename(coco_folder / "train")
+    (coco_folder / "train" / "more").mkdir()
+    (coco_folder / "train" / "020.png").rename(coco_folder / "train" / "more" / "ä 20.png")
+    edit(coco_folder, lambda c: c["images"][3].update(file_name="more/ä 20.png"), "train")
+    assert len(shown(load(coco_folder))[20]) == 2
 
 
 @pytest.mark.skipif(not COCO_MINI.is_dir(), reason=f"needs {COCO_MINI}")
-def test_coco_mini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHARDMARK_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("_own_cache")
+def test_coco_mini() -> None:
     data = load(COCO_MINI, model="maskrcnn_resnet50_fpn")
-    training, validation = shown(data), shown(data, "validation")
-    assert (len(training), len(validation), len(data.classes)) == (80, 79, 80)
+    assert (len(data.training), len(data.validation), len(data.classes)) == (80, 79, 80)
     assert (data.classes[0], data.classes[-1], data.category_ids[-1]) == (
         "person",
         "toothbrush",
         90,
     )
+    training, validation = shown(data), shown(data, "validation")
     assert sum(map(len, training.values())) == 739 - 8, "eight crowds"
     assert sum(map(len, validation.values())) == 624
     assert sum(objects.crowds.sum() for objects in validation.values()) == 5
-    read = data.training.read(np.array([0]))
-    assert (read.pictures[0].shape[0], read.pictures[0].dtype) == (3, torch.uint8)
-    assert read.objects[0].masks is not None
-    assert len(read.objects[0].masks) == len(read.objects[0])
+    assert all(len(objects.masks or ()) == len(objects) for objects in training.values())
+
+
+# Pictures.
+
+
+def test_pictures_as_they_are_stored(coco_folder: Path) -> None:
+    reading = read(coco_folder, 3, 0)
+    assert (reading.sample_ids, reading.image_ids) == ((3, 0), (40, 10))
+    for picture, name in zip(reading.pictures, ("040.png", "010.png"), strict=True):
+        with Image.open(coco_folder / "train2017" / name) as opened:
+            expected = torch.from_numpy(np.array(opened)).permute(2, 0, 1)
+        assert picture.dtype == torch.uint8
+        assert torch.equal(picture, expected)
+    source = load(coco_folder).training.select(np.array([1, 3])).select(np.array([1, 0]))
+    reading = source.read(np.array([1]))
+    assert (len(source), reading.sample_ids, reading.image_ids) == (2, (1,), (20,))
+    assert source.read(np.array([], np.int64)).pictures == ()
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P", "1", "RGB"])
+def test_other_modes_become_rgb(coco_folder: Path, mode: str) -> None:
+    """EXIF turns nothing: annotations count the stored pixels."""
+    file = coco_folder / "train2017" / "010.png"
+    with Image.open(file) as opened:
+        stored = opened.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    # Formats are told by their content, as Pillow does.
+    stored.save(file, "JPEG" if mode in ("L", "CMYK", "RGB") else "PNG", exif=exif)
+    with Image.open(file) as opened:
+        assert opened.mode == mode
+        expected = np.array(opened.convert("RGB"))
+    picture = read(coco_folder, 0).pictures[0]
+    assert picture.shape == (3, 8, 10)
+    assert torch.equal(picture, torch.from_numpy(expected).permute(2, 0, 1))
+    picture.add_(1)  # it may be changed in place
+
+
+def test_missing_pictures(coco_folder: Path) -> None:
+    missing = ("train2017/010.png", "train2017/030.png", "val2017/040.png")
+    for name in missing:
+        (coco_folder / name).unlink()
+    with pytest.raises(DataError) as caught:
+        COCO.check(options(coco_folder))
+    where, what, remedy = caught.value.args
+    assert where == str(coco_folder / "train2017")
+    assert "2 of 4 pictures are missing: 010.png, 030.png" in what
+    assert "workload.on_broken: skip" in remedy
+    data = load(coco_folder, **SKIP)
+    assert list(shown(data)) == [20, 40]
+    assert list(shown(data, "validation")) == [10, 20, 30]
+    assert data.notes[1:] == tuple(f"{coco_folder / name}: no such file" for name in missing)
+
+
+@pytest.mark.parametrize("fields", [{}, SKIP])
+def test_all_pictures_missing(coco_folder: Path, fields: dict[str, Any]) -> None:
+    for file in (coco_folder / "val2017").iterdir():
+        file.unlink()
+    with pytest.raises(DataError, match=r"val2017: has none of the pictures of instances_val2017"):
+        COCO.check(options(coco_folder, **fields))
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", None])
+def test_unreadable_picture(coco_folder: Path, content: bytes | None) -> None:
+    files = [coco_folder / split / "020.png" for split in ("train2017", "val2017")]
+    for file, split in zip(files, ("training", "validation"), strict=True):
+        file.write_bytes(file.read_bytes()[:60] if content is None else content)
+        with pytest.raises(DataError, match=rf"{file}: cannot be read .*workload.on_broken: skip"):
+            read(coco_folder, 1, split=split)
+    reading = read(coco_folder, 0, 1, **SKIP)
+    assert (reading.sample_ids, reading.image_ids) == ((0, 2), (10, 30)), "the next takes its place"
+    (error,) = reading.errors
+    assert error.startswith(f"{files[0]}: cannot be read (")
+    reading = read(coco_folder, 0, 1, 2, split="validation", **SKIP)
+    assert (reading.sample_ids, reading.image_ids) == ((0, 2), (10, 30)), "it is left out"
+    assert len(reading.pictures) == len(reading.objects) == 2
+
+
+def test_last_picture_is_followed_by_the_first(coco_folder: Path) -> None:
+    (coco_folder / "train2017" / "040.png").write_bytes(b"")
+    assert read(coco_folder, 3, **SKIP).image_ids == (10,)
+    for file in (coco_folder / "train2017").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(DataError, match="train2017: no picture can be read; put readable"):
+        read(coco_folder, 0, **SKIP)
+
+
+def test_picture_of_another_size(coco_folder: Path) -> None:
+    Image.new("RGB", (8, 10)).save(coco_folder / "train2017" / "010.png")
+    with pytest.raises(DataError, match=r"it is 8 x 10 and its annotations are of 10 x 8"):
+        read(coco_folder, 0)
+    assert read(coco_folder, 0, **SKIP).image_ids == (20,)

@@ -1,4 +1,4 @@
-"""Models are built by name, with the same weights everywhere."""
+"""Models are built by name, with the same weights everywhere; their operations are counted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import InputError
-from shardmark.core.shares import Shard
-from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.flops import training_flops
 from shardmark.workloads.vision.options import ClassificationOptions
 from shardmark.workloads.vision.task import Classification
@@ -33,50 +31,36 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def test_weights_come_from_the_seed_alone() -> None:
-    torch.manual_seed(5)
     before = torch.get_rng_state()
-    made = task("mobilenet_v2", seed=1)
-    first = weights_hash(made.build_model())
+    first = weights_hash(task("mobilenet_v2", seed=1).build_model())
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(3)
-    assert weights_hash(made.build_model()) == first
     assert weights_hash(task("mobilenet_v2", seed=1).build_model()) == first
     assert weights_hash(task("mobilenet_v2", seed=2).build_model()) != first
 
 
 @pytest.mark.parametrize(
-    ("name", "image_size", "parameters"),
+    ("name", "fields"),
     [
-        ("resnet18", 32, 11_181_642),
-        ("mobilenet_v2", 32, 2_236_682),
-        ("vit_cifar", 32, 3_195_146),
-        ("squeezenet1_1", 32, 727_626),
-        ("googlenet", 32, 5_610_154),
+        ("resnet18", {}),
+        ("vit_cifar", {"image_size": 16, "model_options": {"num_layers": 1, "hidden_dim": 64}}),
+        ("vit_b_16", {"image_size": 48}),
+        ("googlenet", {}),
+        ("timm:resnet10t", {}),
+        ("vit_tiny_patch16_224", {"image_size": 64}),
     ],
 )
-def test_model_trains(name: str, image_size: int, parameters: int) -> None:
-    made = task(name, image_size=image_size)
-    model = made.build_model()
+def test_model_of_the_size_of_the_pictures(name: str, fields: dict[str, Any]) -> None:
+    """One tensor of logits, in training mode, too; bare names that only timm has are timm's."""
+    if name.startswith(("timm", "vit_tiny")):
+        pytest.importorskip("timm", reason="needs timm")
+    size = fields.get("image_size", 32)
+    made = task(name, **fields)
+    with torch.device("meta" if name == "vit_b_16" else "cpu"):
+        model = made.build_model()
+        logits = model(torch.zeros(2, 3, size, size))
     assert model.training
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    plan = BatchPlan(global_batch=4, seed=0)
-    loss = made.loss(model, next(made.batches(plan, Shard(index=0, count=1))))
-    assert loss.shape == ()
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_vision_transformer_is_built_for_the_size_of_the_pictures() -> None:
-    small = task("vit_cifar", image_size=16, model_options={"num_layers": 1, "hidden_dim": 64})
-    model = small.build_model()
-    assert model(torch.zeros(2, 3, 16, 16)).shape == (2, 10)
-
-
-@pytest.mark.parametrize("name", ["timm:resnet10t", "vit_tiny_patch16_224"])
-def test_timm_model(name: str) -> None:
-    pytest.importorskip("timm", reason="needs timm")
-    model = task(name, image_size=64).build_model().eval()
-    assert model(torch.zeros(1, 3, 64, 64)).shape == (1, 10)
+    assert logits.shape == (2, 10)
 
 
 def test_model_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -85,8 +69,6 @@ def test_model_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         def build(num_classes, width=4):
             layers = nn.Linear(3 * 32 * 32, width), nn.Linear(width, num_classes)
             return nn.Sequential(nn.Flatten(), *layers)
-        def two(num_classes):
-            return nn.LSTM(32, num_classes)
         not_a_model = dict
         number = 3
     """
@@ -98,11 +80,14 @@ def test_model_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     model = made.build_model()
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     assert weights_hash(made.build_model()) == weights_hash(model)
-    for name, message in (("not_a_model", "made a dict"), ("number", "is not callable")):
+    for name, message in (
+        ("not_a_model", "made a dict"),
+        ("number", "is not callable"),
+        ("build", r"cannot be built with .*depth=3.*"),
+    ):
+        options = {"depth": 3} if name == "build" else {}
         with pytest.raises(InputError, match=message):
-            task(f"models_of_my_own:{name}").build_model()
-    with pytest.raises(InputError, match=r"cannot be built with .*width"):
-        task("models_of_my_own:two", model_options={"width": 6}).build_model()
+            task(f"models_of_my_own:{name}", model_options=options).build_model()
 
 
 @pytest.mark.parametrize(
@@ -114,38 +99,8 @@ def test_model_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     ],
 )
 def test_wrong_model_options(name: str, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
+    with pytest.raises(InputError, match=f"^workload.model_options: .*{message}"):
         task(name, **fields).build_model()
-    assert str(caught.value).startswith("workload.model_options: ")
-
-
-@pytest.mark.parametrize(
-    ("head", "message"),
-    [(nn.Identity(), r"logits of shape \(4, 10, 7\)"), (nn.LSTM(7, 7), "a tuple")],
-)
-def test_model_that_returns_no_logits(head: nn.Module, message: str) -> None:
-    made = task("resnet18")
-    batch = next(made.batches(BatchPlan(global_batch=4, seed=0), Shard(index=0, count=1)))
-    model = nn.Sequential(nn.AdaptiveAvgPool2d((10, 7)), nn.Flatten(0, 1), nn.Unflatten(0, (4, 3)))
-    model.append(nn.Flatten(1)).append(nn.Linear(210, 70)).append(nn.Unflatten(1, (10, 7)))
-    with pytest.raises(InputError, match=message):
-        made.loss(model.append(head), batch)
-
-
-def test_loss_is_smoothed_mean_cross_entropy() -> None:
-    made = task("resnet18", label_smoothing=0.25)
-    batch = next(made.batches(BatchPlan(global_batch=4, seed=0), Shard(index=0, count=1)))
-    logits = torch.randn(4, 10)
-    log_probabilities = logits.log_softmax(1)
-    target = torch.full((4, 10), 0.025).scatter_(1, batch.labels[:, None], 0.775)
-    expected = -(target * log_probabilities).sum(1).mean()
-
-    class Fixed(nn.Module):
-        def forward(self, _: torch.Tensor) -> torch.Tensor:
-            return logits.bfloat16()
-
-    torch.testing.assert_close(made.loss(Fixed(), batch), expected, rtol=2e-2, atol=0)
-    assert made.loss(Fixed(), batch).dtype == torch.float32
 
 
 def test_flops_of_known_layers() -> None:
@@ -163,32 +118,26 @@ def test_flops_of_known_layers() -> None:
     assert training_flops(model, (3, 8, 8), 10) == expected
 
 
-def flops_by_shape(model: nn.Module) -> int:
+def test_flops_leave_the_model_alone() -> None:
     """Each weight meets each place of its output three times; the first layer's only twice."""
+    made = task("mobilenet_v2")
+    model = made.build_model().eval()
+    before = weights_hash(model)
+    counted = made.sample_input_flops(model)
+    assert weights_hash(model) == before
+    assert not any(module.training for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
     forward: list[int] = []
 
     def count(layer: nn.Module, _: object, output: torch.Tensor) -> None:
         assert isinstance(layer, nn.Conv2d | nn.Linear)
-        places = output[0].numel() // output.shape[1]
-        forward.append(2 * places * layer.weight.numel())
+        forward.append(2 * output[0].numel() // output.shape[1] * layer.weight.numel())
 
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
-    handles = [layer.register_forward_hook(count) for layer in layers]
-    with torch.no_grad():
-        model(torch.zeros(1, 3, 32, 32))
-    for handle in handles:
-        handle.remove()
-    return 3 * sum(forward) - forward[0]
-
-
-def test_flops_leave_the_model_alone() -> None:
-    made = task("mobilenet_v2")
-    model = made.build_model().eval()
-    before = weights_hash(model)
-    assert made.sample_input_flops(model) == flops_by_shape(model)
-    assert weights_hash(model) == before
-    assert not any(module.training for module in model.modules())
-    assert all(parameter.grad is None for parameter in model.parameters())
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            layer.register_forward_hook(count)
+    model(torch.zeros(1, 3, 32, 32))
+    assert counted == 3 * sum(forward) - forward[0]
 
 
 def test_flops_unknown() -> None:

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.unit.workloads import detection_folder as detection
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads import WORKLOADS, build_workload, options
 from shardmark.workloads.datasets import DATASETS
-from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.workloads.detection.options import DETECTORS, DetectionOptions
 from shardmark.workloads.models import MODELS, model_known, registered_names
 from shardmark.workloads.vision.options import ClassificationOptions
-
-
-def test_options_are_those_of_the_named_task() -> None:
-    assert WORKLOADS["classification"] is ClassificationOptions
-    chosen = options({"name": "classification", "dataset": "random", "classes": 7})
-    assert isinstance(chosen, ClassificationOptions)
-    assert (chosen.classes, chosen.model) == (7, "resnet18")
 
 
 @pytest.mark.parametrize(
@@ -37,7 +32,7 @@ def test_options_are_those_of_the_named_task() -> None:
         ({"model": "json.decoder.deeper:build"}, "no module 'json.decoder.deeper'"),
         ({"model_options": {"num_classes": 3}}, "model_options.num_classes cannot be given"),
         ({"model_options": {"weights": "DEFAULT"}}, "weights start from the seed"),
-        ({"dataset": "cifar10"}, "data_dir is missing; cifar10 needs the folder that holds it"),
+        ({"dataset": "cifar10"}, "data_dir is missing; cifar10"),
         ({"dataset": "imagefolder", "data_dir": "x", "download": True}, "download is true"),
         ({"classes": 3}, "only random data let you choose it"),
         ({"dataset": "digit"}, "'digits', 'mnist', 'cifar10', 'imagefolder' or 'random'"),
@@ -46,10 +41,56 @@ def test_options_are_those_of_the_named_task() -> None:
         ({"image_size": 0}, "greater than 0"),
     ],
 )
-def test_wrong_fields(fields: dict[str, Any], message: str) -> None:
+def test_wrong_fields_of_classification(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         options({"name": "classification"} | fields)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "fasterrcnn_resnet50"}, "unknown detector 'fasterrcnn_resnet50'; nearest: fas"),
+        ({"model": "MaskRCNN_ResNet50_FPN"}, "nearest: maskrcnn_resnet50_fpn, "),
+        ({"model": "resnet18"}, "or package.module:function of your own"),
+        ({"model": "json.decoder.JSONDecoder"}, "did you mean json.decoder:JSONDecoder?"),
+        ({"model": "json:no_such_name"}, "has no 'no_such_name'"),
+        ({"model_options": {"num_classes": 3}}, "the data set sets the number of classes"),
+        ({"model_options": {"weights_backbone": None}}, "use workload.weights"),
+        ({"model_options": {"min_size": 3}}, "use workload.min_size"),
+        ({"model_options": {"trainable_backbone_layers": 3}}, "use workload.trainable_backbone_la"),
+        ({"model": "json:loads", "weights": "coco"}, "torchvision has none for json:loads"),
+        ({"model": "json:loads", "weights": "imagenet"}, "takes null or a file"),
+        ({"model": "fasterrcnn_swin_t_fpn", "weights": "coco"}, "torchvision has none for faster"),
+        ({"min_size": 800, "max_size": 640}, "min_size 800 is larger than max_size 640"),
+        ({"dataset": "coco"}, "data_dir is missing; coco"),
+        ({"trainable_backbone_layers": 2}, "it needs weights coco or imagenet"),
+        ({"trainable_backbone_layers": 0, "weights": "mine.pth"}, "it needs weights coco or im"),
+        ({"trainable_backbone_layers": 7, "weights": "coco"}, "less than or equal to 6"),
+        ({"loader_workers": -1}, "greater than or equal to 0"),
+        ({"image_size": 32}, "Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_fields_of_detection(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        options({"name": "detection"} | fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "classification", "dataset": "random", "classes": 7},
+        {"name": "detection", "max_size": 100},
+        {"name": "detection", "weights": "coco", "trainable_backbone_layers": 0},
+        {"name": "detection", "model": "json:loads", "model_options": {"depth": 3, "a": None}},
+        {"name": "detection", "dataset": "coco", "data_dir": "~/coco", "on_broken": "skip"},
+    ],
+)
+def test_options_survive_a_file(fields: dict[str, Any]) -> None:
+    chosen = options(fields)
+    assert type(chosen) is WORKLOADS[fields["name"]]
+    assert options(json.loads(json.dumps(chosen.model_dump(mode="json")))) == chosen
 
 
 def test_timm_model_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,58 +103,67 @@ def test_timm_model_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
         registered_names.cache_clear()
 
 
-def test_names_read_from_source_are_those_that_torchvision_registers() -> None:
+def test_names_read_from_source_are_those_that_the_libraries_register() -> None:
     from torchvision import models
 
     assert registered_names("torchvision") == set(models.list_models(module=models))
-
-
-def test_names_read_from_source_are_those_that_timm_registers() -> None:
     timm = pytest.importorskip("timm", reason="needs timm")
     assert registered_names("timm") == set(timm.list_models())
 
 
-def test_every_listed_model_is_known() -> None:
+def test_listed_models_are_known() -> None:
     assert all(model_known(name) for name in MODELS)
     assert all(map(model_known, ("timm:resnet50", "timm:resnet50.a1_in1k", "json:loads")))
     assert not any(map(model_known, ("", "timm:", "resnet", "a b", "json:none", ":", "json:")))
 
 
-def test_every_data_set_can_be_chosen() -> None:
+def test_listed_data_sets_can_be_chosen() -> None:
+    kinds = (ClassificationOptions, DetectionOptions)
     for name, line in DATASETS.items():
-        kind = DetectionOptions if line.startswith("detection: ") else ClassificationOptions
-        other = ClassificationOptions if kind is DetectionOptions else DetectionOptions
+        kind, other = kinds[:: -1 if line.startswith("detection: ") else 1]
         assert kind.model_validate({"dataset": name, "data_dir": "x"})
         with pytest.raises(ValidationError):
             other.model_validate({"dataset": name, "data_dir": "x"})
 
 
-def test_a_verification_evaluates_few_or_all_there_are(make_folder: Callable[..., Path]) -> None:
+def test_masks_are_read_for_models_that_may_learn_them() -> None:
+    """A user's own may."""
+    for name in (*DETECTORS, "json:loads"):
+        masks = name.startswith("maskrcnn") or name == "json:loads"
+        assert DetectionOptions(model=name).with_masks == masks
+
+
+def test_a_verification_evaluates_few_or_all_there_are(
+    make_folder: Callable[..., Path], detection_folder: Path
+) -> None:
     chosen = ClassificationOptions(dataset="imagefolder", data_dir=str(make_folder()))
     assert chosen.shortened() == chosen, "there are only 12"
-    options(chosen.shortened().model_dump(mode="json")).check_data()
     assert ClassificationOptions().shortened().validation_samples == 256
     assert ClassificationOptions(validation_samples=20).shortened().validation_samples == 20
+    few = detection.options(detection_folder)
+    assert few.shortened() == few, "there are only 6"
+    file = detection_folder / "annotations" / "instances_val2017.json"
+    content = json.loads(file.read_text())
+    content["images"] += [content["images"][0] | {"id": number} for number in range(200, 206)]
+    file.write_text(json.dumps(content))
+    for given, evaluated in ((None, 8), (3, 3), (9, 8)):
+        short = detection.options(detection_folder, validation_samples=given).shortened()
+        assert short.validation_samples == evaluated
+    nowhere = detection.options(detection_folder / "nowhere").shortened()
+    with pytest.raises(DataError):
+        nowhere.check_data()
 
 
 def test_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    chosen = ClassificationOptions(dataset="cifar10", data_dir="~/data")
-    assert chosen.folder == tmp_path / "data"
-    with pytest.raises(DataError, match="no such folder for cifar10"):
-        options({"name": "classification", "dataset": "cifar10", "data_dir": "~/data"}).check_data()
+    for dataset, name in (("cifar10", "classification"), ("coco", "detection")):
+        with pytest.raises(DataError, match=f"{tmp_path}/data: no such folder"):
+            options({"name": name, "dataset": dataset, "data_dir": "~/data"}).check_data()
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"training_samples": 1438}, "workload.training_samples: found 1438; digits has 1437"),
-        ({"validation_samples": 361}, "workload.validation_samples: found 361; digits has 360"),
-    ],
-)
-def test_more_samples_than_there_are(fields: dict[str, Any], message: str) -> None:
-    mapping = {"name": "classification"} | fields
+@pytest.mark.parametrize(("key", "most"), [("training_samples", 1437), ("validation_samples", 360)])
+def test_more_samples_than_there_are(key: str, most: int) -> None:
+    mapping = {"name": "classification", key: most + 1}
     for check in (lambda: options(mapping).check_data(), lambda: build_workload(mapping, 0)):
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError, match=rf"workload.{key}: found {most + 1}; .* {most} at"):
             check()
-        assert message in str(caught.value)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.stats import chi2
-from tests.unit.workloads.detection_folder import options, task, write
+from tests.unit.workloads.detection_folder import TWO_STAGES, options, task, write
 from torch import Tensor
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
 from shardmark.core.shares import Shard
 from shardmark.workloads.base import BatchPlan
@@ -21,8 +22,8 @@ from shardmark.workloads.order import seed_of
 CPU = torch.device("cpu")
 
 
-def sampler(size: int = 8, fraction: float = 0.25, stream: int = 0) -> PictureSampler:
-    return PictureSampler(size, fraction, stream, of_anchors=True)
+def sampler(size: int = 8, stream: int = 0) -> PictureSampler:
+    return PictureSampler(size, 0.25, stream, of_anchors=True)
 
 
 def choose(
@@ -44,31 +45,21 @@ def matches(positive: int, negative: int, ignored: int = 3) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize(
     ("positive", "negative", "expected"),
-    [
-        (20, 20, (2, 6)),
-        (1, 20, (1, 7)),
-        (0, 20, (0, 8)),
-        (20, 3, (2, 3)),
-        (1, 2, (1, 2)),
-        (0, 0, (0, 0)),
-    ],
+    [(20, 20, (2, 6)), (1, 20, (1, 7)), (0, 20, (0, 8)), (20, 3, (2, 3)), (0, 0, (0, 0))],
 )
 def test_sizes_are_torchvisions(
     positive: int, negative: int, expected: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
-
     matched = matches(positive, negative).to(dtype)
     theirs = BalancedPositiveNegativeSampler(8, 0.25)([matched])
-    for found, others, kind in zip(
-        choose(sampler(), [5], [matched])[0], theirs, (matched >= 1, matched == 0), strict=True
-    ):
-        assert found.dtype == others[0].dtype == torch.uint8
-        assert found.shape == matched.shape
-        assert found.sum() == others[0].sum()
-        assert not (found.bool() & ~kind).any(), "objects and background are not confused"
-    both = choose(sampler(), [5], [matched])[0]
-    assert tuple(int(mask.sum()) for mask in both) == expected
+    before = torch.get_rng_state()
+    (chosen,) = choose(sampler(), [5], [matched])
+    assert torch.equal(torch.get_rng_state(), before)
+    for mask, others, kind in zip(chosen, theirs, (matched >= 1, matched == 0), strict=True):
+        assert (mask.dtype, mask.shape) == (others[0].dtype, matched.shape)
+        assert mask.sum() == others[0].sum()
+        assert not (mask.bool() & ~kind).any(), "objects and background are not confused"
+    assert tuple(int(mask.sum()) for mask in chosen) == expected
 
 
 def test_choice_is_uniform() -> None:
@@ -77,16 +68,14 @@ def test_choice_is_uniform() -> None:
     seeds = [seed_of(0, "proposals", number) for number in range(pictures)]
     chosen = choose(sampler(), seeds, [matched] * pictures)
     for which, kind, wanted in ((0, matched >= 1, 2), (1, matched == 0, 6)):
-        counts = sum(pair[which].double() for pair in chosen)
-        assert isinstance(counts, Tensor)
-        counts = counts[kind]
+        counts = torch.stack([pair[which].double() for pair in chosen]).sum(0)[kind]
         share = wanted / len(counts)
         spread = pictures * share * (1 - share) * len(counts) / (len(counts) - 1)
         distance = float(((counts - pictures * share) ** 2).sum()) / spread
         assert 0.001 < chi2.cdf(distance, len(counts) - 1) < 0.999
 
 
-def test_other_pictures_and_their_order_change_nothing() -> None:
+def test_seed_and_stream_decide_and_nothing_else() -> None:
     made, matched = sampler(), [matches(n, 40 - n) for n in (3, 9, 0, 20)]
     seeds = [11, 12, 13, 14]
     together = choose(made, seeds, matched)
@@ -95,23 +84,13 @@ def test_other_pictures_and_their_order_change_nothing() -> None:
     for one, other, third in zip(together, alone, turned, strict=True):
         assert all(map(torch.equal, one, other))
         assert all(map(torch.equal, one, third))
-
-
-def test_seed_and_stream_change_the_choice() -> None:
-    matched = [matches(100, 500)]
-    found = [
-        choose(sampler(64, stream=stream), [seed], matched)[0][1]
-        for seed, stream in ((8, 0), (8, 0), (20, 0), (8, 1))
-    ]
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-    assert not torch.equal(found[0], found[3])
-
-
-def test_global_generator_is_left_alone() -> None:
-    before = torch.get_rng_state()
-    choose(sampler(), [3], [matches(9, 9)])
-    assert torch.equal(torch.get_rng_state(), before)
+    many = [matches(100, 500)]
+    first, by_seed, by_stream = (
+        choose(sampler(64, stream), [seed], many)[0][1]
+        for seed, stream in ((8, 0), (20, 0), (8, 1))
+    )
+    assert not torch.equal(first, by_seed)
+    assert not torch.equal(first, by_stream)
 
 
 @pytest.mark.parametrize("kind", [0.0, 1.0, -1.0])
@@ -133,58 +112,53 @@ def test_what_was_drawn_is_told() -> None:
     matched = [matches(5, 20), matches(6, 20)]
     choose(made, [7, 9], matched)
     assert [line.split("/")[:2] for line in told] == [["0", "7"], ["0", "9"]]
-    choose(made, [7], [matched[0]])
-    choose(made, [7], [matched[1]])
-    assert told[2] == told[0]
-    assert told[3] != told[0]
+    choose(made, [7, 7], matched)
+    assert told[2] == told[0] != told[3]
     made.of_anchors = False
     choose(made, [7], [matched[0]])
     assert told[-1] == "0/7", "proposals depend on rounding"
 
 
 @pytest.mark.parametrize(
-    ("name", "streams"),
-    [("fasterrcnn_mobilenet_v3_large_320_fpn", [True, False]), ("fcos_resnet18_fpn", [])],
+    ("name", "sizes"),
+    [
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", {"rpn": (256, 0.5), "roi_heads": (512, 0.25)}),
+        ("fcos_resnet18_fpn", {}),
+    ],
 )
 def test_samplers_stand_where_torchvisions_stood(
-    tmp_path: Path, name: str, streams: list[bool]
+    tmp_path: Path, name: str, sizes: dict[str, tuple[int, float]]
 ) -> None:
-    model = build_detector(options(tmp_path, model=name), classes=("a", "b"), seed=0)
+    with torch.device("meta"):
+        model = build_detector(options(tmp_path, model=name), classes=("a", "b"), seed=0)
     keys = list(model.state_dict())
     made = sample_by_picture(model)
-    assert [each.of_anchors for each in made] == streams
-    assert [each.stream for each in made] == list(range(len(streams)))
+    assert [each.of_anchors for each in made] == [True, False][: len(sizes)]
+    assert [each.stream for each in made] == list(range(len(sizes)))
     assert list(model.state_dict()) == keys
-    if streams:
-        assert (made[0].batch_size_per_image, made[0].positive_fraction) == (256, 0.5)
-        assert (made[1].batch_size_per_image, made[1].positive_fraction) == (512, 0.25)
-        assert model.get_submodule("rpn.fg_bg_sampler") is made[0]
-        assert model.get_submodule("roi_heads.fg_bg_sampler") is made[1]
-    else:
-        assert not model._forward_pre_hooks
+    for owner, each in zip(sizes, made, strict=True):
+        assert model.get_submodule(f"{owner}.fg_bg_sampler") is each
+        assert (each.batch_size_per_image, each.positive_fraction) == sizes[owner]
+    assert bool(model._forward_pre_hooks) == bool(sizes)
 
 
 def drawn(made: Detection, shards: int) -> tuple[str, ...]:
     """What a step of four pictures draws, shared out by so many ranks that one model plays."""
     model = made.build_model()
     told = made.watch_draws()
-    assert told() == ()
     plan = BatchPlan(global_batch=4, seed=1)
     with torch.no_grad():
         for index in range(shards):
-            batches = made.batches(plan, Shard(index=index, count=shards))
-            for batch in islice(batches, 2):
+            for batch in islice(made.batches(plan, Shard(index=index, count=shards)), 2):
                 made.loss(model, batch.to(CPU))
-    found = told()
+    draws = told()
     assert told() == (), "it is told once"
-    return found
+    return draws
 
 
-def test_same_anchors_under_every_number_of_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHARDMARK_CACHE", str(tmp_path / "cache"))
-    made = task(write(tmp_path / "data", sizes=[(48, 32)]))
+@pytest.mark.usefixtures("_own_cache")
+def test_same_anchors_under_every_number_of_ranks(tmp_path: Path) -> None:
+    made = task(write(tmp_path / "data", sizes=[(48, 32)]), model=TWO_STAGES)
     alone = drawn(made, 1)
     assert len(alone) == 16, "8 pictures, 2 samplers"
     assert len({line for line in alone if line.count("/") == 2}) == 8
@@ -192,7 +166,7 @@ def test_same_anchors_under_every_number_of_ranks(
 
 
 def test_seeds_come_with_the_targets_by_name_too(detection_folder: Path) -> None:
-    made = task(detection_folder)
+    made = task(detection_folder, model=TWO_STAGES)
     model = made.build_model()
     batch = next(made.batches(BatchPlan(global_batch=2, seed=0), Shard(index=0, count=1))).to(CPU)
     told = made.watch_draws()

@@ -84,7 +84,7 @@ class _Metric(MeanAveragePrecision):
     """Takes masks as run lengths, which is how the library keeps them, too.
 
     Its own `update` wants pixels: 2 ms for each mask to unpack and pack it, half a million times
-    for COCO's validation set.  A test holds the two against each other.
+    for COCO's validation set.
     """
 
     def update(self, picture: EvaluatedPicture) -> None:  # type: ignore[override]

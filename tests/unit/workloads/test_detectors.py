@@ -1,0 +1,467 @@
+"""Detectors: built by name, with the data's classes, from the seed or from trained weights."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.workloads.detection_folder import options
+from tests.unit.workloads.test_models import weights_hash
+from torch import Tensor, nn
+from torchvision.models import get_model, get_model_weights
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
+from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
+from torchvision.models.detection.retinanet import RetinaNetClassificationHead
+
+from shardmark.core.errors import DataError, InputError
+from shardmark.workloads.detection import weights
+from shardmark.workloads.detection.building import (
+    COCO_OUTPUTS,
+    build_detector,
+    coco_rows,
+    fit_heads,
+    head_outputs,
+)
+from shardmark.workloads.detection.options import DETECTORS
+from shardmark.workloads.detection.own_detectors import (
+    OWN_DETECTORS,
+    fasterrcnn_swin_t_fpn,
+    fcos_resnet18_fpn,
+)
+from shardmark.workloads.detection.proposals import sample_by_picture
+from shardmark.workloads.detection.weights import PUBLISHED, WeightsFile, ensure
+
+MOBILE = "fasterrcnn_mobilenet_v3_large_320_fpn"
+SMALL = "fcos_resnet18_fpn"
+NARROW: dict[str, Any] = {"backbone_width": 8}
+CLASSES = ("gizmo", "dog", "N/A", "person")
+COCO_ROWS = [0, None, 18, None, 1]
+"""Of the background and the classes: COCO has no gizmo, and N/A is no name."""
+CONTENT = b"weights"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+FILE = WeightsFile(address=f"https://example.invalid/net-{DIGEST[:8]}.pth")
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _torch_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+
+
+def build(name: str, classes: tuple[str, ...] = CLASSES, seed: int = 0, **fields: Any) -> nn.Module:
+    return build_detector(
+        options(Path("nowhere"), model=name, **fields), classes=classes, seed=seed
+    )
+
+
+def outlined(name: str, **fields: Any) -> Any:
+    """Without any memory."""
+    with torch.device("meta"):
+        return build(name, **fields)
+
+
+def constants(model: nn.Module) -> State:
+    """A state dictionary of one number, which is stored once for each tensor."""
+    return {
+        key: torch.full((), 0.5).to(tensor.dtype).expand(tensor.shape)
+        for key, tensor in model.state_dict().items()
+    }
+
+
+def place(file: WeightsFile | None, state: State) -> Path:
+    assert file is not None
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(state, file.path)
+    return file.path
+
+
+# Models.
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_what_is_listed_of_every_detector_is_true(name: str) -> None:
+    """Its size with COCO's outputs; options reach it; all layers train; its heads are known."""
+    key = "detections_per_img" if name.startswith(("retina", "fcos")) else "box_detections_per_img"
+    model = outlined(name, classes=tuple(map(str, range(90))), model_options={key: 7})
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    listed = re.search(r"([\d.]+) M parameters", DETECTORS[name])
+    assert name == MOBILE or (listed and f"{millions:.1f}" == listed[1])
+    assert getattr(model, "roi_heads", model).detections_per_img == 7
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any("Frozen" in type(module).__name__ for module in model.modules())
+    assert head_outputs(model, model.state_dict()) == COCO_OUTPUTS
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("fasterrcnn_swin_t_fpn", {"box_batch_size_per_image": 16}),
+        ("maskrcnn_resnet50_fpn", {"box_batch_size_per_image": 8, "box_detections_per_img": 2}),
+        (SMALL, {"backbone_width": 32}),
+    ],
+)
+def test_detector_trains_and_detects(name: str, fields: dict[str, Any]) -> None:
+    """A picture without objects takes part."""
+    model = build(name, model_options=fields, min_size=64, max_size=64)
+    assert model.training
+    sample_by_picture(model)
+    pictures = [torch.rand(3, 40, 56), torch.rand(3, 48, 32)]
+    boxes = torch.tensor([[4.0, 4.0, 30.0, 30.0], [10.0, 5.0, 20.0, 28.0]])
+    targets = [
+        {"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": torch.ones(2, 40, 56)},
+        {"boxes": boxes[:0], "labels": torch.empty(0).long(), "masks": torch.ones(0, 48, 32)},
+    ]
+    for seed, target in enumerate(targets):
+        target["sampling_seed"] = seed  # type: ignore[assignment]
+    with torch.no_grad():
+        losses = model(pictures, targets)
+        detected = model.eval()(pictures)
+    assert all(loss.isfinite() and loss.shape == () for loss in losses.values())
+    assert ("loss_mask" in losses) == name.startswith("maskrcnn")
+    assert all((found["labels"] <= len(CLASSES)).all() for found in detected)
+
+
+def test_weights_come_from_the_seed_alone() -> None:
+    before = torch.get_rng_state()
+    first = weights_hash(build(SMALL, seed=1, model_options=NARROW))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(3)
+    assert weights_hash(build(SMALL, seed=1, model_options=NARROW)) == first
+    assert weights_hash(build(SMALL, seed=2, model_options=NARROW)) != first
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "used"),
+    [
+        (MOBILE, (48, 96), (48, 96)),
+        (MOBILE, (None, None), (320, 640)),
+        (SMALL, (None, None), (128, 256)),
+        (SMALL, (None, 199), (128, 199)),
+    ],
+)
+def test_sizes_of_the_pictures(name: str, given: tuple[Any, Any], used: tuple[int, int]) -> None:
+    resizing = outlined(name, min_size=given[0], max_size=given[1]).transform
+    assert (resizing.min_size, resizing.max_size) == ((used[0],), used[1])
+
+
+@pytest.mark.parametrize(("layers", "frozen"), [(None, 0), (5, 0), (4, 1), (3, 2), (2, 4), (0, 8)])
+def test_frozen_layers_of_swin(layers: int | None, frozen: int) -> None:
+    """The embedding, then stages 1, 3, 5, 7; the merging before a stage is part of it."""
+    with torch.device("meta"):
+        model = fasterrcnn_swin_t_fpn(num_classes=3, trainable_backbone_layers=layers)
+    body: Any = model.backbone.body
+    trains = [all(p.requires_grad for p in part.parameters()) for part in body]
+    assert trains == [False] * frozen + [True] * (8 - frozen)
+    rest = [p for name, p in model.named_parameters() if not name.startswith("backbone.body")]
+    assert all(parameter.requires_grad for parameter in rest)
+
+
+def test_frozen_layers_of_the_small_detector() -> None:
+    """As torchvision counts them."""
+    model = fcos_resnet18_fpn(num_classes=3, trainable_backbone_layers=2, **NARROW)
+    trained = {name for name, p in model.backbone.body.named_parameters() if p.requires_grad}
+    assert {name.partition(".")[0] for name in trained} == {"layer3", "layer4"}
+
+
+@pytest.mark.parametrize("build_own", [fasterrcnn_swin_t_fpn, fcos_resnet18_fpn])
+def test_more_trainable_layers_than_there_are(build_own: Callable[..., nn.Module]) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match="is 6; 5 at most"):
+        build_own(num_classes=3, trainable_backbone_layers=6)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        (SMALL, {"nms_tresh": 1}, r"options\.nms_tresh: .* no such argument.*nms_thresh"),
+        ("retinanet_resnet50_fpn", {"detection_per_img": 1}, "nearest: detections_per_img"),
+        ("fasterrcnn_swin_t_fpn", {"rpn": 1}, "nearest: .*rpn_"),
+        (MOBILE, {"wholly_unlike": 1}, "nearest: .*box_batch_size_per_image"),
+        ("fasterrcnn_swin_t_fpn", {"box_predictor": nn.Identity()}, "num_classes should be None"),
+        ("retinanet_resnet50_fpn", {"backbone": 1}, "multiple values for argument 'backbone'"),
+    ],
+)
+def test_wrong_model_options(name: str, given: dict[str, Any], message: str) -> None:
+    """Also those that torchvision's classes swallow."""
+    with pytest.raises(InputError, match=message) as caught:
+        outlined(name, model_options=given)
+    assert str(caught.value).startswith("workload.model_options")
+
+
+# Heads for other classes than COCO's.
+
+
+class Heads(nn.Module):
+    """Heads that know COCO's categories, under the names that torchvision's detectors give them."""
+
+    def __init__(self, **heads: nn.Module) -> None:
+        super().__init__()
+        self.anchor_generator = AnchorGenerator(((8,), (16,)), ((0.5, 1.0, 2.0),) * 2)
+        for name, head in heads.items():
+            parent = nn.Module()
+            self.add_module(name.partition("__")[0], parent)
+            parent.add_module(name.partition("__")[2], head)
+
+
+def box_head(outputs: int) -> nn.Module:
+    return Heads(roi_heads__box_predictor=FastRCNNPredictor(6, outputs))
+
+
+def mask_head(outputs: int) -> nn.Module:
+    return Heads(roi_heads__mask_predictor=MaskRCNNPredictor(6, 5, outputs))
+
+
+def one_stage_head(outputs: int) -> nn.Module:
+    return Heads(head__classification_head=RetinaNetClassificationHead(6, 3, outputs))
+
+
+def by_class(model: Any, outputs: int) -> Tensor:
+    """What the head makes of the same features, (classes, ...)."""
+    features = torch.randn(2, 6, 4, 4, generator=torch.Generator().manual_seed(1))
+    if hasattr(model, "head"):  # (pictures, places and anchors, classes)
+        return model.head.classification_head([features]).movedim(-1, 0)  # type: ignore[no-any-return]
+    if hasattr(model.roi_heads, "mask_predictor"):
+        return model.roi_heads.mask_predictor(features).movedim(1, 0)  # type: ignore[no-any-return]
+    scores, edges = model.roi_heads.box_predictor(features[0, :, 0].T)
+    return torch.cat([scores[..., None], edges.view(len(edges), outputs, 4)], dim=-1).movedim(1, 0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [box_head, mask_head, one_stage_head])
+def test_heads_keep_the_categories_of_the_same_name(make: Callable[[int], nn.Module]) -> None:
+    model = make(COCO_OUTPUTS)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    before = by_class(model, COCO_OUTPUTS)
+    assert coco_rows(CLASSES) == COCO_ROWS
+    fit_heads(model, COCO_ROWS)
+    after = by_class(model, len(COCO_ROWS))
+    assert len(after) == len(COCO_ROWS)
+    for row, outputs in zip(COCO_ROWS, after, strict=True):
+        if row is None:
+            assert not any(torch.allclose(outputs, old) for old in before)
+        else:
+            torch.testing.assert_close(outputs, before[row])
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+# Files of weights.
+
+
+def test_trained_detector_of_other_classes() -> None:
+    """The body is as in the file, new outputs come from the seed, and only some layers train."""
+    with torch.device("meta"):
+        whole = get_model(MOBILE, weights=None, weights_backbone=None)
+    state = constants(whole)
+    place(weights.coco_weights(MOBILE), state)
+    before = torch.get_rng_state()
+    model, again = (build(MOBILE, weights="coco") for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert weights_hash(model) == weights_hash(again)
+    changed = {
+        key for key, value in model.state_dict().items() if not torch.equal(value, state[key])
+    }
+    assert changed == {key for key in state if "box_predictor" in key}
+    frozen = build(MOBILE, weights="coco", trainable_backbone_layers=0)
+    trained = [
+        any(p.requires_grad for name, p in each.named_parameters() if "backbone.body" in name)
+        for each in (model, frozen)
+    ]
+    assert trained == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "classes", "wrapped"),
+    [(91, CLASSES, True), (5, CLASSES, False), (91, tuple(map(str, range(90))), False)],
+)
+def test_file_of_the_users(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    outputs: int,
+    classes: tuple[str, ...],
+    wrapped: bool,
+) -> None:
+    """Of as many outputs as the data need, or of COCO's; frozen batch norms count no batches."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    state = constants(fcos_resnet18_fpn(num_classes=outputs, **NARROW))
+    state = {key: value for key, value in state.items() if "num_batches_tracked" not in key}
+    torch.save({"model": state, "epoch": 3} if wrapped else state, tmp_path / "mine.pth")
+    model = build(SMALL, classes, weights="~/mine.pth", model_options=NARROW)
+    loaded = model.state_dict()
+    assert head_outputs(model, loaded) == len(classes) + 1
+    same = {key for key, value in state.items() if torch.equal(loaded[key], value)}
+    heads = set() if outputs == len(classes) + 1 else {k for k in state if "cls_logits" in k}
+    assert set(state) - same == heads
+
+
+def without(key: str) -> Callable[[State], object]:
+    return lambda state: {name: value for name, value in state.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: [1, 2], "holds no state dictionary"),
+        (lambda _: {"epoch": 3}, "holds no state dictionary"),
+        (lambda _: {}, "it lacks"),
+        (without("backbone.body.conv1.weight"), r"it lacks 1 tensors \(backbone.body.conv1.weight"),
+        (lambda state: state | {"more": torch.zeros(1)}, r"1 unknown ones \(more\)"),
+        (lambda state: state | {"backbone.body.conv1.weight": torch.zeros(3)}, "size mismatch"),
+        (lambda _: fcos_resnet18_fpn(num_classes=8, **NARROW).state_dict(), "cls_logits"),
+        (b"", "cannot be read"),
+        (b"PK\x03\x04 cut off", "cannot be read"),
+        (None, "cannot be read"),
+    ],
+)
+def test_file_that_does_not_fit(tmp_path: Path, change: Any, message: str) -> None:
+    file = tmp_path / "mine.pth"
+    if isinstance(change, bytes):
+        file.write_bytes(change)
+    elif change is not None:
+        torch.save(change(constants(fcos_resnet18_fpn(num_classes=5, **NARROW))), file)
+    with pytest.raises(DataError, match=rf"(?s)mine\.pth: .*{message}"):
+        build(SMALL, weights=str(file), model_options=NARROW)
+
+
+def test_broken_published_file() -> None:
+    file = weights.coco_weights(MOBILE)
+    assert file is not None
+    with torch.device("meta"):
+        other = get_model(MOBILE, weights=None, weights_backbone=None, num_classes=5)
+    place(file, constants(other))
+    with pytest.raises(DataError, match=rf"(?s){file.path}: .*size mismatch"):
+        build(MOBILE, weights="coco")
+    file.path.write_bytes(b"cut off")
+    with pytest.raises(DataError, match=str(file.path)):
+        build(MOBILE, weights="coco")
+
+
+@pytest.mark.parametrize("name", sorted(DETECTORS))
+def test_addresses_are_torchvisions(name: str) -> None:
+    """They are read from its source."""
+    published = weights.coco_weights(name)
+    if name in OWN_DETECTORS:
+        assert published is None
+    else:
+        assert published == WeightsFile(address=get_model_weights(name).COCO_V1.url)
+    backbone = next(model for part, model in weights.BACKBONES.items() if part in name)
+    expected = get_model_weights(backbone).IMAGENET1K_V1.url
+    assert weights.imagenet_weights(name) == WeightsFile(address=expected)
+
+
+def test_files_lie_where_torch_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variables in (
+        {"TORCH_HOME": str(tmp_path)},
+        {"XDG_CACHE_HOME": str(tmp_path)},
+        {"TORCH_HOME": "~/here", "HOME": str(tmp_path)},
+    ):
+        for name in ("TORCH_HOME", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert FILE.path == Path(torch.hub.get_dir()) / "checkpoints" / f"net-{DIGEST[:8]}.pth"
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone"), [(SMALL, "resnet18"), ("fasterrcnn_swin_t_fpn", "swin_t")]
+)
+def test_backbone_trained_on_imagenet(name: str, backbone: str) -> None:
+    with torch.device("meta"):
+        trained = get_model(backbone)
+    state = {
+        key: torch.full(tensor.shape, 0.25).to(tensor.dtype)
+        for key, tensor in trained.state_dict().items()
+    }
+    place(weights.imagenet_weights(name), state)
+    model = build(name, weights="imagenet", trainable_backbone_layers=0)
+    body = {k: v for k, v in model.state_dict().items() if "body" in k and v.is_floating_point()}
+    assert len(body) > 50
+    assert all((value == 0.25).all() for value in body.values())
+    trains = {"body" in key: p.requires_grad for key, p in model.named_parameters()}
+    assert trains == {True: False, False: True}
+
+
+def refuse(*_: object, **__: object) -> object:
+    raise AssertionError("nothing is to be fetched")
+
+
+def test_missing_weights_that_may_not_be_fetched(
+    detection_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    for given in PUBLISHED:
+        file = PUBLISHED[given](MOBILE)
+        assert file is not None
+        chosen = options(detection_folder, model=MOBILE, weights=given)
+        for call in (chosen.check_data, lambda: build(MOBILE, weights=given)):  # noqa: B023
+            with pytest.raises(DataError) as caught:
+                call()
+            assert f"workload.download is false; set it to true, place {file.address}" in str(
+                caught.value
+            )
+            assert str(file.path) in str(caught.value)
+        place(file, {})
+        chosen.check_data()
+    with pytest.raises(DataError, match=r"workload.weights: there is no file mine.pth; null, coco"):
+        options(detection_folder, weights="mine.pth").check_data()
+
+
+class FakeNetwork:
+    """Answers with this content, or fails."""
+
+    def __init__(self, answer: bytes | Exception) -> None:
+        self.answer = answer
+        self.asked: list[str] = []
+
+    def __call__(self, address: str, timeout: float) -> io.BytesIO:
+        assert timeout > 0
+        self.asked.append(address)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return io.BytesIO(self.answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (urllib.error.URLError("no route"), "no route"),
+        (TimeoutError("too slow"), "too slow"),
+        (HTTPException("odd answer"), "odd answer"),
+        (CONTENT[:-1], f"its SHA-256 begins [0-9a-f]{{8}}, not {DIGEST[:8]}"),
+    ],
+)
+def test_weights_that_cannot_be_fetched(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes | Exception, message: str
+) -> None:
+    monkeypatch.setattr(urllib.request, "urlopen", FakeNetwork(answer))
+    with pytest.raises(DataError, match=rf"could not be fetched \(.*{message}") as caught:
+        ensure(FILE, download=True)
+    assert f"place {FILE.address} at {FILE.path}" in str(caught.value)
+    assert list(FILE.path.parent.iterdir()) == [], "nothing half-finished is left"
+
+
+def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = FakeNetwork(CONTENT)
+    monkeypatch.setattr(urllib.request, "urlopen", network)
+    for _ in range(2):
+        ensure(FILE, download=True)
+    assert network.asked == [FILE.address]
+    assert list(FILE.path.parent.iterdir()) == [FILE.path]
+    assert FILE.path.read_bytes() == CONTENT
+
+
+def test_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "torch").write_text("a file")
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(DataError, match="could not be fetched"):
+        ensure(FILE, download=True)
