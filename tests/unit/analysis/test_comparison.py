@@ -122,22 +122,6 @@ def test_efficiency_goes_by_the_layout_s_devices() -> None:
     assert value(row_of(comparison, "ddp", 1), "scaling_efficiency") == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(
-    ("rates", "verdict"),
-    [
-        ((190, 200, 210), "faster"),
-        ((45, 50, 55), "slower"),
-        ((80, 101, 120), "no difference shown"),
-    ],
-)
-def test_verdict_follows_the_pairs(rates: tuple[float, ...], verdict: str) -> None:
-    trials = [invented_trial("single", 1, repeat, metrics=rate(100)) for repeat in range(3)]
-    trials += [
-        invented_trial(repeat=repeat, metrics=rate(found)) for repeat, found in enumerate(rates)
-    ]
-    assert row_of(compared(*trials), "ddp", 2).verdict == verdict
-
-
 def test_unpaired_repeats_give_a_ratio_without_interval() -> None:
     comparison = compared(
         invented_trial("single", 1, 0, metrics=rate(100)),
@@ -164,24 +148,18 @@ def test_named_baseline_at_the_same_size_else_its_smallest() -> None:
     assert value(row_of(comparison, "fsdp", 8), "speedup") == pytest.approx(2)
     assert row_of(comparison, "ddp", 4).verdict == "baseline"
     assert row_of(comparison, "fsdp", 8).baseline == "ddp on 2 ranks"
-
-
-def test_baseline_without_options_is_preferred() -> None:
-    comparison = compared(
+    options = compared(
         invented_trial("ddp", 2, metrics=rate(200)),
         invented_trial("ddp", 2, metrics=rate(100), strategy_options={"bucket_mb": 1}),
         baseline="ddp",
     )
-    assert sorted(value(row, "speedup") or 0 for row in comparison.rows) == [0.5, 1.0]
+    bare_is_the_baseline = [0.5, 1.0]
+    assert sorted(value(row, "speedup") or 0 for row in options.rows) == bare_is_the_baseline
 
 
 def test_unknown_baseline_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"'zero2'; measured were single, zero-2; did .* 'zero-2'"):
         compared(invented_trial("single", 1), invented_trial("zero-2", 2), baseline="zero2")
-    assert str(caught.value) == (
-        "--baseline: no trial used strategy 'zero2'; measured were single, zero-2;"
-        " did you mean 'zero-2'?"
-    )
     with pytest.raises(InputError, match="measured were none"):
         compared(baseline="ddp")
 
@@ -199,10 +177,8 @@ def test_other_conditions_are_no_baseline() -> None:
         assert row.baseline is row.verdict is None
         reason = "no smaller world size and no `single` under the same conditions"
         assert row.missing["scaling_efficiency"] == reason
-    assert set(comparison.notes) == {
-        "no speed-up: invented has no `single` to compare with at fp32, recipe.global_batch=256",
-        "no speed-up: invented has no `single` to compare with at bf16, recipe.global_batch=64",
-    }
+    assert len(comparison.notes) == 2
+    assert any(note.endswith("at bf16, recipe.global_batch=64") for note in comparison.notes)
 
 
 def test_option_of_execution_does_not_bar_the_comparison() -> None:
@@ -252,23 +228,17 @@ def test_metrics_of_a_failed_trial_are_not_believed() -> None:
     assert set(row.metrics.values()) == {None}
 
 
-def test_failed_baseline_gives_one_note() -> None:
+@pytest.mark.parametrize(
+    ("single", "reason"),
+    [({"outcome": Outcome.FAILED}, "no trial ended ok"), ({"metrics": rate(0)}, "it is zero")],
+)
+def test_a_baseline_without_a_rate_gives_one_note(single: dict[str, Any], reason: str) -> None:
     comparison = compared(
-        invented_trial("single", 1, outcome=Outcome.FAILED),
-        invented_trial("ddp", 2),
-        invented_trial("fsdp", 2),
+        invented_trial("single", 1, **single), invented_trial("ddp", 2), invented_trial("fsdp", 2)
     )
-    assert comparison.notes == (
-        "no speed-up: single on 1 rank has no samples_per_second: no trial ended ok",
-    )
-
-
-def test_zero_is_no_baseline() -> None:
-    comparison = compared(invented_trial("single", 1, metrics=rate(0)), invented_trial("ddp", 2))
     assert value(row_of(comparison, "ddp", 2), "speedup") is None
-    assert comparison.notes == (
-        "no speed-up: single on 1 rank has no samples_per_second: it is zero",
-    )
+    (note,) = comparison.notes
+    assert note == f"no speed-up: single on 1 rank has no samples_per_second: {reason}"
 
 
 def test_not_a_number_is_missing() -> None:
@@ -281,21 +251,6 @@ def test_not_a_number_is_missing() -> None:
     assert (estimate.value, estimate.n) == (2.0, 1)
 
 
-def test_metric_outside_the_catalogue_is_kept() -> None:
-    trial = invented_trial()
-    trial = trial.model_copy(update={"metrics": trial.metrics | {"dice": trial.metrics["threads"]}})
-    (row,) = compared(trial).rows
-    assert value(row, "dice") == 1.0
-
-
-def test_labels_of_synthetic_data_and_weak_scaling() -> None:
-    trial = invented_trial(synthetic=True)
-    weak = trial.model_copy(update={"trial": {"recipe": {"per_rank_batch": 32}}})
-    plain_row, weak_row = compared(trial).rows[0], compared(weak).rows[0]
-    assert (plain_row.synthetic, plain_row.weak_scaling) == (True, False)
-    assert (weak_row.synthetic, weak_row.weak_scaling) == (True, True)
-
-
 def test_runs_are_never_related_to_one_another() -> None:
     """Not even two of the same experiment: they may come from two machines."""
     runs = [
@@ -305,10 +260,6 @@ def test_runs_are_never_related_to_one_another() -> None:
     single, ddp = compare(runs).rows
     assert (single.experiment, ddp.experiment) == ("invented (here)", "invented (there)")
     assert value(ddp, "speedup") is None
-
-
-def test_no_trial_at_all() -> None:
-    assert compared().rows == ()
 
 
 def test_nodes_differ_and_are_compared() -> None:
