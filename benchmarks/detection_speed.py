@@ -107,9 +107,12 @@ def order_of(samples: int, *, ranks: int, steps: int) -> Order:
     from shardmark.workloads.order import ShardOrder
 
     plan = BatchPlan(global_batch=GLOBAL_BATCH, seed=SEED)
-    shards = (Shard(index=rank, count=ranks) for rank in range(ranks))
+    shards = [Shard(index=rank, count=ranks) for rank in range(ranks)]
     orders = [ShardOrder(samples, plan, shard) for shard in shards]
-    return [[order.at(step).ids.tolist() for step in range(steps)] for order in orders]
+    return [
+        [order.at(step, shard).ids.tolist() for step in range(steps)]
+        for order, shard in zip(orders, shards, strict=True)
+    ]
 
 
 def run_shardmark(run: Shardmark, strategy: str, pair: int, order: Order) -> dict[str, Any]:

@@ -24,14 +24,14 @@ def check_same_settings() -> None:
 
     from bare_loop import SGD, ZERO
     from shardmark.core.recipe import Optimizer, Recipe
+    from shardmark.strategies import build_strategy
     from shardmark.strategies.base import RankContext
-    from shardmark.strategies.deepspeed.strategy import Zero
 
     recipe = Recipe(global_batch=64, steps=1, optimizer=Optimizer(name="sgd", **SGD))
     process = RankContext(
         rank=0, world_size=2, local_rank=0, local_world_size=2, device=torch.device("cpu")
     )
-    ours = Zero(stage=1).config(recipe, process)
+    ours = build_strategy("zero-1", {}).config(recipe, process)
     assert ours == ZERO, f"zero-1 is set up as {ours}, the bare loop as {ZERO}"
 
 

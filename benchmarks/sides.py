@@ -17,11 +17,11 @@ from typing import Any
 from recording import BENCHMARKS, ROOT
 from shardmark.config.load import from_mapping
 from shardmark.launch.listener import Silent
-from shardmark.launch.local.engine import ENVIRONMENT, LocalEngine
+from shardmark.launch.local.engine import LocalEngine
+from shardmark.launch.local.fork_server import ENVIRONMENT
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder
-from shardmark.strategies import build_strategy
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
 
@@ -131,9 +131,7 @@ def run_of(mapping: Mapping[str, Any]) -> Iterator[Shardmark]:
             machine = engine.machine("cpu")
             plan = expand(experiment, machine.device_type)
             modules = {
-                module: None
-                for trial in plan.trials
-                for module in build_strategy(trial.strategy.name, trial.strategy.options).loads()
+                module: None for trial in plan.trials for module in trial.built_strategy.loads()
             }
             engine.load(list(modules), machine.device_type)
             runner = TrialRunner(
