@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from statistics import fmean
 
 RATE_SECONDS = 10.0
 """The rate is that of the last so many seconds."""
@@ -67,25 +68,14 @@ class Pace:
         still = time.monotonic() - self._moves[-1][0]
         return still if still > max(STILL_SECONDS, STILL_STEPS * step_seconds) else 0.0
 
-    @property
-    def trial_left_seconds(self) -> float | None:
-        """The remaining steps at the mean pace since the first reading, evaluations included."""
-        if not self._moves:
-            return None
-        steps = self._moves[-1][1] - self._first[1]
-        if not steps:
-            return None
-        spent = self._moves[-1][0] - self._first[0]
-        return self._remaining * spent / steps
-
     def run_left_seconds(self, *, between_trials: bool = False) -> float | None:
         """The trial's own steps, and for each trial to come the mean of those that ran through.
 
         Before one has, the trial under way stands for all, and between trials nothing is known.
         """
-        own = 0.0 if between_trials else self.trial_left_seconds
+        own = 0.0 if between_trials else self._trial_left_seconds()
         if self._ended_after:
-            each = sum(self._ended_after) / len(self._ended_after)
+            each = fmean(self._ended_after)
             if own is None:
                 own = max(0.0, each - self.trial_seconds)
         elif own is None or between_trials:
@@ -94,15 +84,22 @@ class Pace:
             each = self.trial_seconds + own
         return own + self._trials_left * each
 
-    def _begin(self, samples_per_step: int) -> None:
-        self._started_at = time.monotonic()
-        self._samples_per_step = samples_per_step
-        self._remaining = 0
-        self._moves: deque[tuple[float, int]] = deque()
-        self._first = (0.0, 0)
+    def _trial_left_seconds(self) -> float | None:
+        """The remaining steps at the mean pace since the first reading, evaluations included."""
+        if len(self._moves) < 2:
+            return None
+        (since, before), (until, after) = self._first, self._moves[-1]
+        return self._remaining * (until - since) / (after - before)
 
     def _step_seconds(self) -> float | None:
         if len(self._moves) < 2:
             return None
         (since, before), (until, after) = self._moves[0], self._moves[-1]
         return (until - since) / (after - before)
+
+    def _begin(self, samples_per_step: int) -> None:
+        self._started_at = time.monotonic()
+        self._samples_per_step = samples_per_step
+        self._remaining = 0
+        self._moves: deque[tuple[float, int]] = deque()
+        self._first = (0.0, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -15,21 +13,19 @@ import typer
 from shardmark.cli.pace import Pace
 from shardmark.config.axes import NODES
 from shardmark.config.problems import show
+from shardmark.core.strict_yaml import format_yaml
 from shardmark.launch.listener import Reading, Silent
+from shardmark.report.table.table import clean
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardmark.cli.screen import Screen
     from shardmark.launch.listener import ProgressListener
     from shardmark.trials.matrix import LeftOut
 
 LINE_EVERY_SECONDS = 30.0
-BARE_TEXT = re.compile(r"[A-Za-z][\w.-]*")
-YAML_WORDS = ("true", "false", "yes", "no", "on", "off", "null")
-"""Text only in quotes."""
 
 
 class Lines:
@@ -79,30 +75,7 @@ class Lines:
             self._print(f"{self._title}: {', '.join(figures(reading, self._pace))}")
 
     def _print(self, text: str) -> None:
-        typer.echo(plain(text))
-
-
-class Display(Lines):
-    """What is under way is drawn at the foot of the terminal; what has ended stays above it."""
-
-    def __init__(self, screen: Screen, folder: Path | None = None) -> None:
-        super().__init__(folder)
-        self._screen = screen
-
-    def doing(self, text: str) -> None:
-        self._screen.draw(plain(text))
-
-    def trial_started(self, number: int, total: int, trial: Trial) -> None:
-        super().trial_started(number, total, trial)
-        self._screen.draw(plain(self._title), ("starting",), done=0.0)
-
-    def _show(self, reading: Reading) -> None:
-        if self._screen.is_due():
-            done = reading.steps / max(1, reading.total_steps)
-            self._screen.draw(plain(self._title), figures(reading, self._pace), done=done)
-
-    def _print(self, text: str) -> None:
-        self._screen.print(plain(text))
+        typer.echo(clean(text))
 
 
 class Quiet(Silent):
@@ -113,7 +86,7 @@ class Quiet(Silent):
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
         if result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
-            typer.echo(f"error: {plain(f'{self._title}: {ending(result)}')}", err=True)
+            typer.echo(f"error: {clean(f'{self._title}: {ending(result)}')}", err=True)
 
 
 def title(trial: Trial) -> str:
@@ -127,19 +100,9 @@ def title(trial: Trial) -> str:
 
 def shown(value: object) -> str:
     """A varied value as the experiment file has it: YAML on one line."""
-    return plain(value if isinstance(value, str) else _flow(value))
-
-
-def _flow(value: object) -> str:
-    if isinstance(value, Mapping):
-        # A plan's keys are text; YAML has those of ranks as numbers, and both mean the same.
-        return f"{{{', '.join(f'{key}: {_flow(one)}' for key, one in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_flow, value))}]"
-    if isinstance(value, str):
-        bare = BARE_TEXT.fullmatch(value) and value.lower() not in YAML_WORDS
-        return value if bare else json.dumps(value, ensure_ascii=False)
-    return show(value)
+    if isinstance(value, Mapping | list | tuple):
+        return clean(format_yaml(value, one_line=True))
+    return clean(value if isinstance(value, str) else show(value))
 
 
 def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
@@ -192,12 +155,6 @@ def memory(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:.0f} MiB" if small else f"{size_bytes / 2**30:.2f} GiB"
 
 
-def plain(text: str) -> str:
-    """One line without control characters: reasons may quote what a rank has printed."""
-    words = text.replace("\n", " ").replace("\t", " ")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
-
-
 @contextmanager
 def listener(folder: Path | None = None, *, quiet: bool = False) -> Iterator[ProgressListener]:
     """The listener that fits standard output; it tells the run's folder once that is there."""
@@ -206,9 +163,9 @@ def listener(folder: Path | None = None, *, quiet: bool = False) -> Iterator[Pro
         return
     # Not rich's own question: FORCE_COLOR would make a pipe a terminal, and fill it with codes.
     if sys.stdout.isatty():
-        from shardmark.cli.screen import screen
+        from shardmark.cli.screen import display
 
-        with screen() as found:
-            yield Lines(folder) if found is None else Display(found, folder)
+        with display(folder) as lines:
+            yield lines
     else:
         yield Lines(folder)

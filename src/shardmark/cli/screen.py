@@ -5,75 +5,72 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Self
+from pathlib import Path
 
+from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from shardmark.cli.progress import Lines, figures
+from shardmark.launch.listener import Reading
+from shardmark.report.table.table import clean
+from shardmark.trials.trial import Trial
+
 DRAW_EVERY_SECONDS = 0.5
 """Drawing takes a third of a millisecond of a core that may be a rank's."""
 BAR_COLUMNS = 60
 
 
-class Screen:
-    """A few lines that replace each other; none is ever wider than the terminal."""
+class Display(Lines):
+    """What is under way is drawn at the foot of the terminal; what has ended stays above it."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, folder: Path | None = None) -> None:
+        super().__init__(folder)
         self._live = live
         self._drawn_at = float("-inf")
 
-    @classmethod
-    @contextmanager
-    def on(cls, console: Console) -> Iterator[Self]:
-        # No thread of its own: it would draw more often than there is anything new to tell.
-        with Live(console=console, auto_refresh=False, transient=True) as live:
-            yield cls(live)
+    def doing(self, text: str) -> None:
+        self._draw(text)
 
-    def is_due(self) -> bool:
-        """Whether what is drawn is old enough to be replaced."""
-        return time.monotonic() - self._drawn_at >= DRAW_EVERY_SECONDS
+    def trial_started(self, number: int, total: int, trial: Trial) -> None:
+        super().trial_started(number, total, trial)
+        self._draw(self._title, ("starting",), done=0.0)
 
-    def draw(self, heading: str, parts: Sequence[str] = (), *, done: float | None = None) -> None:
-        """Show a heading, what is done of 1 as a bar, and the parts, in as many lines as needed."""
+    def _show(self, reading: Reading) -> None:
+        if time.monotonic() - self._drawn_at >= DRAW_EVERY_SECONDS:
+            done = reading.steps / max(1, reading.total_steps)
+            self._draw(self._title, figures(reading, self._pace), done=done)
+
+    def _draw(self, heading: str, parts: Sequence[str] = (), *, done: float | None = None) -> None:
+        """The heading, what is done of 1 as a bar, and the parts, in as many lines as needed."""
         self._drawn_at = time.monotonic()
-        width = self._live.console.width
-        lines: list[RenderableType] = [line(heading, style="bold")]
+        # Cut at the terminal's edge, since a wrapped line could not be drawn over.
+        lines: list[RenderableType] = [_line(clean(heading), style="bold")]
         if done is not None:
-            bar = ProgressBar(total=1.0, completed=done, width=min(width, BAR_COLUMNS))
+            width = min(self._live.console.width, BAR_COLUMNS)
+            bar = ProgressBar(total=1.0, completed=done, width=width)
             lines.append(Padding(bar, 0))  # which ends its line; a bar alone does not
-        lines += map(line, filled(parts, width))
+        lines.append(Columns(map(_line, parts), padding=(0, 2)))
         self._live.update(Group(*lines), refresh=True)
 
-    def print(self, text: str) -> None:
-        """A line that stays, above what is drawn."""
-        self._live.console.print(Text(text), soft_wrap=True)
+    def _print(self, text: str) -> None:
+        self._live.console.print(Text(clean(text)), soft_wrap=True)
 
 
-def line(text: str, style: str = "") -> Text:
-    """Cut at the terminal's edge, since a wrapped line could not be drawn over."""
+def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def filled(parts: Sequence[str], columns: int) -> list[str]:
-    """The parts, as many in a line as fit into it."""
-    lines: list[str] = []
-    for part in parts:
-        if lines and len(lines[-1]) + 2 + len(part) <= columns:
-            lines[-1] += f"  {part}"
-        else:
-            lines.append(part)
-    return lines
-
-
 @contextmanager
-def screen() -> Iterator[Screen | None]:
-    """Standard output's; None where the terminal cannot move its cursor."""
+def display(folder: Path | None) -> Iterator[Lines]:
+    """Standard output's; lines where the terminal cannot move its cursor."""
     console = Console()
     if console.is_dumb_terminal or not console.is_terminal:
-        yield None
+        yield Lines(folder)
         return
-    with Screen.on(console) as found:
-        yield found
+    # No thread of its own: it would draw more often than there is anything new to tell.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield Display(live, folder)

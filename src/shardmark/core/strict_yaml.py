@@ -9,22 +9,15 @@ import yaml
 
 from shardmark.core.errors import InputError
 
-_EXPONENT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+")
+_EXPONENT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
+"""YAML 1.1 wants a point and a sign in `5e-4`."""
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
-
-
-def _without_dates(resolvers: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {
-        first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
-        for first, pairs in resolvers.items()
-    }
 
 
 class _Loader(yaml.SafeLoader):
     """Plain values only; nothing may contain itself."""
 
-    yaml_implicit_resolvers = _without_dates(yaml.SafeLoader.yaml_implicit_resolvers)
     yaml_constructors: ClassVar = {
         tag: constructor
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
@@ -80,17 +73,17 @@ class _KeyMistake(Exception):  # noqa: N818
     """Line, found, allowed."""
 
 
+_Loader.yaml_implicit_resolvers = {  # dates are text
+    first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.mapping)
 _Loader.add_constructor("tag:yaml.org,2002:seq", _Loader.sequence)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.number)
 _Loader.add_constructor(_FLOAT_TAG, _Loader.number)
 _Dumper.add_representer(str, _Dumper.text)
-_Loader.add_implicit_resolver(
-    _FLOAT_TAG, re.compile(rf"^{_EXPONENT.pattern}$"), list("-+.0123456789")
-)
-_Dumper.add_implicit_resolver(
-    _FLOAT_TAG, re.compile(rf"^{_EXPONENT.pattern}$"), list("-+.0123456789")
-)
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(_FLOAT_TAG, _EXPONENT, list("-+.0123456789"))
 
 
 def parse_yaml(text: str, where: str) -> Any:
@@ -113,7 +106,14 @@ def parse_yaml(text: str, where: str) -> Any:
         raise InputError(where, "nested too deeply", "allowed is plain YAML") from None
 
 
-def format_yaml(data: Any) -> str:
+def format_yaml(data: Any, *, one_line: bool = False) -> str:
     """Text that `parse_yaml` reads back as the same data; keys keep their order."""
-    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-    return text
+    text: str = yaml.dump(
+        data,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=float("inf") if one_line else 100,
+        default_flow_style=one_line,
+    )
+    return text.rstrip("\n") if one_line else text

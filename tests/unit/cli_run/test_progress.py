@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
 from shardmark.cli import pace, progress
 from shardmark.cli.progress import (
-    Display,
     Lines,
     Quiet,
     duration,
     figures,
     listener,
     memory,
-    plain,
     shown,
     title,
 )
@@ -69,7 +66,7 @@ def test_plan_tells_what_is_left_out_and_done(printed: Printed, time: Time) -> N
     ]
     Lines(Path("runs/a\x07b")).planned(3, 2, ())
     assert printed() == [
-        r"writing to runs/a\x07b",
+        "writing to runs/ab",
         "3 trials, 2 have their result already; loading libraries",
     ]
     Lines().note("something is damaged")
@@ -102,7 +99,7 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
     ("outcome", "failure", "end"),
     [
         ("out_of_memory", Failure(reason="rank 1", remedy="less"), " after 21.5 s: rank 1; less"),
-        ("out_of_memory", Failure(reason="a\n\x1b[31m"), r" after 21.5 s: a \x1b[31m"),
+        ("out_of_memory", Failure(reason="a\n\x1b[31m"), " after 21.5 s: a [31m"),
         ("out_of_memory", None, " after 21.5 s"),
         ("interrupted", Failure(reason="by the user", remedy="again"), " after 21.5 s"),
     ],
@@ -144,20 +141,12 @@ def test_time_left_counts_trials_that_ran_through(
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"1": 2.0}, "{1: 2.0}"),
-        ({}, "{}"),
-        ([0.1, "adam w", "true", "sgd", None, True], '[0.1, "adam w", "true", sgd, null, true]'),
-        ({"name": "step", "at": [1, 2]}, "{name: step, at: [1, 2]}"),
-        ("bf16", "bf16"),
-        (None, "null"),
-        (1e-05, "1e-05"),
-    ],
+    "value",
+    [{"1": 2.0}, {}, [0.1, "adam w", "true", None, True], {"name": "step", "at": [1, 2]}, None],
 )
-def test_values_are_those_of_the_experiment_file(value: object, text: str) -> None:
-    assert shown(value) == text
-    assert parse_yaml(text, "test") == value
+def test_values_are_those_of_the_experiment_file_on_one_line(value: object) -> None:
+    assert parse_yaml(shown(value), "test") == value
+    assert shown([value] * 99).isprintable()
 
 
 def test_title_tells_trials_apart() -> None:
@@ -192,44 +181,6 @@ def test_figures_are_those_that_are_known(time: Time) -> None:
     assert figures(Reading(steps=2, total_steps=9), watch)[1] == "no step for 60 s"
 
 
-class Screen:
-    """Notes what is drawn and what is printed above it."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Any, ...]] = []
-        self.due = True
-
-    def is_due(self) -> bool:
-        return self.due
-
-    def draw(self, heading: str, parts: tuple[str, ...] = (), done: float | None = None) -> None:
-        self.seen.append((heading, parts, done))
-
-    def print(self, text: str) -> None:
-        self.seen.append((text,))
-
-
-def test_on_a_terminal_the_screen_is_kept_up_to_date(printed: Printed, time: Time) -> None:
-    screen = Screen()
-    lines = Display(cast("Any", screen))
-    lines.planned(1, 0, ())
-    lines.doing("verifying [1/1] ddp")
-    lines.trial_started(1, 1, TRIAL)
-    time.now += 2
-    lines.trial_stepped(Reading(steps=1, total_steps=4))
-    screen.due = False
-    lines.trial_stepped(Reading(steps=2, total_steps=4))
-    lines.trial_ended(1, 1, invented_trial(metrics={"samples_per_second": None}))
-    assert screen.seen == [
-        ("1 trial; loading libraries",),
-        ("verifying [1/1] ddp", (), None),
-        (f"[1/1] {TITLE}", ("starting",), 0.0),
-        (f"[1/1] {TITLE}", ("step 1 of 4", "2 s gone"), 0.25),
-        (f"[1/1] {TITLE}: ok in 21.5 s",),
-    ]
-    assert printed() == []
-
-
 def test_quiet_says_what_went_wrong_alone(capsys: pytest.CaptureFixture[str]) -> None:
     with listener(quiet=True) as quiet:
         assert isinstance(quiet, Quiet)
@@ -245,7 +196,7 @@ def test_quiet_says_what_went_wrong_alone(capsys: pytest.CaptureFixture[str]) ->
     assert captured.out == ""
     bad = [line.split(": ")[2].split()[0] for line in captured.err.splitlines()]
     assert sorted(bad) == ["failed", "timed_out"]
-    assert captured.err.count(r"why\x07") == 2
+    assert "\x07" not in captured.err
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TERM", "dumb")])
@@ -261,8 +212,7 @@ def test_listener_prints_lines_where_nothing_can_be_drawn(
         assert type(chosen) is Lines
 
 
-def test_durations_sizes_and_plain_text() -> None:
+def test_durations_and_sizes() -> None:
     seconds = (0.4, 99.4, 100, 5940, 12000)
     assert [*map(duration, seconds)] == ["0 s", "99 s", "2 min", "99 min", "3 h 20 min"]
     assert (memory(812 * 2**20), memory(5 * 2**28)) == ("812 MiB", "1.25 GiB")
-    assert plain("é\tb\r\x9b\u202e") == r"é b\r\x9b\u202e"
