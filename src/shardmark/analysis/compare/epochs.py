@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.rank_metrics import train_loss
-from shardmark.results.schema import EpochRecord, RankRecord, TrialResult, WindowRecord
+from shardmark.results.schema import EpochRecord, RankRecord, TrialResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +63,22 @@ def training_seconds(trial: TrialResult, number: int) -> float | str:
     training (Unix time, noted while the device was idle) to the end of its window, so that it
     includes the warm-up steps as they were.
     """
-    seconds = [_rank_seconds(rank, number) for rank in workers_of(trial)]
-    known = [value for value in seconds if not isinstance(value, str)]
-    if len(known) < len(seconds):
-        return next(reason for reason in seconds if isinstance(reason, str))
-    return max(known) if known else "no rank that trains left a record"
+    seconds = _all_known([_rank_seconds(rank, number) for rank in workers_of(trial)])
+    if isinstance(seconds, str):
+        return seconds
+    return max(seconds) if seconds else "no rank that trains left a record"
 
 
 def elapsed_seconds(trial: TrialResult, number: int) -> float | str:
     """Training time from the first step to the end of the epoch, evaluations left out."""
-    passed = [training_seconds(trial, earlier) for earlier in range(number + 1)]
-    known = [value for value in passed if not isinstance(value, str)]
-    if len(known) < len(passed):
-        return next(reason for reason in passed if isinstance(reason, str))
-    return sum(known)
+    passed = _all_known([training_seconds(trial, earlier) for earlier in range(number + 1)])
+    return passed if isinstance(passed, str) else sum(passed)
+
+
+def _all_known(values: Sequence[float | str]) -> list[float] | str:
+    """The numbers, or the first reason why one is not known."""
+    reasons = [value for value in values if isinstance(value, str)]
+    return reasons[0] if reasons else [value for value in values if not isinstance(value, str)]
 
 
 def epoch_values(trial: TrialResult, number: int) -> dict[str, float | str]:
@@ -107,7 +109,14 @@ def _rank_seconds(rank: RankRecord, number: int) -> float | str:
     epoch = _record(rank, number)
     if epoch is None:
         return f"rank {rank.rank} did not record this epoch"
-    window = _window(rank, epoch)
+    window = next(
+        (
+            window
+            for window in rank.windows
+            if epoch.first_step <= window.first_step and window.end_step == epoch.end_step
+        ),
+        None,
+    )
     if window is None:
         return "all its steps are warm-up, which is not timed"
     if window.first_step == epoch.first_step:
@@ -115,14 +124,6 @@ def _rank_seconds(rank: RankRecord, number: int) -> float | str:
     if epoch.first_step == 0 and rank.first_step_at_seconds is not None:
         return window.started_at_seconds + window.window_seconds - rank.first_step_at_seconds
     return "some of its steps are warm-up, which is not timed"
-
-
-def _window(rank: RankRecord, epoch: EpochRecord) -> WindowRecord | None:
-    """The one that ends with the epoch."""
-    for window in rank.windows:
-        if epoch.first_step <= window.first_step and window.end_step == epoch.end_step:
-            return window
-    return None
 
 
 def _epoch(trials: Sequence[TrialResult], number: int) -> Epoch:

@@ -267,17 +267,11 @@ def render_csv(tables: Sequence[Table]) -> str:
     header: dict[str, None] = {}
     lines: list[dict[str, Value]] = []
     for table in tables:
-        columns = [c for c in table.columns if c.shown_to != "people"]
-        for column in columns:
-            header |= dict.fromkeys(_csv_names(column))
+        for column in table.columns:
+            header |= dict.fromkeys(_csv_names(column) if column.shown_to != "people" else ())
         for row in table.rows:
             values = zip(table.columns, row, strict=True)
-            lines.append({k: v for c, one in values for k, v in _csv_values(c, one).items()})
-    return csv_text(lines, list(header))
-
-
-def csv_text(lines: Iterable[Mapping[str, Value]], header: Sequence[str]) -> str:
-    """Base units; what a line lacks is an empty cell."""
+            lines.append({k: v for c, value in values for k, v in _csv_values(c, value).items()})
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(map(csv_cell, header))
