@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from shardmark.core.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS, Metric
+from shardmark.core.metrics import METRICS, Metric
 
 CONTRACT = """
 startup_seconds epoch_seconds step_seconds data_seconds forward_seconds backward_seconds
@@ -26,10 +26,6 @@ UNITS = {"seconds": "seconds", "bytes": "bytes", "watts": "watts", "joules": "jo
 
 def test_has_every_metric_of_the_contract() -> None:
     assert set(CONTRACT.split()) <= set(METRICS)
-
-
-def test_comparison_metrics_are_no_trials() -> None:
-    assert set(METRICS) - set(TRIAL_METRICS) == COMPARISON_METRICS
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)

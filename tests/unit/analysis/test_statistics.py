@@ -10,7 +10,7 @@ from statistics import NormalDist, fmean
 import numpy as np
 import pytest
 from scipy.special import stdtrit
-from scipy.stats import t, trim_mean, ttest_1samp
+from scipy.stats import t, ttest_1samp
 
 from shardmark.analysis.statistics.intervals import (
     ROBUST_FROM,
@@ -22,10 +22,10 @@ from shardmark.analysis.statistics.intervals import (
     two_sided_p_value,
 )
 
-DRAWS = 2000
+DRAWS = 1000
 COUNTS = (2, 3, 5, 9, 10, 20)
-LEAST, MOST = 0.93, 0.97
-"""Of the intervals hold the truth; the standard error of that share is 0.5 %."""
+LEAST, MOST = 0.925, 0.975
+"""Of the intervals hold the truth; the standard error of that share is 0.7 %."""
 
 SKEW = 0.2
 """Standard deviation of the logarithm: more than a machine's own noise has."""
@@ -107,19 +107,6 @@ def test_interval_of_a_ratio_holds_the_truth(
     assert LEAST <= share_held(estimate, 1.5) <= MOST
 
 
-def test_without_the_outer_tenth_is_shorter_and_right() -> None:
-    """Student's t of twenty values, two of which took double the time, misses by 10 %."""
-    values = [100 + index % 3 for index in range(18)] + [200, 210]
-    estimate = estimate_mean(values)
-    assert estimate.value == pytest.approx(trim_mean(values, 0.1))
-    assert estimate.half_width is not None
-    assert estimate.half_width < 1
-
-
-def test_few_values_all_count() -> None:
-    assert estimate_mean([1.0] * (ROBUST_FROM - 2) + [10.0]).value == pytest.approx(2.0)
-
-
 @pytest.mark.parametrize(("count", "left_out"), [(9, 0), (10, 1), (19, 1), (20, 2)])
 def test_trimmed_interval_is_tukey_and_mclaughlins(count: int, left_out: int) -> None:
     draw = random.Random(count)
@@ -131,12 +118,6 @@ def test_trimmed_interval_is_tukey_and_mclaughlins(count: int, left_out: int) ->
     estimate = estimate_difference(draw.sample(values, count))
     assert estimate.value == pytest.approx(fmean(values[left_out : count - left_out]))
     assert estimate.half_width == pytest.approx(stdtrit(left - 1, 0.975) * error * longer)
-
-
-def test_pairing_cancels_what_disturbs_both() -> None:
-    estimate = estimate_ratio([180, 200, 220], [90, 100, 110])
-    assert estimate.value == pytest.approx(2)
-    assert estimate.half_width == pytest.approx(0, abs=1e-12)
 
 
 def test_known_intervals() -> None:
@@ -163,9 +144,17 @@ def test_too_much_noise_has_no_interval() -> None:
     assert not estimate_mean([484.0, 520.0]).too_noisy
 
 
-@pytest.mark.parametrize("estimate", [estimate_mean([3.0]), estimate_ratio([6.0], [2.0])])
-def test_one_repeat_has_no_interval(estimate: Estimate) -> None:
-    assert estimate == Estimate(value=3.0, low=None, high=None, n=1)
+@pytest.mark.parametrize(
+    ("estimate", "value", "n"),
+    [
+        (estimate_mean([3.0]), 3.0, 1),
+        (estimate_ratio([6.0], [2.0]), 3.0, 1),
+        (estimate_ratio([0.0, 3.0], [1.0, 2.0]), 1.0, 2),
+    ],
+    ids=["one repeat", "one pair", "a ratio with a zero"],
+)
+def test_without_an_interval(estimate: Estimate, value: float, n: int) -> None:
+    assert estimate == Estimate(value=value, low=None, high=None, n=n)
     assert estimate.half_width is None
 
 
@@ -185,11 +174,6 @@ def test_ratio_is_that_of_the_geometric_means() -> None:
     assert turned.value == pytest.approx(1 / ratio.value)
     assert turned.low == pytest.approx(1 / ratio.high)
     assert ratio.half_width == pytest.approx(ratio.high - ratio.value)
-
-
-def test_ratio_with_a_zero_is_that_of_the_means() -> None:
-    ratio = estimate_ratio([0.0, 3.0], [1.0, 2.0])
-    assert (ratio.value, ratio.low) == (1.0, None)
 
 
 def test_equal_values_have_no_width_but_for_rounding() -> None:

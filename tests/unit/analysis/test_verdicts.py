@@ -30,7 +30,7 @@ from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, is_shown
 from shardmark.results.store import StoredRun
 
-FAMILIES = 1000
+FAMILIES = 500
 MARGIN = 3 * math.sqrt(FAMILY_ERROR_RATE * (1 - FAMILY_ERROR_RATE) / FAMILIES)
 """Three standard errors of a simulated rate that is exactly the promised one."""
 
@@ -85,7 +85,7 @@ def noises(kind: str, comparisons: int) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize(("comparisons", "repeats"), [(1, 3), (6, 3), (6, 5), (28, 3)])
+@pytest.mark.parametrize(("comparisons", "repeats"), [(1, 3), (6, 5), (28, 3)])
 @pytest.mark.parametrize(
     "kind", ["equal noise", "noisy row", "noisy baseline", "both noisy", "disturbed"]
 )
@@ -101,28 +101,28 @@ def test_false_verdicts_stay_at_their_rate_however_the_noise_is_shared(
         return draw.lognormvariate(0, spread) / slower
 
     wrong = 0
-    for _ in range(FAMILIES // 2):
+    for _ in range(FAMILIES):
         rows = [[rate(spread) for _ in range(repeats)] for spread in noises(kind, comparisons)]
         found = [paired_effect(row, rows[0]) for row in rows[1:]]
         family = holm(with_one_row([effect for effect in found if effect is not None]))
         wrong += any(is_shown(effect) for effect in family)
-    assert wrong / (FAMILIES // 2) <= FAMILY_ERROR_RATE + MARGIN * math.sqrt(2)
+    assert wrong / (FAMILIES) <= FAMILY_ERROR_RATE + MARGIN
 
 
-@pytest.mark.parametrize(("repeats", "comparisons"), [(3, 5), (3, 10), (5, 10)])
+@pytest.mark.parametrize(("repeats", "comparisons"), [(3, 5), (5, 10)])
 def test_false_differences_among_all_pairs(repeats: int, comparisons: int) -> None:
     """As many rows, one of them noisy, each held against each."""
     draw = random.Random(repeats * comparisons)
     spreads = noises("noisy row", comparisons - 1)
     wrong = 0
-    for _ in range(300):
+    for _ in range(200):
         rows = [
             {repeat: draw.lognormvariate(0, spread) for repeat in range(repeats)}
             for spread in spreads
         ]
         family = holm(list(between_all(rows).values()))
         wrong += any(is_shown(effect) for effect in family)
-    assert wrong / 300 <= FAMILY_ERROR_RATE + MARGIN * math.sqrt(FAMILIES / 300)
+    assert wrong / 200 <= FAMILY_ERROR_RATE + MARGIN * math.sqrt(FAMILIES / 200)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_false_differences_among_all_pairs(repeats: int, comparisons: int) -> No
 def test_true_differences_are_shown(repeats: int, true_ratio: float, least: float) -> None:
     """One of twelve strategies differs."""
     draw = random.Random(repeats)
-    families = 300
+    families = 200
     shown = 0
     for _ in range(families):
         effect = effects(draw, repeats, [true_ratio] + [1.0] * 11)[0]
@@ -169,7 +169,7 @@ def test_standardised_effect_is_unbiased(repeats: int) -> None:
     """Also without the outer tenth, within some percent."""
     draw = random.Random(repeats)
     found = []
-    for _ in range(2000):
+    for _ in range(1000):
         effect = paired_effect(
             [math.exp(draw.gauss(0.02, 0.01)) for _ in range(repeats)], [1.0] * repeats
         )
@@ -290,24 +290,18 @@ def test_repeats_are_paired_where_both_have_them_and_it_is_said() -> None:
     assert any("1 common repeat (of 2 and 4)" in note for note in comparison.notes)
 
 
-def test_ratio_between_any_two_rows() -> None:
-    comparison = compared({"ddp": BASE, "fsdp": {key: 2 * rate for key, rate in BASE.items()}})
-    ddp, fsdp = row(comparison, "ddp"), row(comparison, "fsdp")
+def test_ratio_and_difference_between_any_two_rows() -> None:
+    comparison = compared({"ddp": BASE, "fsdp": {0: 150.0, 1: 153.0}, "zero-1": {9: 120.25}})
+    ddp, fsdp, other = (row(comparison, name) for name in ("ddp", "fsdp", "zero-1"))
     ratio = ratio_between(fsdp, ddp, "samples_per_second")
     assert ratio is not None
-    assert (ratio.low, ratio.value, ratio.high, ratio.n) == pytest.approx((2, 2, 2, 4))
-    assert ratio_between(fsdp, ddp, "map") is None
-    assert ratio_between(fsdp, ddp, "no such metric") is None
-
-
-def test_difference_between_any_two_rows() -> None:
-    comparison = compared({"ddp": BASE, "fsdp": {0: 150.0, 1: 152.0}, "zero-1": {9: 120.25}})
-    ddp, fsdp = row(comparison, "ddp"), row(comparison, "fsdp")
-    found = difference_between(fsdp, ddp, "accuracy_top1")
-    assert found is not None
-    assert (found.low, found.value, found.high, found.n) == pytest.approx((0.05, 0.05, 0.05, 2))
-    unpaired = difference_between(row(comparison, "zero-1"), ddp, "accuracy_top1")
+    assert (ratio.low, ratio.value, ratio.high, ratio.n) == pytest.approx((1.5, 1.5, 1.5, 2))
+    difference = difference_between(fsdp, ddp, "accuracy_top1")
+    assert difference is not None
+    assert (difference.value, difference.n) == (pytest.approx(0.0505), 2)
+    unpaired = difference_between(other, ddp, "accuracy_top1")
     assert unpaired is not None
     assert unpaired.value == pytest.approx(0.02)
     assert (unpaired.low, unpaired.high, unpaired.n) == (None, None, 1)
-    assert difference_between(fsdp, ddp, "map") is None
+    for between in (ratio_between, difference_between):
+        assert between(fsdp, ddp, "map") is None

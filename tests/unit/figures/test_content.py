@@ -54,11 +54,6 @@ def test_scaling_has_the_ideal_of_the_single_device(tmp_path: Path) -> None:
     assert rate.x_ticks == (1.0, 2.0, 4.0)
 
 
-def test_one_number_of_ranks_has_no_scaling(tmp_path: Path) -> None:
-    pair = [invented_trial("ddp", 2), invented_trial("fsdp", 2)]
-    assert "scaling" not in figures_by_name(comparison_of(tmp_path, pair))
-
-
 def test_memory_is_stacked_by_kind_and_alike_ranks_are_one_bar(tmp_path: Path) -> None:
     probe = invented_rank(1).probe
     assert probe is not None
@@ -126,41 +121,39 @@ def test_loss_and_accuracy_by_epoch_and_by_time(tmp_path: Path) -> None:
 
 
 def test_a_row_that_diverges_makes_the_loss_logarithmic(tmp_path: Path) -> None:
-    steady = invented_trial("ddp", 2, ranks=(two_epochs(0), two_epochs(1)))
     wild = (two_epochs(0, losses=(9.0, 50.0)), two_epochs(1, losses=(9.0, 50.0)))
-    run = [steady, invented_trial("ps-async", 2, ranks=wild)]
-    found = figures_by_name(comparison_of(tmp_path, run))
+    run = [
+        invented_trial("ddp", 2, ranks=(two_epochs(0), two_epochs(1))),
+        invented_trial("ps-async", 2, ranks=wild),
+    ]
+    found = figures_by_name(comparison_of(tmp_path / "real", run))
     assert all(panel.y_logarithmic for panel in found["training-loss"].panels)
     assert not any(panel.y_logarithmic for panel in found["accuracy"].panels)
-
-
-def test_made_up_data_have_no_quality(tmp_path: Path) -> None:
-    ranks = (two_epochs(0), two_epochs(1))
-    run = [invented_trial("ddp", 2, ranks=ranks, synthetic=True)]
-    found = figures_by_name(comparison_of(tmp_path, run))
+    assert "scaling" not in found, "there is one number of ranks"
+    made_up = [trial.model_copy(update={"synthetic": True}) for trial in run]
+    found = figures_by_name(comparison_of(tmp_path / "made-up", made_up))
     assert "training-loss" in found
-    assert "accuracy" not in found
-    assert "validation-loss" not in found
+    assert not {"accuracy", "validation-loss"} & set(found)
 
 
-def test_staleness_is_a_share_of_all_gradients(tmp_path: Path) -> None:
-    ranks = (invented_rank(0), invented_rank(1), server(2, {"0": 6, "1": 3, "3": 1}))
-    again = (invented_rank(0), invented_rank(1), server(2, {"0": 10}))
+@pytest.mark.parametrize(
+    ("staleness", "x", "y"),
+    [
+        ([{"0": 6, "1": 3, "3": 1}, {"0": 10}], range(4), {0: 80.0, 1: 15.0, 2: 0.0, 3: 5.0}),
+        ([{"0": 1, "1": 1, "39": 2}], range(0, 40, 2), {0: 50.0, 1: 0.0, -1: 50.0}),
+    ],
+    ids=["of all repeats", "in bins where it is much"],
+)
+def test_staleness_is_a_share_of_all_gradients(
+    tmp_path: Path, staleness: list[dict[str, int]], x: range, y: dict[int, float]
+) -> None:
     run = [
-        invented_trial("ps-async", 2, 0, ranks=ranks),
-        invented_trial("ps-async", 2, 1, ranks=again),
+        invented_trial("ps-async", 1, repeat, ranks=(invented_rank(0), server(1, counts)))
+        for repeat, counts in enumerate(staleness)
     ]
     panel = figures_by_name(comparison_of(tmp_path, run))["staleness"].panels[0]
-    assert panel.series[0].x == (0, 1, 2, 3)
-    assert panel.series[0].y == pytest.approx((80.0, 15.0, 0.0, 5.0))
-
-
-def test_much_staleness_is_binned(tmp_path: Path) -> None:
-    ranks = (invented_rank(0), server(1, {"0": 1, "1": 1, "39": 2}))
-    run = [invented_trial("ps-async", 1, ranks=ranks)]
-    panel = figures_by_name(comparison_of(tmp_path, run))["staleness"].panels[0]
-    assert panel.series[0].x == tuple(range(0, 40, 2))
-    assert (panel.series[0].y[0], panel.series[0].y[-1]) == (50.0, 50.0)
+    assert panel.series[0].x == tuple(x)
+    assert {at: panel.series[0].y[at] for at in y} == pytest.approx(y)
 
 
 def test_network_and_cpu_are_rates_between_samples(tmp_path: Path) -> None:

@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, compare
-from shardmark.core.metrics import TRIAL_METRICS
+from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
-from shardmark.results.store import RunFolder, load_run
-from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
+from shardmark.results.store import load_run
+from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, trained, write_run
 
 BATCH = 64
 MIB = 2.0**20
-GROUPS_WITHOUT = (
-    *("accuracy_top1", "accuracy_top5", "validation_loss", "perplexity"),
-    *("map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"),
-    *("staleness_mean", "staleness_max"),
+ONLY_WHERE_GIVEN = (
+    *(name for name in TRIAL_METRICS if METRICS[name].group == "quality"),
+    *("staleness_mean", "staleness_max", "exposed_communication_seconds", "cpu_percent"),
 )
-"""Metrics that a cell has only where a test gives them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +40,6 @@ class Cell:
     precision: str = "fp32"
     threads: int = 1
     exposed_by_rank: Sequence[float] | None = None
-    servers: int = 0
 
 
 def steps(
@@ -60,23 +57,14 @@ def compared(
 ) -> Comparison:
     """The cells as a stored run, compared; the verdicts are set afterwards."""
     trials = [_trial(cell, repeat) for cell in cells for repeat in range(repeats)]
-    folder = write_run(path / "run", trials)
-    if cores is not None:
-        environment = {"host": "invented", "cpu": {"usable_cores": cores, "quota_cores": None}}
-        RunFolder(folder).write_environment(environment)
-    comparison = compare([load_run(folder)])
+    environment = {"cpu": {"usable_cores": cores}} if cores else {}
+    comparison = compare([load_run(write_run(path / "run", trials, environment=environment))])
     by_key = {_key(cell): cell for cell in cells}
     rows = []
     for row in comparison.rows:
         cell = by_key[row.strategy, row.world_size, row.precision, str(dict(row.varied))]
-        rows.append(
-            replace(
-                row,
-                equivalent=cell.equivalent,
-                deviation=cell.deviation,
-                guarantee=cell.guarantee,
-            )
-        )
+        told = {key: getattr(cell, key) for key in ("equivalent", "deviation", "guarantee")}
+        rows.append(replace(row, **told))
     return replace(comparison, rows=tuple(rows))
 
 
@@ -95,7 +83,7 @@ def _trial(cell: Cell, repeat: int) -> TrialResult:
         metrics=_metrics(cell, repeat),
         varied=dict(cell.varied),
         precision=cell.precision,
-        ranks=() if failed else _ranks(cell, repeat),
+        ranks=() if failed else tuple(_rank(cell, n, repeat) for n in range(cell.world_size)),
         trial={
             "workload": EXPERIMENT["workload"],
             "recipe": {"global_batch": BATCH, "epochs": 2, "steps": None, "seed": 0},
@@ -111,65 +99,25 @@ def _trial(cell: Cell, repeat: int) -> TrialResult:
 def _metrics(cell: Cell, repeat: int) -> dict[str, float | None]:
     if cell.outcome is not Outcome.OK:
         return {}
-    values: dict[str, float | None] = dict.fromkeys(
-        name for name in TRIAL_METRICS if name in GROUPS_WITHOUT
-    )
     rate = cell.rates[repeat % len(cell.rates)]
+    values: dict[str, float | None] = dict.fromkeys(ONLY_WHERE_GIVEN)
     values |= steps(backward=BATCH / rate)
-    values |= {"exposed_communication_seconds": None, "cpu_percent": None}
-    values |= {
-        "samples_per_second": rate,
-        "peak_memory_bytes": cell.peaks[repeat % len(cell.peaks)],
-    }
+    values["samples_per_second"] = rate
+    values["peak_memory_bytes"] = cell.peaks[repeat % len(cell.peaks)]
     if cell.qualities:
         values["accuracy_top1"] = cell.qualities[repeat % len(cell.qualities)]
     return values | dict(cell.metrics)
 
 
-def _ranks(cell: Cell, repeat: int) -> tuple[RankRecord, ...]:
-    """Workers that trained two epochs of 10 steps at the cell's rate, and servers."""
-    return tuple(_rank(cell, rank, repeat) for rank in range(cell.world_size + cell.servers))
-
-
 def _rank(cell: Cell, number: int, repeat: int) -> RankRecord:
-    record = invented_rank(number)
-    epoch_seconds = 10 * BATCH / cell.rates[repeat % len(cell.rates)]
+    seconds = 10 * BATCH / cell.rates[repeat % len(cell.rates)]
     quality = cell.qualities[repeat % len(cell.qualities)] if cell.qualities else None
-    probe = record.probe
-    assert probe is not None
-    if cell.exposed_by_rank is not None and number < cell.world_size:
-        probe = probe.model_copy(
-            update={"exposed_communication_seconds": cell.exposed_by_rank[number]}
-        )
-    windows = tuple(
-        record.windows[0].model_copy(
-            update={
-                "first_step": 10 * epoch,
-                "end_step": 10 * epoch + 10,
-                "window_seconds": epoch_seconds,
-            }
-        )
-        for epoch in (0, 1)
-    )
-    epochs = tuple(
-        record.epochs[0].model_copy(
-            update={
-                "epoch": epoch,
-                "first_step": 10 * epoch,
-                "end_step": 10 * epoch + 10,
-                "quality": None
-                if quality is None
-                else {"accuracy_top1": quality * (epoch + 1) / 2},
-            }
-        )
-        for epoch in (0, 1)
-    )
-    return record.model_copy(
-        update={
-            "role": "worker" if number < cell.world_size else "server",
-            "threads": cell.threads,
-            "windows": windows,
-            "epochs": epochs,
-            "probe": probe,
-        }
-    )
+    qualities = [
+        None if quality is None else {"accuracy_top1": quality * share} for share in (0.5, 1.0)
+    ]
+    record = trained(invented_rank(number), qualities, seconds=seconds)
+    changes: dict[str, Any] = {"threads": cell.threads}
+    if cell.exposed_by_rank is not None and record.probe is not None:
+        exposed = {"exposed_communication_seconds": cell.exposed_by_rank[number]}
+        changes["probe"] = record.probe.model_copy(update=exposed)
+    return record.model_copy(update=changes)

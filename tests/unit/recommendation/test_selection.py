@@ -13,7 +13,7 @@ from shardmark.analysis.advise.selection import Selection, select
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.verdicts import METRIC, NO_DIFFERENCE, judged
 
-DRAWS = 300
+DRAWS = 150
 PEAK = "peak_memory_bytes"
 
 
@@ -50,11 +50,10 @@ def fastest(rows: Sequence[Row]) -> Selection:
     ("means", "spreads"),
     [
         ((1.0,) * 6, (0.02,) * 6),
-        ((1.0, 1.0), (0.02, 0.02)),
         ((1.001, 1.0, 1.0, 1.0, 1.0), (0.10, 0.02, 0.02, 0.02, 0.02)),
         ((1.001, 1.0, 1.0, 1.0, 1.0), (0.02, 0.10, 0.10, 0.10, 0.10)),
     ],
-    ids=["equal", "two", "the best is noisy", "the others are noisy"],
+    ids=["equal", "the best is noisy", "the others are noisy"],
 )
 def test_truly_best_is_kept(
     repeats: int, means: tuple[float, ...], spreads: tuple[float, ...]
@@ -72,18 +71,18 @@ def test_truly_best_is_kept(
         )
         chosen = fastest(rows)
         lost += rows[0] is not chosen.best and rows[0] not in chosen.ties
-    assert lost / DRAWS <= 0.075  # 5 %, and two standard errors of this many draws
+    assert lost / DRAWS <= 0.086  # 5 %, and two standard errors of this many draws
 
 
 def test_clear_winner_is_found_among_many() -> None:
     source = random.Random(0)
     won = 0
-    for _ in range(200):
+    for _ in range(100):
         means = (1.1, *(1.0,) * 7)
         rows = rows_with([[m * math.exp(source.gauss(0, 0.01)) for _ in range(5)] for m in means])
         chosen = fastest(rows)
         won += chosen.state == "shown" and chosen.best is rows[0]
-    assert won > 190
+    assert won > 95
 
 
 @pytest.mark.parametrize(
@@ -128,7 +127,7 @@ def test_never_contradicts_the_verdicts() -> None:
     """Whatever is drawn: who is shown to differ from the baseline is no tie with it, or is one."""
     draw = random.Random(0)
     states = set()
-    for _ in range(300):
+    for _ in range(150):
         levels = [100 * math.exp(draw.gauss(0, 0.06)) for _ in range(6)]
         values = [[level * draw.lognormvariate(0, 0.02) for _ in range(3)] for level in levels]
         rows = [replace(row, baseline="s0 on 1 rank") for row in rows_with(values)]

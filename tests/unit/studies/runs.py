@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmark.cli import main
-from shardmark.results.schema import EpochRecord, TrialResult, WindowRecord
-from shardmark.results.store import RunFolder
-from tests.golden.invented import invented_rank, invented_trial
+from shardmark.results.schema import RankRecord, TrialResult
+from tests.golden.invented import invented_rank, invented_trial, trained, write_run
 
 if TYPE_CHECKING:
     import pytest
 
-STEPS = 10
 WARMUP = 4
 WORKLOAD = {
     "name": "detection",
@@ -67,58 +65,25 @@ def detection_trial(
         trial=trial,
         **fields,
     )
-    if not made.ranks:
-        return made
-    records = tuple(_rank(rank, seconds, device) for rank in range(ranks))
-    return made.model_copy(update={"ranks": records})
+    return made.model_copy(update={"ranks": tuple(_rank(n, seconds, device) for n in range(ranks))})
 
 
-def _rank(rank: int, seconds: float, device: str) -> Any:
-    """Rank 1 is one second slower in the second epoch; the warm-up takes 40 % of the first."""
-    epochs = tuple(
-        EpochRecord(
-            epoch=index,
-            first_step=index * STEPS,
-            end_step=(index + 1) * STEPS,
-            train_loss=0.75 - index / 4,
-            evaluation_seconds=3.0,
-            quality={"map": 0.125 + index / 8, "map_50": None},
-        )
-        for index in (0, 1)
+def _rank(number: int, seconds: float, device: str) -> RankRecord:
+    rank = trained(
+        invented_rank(number),
+        [{"map": 0.125 + epoch / 8, "map_50": None} for epoch in (0, 1)],
+        seconds=seconds,
+        warmup=WARMUP,
     )
-    windows = (
-        WindowRecord(
-            first_step=WARMUP,
-            end_step=STEPS,
-            started_at_seconds=1000.0 + 0.4 * seconds,
-            window_seconds=0.6 * seconds,
-        ),
-        WindowRecord(
-            first_step=STEPS,
-            end_step=2 * STEPS,
-            started_at_seconds=1000.0 + seconds + 3,
-            window_seconds=seconds + rank,
-        ),
-    )
-    changes = {
-        "epochs": epochs,
-        "windows": windows,
-        "first_step_at_seconds": 1000.0,
-        "device": device,
-        "device_uuid": None if device == "cpu" else f"GPU-{rank}",
-    }
-    return invented_rank(rank).model_copy(update=changes)
+    uuid = None if device == "cpu" else f"GPU-{number}"
+    return rank.model_copy(update={"device": device, "device_uuid": uuid})
 
 
-def write_detection(path: Path, trials: Sequence[TrialResult], cores: int | None = 2) -> Path:
+def write_detection(path: Path, trials: Sequence[TrialResult]) -> Path:
     """A stored run with the environment that a comparison reads."""
-    folder = RunFolder.create(path)
-    folder.write_experiment({"name": "invented"})
-    cpu = {} if cores is None else {"cpu": {"usable_cores": cores, "model": "AMD EPYC"}}
-    folder.write_environment({**cpu, "packages": {"torch": "2.15.0", "deepspeed": "0.19.8"}})
-    for trial in trials:
-        folder.write_result(trial)
-    return path
+    cpu = {"usable_cores": 2, "model": "AMD EPYC"}
+    packages = {"torch": "2.15.0", "deepspeed": "0.19.8"}
+    return write_run(path, trials, environment={"cpu": cpu, "packages": packages})
 
 
 def scaled() -> list[TrialResult]:
