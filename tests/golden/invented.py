@@ -194,6 +194,7 @@ def trained(
     steps: int = 10,
     seconds: float = 10.0,
     warmup: int = 0,
+    evaluation_seconds: float = 0.25,
 ) -> RankRecord:
     """The rank with an epoch of so many steps and seconds for each quality."""
     epochs, windows = [], []
@@ -206,11 +207,11 @@ def trained(
                 first_step=first,
                 end_step=end,
                 train_loss=losses[epoch] if losses else 2 / (epoch + 1),
-                evaluation_seconds=0.25,
+                evaluation_seconds=evaluation_seconds,
                 quality=None if quality is None else dict(quality),
             )
         )
-        began = (rank.first_step_at_seconds or 0.0) + epoch * (seconds + 0.25)
+        began = (rank.first_step_at_seconds or 0.0) + epoch * (seconds + evaluation_seconds)
         windows.append(
             WindowRecord(
                 first_step=measured,

@@ -13,7 +13,7 @@ from tests.golden.invented import invented_rank, invented_trial, trained, write_
 if TYPE_CHECKING:
     import pytest
 
-WARMUP = 4
+STEPS, WARMUP = 10, 4
 WORKLOAD = {
     "name": "detection",
     "model": "fasterrcnn_resnet50_fpn",
@@ -69,14 +69,21 @@ def detection_trial(
 
 
 def _rank(number: int, seconds: float, device: str) -> RankRecord:
+    """Rank 1 is one second slower in the second epoch."""
     rank = trained(
         invented_rank(number),
         [{"map": 0.125 + epoch / 8, "map_50": None} for epoch in (0, 1)],
+        losses=(0.75, 0.5),
+        steps=STEPS,
         seconds=seconds,
         warmup=WARMUP,
+        evaluation_seconds=3.0,
     )
+    first, second = rank.windows
+    slower = second.model_copy(update={"window_seconds": seconds + number})
     uuid = None if device == "cpu" else f"GPU-{number}"
-    return rank.model_copy(update={"device": device, "device_uuid": uuid})
+    changes = {"windows": (first, slower), "device": device, "device_uuid": uuid}
+    return rank.model_copy(update=changes)
 
 
 def write_detection(path: Path, trials: Sequence[TrialResult]) -> Path:
