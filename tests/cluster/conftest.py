@@ -2,4 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+from benchmarks.cluster import namespaces
+from benchmarks.cluster.bench import Bench, bench
+
 from tests.cluster.one_machine import one  # noqa: F401  (a fixture)
+from tests.kept_engine import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands start there: the user's model is in it."""
+    monkeypatch.chdir(REPOSITORY)
+
+
+@pytest.fixture
+def nodes() -> Iterator[Bench]:
+    """Two of them, which share no network but one link."""
+    with bench(nodes=2) as made:
+        yield made
+        left = [namespaces.processes(node.namespace) for node in made.nodes]
+    assert left == [[], []], "no process is left on any node"

@@ -12,6 +12,7 @@ import pytest
 
 from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
+from shardmark.measure.step.progress import reached
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.kept_engine import REPOSITORY, KeptEngine
@@ -61,6 +62,33 @@ def wait_for(condition: Callable[[], object], seconds: float) -> float:
 
 def in_order(run: Path) -> list[TrialResult]:
     return sorted(load_run(run, verify=True).trials, key=lambda trial: trial.order)
+
+
+def check_lost(run: Path, node: int, said: str) -> None:
+    """The first trial failed because of that node, and the second one lacks it."""
+    first, second = in_order(run)
+    assert first.outcome is Outcome.FAILED
+    assert first.failure is not None
+    assert first.failure.node == node
+    assert f"node {node} (" in first.failure.reason
+    assert f"was lost: {said}" in first.failure.reason
+    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
+
+
+def check_verdicts(run: StoredRun) -> None:
+    assert run.verification is not None
+    assert [verdict.equivalent for verdict in run.verification.verdicts] == [True] * 3
+
+
+def stepping(trial: Path) -> bool:
+    """Whether both ranks of a trial under way take steps."""
+    told = [reached(trial, rank) for rank in (0, 1)]
+    return all(rank is not None and rank.steps > 3 for rank in told)
+
+
+def given(*settings: str) -> list[str]:
+    """Of the command line."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def by_strategy(run: StoredRun) -> dict[str, TrialResult]:

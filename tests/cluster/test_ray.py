@@ -15,16 +15,19 @@ import psutil
 import pytest
 import yaml
 
-from shardmark.measure.step.progress import reached
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.one_machine import (
     ENDLESS,
     EXPERIMENT,
+    check_lost,
     check_places,
     check_same,
     check_samples,
+    check_verdicts,
+    given,
     in_order,
+    stepping,
     wait_for,
 )
 from tests.cluster.raylets import Raylets, raylets, why_no_ray
@@ -34,7 +37,6 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-REPOSITORY = Path(__file__).parents[2]
 MARK = "SHARDMARK_TEST_OF_RAY"
 NODE_SECONDS = 6
 
@@ -47,19 +49,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     wait_for(lambda: not of_session(made), 20)
 
 
-@pytest.fixture(autouse=True)
-def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands start there: the user's model is in it."""
-    monkeypatch.chdir(REPOSITORY)
-
-
 def command(folder: Path, cluster: Raylets, *settings: str, **changes: Any) -> list[str]:
     path = folder / "experiment.yaml"
     path.write_text(yaml.safe_dump(EXPERIMENT | {"placement": {"nodes": 2}} | changes))
     words = [sys.executable, "-m", "shardmark", "run", str(path), "--out", str(folder / "run")]
     words += ["--engine", "ray", "--set", f"engine.address={cluster.address}"]
     words += ["--set", f"engine.node_seconds={NODE_SECONDS}"]
-    return words + [word for setting in settings for word in ("--set", setting)]
+    return words + given(*settings)
 
 
 def started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
@@ -89,18 +85,13 @@ def of_session(cluster: Raylets) -> list[str]:
 
 def trial_under_way(run: Path, process: subprocess.Popen[bytes], log: Path) -> Path:
     """The folder of the trial whose two ranks are taking steps."""
-    found: list[Path] = []
 
-    def stepping() -> bool:
+    def found() -> list[Path]:
         assert process.poll() is None, log.read_text()[-3000:]
-        for folder in (run / "trials").glob("*"):
-            told = [reached(folder, rank) for rank in (0, 1)]
-            if all(one is not None and one.steps > 3 for one in told):
-                found.append(folder)
-        return bool(found)
+        return [*filter(stepping, (run / "trials").glob("*"))]
 
-    wait_for(stepping, 300)
-    return found[0]
+    wait_for(found, 300)
+    return found()[0]
 
 
 def pid_of(folder: Path, rank: int) -> int:
@@ -132,8 +123,7 @@ def test_two_nodes_train_what_one_machine_trains(
     assert "ray" not in ran.stderr.lower(), ran.stderr
     two = load_run(tmp_path / "run", verify=True)
     check_same(one, two)
-    verdicts = two.verification.verdicts if two.verification is not None else ()
-    assert [verdict.equivalent for verdict in verdicts] == [True] * 3
+    check_verdicts(two)
     check_places(two)
     check_samples(two)
     wait_for(lambda: not left(), 10)
@@ -179,37 +169,22 @@ def test_dead_rank_is_restarted_then_named_and_ctrl_c_leaves_nothing(
     wait_for(lambda: not left(), 10)
 
 
-def test_dead_actor_is_a_lost_node_whose_ranks_end(cluster: Raylets, tmp_path: Path) -> None:
-    log, run = tmp_path / "log.txt", tmp_path / "run"
-    process = started(command(tmp_path, cluster, **ENDLESS), log)
-    folder = trial_under_way(run, process, log)
-    os.kill(above(folder, 1, "ray::NodeActor"), signal.SIGKILL)
-    assert process.wait(timeout=60) == 1, log.read_text()[-2000:]
-    first, second = in_order(run)
-    assert first.failure is not None
-    assert "node 1 (" in first.failure.reason
-    assert "was lost: its connection" in first.failure.reason
-    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
-    wait_for(lambda: not left(), 10)
-
-
-def test_dead_raylet_is_named(cluster: Raylets, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["actor", "raylet"])
+def test_dead_node_is_named_and_its_ranks_end(cluster: Raylets, tmp_path: Path, kind: str) -> None:
     """The last test here: the cluster then has one node."""
     log, run = tmp_path / "log.txt", tmp_path / "run"
     process = started(command(tmp_path, cluster, **ENDLESS), log)
     folder = trial_under_way(run, process, log)
-    raylet_of = [above(folder, rank, "raylet/raylet") for rank in (0, 1)]
-    (rank,) = (rank for rank in (0, 1) if raylet_of[rank] != cluster.head)
-    cluster.kill(raylet_of[rank])
+    if kind == "actor":
+        rank = 1
+        os.kill(above(folder, rank, "ray::NodeActor"), signal.SIGKILL)
+    else:
+        raylet_of = [above(folder, rank, "raylet/raylet") for rank in (0, 1)]
+        (rank,) = (rank for rank in (0, 1) if raylet_of[rank] != cluster.head)
+        cluster.kill(raylet_of[rank])
     took = wait_for((folder / "result.json").exists, NODE_SECONDS + 20)
     assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
     assert process.wait(timeout=60) == 1, log.read_text()[-2000:]
-    first, second = in_order(run)
-    assert first.outcome is Outcome.FAILED
-    assert first.failure is not None
-    assert first.failure.node == rank
-    assert f"node {rank} (" in first.failure.reason
-    assert "was lost: " in first.failure.reason
-    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
+    check_lost(run, rank, "its connection" if kind == "actor" else "")
     assert "(raylet)" not in log.read_text(), "Ray prints nothing into the progress"
     wait_for(lambda: not left(), 10)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from benchmarks.cluster import namespaces
-from benchmarks.cluster.bench import Bench, bench
 
 from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
 from tests.cluster.needs import why_no_bench
-from tests.cluster.one_machine import by_strategy, losses, wait_for
-from tests.cluster.test_torchrun import REPOSITORY, command, steps, written
+from tests.cluster.one_machine import EXPERIMENT, by_strategy, losses, wait_for
+from tests.cluster.test_torchrun import command, steps, written
 from tests.distributed.dying import Death, plan
 from tests.kept_engine import DEATHS, KeptEngine
+
+if TYPE_CHECKING:
+    from benchmarks.cluster.bench import Bench
 
 pytestmark = [
     pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),
@@ -28,26 +28,11 @@ pytestmark = [
 
 PORT = 29431
 CHANGES: dict[str, Any] = {
-    "name": "restarts-on-nodes",
-    "workload": {
-        "name": "classification",
-        "model": "tests.distributed.dying:dying",
-        "dataset": "digits",
-    },
+    "workload": EXPERIMENT["workload"] | {"model": "tests.distributed.dying:dying"},
     "recipe": {"global_batch": 16, "steps": 8, "threads_per_rank": 1},
     "matrix": {"strategy": ["ddp", "fsdp"], "world_size": [4]},
     "measure": {"warmup_steps": 1, "evaluate": "end", "verify": False, "probe": False},
-    "device": "cpu",
 }
-
-
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.chdir(REPOSITORY)
-    with bench(nodes=2) as made:
-        yield made
-        left = [namespaces.processes(node.namespace) for node in made.nodes]
-    assert left == [[], []], "no process is left on any node"
 
 
 def test_all_ranks_of_a_node_die_and_training_goes_on(
@@ -59,8 +44,7 @@ def test_all_ranks_of_a_node_die_and_training_goes_on(
     file = written(tmp_path, **CHANGES, limits=limits)
     deaths = [Death(rank=r, processes=4, victim=r, at_pass=6) for r in (2, 3)]
     out = tmp_path / "two"
-    rendezvous = f"engine.rendezvous={nodes.nodes[0].address}:{PORT}"
-    words = command(file, out, rendezvous)
+    words = command(file, out, f"engine.rendezvous={nodes.nodes[0].address}:{PORT}")
     codes = nodes.run_everywhere(
         lambda _: words,
         seconds=600,
@@ -69,7 +53,9 @@ def test_all_ranks_of_a_node_die_and_training_goes_on(
     )
     assert codes == [0, 0], (tmp_path / "node0.log").read_text()[-2000:]
     two = load_run(out, verify=True)
-    one = load_run(run_experiment(from_mapping(CHANGES), tmp_path / "one", engine=kept_engine))
+    one = load_run(
+        run_experiment(from_mapping(EXPERIMENT | CHANGES), tmp_path / "one", engine=kept_engine)
+    )
     for strategy, trial in by_strategy(two).items():
         assert trial.outcome is Outcome.OK, trial.failure
         told = [[loss for *_, loss in losses(run, strategy)] for run in (one, two)]

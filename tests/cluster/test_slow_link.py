@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 import pytest
-import yaml
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
@@ -22,8 +21,9 @@ from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.results.schema import Outcome, StabilityKind, TrialResult
 from shardmark.results.store import load_run
 from tests.cluster.needs import why_no_bench
-from tests.cluster.one_machine import wait_for
-from tests.cluster.test_torchrun import NODE_SECONDS, PORT, REPOSITORY, command, steps
+from tests.cluster.one_machine import EXPERIMENT, wait_for
+from tests.cluster.test_torchrun import NODE_SECONDS, PORT, command, steps, written
+from tests.kept_engine import REPOSITORY
 
 pytestmark = [
     pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),
@@ -36,23 +36,14 @@ DEAD_SLOW = FAST / 200
 """Bits a second: the gradients take 0.084, 0.84 and 17 s."""
 STEPS = 26
 TRIAL_SECONDS = 15.0
-EXPERIMENT: dict[str, Any] = {
-    "name": "slow-link",
-    "workload": {
-        "name": "classification",
-        "model": "tests.cluster.models:heavy",
-        "dataset": "digits",
-    },
+CHANGES: dict[str, Any] = {
+    "workload": EXPERIMENT["workload"] | {"model": "tests.cluster.models:heavy"},
     "recipe": {"global_batch": 16, "steps": STEPS, "threads_per_rank": 1},
-    "placement": {"nodes": 2},
     "matrix": {"strategy": ["ddp"]},
-    "measure": {
-        **{"warmup_steps": 2, "evaluate": "never", "verify": False, "probe": False},
-        "link_seconds": 0,
-    },
-    "device": "cpu",
+    "measure": {"warmup_steps": 2, "evaluate": "never", "verify": False, "probe": False}
+    | {"link_seconds": 0},
 }
-ENDLESS = {
+ENDLESS = CHANGES | {
     "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
     "limits": {"trial_seconds": TRIAL_SECONDS},
 }
@@ -83,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
     """
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.chdir(REPOSITORY)
-        changes: tuple[tuple[dict[str, Any], float], ...] = (({}, SLOW), (ENDLESS, DEAD_SLOW))
+        changes: tuple[tuple[dict[str, Any], float], ...] = ((CHANGES, SLOW), (ENDLESS, DEAD_SLOW))
         ends = stack.enter_context(ThreadPoolExecutor())
         both = []
         for number, (changed, speed) in enumerate(changes):
@@ -96,8 +87,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Run, Run]]:
 
 def finished(nodes: Bench, folder: Path, changes: dict[str, Any], bits_per_second: float) -> Run:
     """The same command on both nodes, to its end; one link is changed on the way."""
-    file, out = folder / "experiment.yaml", folder / "run"
-    file.write_text(yaml.safe_dump(EXPERIMENT | changes))
+    file, out = written(folder, **changes), folder / "run"
     words = command(file, out, f"engine.rendezvous={nodes.nodes[0].address}:{PORT}")
     both = [nodes.start(node, words, log=folder / f"{node}.txt") for node in (0, 1)]
     wait_for(lambda: steps(out, 0) >= STEPS // 2, 200)

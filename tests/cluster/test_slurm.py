@@ -20,7 +20,6 @@ import yaml
 from benchmarks.cluster import namespaces
 
 from shardmark.core.run_files import RESULT_FILE
-from shardmark.measure.step.progress import reached
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
@@ -29,7 +28,9 @@ from tests.cluster.one_machine import (
     EXPERIMENT,
     by_strategy,
     check_same,
+    given,
     in_order,
+    stepping,
     wait_for,
 )
 from tests.cluster.slurm_cluster import SlurmCluster, slurm, why_no_slurm
@@ -41,7 +42,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 
-REPOSITORY = Path(__file__).parents[2]
 LONG_SECONDS = 600
 """For the libraries to be loaded, also where others use the machine."""
 TWO_TRIALS: dict[str, Any] = {
@@ -60,9 +60,7 @@ def daemons() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def cluster(daemons: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """Commands start in the repository, where the user's model is."""
-    monkeypatch.chdir(REPOSITORY)
+def cluster(daemons: SlurmCluster) -> Iterator[SlurmCluster]:
     yield daemons
     left = daemons.jobs()
     if left:
@@ -78,8 +76,7 @@ def command(tmp_path: Path, *settings: str, **changes: Any) -> list[str]:
     experiment.write_text(yaml.safe_dump(EXPERIMENT | TWO_TRIALS | changes))
     unset = ["env", "-u", "GLOO_SOCKET_IFNAME", "-u", "NCCL_SOCKET_IFNAME"]
     words = [*unset, sys.executable, "-m", "shardmark", "run", str(experiment)]
-    given = [word for setting in settings for word in ("--set", setting)]
-    return [*words, *given, "--out", str(tmp_path / "run")]
+    return [*words, *given(*settings), "--out", str(tmp_path / "run")]
 
 
 def ended(process: subprocess.Popen[bytes], log: Path) -> tuple[int, str]:
@@ -154,9 +151,7 @@ def training(out: Path, results: int) -> bool:
     """Whether so many trials have ended, and both ranks of another one train."""
     trials = [*(out / "trials").glob("*")]
     under_way = [trial for trial in trials if not (trial / RESULT_FILE).exists()]
-    came = [reached(trial, rank) for trial in under_way for rank in (0, 1)]
-    told = [one.steps for one in came if one is not None]
-    return len(trials) - len(under_way) == results and len(told) == 2 and min(told) > 3
+    return len(trials) - len(under_way) == results and any(map(stepping, under_way))
 
 
 def running(cluster: SlurmCluster, node: int, words: bytes) -> list[int]:

@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import math
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from benchmarks.cluster import namespaces
-from benchmarks.cluster.bench import Bench, bench
 
 from shardmark.analysis.compare.comparison import compare
+from shardmark.measure.step.progress import reached
 from shardmark.results.network import read_network
-from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
 from tests.cluster.one_machine import (
     ENDLESS,
     EXPERIMENT,
     by_strategy,
+    check_lost,
     check_places,
     check_same,
     check_samples,
-    in_order,
+    check_verdicts,
+    given,
     wait_for,
 )
+
+if TYPE_CHECKING:
+    from benchmarks.cluster.bench import Bench
 
 pytestmark = [
     pytest.mark.skipif(why_no_bench() is not None, reason=why_no_bench() or ""),
     pytest.mark.timeout(900),
 ]
 
-REPOSITORY = Path(__file__).parents[2]
 NODE_SECONDS = 6
 PORT = 29417
-
-
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Two of them; commands start in the repository, where the user's model is."""
-    monkeypatch.chdir(REPOSITORY)
-    with bench(nodes=2) as made:
-        yield made
-        left = [namespaces.processes(node.namespace) for node in made.nodes]
-    assert left == [[], []], "no process is left on any node"
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -62,13 +54,11 @@ def command(experiment: Path, out: Path, *settings: str) -> list[str]:
     unset = ["env", "-u", "GLOO_SOCKET_IFNAME", "-u", "NCCL_SOCKET_IFNAME"]
     words = [*unset, sys.executable, "-m", "shardmark", "run", str(experiment), "--out", str(out)]
     words += ["--engine", "torchrun", "--set", f"engine.node_seconds={NODE_SECONDS}"]
-    return words + [word for setting in settings for word in ("--set", setting)]
+    return words + given(*settings)
 
 
 def steps(out: Path, rank: int) -> int:
     """Steps of a trial under way, as the controller's folder has them."""
-    from shardmark.measure.step.progress import reached
-
     found = (reached(one, rank) for one in (out / "trials").glob("*"))
     return max((one.steps for one in found if one is not None), default=0)
 
@@ -84,8 +74,7 @@ def test_two_nodes_train_what_one_machine_trains(
     assert codes == [0, 0], (tmp_path / "node0.log").read_text()[-2000:]
     two = load_run(out, verify=True)
     check_same(one, two)
-    verdicts = two.verification.verdicts if two.verification is not None else ()
-    assert [verdict.equivalent for verdict in verdicts] == [True] * 3
+    check_verdicts(two)
     check_places(two)
     for own in check_samples(two).values():  # the gradients have gone over each node's link
         sent = [line["network"][namespaces.INTERFACE]["bytes_sent"] for line in own]
@@ -111,68 +100,38 @@ def _check_links(one: StoredRun, two: StoredRun) -> None:
     assert all(op.fit for record in found if record is not None for op in record.operations)
 
 
-def started_from(node: int, nodes: Bench, tmp_path: Path, settings: Sequence[str]) -> Any:
+def started_from(node: int, nodes: Bench, tmp_path: Path) -> subprocess.Popen[bytes]:
     """One command there, which starts the other node over the list of hosts."""
     first, second = nodes.nodes[node], nodes.nodes[1 - node]
-    hosts = f"engine.hosts=[{first.namespace},{second.namespace}]"
-    return nodes.start(
-        node,
-        command(
-            written(tmp_path, **ENDLESS),
-            tmp_path / "run",
-            f"engine.rendezvous={first.address}:0",
-            "engine.remote=ip netns exec {host} {command}",
-            hosts,
-            *settings,
-        ),
-        log=tmp_path / "log.txt",
+    words = command(
+        written(tmp_path, **ENDLESS),
+        tmp_path / "run",
+        f"engine.rendezvous={first.address}:0",
+        "engine.remote=ip netns exec {host} {command}",
+        f"engine.hosts=[{first.namespace},{second.namespace}]",
     )
+    return nodes.start(node, words, log=tmp_path / "log.txt")
 
 
 def test_dead_link_ends_the_trial_in_time(nodes: Bench, tmp_path: Path) -> None:
     """No reset tells anybody.  Node 0 is the one with the later address, and rank 0 is there."""
     out = tmp_path / "run"
-    started = started_from(1, nodes, tmp_path, ())
+    started = started_from(1, nodes, tmp_path)
     wait_for(lambda: min(steps(out, 0), steps(out, 1)) > 3, 300)
     nodes.cut(0)
     results = out / "trials"
     took = wait_for(lambda: any(results.glob("*/result.json")), NODE_SECONDS + 20)
     assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
     started.wait(timeout=60)
-    first, second = in_order(out)
-    assert first.outcome is Outcome.FAILED
-    assert first.failure is not None
-    assert first.failure.node == 1
-    assert first.failure.reason.startswith("node 1 (")
-    assert first.failure.reason.endswith(f"was lost: nothing was heard for {NODE_SECONDS} s")
-    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
+    check_lost(out, 1, f"nothing was heard for {NODE_SECONDS} s")
     assert started.returncode == 1
     wait_for(lambda: not namespaces.processes(nodes.nodes[0].namespace), NODE_SECONDS + 8)
 
 
 def test_dead_controller_ends_the_nodes(nodes: Bench, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    started = started_from(0, nodes, tmp_path, ())
+    started = started_from(0, nodes, tmp_path)
     wait_for(lambda: min(steps(out, 0), steps(out, 1)) > 3, 300)
     nodes.kill(0)
     wait_for(lambda: not namespaces.processes(nodes.nodes[1].namespace), 15)
     started.wait(timeout=10)
-
-
-def test_vanished_node_is_named_at_once(nodes: Bench, tmp_path: Path) -> None:
-    """The same command on both, the second of which is killed with all that it has started."""
-    out = tmp_path / "run"
-    rendezvous = f"engine.rendezvous={nodes.nodes[0].address}:{PORT}"
-    words = command(written(tmp_path, **ENDLESS), out, rendezvous)
-    both = [nodes.start(node, words, log=tmp_path / f"{node}.txt") for node in (0, 1)]
-    wait_for(lambda: min(steps(out, 0), steps(out, 1)) > 3, 300)
-    nodes.kill(1)
-    took = wait_for(lambda: any((out / "trials").glob("*/result.json")), 20)
-    assert took < math.ceil(NODE_SECONDS), "the kernel closes its connections"
-    assert both[0].wait(timeout=60) == 1
-    both[1].wait(timeout=10)
-    first = in_order(out)[0]
-    assert first.outcome is Outcome.FAILED
-    assert first.failure is not None
-    assert first.failure.node == 1
-    assert "node 1 (node1) was lost: its connection" in first.failure.reason

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,8 +29,7 @@ class Death:
 
 def plan(file: Path, folder: Path, *deaths: Death) -> str:
     """Write who is to die; the file's name, for the environment.  The folder has who died."""
-    told = (f"{d.rank}/{d.processes}/{d.victim}/{d.at_pass}/{d.times}" for d in deaths)
-    file.write_text(f"{','.join(told)}@{folder}")
+    file.write_text(json.dumps({"folder": str(folder), "deaths": [asdict(d) for d in deaths]}))
     return str(file)
 
 
@@ -39,7 +40,12 @@ class Dying(nn.Module):
         super().__init__()
         self.network = small(num_classes)
         self._passes = 0
-        self._folder, self._deaths = _planned()
+        file = Path(os.environ.get(DEATHS, "no plan"))
+        told: dict[str, Any] = {"folder": "", "deaths": []}
+        if file.exists():
+            told = json.loads(file.read_text())
+        self._folder = Path(told["folder"])
+        self._deaths = [Death(**death) for death in told["deaths"]]
         self._trial = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         if self._deaths:
             self._pid_file(int(os.environ["RANK"])).write_text(str(os.getpid()))
@@ -56,27 +62,11 @@ class Dying(nn.Module):
         return self._folder / f"{self._trial}.{rank}.pid"
 
     def _die(self, death: Death) -> None:
-        if (str(death.rank), str(death.processes)) != (
-            os.environ["RANK"],
-            os.environ["WORLD_SIZE"],
-        ):
-            return
+        here = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         died = len(list(self._folder.glob(f"{self._trial}.{death.rank}.*.died")))
-        if died < death.times:
+        if here == (death.rank, death.processes) and died < death.times:
             (self._folder / f"{self._trial}.{death.rank}.{died}.died").touch()
             os.kill(int(self._pid_file(death.victim).read_text()), signal.SIGKILL)
-
-
-def _planned() -> tuple[Path, list[Death]]:
-    file = Path(os.environ.get(DEATHS, "no plan"))
-    told, _, folder = (file.read_text() if file.exists() else "").partition("@")
-    deaths = []
-    for death in filter(None, told.split(",")):
-        rank, processes, victim, at_pass, times = map(int, death.split("/"))
-        deaths.append(
-            Death(rank=rank, processes=processes, victim=victim, at_pass=at_pass, times=times)
-        )
-    return Path(folder), deaths
 
 
 def dying(num_classes: int) -> nn.Module:

@@ -35,50 +35,31 @@ class Misbehaving(nn.Module):
         return logits
 
 
-def killed(num_classes: int) -> nn.Module:
-    return Misbehaving(num_classes, lambda: os.kill(os.getpid(), signal.SIGKILL))
+def model(act: Callable[[], object]) -> Callable[[int], nn.Module]:
+    return lambda num_classes: Misbehaving(num_classes, act)
 
 
-def crashes(num_classes: int) -> nn.Module:
-    return Misbehaving(num_classes, lambda: os.kill(os.getpid(), signal.SIGSEGV))
+def _raise(error: Exception) -> None:
+    raise error
 
 
-def hangs(num_classes: int) -> nn.Module:
-    return Misbehaving(num_classes, lambda: time.sleep(3600))
+killed = model(lambda: os.kill(os.getpid(), signal.SIGKILL))
+crashes = model(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+hangs = model(lambda: time.sleep(3600))
+allocates_too_much = model(lambda: torch.empty(2**50))
+has_no_memory = model(lambda: _raise(MemoryError("no memory left for a list")))
+raises = model(lambda: _raise(ValueError("the model does not like this picture")))
+is_slow = model(lambda: time.sleep(3))  # so that somebody can interrupt it
 
 
-def allocates_too_much(num_classes: int) -> nn.Module:
-    return Misbehaving(num_classes, lambda: torch.empty(2**50))
+def _hoard() -> None:
+    (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
+    hoard = [torch.ones(2**24) for _ in range(64)]
+    raise AssertionError(f"the kernel allowed {len(hoard)} x 64 MiB")
 
 
-def has_no_memory(num_classes: int) -> nn.Module:
-    def act() -> None:
-        raise MemoryError("no memory left for a list")
-
-    return Misbehaving(num_classes, act)
-
-
-def raises(num_classes: int) -> nn.Module:
-    def act() -> None:
-        raise ValueError("the model does not like this picture")
-
-    return Misbehaving(num_classes, act)
-
-
-def is_slow(num_classes: int) -> nn.Module:
-    """Takes its time at the third step, so that somebody can interrupt it."""
-    return Misbehaving(num_classes, lambda: time.sleep(3))
-
-
-def outgrows_its_cgroup(num_classes: int) -> nn.Module:
-    """The kernel kills the process that holds more than its control group allows."""
-
-    def act() -> None:
-        (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
-        hoard = [torch.ones(2**24) for _ in range(64)]
-        raise AssertionError(f"the kernel allowed {len(hoard)} x 64 MiB")
-
-    return Misbehaving(num_classes, act)
+outgrows_its_cgroup = model(_hoard)
+"""The kernel kills the process that holds more than its control group allows."""
 
 
 class Slow(nn.Module):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,10 @@ def run_agent(directory: str, task: str) -> int:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
     monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setattr(fork_server, "AGENT", AGENT)
     monkeypatch.setattr(fork_server, "PRELOADED", (AGENT,))
-    server = ForkServer()
-    yield server
-    server.close()
+    with closing(ForkServer()) as made:
+        yield made
 
 
 def told_in(folder: Path) -> dict[str, Any]:
@@ -72,31 +73,27 @@ def test_trials_share_what_is_loaded_and_nothing_else(server: ForkServer, tmp_pa
     server.load(["colorsys", "no_such_module"], "cpu")
     told = []
     for number in (1, 2):
-        server.begin(tmp_path, "measure", {"SHARDMARK_TEST": str(number)}, agent=AGENT)
+        server.begin(tmp_path, "measure", {"SHARDMARK_TEST": str(number)})
         assert server.ended(30) == 3
         told.append(told_in(tmp_path))
-    assert [one["variable"] for one in told] == ["1", "2"]
-    assert all(one["loaded"] and one["frozen"] > 1000 for one in told)
+    assert [trial["variable"] for trial in told] == ["1", "2"]
+    assert all(trial["loaded"] and trial["frozen"] > 1000 for trial in told)
     assert told[0]["server"] == told[1]["server"] != os.getpid()
     assert told[0]["pid"] != told[1]["pid"]
     assert "SHARDMARK_TEST" not in os.environ
 
 
-def test_reaping_ends_the_trial_and_its_children(server: ForkServer, tmp_path: Path) -> None:
-    server.begin(tmp_path, "links", {}, agent=AGENT)
+@pytest.mark.parametrize("how", ["reaped", "closed", "killed"])
+def test_trial_and_its_children_end(server: ForkServer, tmp_path: Path, how: str) -> None:
+    server.begin(tmp_path, "links", {})
     told = told_in(tmp_path)
-    assert server.ended(0.01) is None
-    assert server.reap() == -signal.SIGKILL
-    assert gone(told["pid"], told["child"])
-    server.begin(tmp_path, "measure", {}, agent=AGENT)
-    assert server.ended(30) == 3
-
-
-@pytest.mark.parametrize("how", ["closed", "killed"])
-def test_trial_ends_with_its_server(server: ForkServer, tmp_path: Path, how: str) -> None:
-    server.begin(tmp_path, "links", {}, agent=AGENT)
-    told = told_in(tmp_path)
-    if how == "closed":
+    if how == "reaped":
+        assert server.ended(0.01) is None
+        assert server.reap() == -signal.SIGKILL
+        assert gone(told["pid"], told["child"])
+        server.begin(tmp_path, "measure", {})
+        assert server.ended(30) == 3
+    elif how == "closed":
         server.close()
         assert gone(told["pid"], told["server"], told["child"])
     else:  # nobody is left to end the agent's own children
@@ -112,10 +109,10 @@ def test_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "from pathlib import Path\n"
         "from shardmark.launch.local import fork_server\n"
-        f"fork_server.PRELOADED = ({AGENT!r},)\n"
+        f"fork_server.AGENT, fork_server.PRELOADED = {AGENT!r}, ({AGENT!r},)\n"
         "server = fork_server.ForkServer()\n"
         "server.load([], 'cpu')\n"
-        f"server.begin(Path({str(tmp_path)!r}), 'measure', {{}}, agent={AGENT!r})\n"
+        f"server.begin(Path({str(tmp_path)!r}), 'measure', {{}})\n"
         "print('ended', server.ended(30))\n"
         "server.close()\n"
     )

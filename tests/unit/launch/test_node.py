@@ -7,6 +7,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -52,9 +53,8 @@ class FakeForkServer:
 
 @pytest.fixture
 def registry() -> Iterator[NodeRegistry]:
-    made = NodeRegistry(("127.0.0.1", 0), wanted=2, key=KEY, patience_seconds=10)
-    yield made
-    made.close()
+    with closing(NodeRegistry(("127.0.0.1", 0), wanted=2, key=KEY, patience_seconds=10)) as made:
+        yield made
 
 
 @pytest.fixture
@@ -113,13 +113,8 @@ def test_node_answers_and_judges_until_the_run_is_over(
     folder = tmp_path / "judge"
     folder.mkdir()
     registry.keep_files_in(folder)
-    run = {
-        "do": "run",
-        "directory": str(folder),
-        "trial": None,
-        "task": "judge",
-        "rendezvous": None,
-    }
+    given = {"directory": str(folder), "trial": None, "task": "judge", "rendezvous": None}
+    run = {"do": "run"} | given
     assert registry.ask([0], run)[0]["ended"] == 0
     assert json.loads((folder / "verdicts.json").read_text()) == ["first", "second", "last"]
     assert {path.name for path in folder.iterdir()} == {"verdicts.json"}
@@ -130,15 +125,14 @@ def test_node_answers_and_judges_until_the_run_is_over(
 
 
 @pytest.mark.usefixtures("scratch")
-def test_node_whose_controller_is_gone_says_so(registry: NodeRegistry) -> None:
+def test_node_is_told_of_its_refusal_and_says_when_its_controller_is_gone(
+    registry: NodeRegistry,
+) -> None:
+    with pytest.raises(ShardmarkError, match="refuses this node: it has another recipe"):
+        joined(registry, 1, recipe="x")
     made = joined(registry, 1)
     registry.nodes[1].channel.close()
     assert made.serve() == "its connection was closed"
-
-
-def test_refusal_is_told_to_the_node(registry: NodeRegistry) -> None:
-    with pytest.raises(ShardmarkError, match="refuses this node: it has another recipe"):
-        joined(registry, 1, recipe="x")
 
 
 def test_scratch_folders_that_nobody_owns_any_more_are_removed(scratch: Path) -> None:

@@ -84,7 +84,7 @@ def test_who_came_and_was_refused_is_told_while_others_are_awaited(
     with pytest.raises(ShardmarkError) as caught:
         wait(registry, 0.3, told)
     assert told == [refused]
-    assert str(caught.value) == f"node 1, 2 has not come within 0.3 s; {refused}"
+    assert refused in str(caught.value)
 
 
 def test_sections_that_differ_are_named() -> None:
@@ -93,15 +93,6 @@ def test_sections_that_differ_are_named() -> None:
     assert key_difference(run_key(dict(reversed(content.items()))), ours) is None
     theirs = run_key({"name": "e", "recipe": {"steps": 2}})
     assert key_difference(theirs, ours) == "it has another matrix, recipe"
-
-
-def test_something_that_is_no_node_is_sent_away(registry: NodeRegistry) -> None:
-    with socket.create_connection(("127.0.0.1", registry.port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        stranger.settimeout(5)
-        with suppress(ConnectionResetError):  # the same, told less politely
-            assert stranger.recv(100) == b""
-    assert registry.nodes == {}
 
 
 def test_answers_come_from_those_that_were_asked(registry: NodeRegistry, come: Come) -> None:
@@ -178,13 +169,13 @@ def test_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
         accepted_path(tmp_path, name)
 
 
-@pytest.mark.parametrize("sent", [b"\xff" * 8, b"\x00\x00\x00\x02\x00\x00\x00\x00{{"])
-def test_messages_of_no_sense_end_the_channel(sent: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        theirs = socket.create_connection(server.getsockname())
-        channel = Channel(server.accept()[0], patience_seconds=5)
-    theirs.sendall(sent)
-    with pytest.raises(ChannelEndedError, match="something else than messages"):
-        channel.receive()
-    channel.close()
-    theirs.close()
+@pytest.mark.parametrize(
+    "sent", [b"\xff" * 8, b"\x00\x00\x00\x02\x00\x00\x00\x00{{", b"GET / HTTP/1.1\r\n\r\n"]
+)
+def test_something_that_is_no_node_is_sent_away(registry: NodeRegistry, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", registry.port)) as stranger:
+        stranger.sendall(sent)
+        stranger.settimeout(5)
+        with suppress(ConnectionResetError):  # the same, told less politely
+            assert stranger.recv(100) == b""
+    assert registry.nodes == {}

@@ -11,7 +11,6 @@ import pytest
 from pydantic import ValidationError
 
 from shardmark.config.engines import TorchrunOptions
-from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import EngineRequest, RemoteCommand
 from shardmark.launch.engines import request_of, submission
@@ -34,8 +33,8 @@ def options(**given: object) -> TorchrunOptions:
     return TorchrunOptions.model_validate(given)
 
 
-def delegate(given: TorchrunOptions, *, nodes: int = 2) -> int | None:
-    return torchrun.delegate(given, REQUESTS[nodes - 1], COMMAND)
+def delegate(**given: object) -> int | None:
+    return torchrun.delegate(options(**given), REQUESTS[1], COMMAND)
 
 
 @pytest.mark.parametrize(
@@ -79,17 +78,7 @@ def test_what_cannot_bring_two_nodes_together(given: dict[str, object], said: st
 
 def test_nodes_of_one_machine_may_meet_at_its_loopback() -> None:
     torchrun.check(options(rendezvous="localhost:1", hosts=["localhost", "127.0.0.1"]), 2)
-    started_here = options(rendezvous="[::1]:1", hosts=["a", "b"], remote="sh -c {quoted}")
-    torchrun.check(started_here, 2)
-
-
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_number_beyond_the_nodes_is_refused_before_it_dials(
-    nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SHARDMARK_NODE_RANK", "2")
-    with pytest.raises(InputError, match=f"SHARDMARK_NODE_RANK: found 2, and .* takes {nodes} "):
-        delegate(options(rendezvous="192.0.2.1:1"), nodes=nodes)
+    torchrun.check(options(rendezvous="[::1]:1", hosts=["a", "b"], remote="sh -c {quoted}"), 2)
 
 
 def test_number_comes_from_option_or_environment() -> None:
@@ -102,13 +91,21 @@ def test_number_comes_from_option_or_environment() -> None:
         own_rank(options(), {"SHARDMARK_NODE_RANK": "one"})
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_number_beyond_the_nodes_is_refused_before_it_dials(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDMARK_NODE_RANK", "2")
+    with pytest.raises(InputError, match=f"SHARDMARK_NODE_RANK: found 2, and .* takes {nodes} "):
+        torchrun.delegate(options(rendezvous="192.0.2.1:1"), REQUESTS[nodes - 1], COMMAND)
+
+
 def test_owner_of_the_address_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDMARK_NODE_RANK", raising=False)
-    assert delegate(options(rendezvous="127.0.0.1:1")) is None
-    assert delegate(options(rendezvous="192.0.2.1:1", node_rank=0)) is None
-    other = options(rendezvous="127.0.0.1:1", node_rank=1, join_seconds=0.1)
+    assert delegate(rendezvous="127.0.0.1:1") is None
+    assert delegate(rendezvous="192.0.2.1:1", node_rank=0) is None
     with pytest.raises(ShardmarkError, match=r"no controller at 127\.0\.0\.1:1 within 0\.1 s"):
-        delegate(other)
+        delegate(rendezvous="127.0.0.1:1", node_rank=1, join_seconds=0.1)
 
 
 def test_address_of_another_machine_cannot_be_listened_at() -> None:
@@ -143,23 +140,25 @@ def test_remote_command_as_one_word_or_as_words(
 
 
 def test_dry_run_shows_the_commands() -> None:
-    command = ["shardmark", "run", "e.yaml"]
-    same = experiment(*TWO, "engine.name=torchrun", "engine.rendezvous=a:1")
-    assert submission(same, expand(same), command) == ["on each of 2 nodes: shardmark run e.yaml"]
-    listed = experiment(*TWO, "engine.name=torchrun", "engine.hosts=[a, b]")
-    (line,) = submission(listed, expand(listed), command)
+    def said(*overrides: str) -> list[str]:
+        made = experiment(*overrides)
+        return submission(made, expand(made), ["shardmark", "run", "e.yaml"])
+
+    torchrun_on_two = (*TWO, "engine.name=torchrun")
+    assert said(*torchrun_on_two, "engine.rendezvous=a:1") == [
+        "on each of 2 nodes: shardmark run e.yaml"
+    ]
+    (line,) = said(*torchrun_on_two, "engine.hosts=[a, b]")
     assert line.startswith("node 1, b: ssh ")
-    assert submission(experiment(), expand(experiment()), command) == []
-
-
-def asked(made: Experiment) -> EngineRequest:
-    return request_of(made, expand(made), print)
+    assert said() == []
 
 
 def test_key_is_the_experiments_whatever_the_engine() -> None:
-    two = asked(experiment(*TWO))
+    def asked(*overrides: str) -> EngineRequest:
+        made = experiment(*overrides)
+        return request_of(made, expand(made), print)
+
+    two = asked(*TWO)
     assert two.nodes == 2
-    other = experiment(*TWO, "engine.name=torchrun", "engine.node_rank=1")
-    assert asked(other).key == two.key
-    alone = asked(experiment())
-    assert key_difference(alone.key, two.key) == "it has another matrix, placement"
+    assert asked(*TWO, "engine.name=torchrun", "engine.node_rank=1").key == two.key
+    assert key_difference(asked().key, two.key) == "it has another matrix, placement"

@@ -84,12 +84,10 @@ class ForkServer:
         """Import what every rank needs, and these; `ShardmarkError` where torch cannot be had."""
         self._ask("load", [*dict.fromkeys((*PRELOADED, *modules))], device_type)
 
-    def begin(
-        self, directory: Path, task: Task, variables: Mapping[str, str], *, agent: str = AGENT
-    ) -> None:
+    def begin(self, directory: Path, task: Task, variables: Mapping[str, str]) -> None:
         """Fork the agent of a trial, with these environment variables on top."""
         try:
-            self._agent_pid = self._ask("fork", agent, str(directory), task, dict(variables))
+            self._agent_pid = self._ask("fork", AGENT, str(directory), task, dict(variables))
         except KeyboardInterrupt:
             self.close()  # which ends what may have been started without our knowing
             raise
