@@ -45,87 +45,51 @@ def test_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([], "Commands:"),
         (["nonsense"], "No such command 'nonsense'"),
+        (["list", "--all"], "No such option: --all"),
+        (["list", "metric"], "did you mean 'metrics'?"),
         (["compare"], "runs/latest leads to no run"),
         (["compare", "--format", "pdf", "x"], "'pdf' is not one of 'text', 'markdown'"),
-        (["list", "--all"], "No such option: --all"),
-    ],
-)
-def test_usage_errors_exit_two(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    code, out, err = answer(capsys, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-
-
-def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = answer(capsys)
-    assert code == 2
-    assert "Commands:" in out + err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["compare", "no/such/run"], "error: no/such/run: does not exist; expected a folder"),
+        (["compare", "no/such/run"], "error: no/such/run: does not exist"),
         (["compare", str(GOLDEN.parent)], f"for example {GOLDEN}"),
-        (
-            ["compare", str(GOLDEN), "--baseline", "dddp"],
-            "error: --baseline: no trial used strategy 'dddp'; measured were single, ddp, fsdp;"
-            " did you mean 'ddp'?",
-        ),
-        (["list", "metric"], "error: list: unknown kind 'metric'; allowed: strategies,"),
-        (["list", "metric"], "did you mean 'metrics'?"),
+        (["compare", str(GOLDEN), "--baseline", "dddp"], "did you mean 'ddp'?"),
     ],
 )
-def test_users_mistakes_are_messages(
+def test_mistakes_are_messages_and_exit_two(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     code, out, err = answer(capsys, *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
+    assert code == 2
+    assert message in out + err
+    assert not (out and arguments)
     assert "Traceback" not in err
 
 
-def test_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    app = typer.Typer()
-    app.command()(interrupted)
-    monkeypatch.setattr(cli, "app", app)
-    assert cli.main([]) == 130
-
-    def interrupted_outside(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "app", interrupted_outside)
-    assert cli.main([]) == 130
-
-
-def test_exit_code_of_a_verb_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ends(code: int) -> None:
-        raise typer.Exit(code)
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(typer.Exit(0), 0), (typer.Exit(1), 1), (typer.Exit(130), 130), (KeyboardInterrupt(), 130)],
+)
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int) -> None:
+    def ends() -> None:
+        raise end
 
     app = typer.Typer()
     app.command()(ends)
     monkeypatch.setattr(cli, "app", app)
-    assert [cli.main([str(code)]) for code in (0, 1, 130)] == [0, 1, 130]
+    assert cli.main([]) == code
 
 
 def test_compare_prints_every_format(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text, err = answer(capsys, "compare", str(GOLDEN))
-    assert (code, err) == (0, "")
-    assert text.startswith("strategy  ranks")
-    assert "fsdp on 2 ranks: 1 x out_of_memory: rank 1 was killed; a smaller batch" in text
-    assert answer(capsys, "compare", str(GOLDEN), "--format", "markdown")[1].startswith("| strat")
-    rows = json.loads(answer(capsys, "compare", str(GOLDEN), "--format", "json")[1])["rows"]
-    assert [row["strategy"] for row in rows] == ["single", "ddp", "fsdp"]
-    lines = csv.DictReader(
-        io.StringIO(answer(capsys, "compare", str(GOLDEN), "--format", "csv")[1])
-    )
-    assert [line["world_size"] for line in lines] == ["1", "2", "2"]
+    texts = {}
+    for form in ("text", "markdown", "json", "csv"):
+        code, texts[form], err = answer(capsys, "compare", str(GOLDEN), "--format", form)
+        assert (code, err) == (0, "")
+    assert "a smaller batch" in texts["text"], "why fsdp has no numbers"
+    assert "| strategy |" in texts["markdown"].replace("  ", " ")
+    names = {"single", "ddp", "fsdp"}
+    assert {row["strategy"] for row in json.loads(texts["json"])["rows"]} == names
+    assert {line["strategy"] for line in csv.DictReader(io.StringIO(texts["csv"]))} == names
 
 
 def test_compare_takes_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,8 +105,9 @@ def test_compare_takes_several_runs_and_each_once(
     other = write_run(tmp_path / "other", [invented_trial("single", 1)])
     code, text, _ = answer(capsys, "compare", str(GOLDEN), f"{GOLDEN}/../v1", str(other))
     assert code == 0
-    assert text.count(f"invented ({other})") >= 1
-    assert sum(line.startswith("invented (") for line in text.split("\n\n")[0].splitlines()) == 4
+    assert f"invented ({other})" in text
+    _, rows, _ = answer(capsys, "compare", str(GOLDEN), f"{GOLDEN}/../v1", "--format", "json")
+    assert len(json.loads(rows)["rows"]) == 3
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -45,7 +45,7 @@ def test_no_secret_is_stored() -> None:
     assert relevant_variables(given) == stored
 
 
-def test_git_state(tmp_path: Path) -> None:
+def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
         subprocess.run(("git", "-C", str(tmp_path), *identity, *arguments), check=True)
@@ -61,19 +61,18 @@ def test_git_state(tmp_path: Path) -> None:
     assert found["dirty"] is False
     (tmp_path / "file").write_text("two")
     assert git_state(tmp_path) == {**found, "dirty": True}
-
-
-def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state(tmp_path) is None
+    assert git_state(tmp_path) is None, "without git"
 
 
-def test_cpu_model(tmp_path: Path) -> None:
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: A: B\n")
-    assert cpu_model(tmp_path / "cpuinfo") == "A: B"
-    (tmp_path / "cpuinfo").write_text("processor\t: 0\n")
-    assert cpu_model(tmp_path / "cpuinfo") is None
-    assert cpu_model(tmp_path / "none") is None
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [("processor\t: 0\nmodel name\t: A: B\n", "A: B"), ("processor\t: 0\n", None), (None, None)],
+)
+def test_cpu_model(tmp_path: Path, text: str | None, model: str | None) -> None:
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    assert cpu_model(tmp_path / "cpuinfo") == model
 
 
 @pytest.mark.parametrize(
@@ -86,34 +85,43 @@ def test_quota_limits_cores(
     assert usable_cores(CgroupLimits(cpu_cores=quota, memory_bytes=None)) == expected
 
 
-def put(root: Path, path: str, text: str) -> None:
-    file = root / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text + "\n")
-
-
-def test_cgroup_version_2(tmp_path: Path) -> None:
-    put(tmp_path, "proc/self/cgroup", "0::/outer/inner")
-    put(tmp_path, "sys/fs/cgroup/outer/inner/cpu.max", "max 100000")
-    put(tmp_path, "sys/fs/cgroup/outer/inner/memory.max", "max")
-    put(tmp_path, "sys/fs/cgroup/outer/cpu.max", "150000 100000")
-    put(tmp_path, "sys/fs/cgroup/outer/memory.max", "1024")
-    put(tmp_path, "sys/fs/cgroup/memory.max", "4096")
-    assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=1.5, memory_bytes=1024)
-
-
-def test_cgroup_version_1(tmp_path: Path) -> None:
-    put(tmp_path, "proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/b\n1:name=systemd:/")
-    put(tmp_path, "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "200000")
-    put(tmp_path, "sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000")
-    put(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
-    put(tmp_path, "sys/fs/cgroup/memory/b/memory.limit_in_bytes", "9223372036854771712")
-    put(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "2048")
-    assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=2.0, memory_bytes=2048)
-
-
-def test_no_cgroup(tmp_path: Path) -> None:
-    assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=None, memory_bytes=None)
+@pytest.mark.parametrize(
+    ("files", "cores", "memory"),
+    [
+        (
+            {  # version 2: the tightest of the group and those around it
+                "proc/self/cgroup": "0::/outer/inner",
+                "sys/fs/cgroup/outer/inner/cpu.max": "max 100000",
+                "sys/fs/cgroup/outer/inner/memory.max": "max",
+                "sys/fs/cgroup/outer/cpu.max": "150000 100000",
+                "sys/fs/cgroup/outer/memory.max": "1024",
+                "sys/fs/cgroup/memory.max": "4096",
+            },
+            1.5,
+            1024,
+        ),
+        (
+            {  # version 1
+                "proc/self/cgroup": "5:cpu,cpuacct:/a\n4:memory:/b\n1:name=systemd:/",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_quota_us": "200000",
+                "sys/fs/cgroup/cpu/a/cpu.cfs_period_us": "100000",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/memory/b/memory.limit_in_bytes": "9223372036854771712",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "2048",
+            },
+            2.0,
+            2048,
+        ),
+        ({}, None, None),
+    ],
+)
+def test_limits_of_a_container(
+    tmp_path: Path, files: dict[str, str], cores: float | None, memory: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=cores, memory_bytes=memory)
 
 
 def test_busy_processes_are_others() -> None:

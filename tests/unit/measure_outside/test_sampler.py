@@ -171,3 +171,23 @@ def test_this_process(tmp_path: Path) -> None:
 
 def test_network_counters() -> None:
     assert set(network_counters()["lo"]) == {"bytes_sent", "bytes_received"}
+
+
+class FullGpus(FakeGpus):
+    def read(self) -> list[dict[str, object]]:
+        used = (5 * 2**30, 7 * 2**30, None)
+        return [{"uuid": u, "memory_used_bytes": b} for u, b in zip(self.uuids, used, strict=True)]
+
+
+def test_memory_is_that_of_the_fullest_device_or_else_rank(
+    tmp_path: Path, sampler: SystemSampler
+) -> None:
+    sampler._open_gpus = FullGpus
+    for pid in (10, 20):
+        write_process(tmp_path / "proc", pid)
+    sampler.start()
+    assert sampler.memory_bytes is None
+    sampler.set_ranks({0: 10, 1: 20})
+    assert 0 < (sampler.memory_bytes or 0) < 2**30
+    sampler.set_ranks({0: 10, 1: 20}, gpu_uuids=["a", "b", "c"])
+    assert sampler.memory_bytes == 7 * 2**30
