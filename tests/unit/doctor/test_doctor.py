@@ -61,22 +61,25 @@ def test_json(app: typer.Typer) -> None:
         assert one["available"] == (one["reason"] is None)
 
 
-def test_other_format(app: typer.Typer) -> None:
-    assert CliRunner().invoke(app, ["--format", "xml"]).exit_code == 2
-
-
-def test_without_torch(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, torchvision="0.26.1", deepspeed="0.19")
+@pytest.mark.parametrize(
+    ("versions", "exit_code", "remedy"),
+    [
+        ({"torchvision": "0.26.1", "deepspeed": "0.19"}, 1, 'pip install "torch>=2.11"'),
+        ({"torch": "2.11.0+cu130", "torchvision": "0.26.0"}, 0, 'pip install "deepspeed>=0.19"'),
+    ],
+)
+def test_what_is_not_installed(
+    app: typer.Typer,
+    monkeypatch: pytest.MonkeyPatch,
+    versions: dict[str, str],
+    exit_code: int,
+    remedy: str,
+) -> None:
+    """Without torch nothing can be measured, without DeepSpeed the rest runs."""
+    installed(monkeypatch, **versions)
     answer = CliRunner().invoke(app, [])
-    assert answer.exit_code == 1
-    assert 'pip install "torch>=2.11"' in answer.output
-
-
-def test_without_deepspeed_the_rest_runs(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, torch="2.11.0+cu130", torchvision="0.26.0")
-    answer = CliRunner().invoke(app, [])
-    assert answer.exit_code == 0
-    assert 'pip install "deepspeed>=0.19"' in answer.output
+    assert answer.exit_code == exit_code
+    assert remedy in answer.output
 
 
 def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,16 +98,13 @@ def test_without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["ninja"].remedy == "pip install ninja"
 
 
-def test_no_devices() -> None:
-    (check,) = device_checks(CPU, NO_CUDA)
+@pytest.mark.parametrize(
+    ("devices", "fact"), [(NO_CUDA, "NVML: none"), (H200, "CUDA_VISIBLE_DEVICES")]
+)
+def test_no_or_hidden_devices(devices: CudaDevices, fact: str) -> None:
+    (check,) = device_checks(CPU, devices)
     assert check.state is State.NOTE
-    assert check.found == "none: NVML: none; trials run on the CPU"
-
-
-def test_hidden_devices() -> None:
-    (check,) = device_checks(CPU, H200)
-    assert check.state is State.NOTE
-    assert "CUDA_VISIBLE_DEVICES" in (check.remedy or "")
+    assert fact in f"{check.found} {check.remedy}"
 
 
 def test_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,17 +124,18 @@ def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--shm-size" in (found["shared memory"].remedy or "")
 
 
-def test_strategies_on_one_gpu() -> None:
-    found = {one.strategy: one for one in strategy_availability(ONE_GPU)}
-    assert found["single"].available
-    assert found["single"].ranks == 1
-    assert not found["ddp"].available
-    assert found["ddp"].ranks == 2
-    assert found["ddp"].remedy
-
-
-def test_strategies_on_a_cpu() -> None:
-    found = {one.strategy: one for one in strategy_availability(CPU)}
-    assert found["ddp"].available
-    assert not found["dp"].available
-    assert found["fsdp-hybrid"].ranks == 4
+@pytest.mark.parametrize(
+    ("here", "strategy", "ranks", "available"),
+    [
+        (ONE_GPU, "single", 1, True),
+        (ONE_GPU, "ddp", 2, False),
+        (CPU, "ddp", 2, True),
+        (CPU, "fsdp-hybrid", 4, True),
+    ],
+)
+def test_strategies(here: Machine, strategy: str, ranks: int, available: bool) -> None:
+    answers = {answer.strategy: answer for answer in strategy_availability(here)}
+    answer = answers[strategy]
+    assert (answer.ranks, answer.available) == (ranks, available)
+    assert available or answer.remedy
+    assert here is ONE_GPU or not answers["dp"].available

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.results.schema import ProbeRecord, ResumeRecord, Summary
+from shardmark.results.schema import ProbeRecord, RankRecord, ResumeRecord, Summary
 from tests.unit.summarise.trials import (
     epochs,
     probe,
@@ -164,14 +164,6 @@ def test_ranks_that_share_a_device() -> None:
     assert value(metrics, "mfu") == pytest.approx(20e9 / 67e12)
 
 
-def test_unknown_device_has_no_mfu() -> None:
-    ranks = [record(rank, device="NVIDIA X1", device_uuid=str(rank)) for rank in range(2)]
-    metrics, missing = summarised(ranks, device_type="cuda")
-    assert metrics["mfu"] is None
-    assert missing["mfu"] == "the peak of 'NVIDIA X1' is not in the table"
-    assert missing["power_watts"] == "NVML gave no sample of a device"
-
-
 def test_value_that_a_device_does_not_report() -> None:
     samples = sample_lines(gpus=["GPU-0"])
     for sample in samples:
@@ -184,42 +176,10 @@ def test_value_that_a_device_does_not_report() -> None:
     assert metrics["power_watts"] is not None
 
 
-def test_without_probe() -> None:
-    metrics, missing = summarised([record(0), record(1, probe=None)])
-    reason = "no untimed steps were taken after the training: the probe was switched off"
-    for name in (
-        "parameter_bytes",
-        "gradient_bytes",
-        "optimizer_state_bytes",
-        "activation_peak_bytes",
-        "peak_memory_bytes",
-        "collective_calls",
-        "collective_bytes",
-        "exposed_communication_seconds",
-    ):
-        assert metrics[name] is None
-        assert missing[name] == reason
-    assert metrics["samples_per_second"] is not None
-
-
-def test_probe_says_why() -> None:
-    failed = ProbeRecord(reasons={"flops_per_sample": "the model has its own operator"})
-    _, missing = summarised([record(0, probe=failed), record(1, probe=failed)])
-    assert missing["model_flops_per_second"] == "the model has its own operator"
-    assert "could not count it" in missing["parameter_bytes"]
-
-
 def test_state_larger_than_the_peak_leaves_no_activations() -> None:
     small = probe(0).model_copy(update={"peak_memory_bytes": 50})
     metrics, _ = summarised([record(0, probe=small), record(1, probe=small)])
     assert value(metrics, "activation_peak_bytes") == 0
-
-
-def test_fewer_steps_than_an_epoch() -> None:
-    _, missing = summarised(steps_per_epoch=11)
-    assert missing["epoch_seconds"] == ("the recipe took 10 steps, fewer than one epoch (11 steps)")
-    _, missing = summarised(steps_per_epoch=None)
-    assert missing["epoch_seconds"] == "the number of steps in one epoch is not known"
 
 
 def test_only_warm_up() -> None:
@@ -233,31 +193,12 @@ def test_only_warm_up() -> None:
     assert value(metrics, "train_loss") == 1.5
 
 
-def test_one_rank_without_a_window() -> None:
-    _, missing = summarised([record(0), record(1, windows=())])
-    assert missing["samples_per_second"] == "no window was measured on rank 1"
-
-
 def test_no_records_at_all() -> None:
     metrics, missing = summarised([], [], [])
     assert value(metrics, "total_seconds") == 60.0
     assert missing["step_seconds"] == "no rank left a record"
     assert missing["samples_per_second"] == "no rank that trains left a record"
     assert set(metrics) == set(TRIAL_METRICS)
-
-
-def test_span_that_was_never_marked() -> None:
-    lines = [
-        {key: found for key, found in line.items() if key != "forward_seconds"}
-        for line in step_lines()
-    ]
-    _, missing = summarised(steps=lines)
-    assert missing["forward_seconds"] == "rank 0 marked no forward span"
-
-
-def test_no_step_was_begun() -> None:
-    _, missing = summarised([record(0), record(1, first_step_at_seconds=None)])
-    assert missing["startup_seconds"] == "rank 1 took no step"
 
 
 def test_server_counts_where_it_has_values() -> None:
@@ -280,20 +221,6 @@ def test_server_counts_where_it_has_values() -> None:
     assert "startup_seconds" not in missing
 
 
-def test_samples_that_do_not_bracket_the_windows() -> None:
-    _, missing = summarised(samples=sample_lines()[:22])
-    assert missing["network_sent_bytes"] == "no sample was taken after the last window"
-    assert missing["cpu_percent"] == "rank 0: no sample was taken after the last window"
-    _, missing = summarised(samples=sample_lines()[11:])
-    assert missing["network_sent_bytes"] == "no sample was taken before the first window"
-
-
-def test_an_earlier_process_is_not_the_rank() -> None:
-    metrics, missing = summarised([record(0, pid=999), record(1)])
-    assert metrics["threads"] is None
-    assert missing["threads"] == "rank 0: no sample was taken"
-
-
 def test_a_restarted_rank_counts_on_in_its_new_process() -> None:
     """Without `resumes` a process of another number is not the rank's."""
     resumes = (ResumeRecord(restart=1, step=3, at_seconds=1012.0, lost_seconds=2.0),)
@@ -312,19 +239,6 @@ def test_a_restarted_rank_counts_on_in_its_new_process() -> None:
     assert missing["cpu_percent"] == "rank 0: no sample was taken before the first window"
 
 
-def test_no_samples() -> None:
-    metrics, missing = summarised(samples=[])
-    assert missing["network_sent_bytes"] == "no sample was taken"
-    assert metrics["samples_per_second"] is not None
-
-
-def test_never_evaluated() -> None:
-    ranks = [record(rank, epochs=epochs(None), evaluation_seconds=()) for rank in range(2)]
-    _, missing = summarised(ranks)
-    for name in ("evaluation_seconds", "validation_loss", "accuracy_top1"):
-        assert missing[name] == "the validation set was not evaluated"
-
-
 def test_quality_of_a_detector() -> None:
     """It has no validation loss; an average over no objects is null."""
     quality = {"map": 0.25, "map_50": 0.5, "map_75": None}
@@ -336,12 +250,6 @@ def test_quality_of_a_detector() -> None:
     for name in ("validation_loss", "accuracy_top1", "mask_map"):
         assert metrics[name] is None
         assert missing[name] == "the workload has no such metric"
-
-
-def test_quality_that_is_not_finite() -> None:
-    ranks = [record(rank, epochs=epochs({"validation_loss": None})) for rank in range(2)]
-    _, missing = summarised(ranks)
-    assert missing["validation_loss"] == "the evaluation gave no finite number"
 
 
 def test_errors_are_counted() -> None:
@@ -364,3 +272,88 @@ def test_network_is_the_sum_over_nodes() -> None:
     together, _ = summarised(samples=lines)
     for name in ("network_sent_bytes", "network_received_bytes", "network_bytes_per_second"):
         assert value(together, name) == pytest.approx(2 * value(alone, name))
+
+
+NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
+NO_EVALUATION = "the validation set was not evaluated"
+FAILED_PROBE = ProbeRecord(reasons={"flops_per_sample": "the model has its own operator"})
+UNMARKED = [{k: v for k, v in line.items() if k != "forward_seconds"} for line in step_lines()]
+
+
+def both(**changes: Any) -> list[RankRecord]:
+    return [record(0, **changes), record(1, **changes)]
+
+
+@pytest.mark.parametrize(
+    ("given", "reasons"),
+    [
+        (
+            {"ranks": [record(0), record(1, probe=None)]},
+            {
+                **dict.fromkeys(("parameter_bytes", "gradient_bytes"), NO_PROBE),
+                **dict.fromkeys(("optimizer_state_bytes", "activation_peak_bytes"), NO_PROBE),
+                **dict.fromkeys(("peak_memory_bytes", "collective_calls"), NO_PROBE),
+                **dict.fromkeys(("collective_bytes", "exposed_communication_seconds"), NO_PROBE),
+            },
+        ),
+        (
+            {"ranks": both(probe=FAILED_PROBE)},
+            {
+                "model_flops_per_second": "the model has its own operator",
+                "parameter_bytes": "the untimed steps after the training could not count it",
+            },
+        ),
+        (
+            {"steps_per_epoch": 11},
+            {"epoch_seconds": "the recipe took 10 steps, fewer than one epoch (11 steps)"},
+        ),
+        (
+            {"steps_per_epoch": None},
+            {"epoch_seconds": "the number of steps in one epoch is not known"},
+        ),
+        (
+            {"ranks": [record(0), record(1, windows=())]},
+            {"samples_per_second": "no window was measured on rank 1"},
+        ),
+        ({"steps": UNMARKED}, {"forward_seconds": "rank 0 marked no forward span"}),
+        (
+            {"ranks": [record(0), record(1, first_step_at_seconds=None)]},
+            {"startup_seconds": "rank 1 took no step"},
+        ),
+        (
+            {"samples": sample_lines()[:22]},
+            {
+                "network_sent_bytes": "no sample was taken after the last window",
+                "cpu_percent": "rank 0: no sample was taken after the last window",
+            },
+        ),
+        (
+            {"samples": sample_lines()[11:]},
+            {"network_sent_bytes": "no sample was taken before the first window"},
+        ),
+        ({"samples": []}, {"network_sent_bytes": "no sample was taken"}),
+        (  # an earlier process is not the rank
+            {"ranks": [record(0, pid=999), record(1)]},
+            {"threads": "rank 0: no sample was taken"},
+        ),
+        (
+            {"ranks": both(epochs=epochs(None), evaluation_seconds=())},
+            dict.fromkeys(("evaluation_seconds", "validation_loss"), NO_EVALUATION),
+        ),
+        (
+            {"ranks": both(epochs=epochs({"validation_loss": None}))},
+            {"validation_loss": "the evaluation gave no finite number"},
+        ),
+        (
+            {"ranks": both(device="NVIDIA X1"), "device_type": "cuda"},
+            {
+                "mfu": "the peak of 'NVIDIA X1' is not in the table",
+                "power_watts": "NVML gave no sample of a device",
+            },
+        ),
+    ],
+)
+def test_each_missing_metric_has_its_reason(given: dict[str, Any], reasons: dict[str, str]) -> None:
+    metrics, missing = summarised(**given)
+    assert {name: missing[name] for name in reasons} == reasons
+    assert {name for name, summary in metrics.items() if summary is None} == set(missing)
