@@ -14,7 +14,7 @@ from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.link_speeds import read_speeds
 from benchmarks.cluster.link_speeds_figures import figures_of
 from benchmarks.cluster.link_speeds_report import markdown, steps_table
-from benchmarks.cluster.link_speeds_runs import load_lines, over_all, runs_table
+from benchmarks.cluster.link_speeds_runs import load_lines, over_all
 from benchmarks.cluster.link_speeds_turns import crossings_of, turns_of
 
 from shardmark.analysis.diagnose.trial_stability import stability_of_trial
@@ -302,8 +302,3 @@ def test_a_reader_that_left_is_no_error(
         assert main(["links-table", str(runs), "--out", str(tmp_path)]) == 0
         monkeypatch.undo()
     assert (tmp_path / "2026-11-21-link-speeds.md").is_file()
-
-
-def test_verdicts_stand_beside_their_run(runs: Path) -> None:
-    speeds = read_speeds(runs)
-    assert [row[3] for row in runs_table(speeds).rows] == ["no", "no", "no"]

@@ -53,12 +53,6 @@ def test_three_short_lines_answer_a_run(tmp_path: Path) -> None:
     assert next_commands(comparison) == []
 
 
-def test_ranks_are_named_where_a_strategy_ran_on_several(tmp_path: Path) -> None:
-    more = replace(DDP, world_size=4, rates=(300, 301, 302))
-    fastest = one_of(compared(tmp_path, [SINGLE, DDP, more]), "fastest")
-    assert fastest.text == "ddp on 4 ranks, 301 samples/s (single on 1 rank 100, 0.33x)"
-
-
 def test_one_repeat_is_provisional(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [SINGLE, DDP], repeats=1)
     caution, fastest, *_ = answers(comparison)
@@ -68,13 +62,6 @@ def test_one_repeat_is_provisional(tmp_path: Path) -> None:
     (command,) = next_commands(comparison)
     folder = tmp_path / "run"
     assert command.endswith(f"{folder}/experiment.yaml --set measure.repeats=3 --out {folder}")
-
-
-def test_a_tie_has_no_winner(tmp_path: Path) -> None:
-    like_ddp = replace(FSDP, rates=(179, 183, 180))
-    fastest = one_of(compared(tmp_path, [DDP, like_ddp]), "fastest")
-    assert (fastest.decided, fastest.strategy) == (False, None)
-    assert "ddp or fsdp (no difference shown)" in fastest.text
 
 
 def test_a_disturbed_trial_decides_nothing(tmp_path: Path) -> None:
@@ -119,18 +106,26 @@ def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
     assert next_commands(comparison)[-1].startswith("Proof:  shardmark verify ")
 
 
-def test_what_trains_otherwise_by_design_does_not_win(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [DDP, ASYNC])
-    fastest = one_of(comparison, "fastest")
-    assert fastest.strategy == "ddp"
-    assert "ps-async 240 trains otherwise" in fastest.text
-    assert "ps-async differs by design" in one_of(comparison, "equivalent").text
-
-
-def test_who_ran_out_of_memory_is_told(tmp_path: Path) -> None:
-    full = replace(DDP, outcome=Outcome.OUT_OF_MEMORY)
-    comparison = compared(tmp_path, [FSDP, full])
-    assert one_of(comparison, "memory").text.endswith("; out of memory: ddp on 2 ranks")
+@pytest.mark.parametrize(
+    ("cells", "question", "strategy", "said"),
+    [
+        ([SINGLE, DDP, replace(DDP, world_size=4, rates=(300, 301, 302))], "fastest", "ddp",
+         "ddp on 4 ranks, 301 samples/s (single on 1 rank 100, 0.33x)"),
+        ([DDP, replace(FSDP, rates=(179, 183, 180))], "fastest", None, "ddp or fsdp"),
+        ([DDP, ASYNC], "fastest", "ddp", "ps-async 240 trains otherwise"),
+        ([DDP, ASYNC], "equivalent", None, "ps-async differs by design"),
+        ([FSDP, replace(DDP, outcome=Outcome.OUT_OF_MEMORY)], "memory", "fsdp",
+         "out of memory: ddp on 2 ranks"),
+    ],
+    ids=["several sizes", "a tie has no winner", "another training does not win",
+         "another training is named", "who ran out of memory"],
+)  # fmt: skip
+def test_answers_name_what_matters(
+    tmp_path: Path, cells: list[Cell], question: str, strategy: str | None, said: str
+) -> None:
+    answer = one_of(compared(tmp_path, cells), question)
+    assert answer.strategy == strategy
+    assert said in answer.text
 
 
 def test_nothing_measured_answers_nothing(tmp_path: Path) -> None:

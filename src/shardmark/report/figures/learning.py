@@ -26,12 +26,13 @@ from shardmark.report.figures.entries import (
 _MOST_BINS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Quantity:
     """A metric of every epoch."""
 
     metric: str
     name: str
+    """Of the figure."""
     title: str
     label: str
     unit: str = ""
@@ -39,34 +40,20 @@ class _Quantity:
     from_zero: bool = False
 
 
-_TRAIN_LOSS = _Quantity(
-    metric="train_loss", name="training-loss", title="Training loss", label="Training loss"
-)
+_TRAIN_LOSS = _Quantity("train_loss", "training-loss", "Training loss", "Training loss")
 _QUALITIES = (
-    _Quantity(
-        metric="validation_loss",
-        name="validation-loss",
-        title="Validation loss",
-        label="Validation loss",
-    ),
-    _Quantity(
-        metric="accuracy_top1",
-        name="accuracy",
-        title="Accuracy",
-        label="Top-1 accuracy (%)",
-        unit="%",
-        scale=100,
-    ),
-    _Quantity(metric="map", name="map", title="Average precision", label="mAP of boxes"),
-    _Quantity(metric="mask_map", name="mask-map", title="Precision of masks", label="mAP of masks"),
-    _Quantity(metric="perplexity", name="perplexity", title="Perplexity", label="Perplexity"),
+    _Quantity("validation_loss", "validation-loss", "Validation loss", "Validation loss"),
+    _Quantity("accuracy_top1", "accuracy", "Accuracy", "Top-1 accuracy (%)", "%", scale=100),
+    _Quantity("map", "map", "Average precision", "mAP of boxes"),
+    _Quantity("mask_map", "mask-map", "Precision of masks", "mAP of masks"),
+    _Quantity("perplexity", "perplexity", "Perplexity", "Perplexity"),
 )
 _SECONDS = _Quantity(
-    metric="epoch_seconds",
-    name="epoch-seconds",
-    title="Seconds per epoch",
-    label="Time of an epoch (s)",
-    unit="s",
+    "epoch_seconds",
+    "epoch-seconds",
+    "Seconds per epoch",
+    "Time of an epoch (s)",
+    "s",
     from_zero=True,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.report.table.columns import metric_column, row_columns
@@ -25,7 +26,7 @@ def trials_table(rows: Sequence[Row]) -> Table:
         f"All {len(listed)} trials",
         listed,
         [
-            *((column, _of_row(of)) for column, of in _names(rows)),
+            *_names(rows),
             (_number("repeat"), lambda item: item[1].repeat),
             (_number("order"), lambda item: item[1].order),
             (_text("outcome"), lambda item: str(item[1].outcome)),
@@ -48,7 +49,7 @@ def ranks_table(rows: Sequence[Row]) -> Table:
         f"All {len(listed)} ranks",
         listed,
         [
-            *((column, _of_ranked(of_row)) for column, of_row in _names(rows)),
+            *_names(rows),
             (_number("repeat"), lambda item: item[1].repeat),
             (_number("rank"), of(lambda rank: rank.rank)),
             (_text("role"), of(lambda rank: rank.role)),
@@ -67,16 +68,13 @@ def ranks_table(rows: Sequence[Row]) -> Table:
     )
 
 
-def _names(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
-    return [(column, of) for column, of in row_columns(rows) if column.names_row]
+def _names(rows: Sequence[Row]) -> list[tuple[Column, Callable[[tuple[Any, ...]], Value]]]:
+    """The columns that name the row, which is the first of what a line shows."""
 
+    def of_first(of: Callable[[Row], Value]) -> Callable[[tuple[Any, ...]], Value]:
+        return lambda item: of(item[0])
 
-def _of_row(value: Callable[[Row], Value]) -> Callable[[Listed], Value]:
-    return lambda item: value(item[0])
-
-
-def _of_ranked(value: Callable[[Row], Value]) -> Callable[[Ranked], Value]:
-    return lambda item: value(item[0])
+    return [(column, of_first(of)) for column, of in row_columns(rows) if column.names_row]
 
 
 def _metric(name: str) -> Callable[[Listed], Value]:
