@@ -19,7 +19,7 @@ from shardmark.measure.system.gpus import FIELDS
 from shardmark.measure.system.sampler import SystemSampler
 from shardmark.report.export.source import sources_of
 from shardmark.report.export.tables import SAMPLES, STEPS, By, frame_of, sample_rows
-from shardmark.results.schema import Outcome
+from shardmark.results.schema import Outcome, Summary
 from shardmark.results.store import load_run
 from tests.golden.invented import STARTED_AT_SECONDS
 from tests.unit.export.runs import (
@@ -142,6 +142,14 @@ def test_axes_keep_their_type(tmp_path: Path) -> None:
     assert frame["workload.classes"].tolist() == ['["cat"]', "3"]
     assert frame["outcome"].tolist() == ["ok", "ok"]
     assert frame["varied.outcome"].tolist() == [1, 2]
+
+
+def test_a_metric_is_no_whole_number(tmp_path: Path) -> None:
+    """`threads` is one in the table of samples, and a mean in that of trials."""
+    trial = ok_trial()
+    fraction = trial.metrics | {"threads": Summary(value=1.5, over="mean")}
+    path = write_exportable(tmp_path / "run", trial.model_copy(update={"metrics": fraction}))
+    assert shardmark.load(path).to_pandas()["threads"].tolist() == [1.5]
 
 
 def test_another_table_is_refused(run: shardmark.Run) -> None:

@@ -107,16 +107,20 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
         | row
         for source, trial, row in listed
     ]
-    return _frame(records, (*IDENTITY, *axes.values(), *names), {*axes.values()})
+    # A metric is a number, also where a sample's column of that name counts whole things.
+    dtypes = {name: DTYPES[name] for name in (*IDENTITY, *own) if name in DTYPES}
+    return _frame(records, (*IDENTITY, *axes.values(), *names), dtypes, {*axes.values()})
 
 
-def _frame(records: Sequence[Record], names: Sequence[str], axes: set[str]) -> pd.DataFrame:
+def _frame(
+    records: Sequence[Record], names: Sequence[str], dtypes: Mapping[str, str], axes: set[str]
+) -> pd.DataFrame:
     import pandas as pd
 
     columns = {}
     for name in names:
         values = [record.get(name) for record in records]
-        dtype = _axis_dtype(values) if name in axes else DTYPES.get(name, "float64")
+        dtype = _axis_dtype(values) if name in axes else dtypes.get(name, "float64")
         if dtype == "string":
             values = [None if value is None else plain(value) for value in values]
         columns[name] = pd.Series(values, dtype=dtype)

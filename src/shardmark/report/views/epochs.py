@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from operator import itemgetter
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.epochs import Epoch, EpochsOfRow, epochs_of
-from shardmark.analysis.compare.rows import Row
 from shardmark.report.table.columns import for_items, metric_column, row_columns
 from shardmark.report.table.gaps import by_reason, left_out
 from shardmark.report.table.notes import seeds_note
@@ -24,8 +24,6 @@ SHOWN = (
 )
 """For people; CSV and JSON hold every quality."""
 
-Line = tuple[Row, Epoch]
-
 
 def epochs_tables(comparison: Comparison) -> list[Table]:
     """One line for each epoch of each row."""
@@ -38,21 +36,13 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
         "Epoch by epoch",
         lines,
         [
-            *for_items(row_columns([row for row, _ in lines]), _row_of),
+            *for_items(row_columns([row for row, _ in lines]), itemgetter(0)),
             (Column(key="epoch", title="epoch", names_row=True), lambda line: line[1].number),
-            *for_items([_metric(name) for name in names], _epoch_of),
+            *for_items([_metric(name) for name in names], itemgetter(1)),
         ],
         [*epoch_notes(known, SHOWN), *seeds_note(measured), *left_out(comparison.rows)],
     )
     return [table]
-
-
-def _row_of(line: Line) -> Row:
-    return line[0]
-
-
-def _epoch_of(line: Line) -> Epoch:
-    return line[1]
 
 
 def _metric(name: str) -> tuple[Column, Callable[[Epoch], Value]]:

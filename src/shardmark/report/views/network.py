@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
@@ -12,7 +13,6 @@ from shardmark.analysis.network.links import COSTS
 from shardmark.analysis.network.traffic import (
     Interface,
     OfRank,
-    OneWay,
     TrafficOfRow,
     traffic_of,
 )
@@ -32,6 +32,7 @@ from shardmark.results.network import (
 )
 from shardmark.results.store import LINKS_REASON, RunFolder
 
+Part = TypeVar("Part")
 BYTES, COLLECTIVES = "Bytes on the network", "Collectives of a step"
 INTERFACES, RANKS = "Bandwidth by interface", "Bytes by rank and interface"
 MEGABYTES, MICROSECONDS = 1e-6, 1e6
@@ -104,7 +105,7 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         return Missing(wire.missing.get(name, "not known")) if value is None else value
 
     columns: list[tuple[Column, Callable[[WireOfRow], Value]]] = [
-        *for_items(row_columns([wire.row for wire in wires]), _wire_row),
+        *for_items(row_columns([wire.row for wire in wires]), attrgetter("row")),
         (
             _megabytes("formula_bytes", "formula"),
             lambda wire: known("formula", wire.defined_bytes, wire),
@@ -149,60 +150,51 @@ def _collectives_table(kinds: Sequence[tuple[Row, Kind]]) -> Table | None:
     """One line for each kind of each row; None where no row calls or defines any."""
     if not kinds:
         return None
-    columns: list[tuple[Column, Callable[[tuple[Row, Kind]], Value]]] = [
-        *for_items(row_columns([row for row, _ in kinds]), _row_of),
-        (_text("kind", "collective"), lambda item: item[1].kind.replace("_", " ")),
-        (Column(key="counted_calls", title="calls"), lambda item: item[1].counted_calls),
-        (_megabytes("counted_payload_bytes", ""), lambda item: item[1].counted_bytes),
-        (_megabytes("formula_payload_bytes", "formula"), lambda item: item[1].defined_bytes),
+    own: list[tuple[Column, Callable[[Kind], Value]]] = [
+        (_text("kind", "collective"), lambda kind: kind.kind.replace("_", " ")),
+        (Column(key="counted_calls", title="calls"), attrgetter("counted_calls")),
+        (_megabytes("counted_payload_bytes", ""), attrgetter("counted_bytes")),
+        (_megabytes("formula_payload_bytes", "formula"), attrgetter("defined_bytes")),
     ]
-    return table_of(COLLECTIVES, kinds, columns, [KINDS_NOTE])
+    return table_of(COLLECTIVES, kinds, _beside_row(kinds, own), [KINDS_NOTE])
 
 
 def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
     """One line for each node and interface of each row."""
     items = [(found.row, interface) for found in traffic for interface in found.interfaces]
-
-    def way(name: str, of: Callable[[Interface], OneWay]) -> list[tuple[Column, Any]]:
-        return [
-            (
-                _megabytes(f"{name}_step_bytes", name, estimated=True),
-                lambda item: of(item[1]).step_bytes,
-            ),
-            (
-                _speed(f"{name}_mean_bytes_per_second", f"{name} mean"),
-                lambda item: of(item[1]).mean_bytes_per_second,
-            ),
-            (
-                _speed(f"{name}_peak_bytes_per_second", f"{name} peak"),
-                lambda item: of(item[1]).peak_bytes_per_second,
-            ),
-            (
-                Column(key=f"{name}_busy_share", title="busy", unit="%", scale=100, decimals=0),
-                lambda item: of(item[1]).busy_share,
-            ),
-            (
-                Column(key=f"{name}_over_time", title="over time", shown_to="programs"),
-                lambda item: {
-                    "seconds": list(of(item[1]).over_time.x),
-                    "bytes_per_second": list(of(item[1]).over_time.y),
-                },
-            ),
-        ]
-
-    columns: list[tuple[Column, Callable[[tuple[Row, Interface]], Value]]] = [
-        *for_items(row_columns([row for row, _ in items]), _row_of),
-        (Column(key="node", title="node", names_row=True), lambda item: item[1].node),
-        (_text("interface", "interface", names_row=True), lambda item: item[1].name),
-        *way("sent", lambda interface: interface.sent),
-        *way("received", lambda interface: interface.received),
+    own: list[tuple[Column, Callable[[Interface], Value]]] = [
+        (Column(key="node", title="node", names_row=True), attrgetter("node")),
+        (_text("interface", "interface", names_row=True), attrgetter("name")),
+        *_one_way("sent"),
+        *_one_way("received"),
     ]
     notes = [INTERFACES_NOTE] if items else ["No interface was sampled."]
     notes += _missing(traffic, "peaks", "Peak and busy left out")
     if not any(found.ranks for found in traffic):
         notes += _missing(traffic, "ranks")
     notes += _missing(traffic, "interfaces")
-    return table_of(INTERFACES, items, columns, notes)
+    return table_of(INTERFACES, items, _beside_row(items, own), notes)
+
+
+def _one_way(name: str) -> list[tuple[Column, Callable[[Interface], Value]]]:
+    """Columns of `sent` or `received`."""
+    busy = Column(key=f"{name}_busy_share", title="busy", unit="%", scale=100, decimals=0)
+    over_time = Column(key=f"{name}_over_time", title="over time", shown_to="programs")
+
+    def curve(interface: Interface) -> Value:
+        points = getattr(interface, name).over_time
+        return {"seconds": list(points.x), "bytes_per_second": list(points.y)}
+
+    return [
+        (_megabytes(f"{name}_step_bytes", name, estimated=True), attrgetter(f"{name}.step_bytes")),
+        *(
+            (_speed(f"{name}_{which}_bytes_per_second", f"{name} {which}"), attrgetter(field))
+            for which in ("mean", "peak")
+            for field in [f"{name}.{which}_bytes_per_second"]
+        ),
+        (busy, attrgetter(f"{name}.busy_share")),
+        (over_time, curve),
+    ]
 
 
 def _ranks_table(
@@ -211,23 +203,27 @@ def _ranks_table(
     """One line for each rank and interface; None where the samples tell of no rank."""
     if not items:
         return None
-    columns: list[tuple[Column, Callable[[tuple[Row, OfRank]], Value]]] = [
-        *for_items(row_columns([row for row, _ in items]), _row_of),
-        (Column(key="rank", title="rank", names_row=True), lambda item: item[1].rank),
-        (_text("role", "role"), lambda item: item[1].role),
-        (Column(key="node", title="node"), lambda item: item[1].node),
-        (_text("interface", "interface"), lambda item: item[1].interface),
-        (
-            _megabytes("sent_step_bytes", "sent", estimated=True),
-            lambda item: item[1].sent_bytes,
-        ),
+    own: list[tuple[Column, Callable[[OfRank], Value]]] = [
+        (Column(key="rank", title="rank", names_row=True), attrgetter("rank")),
+        (_text("role", "role"), attrgetter("role")),
+        (Column(key="node", title="node"), attrgetter("node")),
+        (_text("interface", "interface"), attrgetter("interface")),
+        (_megabytes("sent_step_bytes", "sent", estimated=True), attrgetter("sent_bytes")),
         (
             _megabytes("received_step_bytes", "received", estimated=True),
-            lambda item: item[1].received_bytes,
+            attrgetter("received_bytes"),
         ),
     ]
     notes = [RANKS_NOTE, *_missing(traffic, "ranks")]
-    return table_of(RANKS, items, columns, notes)
+    return table_of(RANKS, items, _beside_row(items, own), notes)
+
+
+def _beside_row(
+    items: Sequence[tuple[Row, Part]], own: Sequence[tuple[Column, Callable[[Part], Value]]]
+) -> list[tuple[Column, Callable[[tuple[Row, Part]], Value]]]:
+    """What tells the rows apart, then the part's own columns."""
+    rows = row_columns([row for row, _ in items])
+    return [*for_items(rows, itemgetter(0)), *for_items(own, itemgetter(1))]
 
 
 def _run_links(folder: Path) -> Table:
@@ -343,14 +339,6 @@ def _missing(traffic: Sequence[TrafficOfRow], what: str, said: str = "Not known"
         if what in found.missing
     )
     return by_reason(reasons, len(traffic))
-
-
-def _wire_row(wire: WireOfRow) -> Row:
-    return wire.row
-
-
-def _row_of(item: tuple[Row, Any]) -> Row:
-    return item[0]
 
 
 def _text(key: str, title: str, *, names_row: bool = False) -> Column:
