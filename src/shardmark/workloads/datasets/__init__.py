@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from shardmark.workloads.datasets.sources import LabelledPictures
-    from shardmark.workloads.detection.annotated import AnnotatedDataSet
+    from shardmark.workloads.detection.annotated import AnnotatedPictures
+    from shardmark.workloads.detection.options import DetectionOptions
     from shardmark.workloads.vision.options import ClassificationOptions
 
 DATASETS: dict[str, str] = {
@@ -32,27 +33,34 @@ _MODULES = {  # below shardmark.workloads; a module, or an object in one
 }
 
 
-class PictureDataSet(Protocol):
-    """What a picture data set offers: a module, or an object."""
+Options_contra = TypeVar("Options_contra", contravariant=True)
+Data_co = TypeVar("Data_co", covariant=True)
 
-    def check(self, options: ClassificationOptions) -> None:
-        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
 
-    def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
+class DataSet(Protocol[Options_contra, Data_co]):
+    """What a data set offers: a module, or an object."""
+
+    def check(self, options: Options_contra) -> None:
+        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch.
+
+        Runs once before the first trial: whatever has to be made or read once is made here.
+        """
+
+    def load(self, options: Options_contra, seed: int) -> Data_co:
         """Read it, or find its files; subsets are drawn from the seed."""
 
 
-def picture_data_set(name: str) -> PictureDataSet:
-    """The module of the data set of that name."""
-    return cast("PictureDataSet", _imported(name))
+def picture_data_set(name: str) -> DataSet[ClassificationOptions, LabelledPictures]:
+    """The classification data set of that name."""
+    return cast("DataSet[ClassificationOptions, LabelledPictures]", _imported(name))
 
 
-def annotated_data_set(name: str) -> AnnotatedDataSet:
-    """The module of the detection data set of that name."""
-    return cast("AnnotatedDataSet", _imported(name))
+def annotated_data_set(name: str) -> DataSet[DetectionOptions, AnnotatedPictures]:
+    """The detection data set of that name."""
+    return cast("DataSet[DetectionOptions, AnnotatedPictures]", _imported(name))
 
 
 def _imported(name: str) -> object:
     module, _, attribute = _MODULES[name].partition(":")
-    found = importlib.import_module(f"shardmark.workloads.{module}")
-    return getattr(found, attribute) if attribute else found
+    imported = importlib.import_module(f"shardmark.workloads.{module}")
+    return getattr(imported, attribute) if attribute else imported

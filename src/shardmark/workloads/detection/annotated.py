@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from shardmark.workloads.detection.options import DetectionOptions
-
 RunLengths = dict[str, Any]
 """A mask as COCO writes it, compressed: {"size": [height, width], "counts": bytes}."""
 
@@ -74,17 +72,3 @@ class AnnotatedPictures:
     notes: tuple[str, ...] = ()
     """What was left out of training, one line each; these are data errors."""
     synthetic: bool = False
-
-
-class AnnotatedDataSet(Protocol):
-    """What the module of a detection data set offers."""
-
-    def check(self, options: DetectionOptions) -> None:
-        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch.
-
-        Runs once before the first trial: whatever has to be made or read once is made here.
-        """
-
-    def load(self, options: DetectionOptions, seed: int) -> AnnotatedPictures:
-        """Find the pictures; they are decoded when they are read.  Subsets are drawn from the
-        seed."""

@@ -137,8 +137,8 @@ def read_splits(
     folder: Path, options: DetectionOptions
 ) -> tuple[CocoSource, CocoSource, tuple[str, ...]]:
     """Training and validation before subsets are drawn, and what was left out.  No torch."""
-    training, notes = _training(folder, options)
-    validation = _validation(folder, options)
+    training, notes = _learnable(_split(folder, "train", options))
+    validation = _split(folder, "val", options)
     _check_same_categories(training, validation)
     training, missing = _without_missing(training)
     validation, missing_in_validation = _without_missing(validation)
@@ -157,35 +157,9 @@ def read_splits(
     )
 
 
-def _training(folder: Path, options: DetectionOptions) -> tuple[CocoSource, tuple[str, ...]]:
-    """Objects that can be learned, clipped to their picture; and a note on those that cannot."""
-    file, root = _find(folder, "train")
-    content = read_coco(file, with_masks=options.with_masks)
-    finite = np.isfinite(content.boxes).all(axis=1)
-    picture_of = np.repeat(np.arange(len(content.image_ids)), np.diff(content.offsets))
-    boxes = np.clip(content.boxes, 0, np.tile(content.sizes[picture_of], 2).astype(np.float64))
-    sides = boxes[:, 2:] - boxes[:, :2]
-    has_area = finite & (sides >= SMALLEST_SIDE).all(axis=1)
-    degenerate = content.annotation_ids[~has_area & ~content.crowds]
-    notes: tuple[str, ...] = ()
-    if len(degenerate):
-        ids = few_of(degenerate.tolist())
-        notes = (f"{file}: boxes without area, not trained on: annotations {ids}",)
-    source = CocoSource(
-        file=file,
-        root=root,
-        content=content,
-        boxes=boxes.astype(np.float32),
-        shown=has_area & ~content.crowds,
-        pictures=np.arange(len(content.image_ids)),
-        broken=BrokenPictures(skip=options.on_broken == "skip", replace=True),
-    )
-    return source, notes
-
-
-def _validation(folder: Path, options: DetectionOptions) -> CocoSource:
-    """All objects, crowds among them, as the file has them."""
-    file, root = _find(folder, "val")
+def _split(folder: Path, name: str, options: DetectionOptions) -> CocoSource:
+    """The split `train` or `val` with all its objects, as the file has them."""
+    file, root = _find(folder, name)
     content = read_coco(file, with_masks=options.with_masks)
     with np.errstate(over="ignore"):
         boxes = content.boxes.astype(np.float32)
@@ -196,8 +170,24 @@ def _validation(folder: Path, options: DetectionOptions) -> CocoSource:
         boxes=boxes,
         shown=np.ones(len(content.labels), np.bool_),
         pictures=np.arange(len(content.image_ids)),
-        broken=BrokenPictures(skip=options.on_broken == "skip", replace=False),
+        broken=BrokenPictures(skip=options.on_broken == "skip", replace=name == "train"),
     )
+
+
+def _learnable(source: CocoSource) -> tuple[CocoSource, tuple[str, ...]]:
+    """Only objects that can be learned, clipped to their picture; and a note on the others."""
+    content = source.content
+    finite = np.isfinite(content.boxes).all(axis=1)
+    picture_of = np.repeat(np.arange(len(content.image_ids)), np.diff(content.offsets))
+    boxes = np.clip(content.boxes, 0, np.tile(content.sizes[picture_of], 2).astype(np.float64))
+    has_area = finite & (boxes[:, 2:] - boxes[:, :2] >= SMALLEST_SIDE).all(axis=1)
+    degenerate = content.annotation_ids[~has_area & ~content.crowds]
+    notes: tuple[str, ...] = ()
+    if len(degenerate):
+        ids = few_of(degenerate.tolist())
+        notes = (f"{source.file}: boxes without area, not trained on: annotations {ids}",)
+    shown = has_area & ~content.crowds
+    return replace(source, boxes=boxes.astype(np.float32), shown=shown), notes
 
 
 def _find(folder: Path, name: str) -> tuple[Path, Path]:
