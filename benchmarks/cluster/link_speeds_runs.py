@@ -149,8 +149,8 @@ def _verified(speed: Speed) -> str:
         return "no"
     rows = [cell.row for cell in speed.cells.values()]
     alike = sum(row.equivalent is True for row in rows)
-    promised = sum(row.guarantee is not None and row.equivalent is not True for row in rows)
-    rest = f", {promised} keep another promise" if promised else ""
+    by_design = sum(row.guarantee is not None and row.equivalent is not True for row in rows)
+    rest = f", {by_design} differ by design" if by_design else ""
     return f"yes: {alike} of {len(rows)} equivalent{rest}"
 
 

@@ -7,12 +7,19 @@ import random
 from statistics import fmean
 
 import pytest
+from scipy import special
 
 from shardmark.analysis.statistics.moderation import (
     Spread,
     moderated,
     prior_of,
+    trigamma_inverse,
 )
+
+
+@pytest.mark.parametrize("value", [1e-7, 1e-3, 0.5, 1.0, 9.99, 57.0, 1e4, 1e7])
+def test_trigammas_inverse(value: float) -> None:
+    assert special.polygamma(1, trigamma_inverse(value)) == pytest.approx(value, rel=1e-7)
 
 
 def spreads(draw: random.Random, count: int, degrees: int, prior: float) -> list[Spread]:

@@ -30,17 +30,30 @@ def rows_of_trials(folder: Path, *trials: TrialResult) -> tuple[Row, ...]:
     return compare([load_run(write_run(folder, trials))]).rows
 
 
-def test_a_log_ends_with_its_last_lines(tmp_path: Path) -> None:
-    lines = [f"line {number}" for number in range(100)]
-    (tmp_path / "log.txt").write_text("\n".join(lines) + "\n\n\n")
+HUNDRED = [f"line {number}" for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("content", "shown", "cut"),
+    [
+        ("\n".join(HUNDRED) + "\n\n\n", HUNDRED[-TAIL_LINES:], True),
+        ("one\ntwo", ["one", "two"], False),
+        ("first\n" + "y" * (2 * TAIL_BYTES) + "\nlast\n", ["last"], True),
+        ("\n \n", None, False),
+        (None, None, False),
+    ],
+    ids=["many lines", "few lines", "a huge line", "nothing in it", "no log"],
+)
+def test_a_log_ends_with_its_last_lines(
+    tmp_path: Path, content: str | None, shown: list[str] | None, cut: bool
+) -> None:
+    if content is not None:
+        (tmp_path / "log.txt").write_text(content)
     tail = log_tail(tmp_path)
-    assert tail is not None
-    assert tail.text.splitlines() == lines[-TAIL_LINES:]
-    assert tail.cut
-    (tmp_path / "log.txt").write_text("one\ntwo")
-    tail = log_tail(tmp_path)
-    assert tail is not None
-    assert (tail.text, tail.lines, tail.cut) == ("one\ntwo", 2, False)
+    assert (tail is None) == (shown is None)
+    if tail is not None:
+        assert (tail.text.splitlines(), tail.lines) == (shown, len(shown or ()))
+        assert tail.cut is cut
 
 
 def test_a_log_is_shown_without_what_moves_a_cursor(tmp_path: Path) -> None:
@@ -55,20 +68,6 @@ def test_a_log_is_shown_without_what_moves_a_cursor(tmp_path: Path) -> None:
     assert second == "\ttab"
     assert overwritten == "20 %"
     assert last == "x" * LINE_CHARACTERS + " ..."
-
-
-def test_of_a_huge_log_only_the_end_is_read(tmp_path: Path) -> None:
-    (tmp_path / "log.txt").write_text("first\n" + "y" * (2 * TAIL_BYTES) + "\nlast\n")
-    tail = log_tail(tmp_path)
-    assert tail is not None
-    assert tail.text == "last"
-    assert tail.cut
-
-
-def test_no_log_and_an_empty_one_show_nothing(tmp_path: Path) -> None:
-    assert log_tail(tmp_path) is None
-    (tmp_path / "log.txt").write_text("\n \n")
-    assert log_tail(tmp_path) is None
 
 
 def test_alike_failures_are_told_once(tmp_path: Path) -> None:
