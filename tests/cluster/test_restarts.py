@@ -67,7 +67,8 @@ def test_all_ranks_of_a_node_die_and_training_goes_on(
             f"rank {rank} was ended by SIGKILL (rank {rank} is on node 1, node1)" for rank in (2, 3)
         ]
         assert [one.step for rank in trial.ranks for one in rank.resumes] == [5] * 4
-        writers = [r.rank for r in trial.ranks if r.checkpoints[0].written_bytes > 50_000]
+        written_bytes = [rank.checkpoints[0].written_bytes for rank in trial.ranks]
+        writers = [r for r in range(4) if written_bytes[r] > 2 * min(written_bytes)]
         assert writers == ([0, 2] if strategy == "ddp" else []), "one of each node"
     assert not list(shared.iterdir()), "checkpoints are gone with their trial"
 

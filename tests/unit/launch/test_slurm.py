@@ -341,8 +341,8 @@ def test_words_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     words = step_words(options, 2, KEY, title="t", host="node1", port=9)
     assert words[:4] == ["srun", "--job-name=t", "--nodes=2", "--ntasks=2"]
-    assert {"--ntasks-per-node=1", "--overlap", "--gpus-per-node=4", "--mpi=none"} <= {*words}
     assert {
+        *("--ntasks-per-node=1", "--overlap", "--gpus-per-node=4", "--mpi=none"),
         f"--container-image={image}",
         f"--container-mounts={tmp_path}:{tmp_path},/d:/d",
         f"--container-workdir={tmp_path}",
@@ -353,8 +353,7 @@ def test_words_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert told.items() <= json.loads(invitation).items()
     wrapped = SlurmOptions(python="apptainer exec --nv image.sif python")
     words = step_words(wrapped, 1, {}, title="t", host="h", port=9)
-    start = words[words.index("apptainer") :][:6]
-    assert start == ["apptainer", "exec", "--nv", "image.sif", "python", "-m"]
+    assert " apptainer exec --nv image.sif python -m " in " ".join(words)
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", None])

@@ -104,14 +104,14 @@ def test_half_a_checkpoint_is_none(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
-    one = files(tmp_path)
-    one.append(one.history, [{"loss": 1.5}, {"loss": float("nan")}])
-    with one.history.open("a") as file:
+    rank = files(tmp_path)
+    rank.append(rank.history, [{"loss": 1.5}, {"loss": float("nan")}])
+    with rank.history.open("a") as file:
         file.write('{"loss": 2')
-    lines = one.lines(one.history)
+    lines = rank.lines(rank.history)
     assert [line["loss"] == line["loss"] for line in lines] == [True, False]
-    one.cut(one.history, lines[:1])
-    assert one.history.read_text() == json.dumps({"loss": 1.5}) + "\n"
+    rank.cut(rank.history, lines[:1])
+    assert rank.history.read_text() == json.dumps({"loss": 1.5}) + "\n"
 
 
 def checkpoints(folder: Path, *, first: int = 0, restart: int = 0, now: float = 0.0) -> Checkpoints:
@@ -126,21 +126,21 @@ def checkpoints(folder: Path, *, first: int = 0, restart: int = 0, now: float = 
 
 
 def test_training_pauses_for_checkpoints_inside_an_epoch_and_not_at_the_very_end() -> None:
-    one = checkpoints(Path())
-    assert one.stops(0, 10) == [4, 8, 10]
-    assert one.stops(0, 8) == [4, 8]
-    assert one.stops(8, 20) == [12, 16, 20]
-    assert one.stops(5, 7) == [7]
-    assert [one.is_due(step, of=16) for step in (8, 10, 16)] == [True, False, False]
+    due = checkpoints(Path())
+    spans = {(0, 10): [4, 8, 10], (0, 8): [4, 8], (8, 20): [12, 16, 20], (5, 7): [7]}
+    assert {span: due.stops(*span) for span in spans} == spans
+    assert [due.is_due(step, of=16) for step in (8, 10, 16)] == [True, False, False]
 
 
 def lost(folder: Path, *, first: int, restart: int, now: float) -> list[float]:
     report = RankReport(folder, rank=0)
     checkpoints(folder, first=first, restart=restart, now=now).training_goes_on(report)
-    return [one.lost_seconds for one in report.resumes]
+    return [resume.lost_seconds for resume in report.resumes]
 
 
 def test_lost_seconds_count_from_when_training_last_stood_there(tmp_path: Path) -> None:
+    never = tmp_path / "never"
+    assert lost(never, first=0, restart=1, now=130.0) == [30.0], "no step since its launch"
     assert lost(tmp_path, first=0, restart=0, now=110.0) == []
     # Died before the first checkpoint: all since the first step.
     assert lost(tmp_path, first=0, restart=1, now=130.0) == [20.0]
@@ -148,10 +148,6 @@ def test_lost_seconds_count_from_when_training_last_stood_there(tmp_path: Path) 
     assert lost(tmp_path, first=4, restart=2, now=155.0) == [20.0, 15.0]
     # Again from the same one: what the restart before took does not count twice.
     assert lost(tmp_path, first=4, restart=3, now=162.0) == [20.0, 15.0, 7.0]
-
-
-def test_a_rank_that_never_took_a_step_lost_all_since_its_launch(tmp_path: Path) -> None:
-    assert lost(tmp_path, first=0, restart=1, now=130.0) == [30.0]
 
 
 def rate(step: int) -> float:
