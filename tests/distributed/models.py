@@ -20,26 +20,24 @@ class Block(nn.Module):
         return out
 
 
-def small(num_classes: int) -> nn.Module:
-    """A residual network of 3 blocks for any picture size."""
+def residual(num_classes: int, channels: int, blocks: int) -> nn.Module:
+    """For any picture size."""
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=4, padding=1),
-        nn.Sequential(*(Block(16) for _ in range(3))),
+        nn.Conv2d(3, channels, 3, stride=4, padding=1),
+        nn.Sequential(*(Block(channels) for _ in range(blocks))),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(64, num_classes),
+        nn.Linear(4 * channels, num_classes),
     )
+
+
+def small(num_classes: int) -> nn.Module:
+    return residual(num_classes, channels=16, blocks=3)
 
 
 def wide(num_classes: int) -> nn.Module:
     """Of 0.6 M parameters, so that what is held and sent is more than rounding, in 5 layers."""
-    return nn.Sequential(
-        nn.Conv2d(3, 128, 3, stride=4, padding=1),
-        nn.Sequential(*(Block(128) for _ in range(4))),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(),
-        nn.Linear(512, num_classes),
-    )
+    return residual(num_classes, channels=128, blocks=4)
 
 
 class Features(nn.Module):
@@ -61,7 +59,7 @@ def small_detector(num_classes: int) -> nn.Module:
     """A two-stage detector of 0.1 M parameters for pictures of 96 pixels."""
     from torchvision.models.detection import FasterRCNN
     from torchvision.models.detection.anchor_utils import AnchorGenerator
-    from torchvision.models.detection.faster_rcnn import TwoMLPHead
+    from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
     from torchvision.ops import MultiScaleRoIAlign
 
     made: nn.Module = FasterRCNN(
@@ -73,16 +71,9 @@ def small_detector(num_classes: int) -> nn.Module:
         rpn_post_nms_top_n_train=50,
         box_roi_pool=MultiScaleRoIAlign(featmap_names=["0", "1"], output_size=4, sampling_ratio=2),
         box_head=TwoMLPHead(16 * 4 * 4, 32),
-        box_predictor=_predictor(32, num_classes),
+        box_predictor=FastRCNNPredictor(32, num_classes),
         box_batch_size_per_image=16,
         min_size=96,
         max_size=192,
     )
-    return made
-
-
-def _predictor(channels: int, num_classes: int) -> nn.Module:
-    from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
-
-    made: nn.Module = FastRCNNPredictor(channels, num_classes)
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -43,14 +42,6 @@ def test_two_ranks_of_one_group(tmp_path: Path) -> None:
         assert all(len(size.seconds) >= 3 for size in one.sizes)
         assert all(seconds > 0 for size in one.sizes for seconds in size.seconds)
         assert one.fit is not None, one.reason
-    # The same bytes and more messages: no machine does it the other way round by a factor of 4.
-    reduced, gathered = (
-        median(found[name].sizes[-1].seconds)
-        / {"all_reduce": 2, "all_gather": 1}[name]
-        / found[name].sizes[-1].payload_bytes
-        for name in ("all_reduce", "all_gather")
-    )
-    assert reduced < 4 * gathered
 
 
 def test_started_here_and_nothing_is_left() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -93,7 +92,7 @@ def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, RankCap
 
 
 def verdict(gathered: list[dict[Any, RankCapture | None]], key: Any, of: Trial) -> Verdict:
-    ranks = [rank for found in gathered if (rank := found[key]) is not None]
+    ranks = [rank for captures in gathered if (rank := captures[key]) is not None]
     assert len(ranks) == of.world_size
     return verdict_on(Capture.of_ranks(ranks), of, STEPS, REFERENCES)
 
@@ -106,31 +105,18 @@ def test_the_barrier_makes_it_equivalent(
 ) -> None:
     workers, options = OPTIONS[name]
     of = tried(workers, wanted(workers, **RECIPES[label]), options)
-    found = verdict(gathered, (name, label), of)
-    assert found.equivalent, [check for check in found.checks if not check.holds]
+    judged = verdict(gathered, (name, label), of)
+    assert judged.equivalent, [check for check in judged.checks if not check.holds]
 
 
-def test_one_asynchronous_worker_is_a_single_device(
+def test_one_asynchronous_worker_is_equivalent_and_a_bf16_wire_is_not(
     gathered: list[dict[Any, RankCapture | None]],
 ) -> None:
-    of = alone()
-    ranks = [rank for found in gathered if (rank := found["alone"]) is not None]
-    found = Capture.of_ranks(ranks)
-    expected = REFERENCES.of(of, STEPS)[1].reference
-    for name, parameter in expected.tensors["parameters"].items():
-        np.testing.assert_allclose(
-            found.tensors["parameters"][name], parameter, rtol=1e-6, atol=1e-6
-        )
-    assert verdict_on(found, of, STEPS, REFERENCES).equivalent
-
-
-def test_gradients_that_travel_in_bf16_are_noticed(
-    gathered: list[dict[Any, RankCapture | None]],
-) -> None:
-    found = verdict(gathered, "bf16 wire", tried(3, wanted(3), {"wire": "bf16"}))
-    assert found.equivalent is False
-    assert found.cause is not None
-    assert "gradients" in found.cause.first_deviation
+    assert verdict(gathered, "alone", alone()).equivalent
+    judged = verdict(gathered, "bf16 wire", tried(3, wanted(3), {"wire": "bf16"}))
+    assert judged.equivalent is False
+    assert judged.cause is not None
+    assert "gradients" in judged.cause.first_deviation
 
 
 ASYNCHRONOUS = ["ps-async", {"name": "ps-bounded", "staleness": 1}]
@@ -143,33 +129,32 @@ def ended(
     """Trials in which somebody dies, or is slow."""
     out = tmp_path_factory.mktemp("ends")
     before = set(psutil.Process().children(recursive=True))
+    told = {
+        "killed": experiment("killed"),
+        "server_dies": experiment("server_dies", recipe={"global_batch": 16, "steps": 200}),
+        "dies_at_start": experiment("dies_at_start"),
+        "slow": experiment(
+            "is_slow", slow_ranks={1: 3.0}, recipe={"global_batch": 16, "steps": 24}
+        ),
+    }
+    for name, mapping in told.items():
+        everyone = ["ps-sync"] if name in {"killed", "slow"} else []
+        asynchronous = ASYNCHRONOUS if everyone else ["ps-async"]
+        mapping["matrix"]["strategy"] = [*everyone, *asynchronous]
+    slow = told["slow"]
+    del slow["matrix"]["workload.model"]
+    slow["workload"] |= {"model": "tests.distributed.models:wide"}
+    slow["measure"] = slow["measure"] | {"evaluate": "end"}
+    slow["limits"] = {"trial_seconds": 120}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)
-        killed = experiment("killed")
-        killed["matrix"]["strategy"] = ["ps-sync", *ASYNCHRONOUS]
-        run_experiment(from_mapping(killed), out / "killed", engine=kept_engine)
-        dying = experiment("server_dies", recipe={"global_batch": 16, "steps": 200})
-        dying["matrix"]["strategy"] = ["ps-async"]
-        run_experiment(from_mapping(dying), out / "server", engine=kept_engine)
-        early = experiment("dies_at_start")
-        early["matrix"]["strategy"] = ["ps-async"]
-        run_experiment(from_mapping(early), out / "early", engine=kept_engine)
-        slow = experiment("is_slow", slow_ranks={1: 3.0})
-        slow["recipe"] = {"global_batch": 16, "steps": 24}
-        slow["matrix"] = {"strategy": ["ps-sync", *ASYNCHRONOUS], "world_size": [2]}
-        slow["workload"] = {
-            "name": "classification",
-            "model": "tests.distributed.models:wide",
-            "dataset": "digits",
-        }
-        slow["measure"] = slow["measure"] | {"evaluate": "end"}
-        slow["limits"] = {"trial_seconds": 120}
-        run_experiment(from_mapping(slow), out / "slow", engine=kept_engine)
+        for name, mapping in told.items():
+            run_experiment(from_mapping(mapping), out / name, engine=kept_engine)
     assert not set(psutil.Process().children(recursive=True)) - before
     return {
-        (folder, result.strategy): result
-        for folder in ("killed", "server", "early", "slow")
-        for result in shardmark.load(out / folder).trials
+        (name, result.strategy): result
+        for name in told
+        for result in shardmark.load(out / name).trials
     }
 
 
@@ -177,11 +162,18 @@ Ended = dict[tuple[str, str], TrialResult]
 
 
 @pytest.mark.timeout(400)
-def test_a_dead_worker_ends_a_synchronous_trial(ended: Ended) -> None:
-    result = ended["killed", "ps-sync"]
+@pytest.mark.parametrize(
+    ("name", "strategy", "rank"),
+    [("killed", "ps-sync", 1), ("server_dies", "ps-async", 2), ("dies_at_start", "ps-async", 1)],
+)
+def test_who_cannot_be_missed_ends_the_trial(
+    ended: Ended, name: str, strategy: str, rank: int
+) -> None:
+    """A worker where all are needed, a server, and a worker that never arrives."""
+    result = ended[name, strategy]
     assert result.outcome is Outcome.FAILED
     assert result.failure is not None
-    assert result.failure.reason == "rank 1 was ended by SIGKILL"
+    assert result.failure.reason == f"rank {rank} was ended by SIGKILL"
     assert result.total_seconds < 20
 
 
@@ -191,30 +183,12 @@ def test_others_train_on_without_a_dead_worker(ended: Ended, strategy: str) -> N
     assert result.outcome is Outcome.OK, result.failure
     by_rank = {rank.rank: rank for rank in result.ranks}
     assert by_rank[1].lost == "was ended by SIGKILL"
-    lost = result.metrics["lost_samples"]
-    assert lost is not None
-    assert lost.value == 8  # the share of 16 samples that it died in
+    assert value(result, "lost_samples") == 8  # the share of 16 samples that it died in
     # 6 steps of 16 samples; what the dead worker had pushed before is trained on, too.
     exchange = by_rank[2].exchange
     assert exchange is not None
     assert exchange.pushes == 11
     assert by_rank[0].samples_total == 8 * 9
-
-
-def test_a_dead_server_ends_the_trial(ended: Ended) -> None:
-    result = ended["server", "ps-async"]
-    assert result.outcome is Outcome.FAILED
-    assert result.failure is not None
-    assert result.failure.reason == "rank 2 was ended by SIGKILL"
-    assert result.total_seconds < 20
-
-
-def test_a_worker_that_never_arrives_ends_the_trial(ended: Ended) -> None:
-    result = ended["early", "ps-async"]
-    assert result.outcome is Outcome.FAILED
-    assert result.failure is not None
-    assert result.failure.reason == "rank 1 was ended by SIGKILL"
-    assert result.total_seconds < 20
 
 
 def test_faster_workers_take_more_shares(ended: Ended) -> None:
@@ -228,26 +202,21 @@ def test_faster_workers_take_more_shares(ended: Ended) -> None:
     assert taken["ps-async"][0] > taken["ps-async"][1]
 
 
-def test_staleness_is_bounded(ended: Ended) -> None:
-    sync, bounded = (
-        ended["slow", name].metrics["staleness_max"] for name in ("ps-sync", "ps-bounded")
-    )
-    assert sync is not None
-    assert sync.value == 0
-    assert bounded is not None
+def value(result: TrialResult, name: str) -> float:
+    metric = result.metrics[name]
+    assert metric is not None
+    assert metric.value is not None
+    return metric.value
+
+
+def test_staleness_is_bounded_and_every_gradient_and_parameter_is_counted(ended: Ended) -> None:
+    assert value(ended["slow", "ps-sync"], "staleness_max") == 0
     # Within one step of each other, at most three gradients come between a pull and its push.
-    assert bounded.value <= 3
-
-
-def test_every_gradient_and_parameter_is_counted(ended: Ended) -> None:
+    assert value(ended["slow", "ps-bounded"], "staleness_max") <= 3
     for strategy in ("ps-sync", "ps-async", "ps-bounded"):
         result = ended["slow", strategy]
-        parameters = result.metrics["parameter_bytes"]
-        pushed, pulled = result.metrics["push_bytes"], result.metrics["pull_bytes"]
-        assert parameters is not None
-        assert pushed is not None
-        assert pulled is not None
-        assert pushed.value == pulled.value == parameters.value
+        counted = {value(result, f"{what}_bytes") for what in ("parameter", "push", "pull")}
+        assert len(counted) == 1
         workers = [rank for rank in result.ranks if rank.role == "worker"]
         assert all(r.probe is not None and r.probe.optimizer_state_bytes == 0 for r in workers)
 
@@ -255,19 +224,14 @@ def test_every_gradient_and_parameter_is_counted(ended: Ended) -> None:
 def test_promises_are_verified(kept_engine: KeptEngine, tmp_path: Path) -> None:
     told = experiment("killed")
     told["matrix"] = {"strategy": ASYNCHRONOUS, "world_size": [2]}
-    told["workload"] = {
-        "name": "classification",
-        "model": "tests.distributed.models:small",
-        "dataset": "digits",
-        "validation_samples": 64,
-    }
+    told["workload"] |= {"model": "tests.distributed.models:small", "validation_samples": 64}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)
-        found = verify_experiment(from_mapping(told), tmp_path / "verification", engine=kept_engine)
-    for one in found.verdicts:
-        assert one.equivalent is None, one.cause
-        assert one.guarantee is not None
-        assert all(check.holds for check in one.checks)
-        names = {check.name for check in one.checks}
+        made = verify_experiment(from_mapping(told), tmp_path / "verification", engine=kept_engine)
+    for judged in made.verdicts:
+        assert judged.equivalent is None, judged.cause
+        assert judged.guarantee is not None
+        assert all(check.holds for check in judged.checks)
+        names = {check.name for check in judged.checks}
         assert {"gradients used once", "shares that were trained on once"} <= names
-        assert ("staleness within the bound" in names) == (one.strategy == "ps-bounded")
+        assert ("staleness within the bound" in names) == (judged.strategy == "ps-bounded")

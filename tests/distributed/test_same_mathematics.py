@@ -101,36 +101,27 @@ def train_all(
     return {(n, c): train(process, n, CASES[c], options) for n, c, options in work}
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    initial_sha256: str
-    losses: list[list[float]]
-    parameters: dict[str, Tensor]
-    buffers: list[dict[str, Tensor]]
-
-
-def reference(name: str, ranks: int) -> Expected:
+def reference(name: str, ranks: int) -> tuple[Reference, str, list[list[float]]]:
+    """After the steps; its initial weights' hash and each step's losses by rank."""
     tried = CASES[name]
     torch.set_num_threads(1)
     alone = Reference(workload_of(tried), tried.recipe, shares=ranks, plan=PLAN, total_steps=STEPS)
     initial = weights_sha256(alone.full_parameters())
-    losses = [[float(loss) for loss in alone.step()] for _ in range(STEPS)]
-    return Expected(
-        initial, losses, alone.full_parameters(), [dict(alone.buffers(r)) for r in range(ranks)]
-    )
+    return alone, initial, [[float(loss) for loss in alone.step()] for _ in range(STEPS)]
 
 
-def check(found: Trained, expected: Expected, rank: int) -> None:
-    assert found.initial_sha256 == expected.initial_sha256
-    for step, loss in enumerate(found.losses):
-        assert loss == pytest.approx(expected.losses[step][rank], rel=RELATIVE)
-    assert found.parameters.keys() == expected.parameters.keys()
-    for name, parameter in found.parameters.items():
-        wanted = expected.parameters[name]
-        assert (parameter - wanted).norm() <= RELATIVE * wanted.norm() + 1e-9, name
-    for name, buffer in found.buffers.items():
-        wanted = expected.buffers[rank][name].float()
-        assert (buffer.float() - wanted).norm() <= RELATIVE * wanted.norm() + 1e-9, name
+def check(trained: Trained, expected: tuple[Reference, str, list[list[float]]], rank: int) -> None:
+    alone, initial_sha256, losses = expected
+    assert trained.initial_sha256 == initial_sha256
+    assert trained.losses == pytest.approx([step[rank] for step in losses], rel=RELATIVE)
+    for mine, wanted in (
+        (trained.parameters, alone.full_parameters()),
+        (trained.buffers, dict(alone.buffers(rank))),
+    ):
+        assert mine.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            difference = (mine[name].float() - tensor.float()).norm()
+            assert difference <= RELATIVE * tensor.float().norm() + 1e-9, name
 
 
 @pytest.fixture(scope="module")

@@ -171,13 +171,6 @@ def test_no_cause_is_made_up() -> None:
     assert cause_text(diverged) == UNEXPLAINED
 
 
-def test_missing_buffers_are_a_deviation() -> None:
-    judged = court()
-    verdict = judged.verdict(replace(judged.reference, buffers=({}, {})))
-    assert verdict.equivalent is False
-    assert [check.name for check in verdict.checks if not check.holds] == ["buffers"]
-
-
 def test_the_first_loss_comes_before_the_count_of_steps() -> None:
     judged = court()
     capture = replace(judged.runs.run(Hypothesis(compute=BF16)), optimizer_steps=2)

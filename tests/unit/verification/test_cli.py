@@ -73,21 +73,16 @@ def test_text_has_each_verdict_and_the_cause(
     verified: list[Verdict], capsys: pytest.CaptureFixture[str]
 ) -> None:
     verified.extend([GOOD, BAD, UNAVAILABLE])
-    lines = answer(capsys)[1].splitlines()
-    assert lines[0] == NOTE
-    assert lines[1].startswith("1 of 3 train the same as the reference")
-    (good,) = (line for line in lines if line.startswith("ddp "))
-    for part in ("fp32", "bucket_mb=1.0", "recipe.seed=4", "  equivalent", "0.25 of its"):
-        assert part in good
-    (bad,) = (line for line in lines if line.startswith("zero-1 "))
-    assert "NOT EQUIVALENT" in bad
-    after = "\n".join(lines[lines.index(bad) + 1 :])
-    for part in ("gradients are clipped to norm 1", "0.2 tolerances", "(fc.weight)"):
-        assert part in after
-    assert "setting: gradient_clipping" in after
-    (absent,) = (line for line in lines if line.startswith("dp "))
-    assert "not tried" in absent
-    assert "unavailable: no CUDA device; use ddp" in after
+    told = answer(capsys)[1]
+    assert told.startswith(f"{NOTE}\n1 of 3 train the same")
+    good, bad, absent = (told[told.index(f"\n{name} ") :] for name in ("ddp", "zero-1", "dp"))
+    for text, facts in (
+        (good, ("fp32", "bucket_mb=1.0", "recipe.seed=4", "  equivalent", "0.25 of its")),
+        (bad, ("NOT EQUIVALENT", "gradients are clipped to norm 1", "0.2 tolerances")),
+        (bad, ("(fc.weight)", "setting: gradient_clipping")),
+        (absent, ("not tried", "unavailable: no CUDA device; use ddp")),
+    ):
+        assert [fact for fact in facts if fact not in text] == []
 
 
 def test_json_is_the_contracts_and_nothing_else(
@@ -96,13 +91,6 @@ def test_json_is_the_contracts_and_nothing_else(
     verified.extend([GOOD, BAD, UNAVAILABLE])
     printed: dict[str, Any] = json.loads(answer(capsys, "--format", "json")[1])
     assert printed.keys() == {"reference", "steps", "verdicts"}
-    for verdict in printed["verdicts"]:
-        assert {"strategy", "world_size", "equivalent", "checks", "cause"} <= verdict.keys()
-        for check in verdict["checks"]:
-            assert {"name", "holds", "found", "expected", "tolerance"} <= check.keys()
-    assert [verdict["equivalent"] for verdict in printed["verdicts"]] == [True, False, None]
-    assert printed["verdicts"][0]["cause"] is None
-    assert printed["verdicts"][1]["cause"]["setting"] == "gradient_clipping"
     assert Verification.model_validate(printed).verdicts == tuple(verified)
 
 

@@ -39,22 +39,15 @@ def trials(*overrides: str) -> tuple[Trial, ...]:
     return tuple(expand(load_experiment("quickstart", overrides), "cpu").trials)
 
 
-def test_verdicts_survive_the_file(tmp_path: Path) -> None:
-    write_verification(tmp_path, VERIFICATION)
-    assert read_verification(tmp_path) == VERIFICATION
-    assert [path.name for path in tmp_path.iterdir()] == [VERIFICATION_FILE]
-    made = VERIFICATION.model_copy(update={"verdicts": (court().judged(),)})
+def test_verdicts_survive_the_file_and_are_found_by_their_cell(tmp_path: Path) -> None:
+    made = VERIFICATION.model_copy(update={"verdicts": (court().judged(), *VERIFICATION.verdicts)})
     write_verification(tmp_path, made)
-    assert read_verification(tmp_path) == made
-
-
-def test_verdicts_are_found_by_their_cell() -> None:
-    verdict = VERIFICATION.of("2" * 12)
-    assert verdict is not None
-    assert verdict.strategy == "zero-1"
-    assert VERIFICATION.of("nonsense") is None
-    good, bad, untried = VERIFICATION.verdicts
-    assert (good.worst, bad.worst, untried.worst) == (0.25, 900.0, None)
+    assert [path.name for path in tmp_path.iterdir()] == [VERIFICATION_FILE]
+    stored = read_verification(tmp_path)
+    assert stored == made
+    assert stored.of("2" * 12) == stored.verdicts[2]
+    assert stored.of("nonsense") is None
+    assert [verdict.worst for verdict in stored.verdicts[1:]] == [0.25, 900.0, None]
 
 
 WHOLE = VERIFICATION.model_dump_json().encode()
@@ -75,10 +68,9 @@ def test_a_cut_or_foreign_file_is_not_believed(tmp_path: Path, content: bytes) -
 
 
 def test_repeats_are_one_cell() -> None:
-    many = trials("measure.repeats=3")
-    cells = cells_of(many)
-    assert len(many) == 3 * len(cells)
+    cells = cells_of(trials("measure.repeats=3"))
     assert {cell.strategy.name for cell in cells} == {"single", "ddp", "fsdp", "zero-1"}
+    assert len(cells) == len(cells_of(trials()))
 
 
 def test_a_cell_is_named_by_what_it_trains() -> None:
