@@ -12,7 +12,6 @@ from shardmark.analysis.network.links import (
     COSTS,
     Timing,
     fit_link,
-    predicted_seconds,
     with_fits,
 )
 from shardmark.results.network import (
@@ -146,7 +145,7 @@ def test_costs_of_four_ranks_in_a_ring(operation: Operation, messages: int, shar
     assert COSTS[operation].share(4) == share
 
 
-def test_a_record_s_fits_predict_its_timings() -> None:
+def test_a_record_s_fits_are_its_latency_and_bandwidth() -> None:
     cost = COSTS["all_reduce"]
 
     def seconds(size: int) -> float:
@@ -174,8 +173,9 @@ def test_a_record_s_fits_predict_its_timings() -> None:
         )
     )
     assert record.world_size == 4
-    predicted = predicted_seconds(record.operations[0], 3_000_000)
-    assert predicted == pytest.approx(seconds(3_000_000), rel=1e-6)
+    fit = record.operations[0].fit
+    assert fit is not None
+    assert fit.latency_seconds.value == pytest.approx(LATENCY_SECONDS, rel=1e-6)
+    assert fit.bytes_per_second.value == pytest.approx(BYTES_PER_SECOND, rel=1e-6)
     assert record.operations[1].fit is None
     assert record.operations[1].reason == "fewer than 3 sizes were measured"
-    assert predicted_seconds(record.operations[1], 1) is None

@@ -81,14 +81,6 @@ def result_of(name: str, ranks: int) -> TrialResult:
     )
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, "unbucketed"])
-def test_layout_and_traffic_survive_the_result_file(name: str) -> None:
-    result = result_of(name, ranks_of(name))
-    stored = TrialResult.model_validate_json(result.model_dump_json())
-    assert stored.layout == build_strategy(name, {}).layout(ranks_of(name))
-    assert stored.needed_traffic == result.needed_traffic
-
-
 def test_all_of_them_are_compared(tmp_path: Path) -> None:
     """The guide's example too, of which the reports know nothing but its results."""
     run = RunFolder.create(tmp_path / "run")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from shardmark.core.layout import Fractions, Layout
+from shardmark.core.layout import Fractions
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
-from shardmark.core.wire import ModelSize, carried_share
-from shardmark.strategies import STRATEGIES, build_strategy
+from shardmark.core.wire import ModelSize
+from shardmark.strategies import build_strategy
 
 WHOLE = (1.0, 1.0, 1.0)
 LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float, float, float]]] = [
@@ -56,19 +56,9 @@ def test_layouts(
     assert layout.server_ranks == tuple(range(ranks, ranks + factors[2])), "servers come last"
 
 
-def test_the_table_has_every_strategy() -> None:
-    assert {name for name, *_ in LAYOUTS} == set(STRATEGIES)
-
-
 def test_a_server_holds_its_part_and_a_gradient_of_each_worker() -> None:
     layout = build_strategy("ps-sync", {"servers": 2}).layout(3)
     assert [fractions(layout.ranks[rank].holds) for rank in (3, 4)] == [(0.5, 1.5, 0.5)] * 2
-
-
-def test_one_rank_of_each_share_counts() -> None:
-    """Tensor and pipeline positions multiply devices, not samples."""
-    layout = Layout(ranks=(), data=2, shard=2, tensor=4, pipeline=2)
-    assert (layout.shares, layout.devices) == (4, 32)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +138,6 @@ def test_bytes_that_the_network_has_to_carry(
 ) -> None:
     recipe = Recipe.model_validate({"global_batch": 64, "steps": 1, **changes})
     wire = build_strategy(name, options).wire_bytes(SIZE, recipe, ranks)
-    assert wire.formula
     assert wire.carried_bytes == pytest.approx(megabytes * MB)
 
 
@@ -156,8 +145,3 @@ def test_bytes_that_the_network_has_to_carry(
 def test_frozen_parameters_have_no_gradients(name: str, megabytes: float) -> None:
     wire = build_strategy(name, {}).wire_bytes(FROZEN, Recipe(global_batch=64, steps=1), 2)
     assert wire.carried_bytes == pytest.approx(megabytes * MB)
-
-
-def test_shares_of_collectives() -> None:
-    assert carried_share("permute", 2) is None
-    assert carried_share("barrier", 2) == 0

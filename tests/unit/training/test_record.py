@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.step.recorder import Recorder
 from shardmark.results.schema import ProbeRecord, RankError, RankRecord
 from shardmark.train.record import Evaluation, RankReport, sample_order_sha256, weights_sha256
-from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyWorkload
+from tests.unit.training.toy import CountingClock, FakeWorker, ToyWorkload
 
 RANK = 3
 
@@ -45,15 +44,6 @@ def read(directory: Path) -> tuple[RankRecord, list[dict[str, Any]]]:
     steps = directory / rank_steps_file(RANK)
     lines = steps.read_text().splitlines() if steps.exists() else []
     return record, [json.loads(line, parse_constant=pytest.fail) for line in lines]
-
-
-def test_first_record_tells_who_it_is(tmp_path: Path) -> None:
-    RankReport(tmp_path, RANK).describe(CPU, threads=2)
-    record, lines = read(tmp_path)
-    assert (record.rank, record.pid, record.device, record.threads) == (RANK, os.getpid(), "cpu", 2)
-    assert (record.samples, record.windows, record.error) == (0, (), None)
-    assert record.first_step_at_seconds is None
-    assert lines == []
 
 
 def test_record_and_lines_of_a_whole_training(tmp_path: Path) -> None:

@@ -75,29 +75,24 @@ def step_shard(step: int, index: int) -> StepShard:
     return StepShard(step=step, shard=Shard(index=index, count=2))
 
 
+EPOCHS = ((step_shard(0, 1), step_shard(1, 0)), (), (step_shard(4, 0),))
+
+
 @pytest.mark.parametrize(
-    ("handed_out", "ids", "told"),
+    ("handed_out", "ends", "ids", "told"),
     [
-        (
-            ((step_shard(0, 1), step_shard(1, 0)), (), (step_shard(4, 0),)),
-            [(2, 3), (4, 5), (16, 17)],
-            [1, 2, 5],
-        ),
-        ((), [(2, 3), (6, 7), (10, 11)], [1, 2, 3]),
+        (EPOCHS, (2, 4, 6), [(2, 3), (4, 5), (16, 17)], [1, 2, 5]),
+        ((), (2, 2, 3), [(2, 3), (6, 7), (10, 11)], [1, 2, 3]),
     ],
 )
 def test_each_epoch_s_step_shards_are_taken(
     tmp_path: Path,
     handed_out: tuple[tuple[StepShard, ...], ...],
+    ends: tuple[int, ...],
     ids: list[tuple[int, ...]],
     told: list[int],
 ) -> None:
-    worker, report, recorder = (
-        Taker(*handed_out),
-        RankReport(tmp_path, 1),
-        Recorder(CountingClock()),
-    )
-    ends = (2, 4, 6) if handed_out else (2, 2, 3)
+    worker, report, seen = Taker(*handed_out), RankReport(tmp_path, 1), list[int]()
     schedule = Schedule(
         plan=BatchPlan(global_batch=4, seed=1),
         total_steps=6,
@@ -105,17 +100,15 @@ def test_each_epoch_s_step_shards_are_taken(
         epoch_ends=ends,
         evaluated=(False,) * 3,
     )
-    seen: list[int] = []
-    options = LoopOptions(
-        device=CPU, seed=1, warmup_steps=0, learning_rate=lambda _: 0.1, on_step=seen.append
-    )
     train_epochs(
         schedule,
-        options,
+        LoopOptions(
+            device=CPU, seed=1, warmup_steps=0, learning_rate=lambda _: 0.1, on_step=seen.append
+        ),
         worker=worker,
         workload=ToyWorkload(),
         shard=MINE,
-        recorder=recorder,
+        recorder=Recorder(CountingClock()),
         report=report,
     )
     assert (worker.ids, seen) == (ids, told)
@@ -124,48 +117,28 @@ def test_each_epoch_s_step_shards_are_taken(
     assert len(report.epochs) == 3
 
 
-def evaluated(*answers: list[object]) -> tuple[Task, float | None]:
-    worker, task = Taker(), Task()
-    worker.group = Group([], *answers)
-    return task, evaluate(worker, task, MINE, CPU).quality["parts"]
-
-
 THEIRS = {"1.running_mean": torch.full((8,), 5.0)}
+FIRST, SECOND = (Shard(index=index, count=2) for index in (0, 1))
 
 
 @pytest.mark.parametrize(
     ("answers", "parts_of", "mean", "parts"),
     [
         # Of three workers the first is lost: this one is the first of two, and its buffers count.
-        (
-            (["mine", 2], ["mine", None], ["mine", (1, "another's")]),
-            [Shard(index=0, count=2)],
-            3.0,
-            2,
-        ),
+        ((["mine", 2], ["mine", None], ["mine", (1, "another's")]), [FIRST], 3.0, 2),
         # The first worker's buffers are everybody's.
-        (
-            ([0, "mine"], [THEIRS, None], [(0, "another's"), "mine"]),
-            [Shard(index=1, count=2)],
-            5.0,
-            2,
-        ),
+        (([0, "mine"], [THEIRS, None], [(0, "another's"), "mine"]), [SECOND], 5.0, 2),
         # The first worker dies before it gives its buffers, and its part of the samples is missing:
         # those left evaluate again, and share all of them.
-        (
-            ([0, "mine"], ["mine"], ["mine"], ["mine"], ["mine"], ["mine"]),
-            [Shard(index=1, count=2), Shard(index=0, count=1)],
-            3.0,
-            1,
-        ),
+        (([0, "mine"], *[["mine"]] * 5), [SECOND, Shard(index=0, count=1)], 3.0, 1),
         # Ranks that see the same samples evaluate the same part, and it counts once.
         (
             (
                 [0, 0, "mine", 1],
                 [THEIRS, THEIRS, None, None],
-                [(0, "another's"), (0, "another's"), "mine", "mine"],
+                [*[(0, "another's")] * 2, "mine", "mine"],
             ),
-            [Shard(index=1, count=2)],
+            [SECOND],
             5.0,
             2,
         ),
@@ -174,7 +147,8 @@ THEIRS = {"1.running_mean": torch.full((8,), 5.0)}
 def test_the_validation_set_is_evaluated_once(
     answers: tuple[list[object], ...], parts_of: list[Shard], mean: float, parts: int
 ) -> None:
-    task, counted = evaluated(*answers)
+    worker, task = Taker(), Task()
+    worker.group = Group([], *answers)
+    assert evaluate(worker, task, MINE, CPU).quality["parts"] == parts
     assert task.evaluated == parts_of
     assert task.means[0].tolist() == [mean] * 8
-    assert counted == parts

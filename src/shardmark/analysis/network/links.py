@@ -78,17 +78,6 @@ def with_fits(record: NetworkRecord) -> NetworkRecord:
     return record.model_copy(update={"operations": operations})
 
 
-def predicted_seconds(operation: MeasuredOperation, payload_bytes: float) -> float | None:
-    """What the operation's fit says of one call among the same ranks; None without a fit."""
-    if operation.fit is None:
-        return None
-    cost, ranks = COSTS[operation.operation], len(operation.ranks)
-    return (
-        cost.messages(ranks) * operation.fit.latency_seconds.value
-        + cost.share(ranks) * payload_bytes / operation.fit.bytes_per_second.value
-    )
-
-
 def link_summary(record: NetworkRecord) -> str:
     """One line: what a message between ranks costs, over the farthest reach that was measured."""
     start = f"links between {record.world_size} ranks, {record.backend}"
