@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
@@ -26,19 +25,16 @@ class Faulty:
 
     def __init__(self, worker: Any, **replaced: Callable[..., Any]) -> None:
         self.worker = worker
-        self.replaced = replaced
+        self._replaced = replaced
 
     def __getattr__(self, name: str) -> Any:
-        return self.replaced.get(name) or getattr(self.worker, name)
+        return self._replaced.get(name) or getattr(self.worker, name)
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     worker: Any
     shard: Shard
-
-
-Begin = Callable[[Workload, Recipe, RankContext], Started]
 
 
 def start(name: str, workload: Workload, recipe: Recipe, process: RankContext) -> Started:
@@ -50,31 +46,14 @@ def ddp(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     return start("ddp", workload, recipe, process)
 
 
-def scaled(factor: float) -> Begin:
-    def scale(worker: Any) -> None:
-        for parameter in worker._parameters:
-            parameter.register_hook(lambda gradient: gradient * factor)
-
-    return changed(scale)
-
-
-def changed(change: Callable[[Any], object]) -> Begin:
-    """DDP whose worker is changed, or replaced by what the change returns."""
-
+def scaled(factor: float) -> Callable[..., Started]:
     def begin(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
         started = ddp(workload, recipe, process)
-        return Started(change(started.worker) or started.worker, started.shard)
+        for parameter in started.worker._parameters:
+            parameter.register_hook(lambda gradient: gradient * factor)
+        return started
 
     return begin
-
-
-def after_each_step(worker: Any, then: Callable[[], object]) -> Faulty:
-    def step(batch: Batch, recorder: Spans) -> Tensor:
-        loss: Tensor = worker.step(batch, recorder)
-        then()
-        return loss
-
-    return Faulty(worker, step=step)
 
 
 def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
@@ -87,75 +66,115 @@ def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext)
     return Started(worker, Shard(index=process.rank, count=process.world_size))
 
 
-def with_share(index: Callable[[RankContext], int]) -> Begin:
-    def begin(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-        worker = ddp(workload, recipe, process).worker
-        return Started(worker, Shard(index=index(process), count=process.world_size))
-
-    return begin
-
-
-def decay_spares_vectors(worker: Any) -> None:
-    group = worker._optimizer.param_groups[0]
+def decay_spares_vectors(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+    optimizer = started.worker._optimizer
+    group = optimizer.param_groups[0]
     vectors = [p for p in group["params"] if p.dim() < 2]
     group["params"] = [p for p in group["params"] if p.dim() >= 2]
-    worker._optimizer.add_param_group({**group, "params": vectors, "weight_decay": 0.0})
+    optimizer.add_param_group({**group, "params": vectors, "weight_decay": 0.0})
+    return started
 
 
-def no_decay(worker: Any) -> None:
-    worker._optimizer.param_groups[0]["weight_decay"] = 0.0
+def no_decay(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+    started.worker._optimizer.param_groups[0]["weight_decay"] = 0.0
+    return started
 
 
-def other_weights(worker: Any) -> None:
+def shares_repeat(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """Every rank loads the first rank's share, as with a sampler that nobody told its rank."""
+    return Started(ddp(workload, recipe, process).worker, Shard(index=0, count=process.world_size))
+
+
+def shares_exchanged(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    other = process.world_size - 1 - process.rank
+    worker = ddp(workload, recipe, process).worker
+    return Started(worker, Shard(index=other, count=process.world_size))
+
+
+def other_weights(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
     with torch.no_grad():
-        for parameter in worker._parameters:
+        for parameter in started.worker._parameters:
             parameter.mul_(1.01)
+    return started
 
 
-def other_draws(worker: Any) -> Faulty:
+def other_draws(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+
     def step(batch: Batch, recorder: Spans) -> Tensor:
-        torch.manual_seed(4321 + dist.get_rank())
-        return worker.step(batch, recorder)  # type: ignore[no-any-return]
+        torch.manual_seed(4321 + process.rank)
+        return started.worker.step(batch, recorder)  # type: ignore[no-any-return]
 
-    return Faulty(worker, step=step)
-
-
-def reduces_in_bf16(worker: Any) -> None:
-    worker._model.register_comm_hook(None, bf16_compress_hook)
+    return Started(Faulty(started.worker, step=step), started.shard)
 
 
-def masters_in_bf16(worker: Any) -> Faulty:
-    @torch.no_grad()
-    def rounds() -> None:
-        for parameter in worker._parameters:
-            parameter.copy_(parameter.bfloat16())
-
-    return after_each_step(worker, rounds)
+def reduces_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+    started.worker._model.register_comm_hook(None, bf16_compress_hook)
+    return started
 
 
-def skips_a_step(worker: Any) -> None:
-    update, calls = worker._update, count(1)
-    worker._update = lambda: update() if next(calls) != 2 else worker._optimizer.zero_grad()
+def masters_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+
+    def step(batch: Batch, recorder: Spans) -> Tensor:
+        loss = started.worker.step(batch, recorder)
+        with torch.no_grad():
+            for parameter in started.worker._parameters:
+                parameter.copy_(parameter.bfloat16())
+        return loss  # type: ignore[no-any-return]
+
+    return Started(Faulty(started.worker, step=step), started.shard)
 
 
-def evaluates_other_buffers(worker: Any) -> Faulty:
+def skips_a_step(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+    worker, update = started.worker, started.worker._update
+    calls: list[None] = []
+
+    def update_unless_second() -> None:
+        calls.append(None)
+        if len(calls) == 2:
+            worker._optimizer.zero_grad()
+        else:
+            update()
+
+    worker._update = update_unless_second
+    return started
+
+
+def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """The model that is evaluated comes from the last rank, with its own batch statistics."""
-    everybody: list[Any] = [None] * dist.get_world_size()
-    faulty = after_each_step(worker, lambda: dist.all_gather_object(everybody, worker.buffers()))
-    faulty.replaced["buffers"] = lambda: everybody[-1]
-    return faulty
+    started = ddp(workload, recipe, process)
+    everybody: list[Any] = [None] * process.world_size
+
+    def step(batch: Batch, recorder: Spans) -> Tensor:
+        loss = started.worker.step(batch, recorder)
+        dist.all_gather_object(everybody, started.worker.buffers())
+        return loss  # type: ignore[no-any-return]
+
+    faulty = Faulty(started.worker, step=step, buffers=lambda: everybody[-1])
+    return Started(faulty, started.shard)
 
 
-def averages_nothing(worker: Any) -> None:
-    worker._model.require_backward_grad_sync = False
-    worker._synchronise = None
+def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+    model = started.worker._model
+    model.require_backward_grad_sync = False
+    started.worker._synchronise = None
+    return started
 
 
-def computes_in_bf16(worker: Any) -> None:
-    worker._precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+def computes_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = ddp(workload, recipe, process)
+    started.worker._precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    return started
 
 
-FAULTS: dict[str, tuple[Begin, str]] = {
+FAULTS: dict[str, tuple[Callable[..., Started], str]] = {
     "sum over ranks": (scaled(2.0), "gradients are summed over the 2 ranks, not averaged"),
     "accumulation undivided": (
         scaled(4.0),
@@ -166,32 +185,19 @@ FAULTS: dict[str, tuple[Begin, str]] = {
         clipped_by_default,
         "gradients are clipped to norm 1, DeepSpeed's default",
     ),
-    "decay spares vectors": (changed(decay_spares_vectors), "weight decay spares biases and norms"),
-    "no decay": (changed(no_decay), "weight decay is not applied"),
-    # As with a sampler that nobody told its rank.
-    "repeated samples": (with_share(lambda _: 0), "repeated samples"),
-    "exchanged shares": (
-        with_share(lambda process: process.world_size - 1 - process.rank),
-        "different batch shares",
-    ),
-    "other weights": (changed(other_weights), "different initial weights"),
-    "other draws": (changed(other_draws), "different random draws (dropout, proposal sampling)"),
-    "bf16 reduction": (
-        changed(reduces_in_bf16),
-        "gradients are reduced in a lower precision (bf16)",
-    ),
-    "bf16 masters": (
-        changed(masters_in_bf16),
-        "master weights are kept in a lower precision (bf16)",
-    ),
-    "skipped step": (changed(skips_a_step), "the update of step 2 is skipped"),
+    "decay spares vectors": (decay_spares_vectors, "weight decay spares biases and norms"),
+    "no decay": (no_decay, "weight decay is not applied"),
+    "repeated samples": (shares_repeat, "repeated samples"),
+    "exchanged shares": (shares_exchanged, "different batch shares"),
+    "other weights": (other_weights, "different initial weights"),
+    "other draws": (other_draws, "different random draws (dropout, proposal sampling)"),
+    "bf16 reduction": (reduces_in_bf16, "gradients are reduced in a lower precision (bf16)"),
+    "bf16 masters": (masters_in_bf16, "master weights are kept in a lower precision (bf16)"),
+    "skipped step": (skips_a_step, "the update of step 2 is skipped"),
     "other buffers": (
-        changed(evaluates_other_buffers),
+        evaluates_other_buffers,
         "buffers are not synchronised: rank 1's are evaluated, not rank 0's",
     ),
-    "nothing averaged": (
-        changed(averages_nothing),
-        "gradients are not averaged: only rank 0's is used",
-    ),
-    "bf16 computation": (changed(computes_in_bf16), "computation in a lower precision (bf16)"),
+    "nothing averaged": (averages_nothing, "gradients are not averaged: only rank 0's is used"),
+    "bf16 computation": (computes_in_bf16, "computation in a lower precision (bf16)"),
 }
