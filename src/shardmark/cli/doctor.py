@@ -137,20 +137,20 @@ def strategy_availability(here: Machine) -> list[Availability]:
     for name in STRATEGIES:
         strategy = build_strategy(name, {})
         ranks = next((one for one in RANKS if strategy.unsupported_reason(one) is None), RANKS[0])
+        reason = remedy = None
         try:
             strategy.check(ranks, here, recipe)
         except StrategyUnavailable as error:
-            answers.append(
-                Availability(
-                    strategy=name,
-                    ranks=ranks,
-                    available=False,
-                    reason=error.reason,
-                    remedy=error.remedy,
-                )
+            reason, remedy = error.reason, error.remedy
+        answers.append(
+            Availability(
+                strategy=name,
+                ranks=ranks,
+                available=reason is None,
+                reason=reason,
+                remedy=remedy,
             )
-        else:
-            answers.append(Availability(strategy=name, ranks=ranks, available=True))
+        )
     return answers
 
 

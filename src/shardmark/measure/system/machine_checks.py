@@ -104,42 +104,30 @@ def _tool_check(name: str, command: str, remedy: str) -> Check:
 
 def device_checks(here: Machine, found: CudaDevices) -> list[Check]:
     """CUDA devices, and whether the driver is new enough for torch's CUDA."""
+    name = "CUDA devices"
     if not found.devices:
-        return [
-            Check(
-                name="CUDA devices",
-                state=State.NOTE,
-                found=f"none: {found.reason}; trials run on the CPU",
-                remedy="install NVIDIA's driver, or give the container its devices (--gpus all)",
-            )
-        ]
+        text = f"none: {found.reason}; trials run on the CPU"
+        remedy = "install NVIDIA's driver, or give the container its devices (--gpus all)"
+        return [Check(name=name, state=State.NOTE, found=text, remedy=remedy)]
     if here.device_count == 0:
-        return [
-            Check(
-                name="CUDA devices",
-                state=State.NOTE,
-                found=f"none of {len(found.devices)} can be used; trials run on the CPU",
-                remedy="look at CUDA_VISIBLE_DEVICES, and install torch with CUDA",
-            )
-        ]
-    names = ", ".join(here.device_names)
-    return [
-        Check(name="CUDA devices", state=State.OK, found=f"{here.device_count}: {names}"),
-        _driver_check(found),
-    ]
+        text = f"none of {len(found.devices)} can be used; trials run on the CPU"
+        remedy = "look at CUDA_VISIBLE_DEVICES, and install torch with CUDA"
+        return [Check(name=name, state=State.NOTE, found=text, remedy=remedy)]
+    text = f"{here.device_count}: {', '.join(here.device_names)}"
+    return [Check(name=name, state=State.OK, found=text), _driver_check(found)]
 
 
 def _driver_check(found: CudaDevices) -> Check:
-    name, text = "NVIDIA driver", f"{found.driver_version}, up to CUDA {found.cuda_version}"
+    text = f"{found.driver_version}, up to CUDA {found.cuda_version}"
     runtime = package_version("nvidia-cuda-runtime") or package_version("nvidia-cuda-runtime-cu12")
     if runtime and found.cuda_version and _numbers(runtime)[0] > _numbers(found.cuda_version)[0]:
         return Check(
-            name=name,
+            name="NVIDIA driver",
             state=State.MISSING,
             found=f"{text}; torch was built for CUDA {runtime}",
             remedy="install a newer driver, or torch for this CUDA version",
         )
-    return Check(name=name, state=State.OK, found=text)
+    return Check(name="NVIDIA driver", state=State.OK, found=text)
 
 
 def host_checks(here: Machine) -> list[Check]:
@@ -149,14 +137,13 @@ def host_checks(here: Machine) -> list[Check]:
     shared = shared_memory_bytes() or 0
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = files == resource.RLIM_INFINITY
+    linux = sys.platform == "linux"
     return [
-        Check(name="operating system", state=State.OK, found=platform.platform())
-        if sys.platform == "linux"
-        else Check(
+        Check(
             name="operating system",
-            state=State.MISSING,
+            state=State.OK if linux else State.MISSING,
             found=platform.platform(),
-            remedy="use Linux: the system metrics are read from /proc",
+            remedy=None if linux else "use Linux: the system metrics are read from /proc",
         ),
         Check(name="CPU cores", state=State.OK, found=str(here.cores)),
         Check(name="memory", state=State.OK, found=_gibibytes(memory)),
@@ -176,9 +163,8 @@ def host_checks(here: Machine) -> list[Check]:
 
 
 def _size_check(name: str, found: str, *, enough: bool, remedy: str) -> Check:
-    if enough:
-        return Check(name=name, state=State.OK, found=found)
-    return Check(name=name, state=State.NOTE, found=found, remedy=remedy)
+    state = State.OK if enough else State.NOTE
+    return Check(name=name, state=state, found=found, remedy=None if enough else remedy)
 
 
 def _gibibytes(count: int) -> str:
