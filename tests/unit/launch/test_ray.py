@@ -192,6 +192,7 @@ def _unused_address() -> str:
         (RuntimeError("Version mismatch:\nx"), "", "engine: Ray refuses: Version mismatch:; the"),
         (ValueError("runtime_env is odd"), "", "engine: Ray refuses: runtime_env is odd"),
     ],
+    ids=["client", "nobody", "no cluster", "version", "options"],  # a free port is no name
 )
 def test_cluster_that_is_not_to_be_had(
     problem: Exception | None, address: str, said: str, monkeypatch: pytest.MonkeyPatch
