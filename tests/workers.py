@@ -24,7 +24,7 @@ ONE_AFTER_ANOTHER = (
 
 AT_THE_END = (
     *("tests/distributed/test_detection.py", "tests/distributed/test_same_mathematics.py"),
-    "tests/distributed/test_verify.py",
+    *("tests/distributed/test_parameter_server.py", "tests/distributed/test_verify.py"),
 )
 ORDER = {"ranks": 0, "last": 2}
 
@@ -32,7 +32,7 @@ ORDER = {"ranks": 0, "last": 2}
 def scope_of(node_id: str) -> str:
     """Tests of one scope run on one worker, in their order."""
     if node_id.startswith(AT_THE_END):
-        return "last"
+        return f"last {node_id.partition('::')[0]}"
     return "ranks" if node_id.startswith(ONE_AFTER_ANOTHER) else node_id.partition("::")[0]
 
 
@@ -55,4 +55,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid), 1))
+    items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid).partition(" ")[0], 1))
