@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/bare_loop.py --strategy ddp --out FOLDER
 
 ResNet-18 on scikit-learn's digits at 32 x 32, with the options that Shardmark's strategies set.
-Each rank writes FOLDER/RANK.json: samples and seconds of the window, Unix time of the first step.
+Each rank writes FOLDER/RANK.json: samples and seconds of the window, Unix times of its steps.
+FOLDER/RANK.warm appears when the warm-up is over.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ def main() -> None:
     order, place = random.permutation(len(labels)), 0
     losses = []
     samples = 0
+    started_at: list[float] = []
     dist.barrier()
-    first_step_at = time.time()
     opened = time.perf_counter()
     for index in range(options.steps):
         if index == options.warmup:
@@ -163,9 +164,11 @@ def main() -> None:
             # is not searched again inside the window.
             gc.collect()
             gc.freeze()
+            (options.out / f"{rank}.warm").touch()
             dist.barrier()
             samples = 0
             opened = time.perf_counter()
+        started_at.append(time.time())
         if place + options.global_batch > len(order):
             order, place = random.permutation(len(labels)), 0
         ids = torch.from_numpy(order[place + rank * share : place + (rank + 1) * share])
@@ -179,7 +182,8 @@ def main() -> None:
         "rank": rank,
         "samples": samples,
         "window_seconds": window_seconds,
-        "first_step_at_seconds": first_step_at,
+        "first_step_at_seconds": started_at[0],
+        "steps_at_seconds": started_at,
         "threads": torch.get_num_threads(),
         "last_loss": float(losses[-1]),
     }

@@ -1,21 +1,52 @@
-"""What measuring costs: samples per second of a Shardmark trial over those of a bare loop.
+"""What measuring costs: the speed of a step under `shardmark run` over that of a bare loop.
 
-    python benchmarks/overhead.py [--pairs 7] [--steps 35] [--strategies single ddp] [--small]
+    python benchmarks/overhead.py [--pairs 9] [--steps 65] [--strategies single ddp] [--small]
 
-Pairs of a trial with all metrics on and of `bare_loop.py`, in alternating order (A B, B A, ...).
+A pair is a run of one trial with all metrics on, and `bare_loop.py`: both live at the same time and
+take turns of a few seconds, the other one's processes stopped meanwhile (SIGSTOP).  A machine whose
+speed changes from minute to minute changes for both.  Steps that lie in one turn count; those of
+the warm-up do not.  Which one takes the first turn alternates from pair to pair.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import psutil
+import yaml
+
 from recording import Table, options_of, spread, store, surroundings
-from sides import Shardmark, add_sources_to_path, metric, run_bare, shardmark_run
+from shardmark.launch.local.fork_server import ENVIRONMENT
+from sides import (
+    GLOBAL_BATCH,
+    WARMUP_STEPS,
+    add_sources_to_path,
+    bare_command,
+    experiment_of,
+    ranks_of,
+)
 
 NAME = "overhead"
 STRATEGIES = ("single", "ddp", "fsdp", "zero-1")
 LEAST_RATIO = 0.99
 BAR = f"Bar: the median of shardmark / bare is at least {LEAST_RATIO} for every strategy"
+TURN_SECONDS = 4.0
+START_SECONDS = 180.0
+SIDE_SECONDS = 900.0
+Turn = tuple[float, float]
+"""Unix times between which a side ran and the other was stopped."""
 
 
 def check_same_settings() -> None:
@@ -35,21 +66,147 @@ def check_same_settings() -> None:
     assert ours == ZERO, f"zero-1 is set up as {ours}, the bare loop as {ZERO}"
 
 
-def measure_pair(run: Shardmark, strategy: str, pair: int, steps: int) -> dict[str, Any]:
-    found = {}
-    sides = ("shardmark", "bare") if pair % 2 == 0 else ("bare", "shardmark")
-    for side in sides:
-        if side == "bare":
-            found[side] = run_bare(strategy, steps=steps).samples_per_second
-        else:
-            found[side] = metric(run.trial(strategy, pair), "samples_per_second")
-    ratio = found["shardmark"] / found["bare"]
+class Side:
+    """A command with all processes that it starts, which can be stopped and go on."""
+
+    def __init__(self, command: Sequence[str], log: Path, variables: dict[str, str]) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, env={**os.environ, **variables}
+            )
+        self.turns: list[Turn] = []
+
+    def _each(self, act: Callable[[psutil.Process], None]) -> None:
+        with suppress(psutil.NoSuchProcess):
+            top = psutil.Process(self._process.pid)
+            for process in (top, *top.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    act(process)
+
+    def stop(self) -> None:
+        self._each(psutil.Process.suspend)
+
+    def go_on(self) -> None:
+        self._each(psutil.Process.resume)
+
+    def take_turn(self) -> None:
+        self.go_on()
+        began = time.time()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(TURN_SECONDS)
+        self.turns.append((began, time.time()))
+        self.stop()
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def run_until(self, warm: Callable[[], bool]) -> None:
+        """Let it start up and warm up; then it is stopped."""
+        until = time.monotonic() + START_SECONDS
+        while not warm():
+            if not self.runs or time.monotonic() > until:
+                raise SystemExit(f"did not get warm:\n{self._log.read_text()[-4000:]}")
+            time.sleep(0.02)
+        self.stop()
+
+    def finish(self) -> None:
+        self.go_on()
+        if self._process.wait(SIDE_SECONDS):
+            raise SystemExit(f"failed:\n{self._log.read_text()[-4000:]}")
+
+    def end(self) -> None:
+        """Leave nothing behind, whatever happened."""
+        self._each(psutil.Process.kill)
+        self._process.wait()
+
+
+@contextmanager
+def side(command: Sequence[str], log: Path, variables: dict[str, str]) -> Iterator[Side]:
+    started = Side(command, log, variables)
+    try:
+        yield started
+    finally:
+        started.end()
+
+
+def step_seconds(starts: Sequence[float], turns: Sequence[Turn]) -> list[list[float]]:
+    """For each turn, how long its whole steps lasted, from one start to the next."""
+    steps = list(itertools.pairwise(starts))[WARMUP_STEPS:]
+    return [
+        [after - before for before, after in steps if began <= before and after <= ended]
+        for began, ended in turns
+    ]
+
+
+def measure_pair(strategy: str, pair: int, steps: int) -> dict[str, Any]:
+    """The ratio of speeds over all turns in which both have whole steps."""
+    ranks = ranks_of(strategy)
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        experiment = experiment_of([strategy], steps, 1, WARMUP_STEPS)
+        experiment["measure"] |= {"verify": False}
+        (folder / "overhead.yaml").write_text(yaml.safe_dump(experiment))
+        (folder / "bare").mkdir()
+        command = [sys.executable, "-m", "shardmark", "run", str(folder / "overhead.yaml")]
+        bare_variables = {
+            **{name: value for name, value in ENVIRONMENT.items() if name not in os.environ},
+            "OMP_NUM_THREADS": str(threads),
+            "DS_ACCELERATOR": "cpu",
+        }
+        with side([*command, "--out", str(folder / "run")], folder / "run.log", {}) as ours:
+            ours.run_until(lambda: steps_taken(folder / "run") > WARMUP_STEPS)
+            with side(
+                bare_command(strategy, steps=steps, threads=threads, out=folder / "bare"),
+                folder / "bare.log",
+                bare_variables,
+            ) as bare:
+                bare.run_until((folder / "bare" / "0.warm").exists)
+                first, second = (ours, bare) if pair % 2 == 0 else (bare, ours)
+                while ours.runs and bare.runs:
+                    first.take_turn()
+                    second.take_turn()
+                ours.finish()
+                bare.finish()
+        told = [json.loads(line) for line in next((folder / "run").rglob("steps.jsonl")).open()]
+        times = {
+            "shardmark": step_seconds(
+                [line["started_at_seconds"] for line in told if line["rank"] == 0], ours.turns
+            ),
+            "bare": step_seconds(
+                json.loads((folder / "bare" / "0.json").read_text())["steps_at_seconds"], bare.turns
+            ),
+        }
+    turns = [turn for turn in zip(*times.values(), strict=True) if all(turn)]
+    means = [[statistics.fmean(seconds) for seconds in turn] for turn in turns]
+    logs = [math.log(bare_seconds / our_seconds) for our_seconds, bare_seconds in means]
+    ratio = math.exp(statistics.fmean(logs))
+    counted = [sum(len(turn[index]) for turn in turns) for index in (0, 1)]
+    speeds = [GLOBAL_BATCH / statistics.fmean(mean[index] for mean in means) for index in (0, 1)]
     print(
-        f"{strategy} pair {pair}: shardmark {found['shardmark']:.1f}, "
-        f"bare {found['bare']:.1f} samples/s, ratio {ratio:.4f}",
+        f"{strategy} pair {pair}: shardmark {speeds[0]:.1f}, bare {speeds[1]:.1f} samples/s, "
+        f"ratio {ratio:.4f} ({len(turns)} turns, {counted[0]} and {counted[1]} steps)",
         flush=True,
     )
-    return {**found, "first": sides[0], "ratio": ratio}
+    return {
+        **dict(zip(times, speeds, strict=True)),
+        "ratio": ratio,
+        "steps": counted,
+        "turns": [math.exp(value) for value in logs],
+        "first": "shardmark" if pair % 2 == 0 else "bare",
+    }
+
+
+def steps_taken(run: Path) -> int:
+    """By rank 0 of the trial under way."""
+    import struct
+
+    for path in run.rglob("rank-0.progress"):
+        with suppress(OSError, struct.error):
+            return int(struct.unpack_from("<q", path.read_bytes())[0])
+    return 0
 
 
 def main() -> None:
@@ -58,16 +215,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of each training, the 5 of the warm-up included")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     options = parser.parse_args()
-    pairs = options.pairs or (2 if options.small else 7)
-    steps = options.steps or (15 if options.small else 35)
+    pairs = options.pairs or (2 if options.small else 9)
+    steps = options.steps or (25 if options.small else 75)
     add_sources_to_path()
     check_same_settings()
     around = surroundings()
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in options.strategies}
-    with shardmark_run(options.strategies, steps=steps, repeats=pairs) as run:
-        for pair in range(pairs):
-            for name in options.strategies:
-                measured[name].append(measure_pair(run, name, pair, steps))
+    for pair in range(pairs):
+        for name in options.strategies:
+            measured[name].append(measure_pair(name, pair, steps))
     ratios = {name: spread([one["ratio"] for one in found]) for name, found in measured.items()}
     medians = {
         side: {n: spread([one[side] for one in found])["median"] for n, found in measured.items()}
@@ -76,7 +232,7 @@ def main() -> None:
     table = Table(
         columns=(
             *("strategy", "shardmark samples/s", "bare samples/s"),
-            *("ratio: median", "min", "max", "IQR", "pairs"),
+            *("ratio: median", "min", "max", "IQR", "pairs", "steps a side"),
         ),
         rows=tuple(
             (
@@ -88,6 +244,7 @@ def main() -> None:
                 f"{ratio['max']:.3f}",
                 f"{ratio['interquartile_range']:.3f}",
                 str(pairs),
+                str(min(min(pair["steps"]) for pair in measured[name])),
             )
             for name, ratio in ratios.items()
         ),

@@ -46,6 +46,25 @@ def ranks_of(strategy: str) -> int:
     return 1 if strategy == "single" else 2
 
 
+def bare_command(strategy: str, *, steps: int, threads: int, out: Path) -> list[str]:
+    return script_command(
+        "bare_loop.py",
+        *("--strategy", strategy, "--steps", str(steps)),
+        *("--warmup", str(WARMUP_STEPS), "--global-batch", str(GLOBAL_BATCH)),
+        ranks=ranks_of(strategy),
+        threads=threads,
+        out=out,
+    )
+
+
+def script_command(script: str, *arguments: str, ranks: int, threads: int, out: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "localhost"),
+        *(str(BENCHMARKS / script), *arguments, "--threads", str(threads), "--out", str(out)),
+    ]
+
+
 def run_bare(strategy: str, *, steps: int) -> Bare:
     """Start `torchrun benchmarks/bare_loop.py` with the threads and environment of a trial."""
     ranks = ranks_of(strategy)
@@ -63,12 +82,7 @@ def run_script(
 ) -> Bare:
     """Start `torchrun benchmarks/SCRIPT` with its arguments and a trial's environment."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
-            *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-            *("--local-addr", "localhost"),
-            *(str(BENCHMARKS / script), *arguments, "--threads", str(threads), "--out", folder),
-        ]
+        command = script_command(script, *arguments, ranks=ranks, threads=threads, out=Path(folder))
         variables = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu"}
         launched = time.time()
         done = subprocess.run(

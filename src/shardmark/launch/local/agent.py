@@ -19,6 +19,7 @@ from shardmark.launch.local.launcher import launched
 from shardmark.launch.outcome import describe
 from shardmark.launch.placement import Rendezvous, ranks_by_node
 from shardmark.launch.trial_artifacts import AGENT_FILE
+from shardmark.measure.system.priority import give_way, take_part
 from shardmark.trials.trial import Trial
 
 AGENT_LOG = "agent.log"
@@ -38,6 +39,7 @@ def run_agent(directory: str, task: str) -> int:
 
         judge_all(folder)
         return 0
+    give_way()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     rendezvous = Rendezvous.read(folder)
     ranks = ranks_by_node(trial)[rendezvous.node]
@@ -58,6 +60,7 @@ def run_agent(directory: str, task: str) -> int:
 def rank_main(trial: Trial, folder: Path, task: str, node: int, ranks: tuple[int, ...]) -> None:
     """What the launcher calls in each forked rank of the node."""
     die_with_parent()
+    take_part()
     # The launcher's own handler came along with the fork.  Python could not call it while the rank
     # waits in a collective, and the launcher would wait for half a minute.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -14,6 +14,7 @@ from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.outcome import Ending, first_causes, kernel_oom_kills
 from shardmark.launch.trial_artifacts import process_ends, read_restarts
+from shardmark.measure.system.priority import give_way, take_part
 from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
 
@@ -73,6 +74,7 @@ class LocalEngine:
     ) -> tuple[Literal["exited", "timed_out", "interrupted"], int]:
         """How the trial ended, and its agent's exit code."""
         deadline = time.monotonic() + trial_seconds
+        give_way()
         try:
             while time.monotonic() < deadline:
                 exit_code = self._fork_server.ended(TICK_SECONDS)
@@ -87,6 +89,8 @@ class LocalEngine:
         except BaseException:
             self._fork_server.reap()
             raise
+        finally:
+            take_part()
         return "timed_out", exit_code
 
     def close(self) -> None:

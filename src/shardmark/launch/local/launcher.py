@@ -230,7 +230,7 @@ def launched(
         args=arguments,
         rdzv_handler=handler,
         max_restarts=max_restarts,
-        monitor_interval=0.05,
+        monitor_interval=0.1,
         local_addr=rendezvous.address,
     )
     logs = DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL)

@@ -16,6 +16,7 @@ from typing import Self, TextIO
 
 from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.system.gpus import GpuReader
+from shardmark.measure.system.priority import give_way
 from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree, machine_cpu
 
 FLUSH_SECONDS = 5.0
@@ -152,6 +153,7 @@ class SystemSampler:
             self._close_gpus()
 
     def _run(self) -> None:
+        give_way()
         due = time.monotonic() + self._sample_seconds
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
             self.sample_now()
