@@ -34,7 +34,7 @@ Form = Annotated[
     Format,
     typer.Option(
         "--format",
-        help="csv and json hold every metric, in base units; latex needs booktabs and graphicx.",
+        help="csv and json hold every metric, in base units; latex needs booktabs and adjustbox.",
     ),
 ]
 Wide = Annotated[bool, typer.Option("--wide", help="Show more columns.")]
@@ -79,7 +79,7 @@ Network = Annotated[
 Nodes = Annotated[
     bool,
     typer.Option(
-        "--nodes", help="Show every row node by node instead: speed, memory, network, devices."
+        "--nodes", help="Show every row node by node instead: speed, memory, processes, devices."
     ),
 ]
 TimeTo = Annotated[

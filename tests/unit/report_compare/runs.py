@@ -9,11 +9,9 @@ from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.rows import Row
-from shardmark.results.schema import EpochRecord, TrialResult, WindowRecord
+from shardmark.results.schema import TrialResult
 from shardmark.results.store import StoredRun
-from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial
-
-STEPS = 10
+from tests.golden.invented import invented_rank, invented_trial, trained
 
 
 def learning_trial(
@@ -28,32 +26,20 @@ def learning_trial(
 ) -> TrialResult:
     """Epochs of ten steps, none of them warm-up; each takes `seconds`, and rank 1 a second more."""
     made = invented_trial(strategy, ranks, repeat, **fields)
-    if not made.ranks:
-        return made
-    given = losses or [1.0 / number for number in range(1, len(accuracies) + 1)]
     records = []
     for rank in range(ranks):
-        epochs, windows = [], []
-        for index, (accuracy, loss) in enumerate(zip(accuracies, given, strict=True)):
-            steps = {"first_step": index * STEPS, "end_step": (index + 1) * STEPS}
-            epochs.append(
-                EpochRecord(
-                    epoch=index,
-                    train_loss=loss,
-                    evaluation_seconds=3.0,
-                    quality={"accuracy_top1": accuracy},
-                    **steps,
-                )
-            )
-            windows.append(
-                WindowRecord(
-                    started_at_seconds=STARTED_AT_SECONDS + index * (seconds + 5),
-                    window_seconds=seconds + (rank == 1),
-                    **steps,
-                )
-            )
-        changes = {"epochs": tuple(epochs), "windows": tuple(windows)}
-        records.append(invented_rank(rank).model_copy(update=changes))
+        record = trained(
+            invented_rank(rank),
+            [{"accuracy_top1": accuracy} for accuracy in accuracies],
+            seconds=seconds + (rank == 1),
+            evaluation_seconds=3.0,
+        )
+        given = losses or [1.0 / (epoch.epoch + 1) for epoch in record.epochs]
+        epochs = tuple(
+            epoch.model_copy(update={"train_loss": loss})
+            for epoch, loss in zip(record.epochs, given, strict=True)
+        )
+        records.append(record.model_copy(update={"epochs": epochs}))
     return made.model_copy(update={"ranks": tuple(records)})
 
 
@@ -64,5 +50,5 @@ def compared(*trials: TrialResult) -> Comparison:
 def row_with(values: Mapping[str, Sequence[float]], name: str = "ddp", **fields: Any) -> Row:
     """A row that has just these values by repeat; no other one of that name should exist."""
     (row,) = compared(invented_trial(name, 2)).rows
-    by_repeat = {metric: dict(enumerate(found)) for metric, found in values.items()}
+    by_repeat = {metric: dict(enumerate(each)) for metric, each in values.items()}
     return replace(row, values=by_repeat, **fields)

@@ -15,7 +15,7 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.edges import Edge
 from shardmark.report.table.formats import records
 from shardmark.report.table.table import Table
-from shardmark.report.views.pareto import NOT_EQUIVALENT, pareto_tables
+from shardmark.report.views.pareto import pareto_tables
 from shardmark.results.schema import Failure, Outcome
 from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared, row_with
@@ -30,11 +30,8 @@ def row(
     accuracies: Sequence[float] = (0.9, 0.91, 0.89),
     **fields: object,
 ) -> Row:
-    values = {
-        "samples_per_second": rates,
-        "peak_memory_bytes": peaks,
-        "accuracy_top1": accuracies,
-    }
+    names = ("samples_per_second", "peak_memory_bytes", "accuracy_top1")
+    values = dict(zip(names, (rates, peaks, accuracies), strict=True))
     return row_with(values, name, **fields)
 
 
@@ -47,18 +44,9 @@ def viewed(*rows: Row) -> Table:
     return table
 
 
-def standings(*rows: Row) -> dict[str, str]:
-    """Strategy -> standing."""
-    return {line["strategy"]: line["standing"] for line in records(viewed(*rows))}
-
-
-def dominated(*rows: Row) -> dict[str, str]:
-    """Strategy -> what dominates it, with the gains."""
-    return {
-        line["strategy"]: line["dominated_by"]
-        for line in records(viewed(*rows))
-        if line["dominated_by"]
-    }
+def by_strategy(key: str, *rows: Row) -> dict[str, Any]:
+    """Strategy -> value of the column, of those that have one."""
+    return {line["strategy"]: line[key] for line in records(viewed(*rows)) if line[key]}
 
 
 def notes(*rows: Row) -> str:
@@ -68,125 +56,86 @@ def notes(*rows: Row) -> str:
 FAST = (200.0, 202.0, 198.0)
 HALF = (50.0, 50.5, 49.5)
 EXACT = (64.0,) * 3
+WORSE: dict[str, Any] = {"rates": FAST, "accuracies": (0.89,) * 3}
+"""Faster, and of lower quality."""
+GOOD: dict[str, Any] = {"accuracies": (0.9,) * 3}
 PROVEN = {"equivalent": True}
 
 
 @pytest.mark.parametrize(
-    ("ddp", "fsdp", "beaten", "open_"),
+    ("ddp", "fsdp", "beaten", "perhaps"),
     [
-        pytest.param({"rates": FAST}, {}, {"fsdp": ["ddp"]}, [], id="better in one goal"),
-        pytest.param({}, {"peaks": HALF}, {"ddp": ["fsdp"]}, [], id="less memory is better"),
-        pytest.param({"rates": FAST}, {"peaks": HALF}, {}, [], id="a loss keeps both"),
+        pytest.param({"rates": FAST}, {}, {"fsdp"}, set(), id="better in one goal"),
+        pytest.param({}, {"peaks": HALF}, {"ddp"}, set(), id="less memory is better"),
+        pytest.param({"rates": FAST}, {"peaks": HALF}, set(), set(), id="a loss keeps both"),
         pytest.param(
-            {"rates": (100.0, 140.0, 120.0)}, {"rates": (110.0, 95.0, 105.0)}, {}, [], id="noise"
+            {"rates": (100.0, 140.0, 120.0)},
+            *({"rates": (110.0, 95.0, 105.0)}, set(), set()),
+            id="noise",
         ),
         pytest.param(
             {"rates": (200.0,), "peaks": (50.0,), "accuracies": (0.9,)},
-            {"rates": (100.0,), "peaks": (100.0,), "accuracies": (0.8,)},
-            {},
-            [],
+            *({"rates": (100.0,), "peaks": (100.0,), "accuracies": (0.8,)}, set(), set()),
             id="one repeat shows nothing",
         ),
         pytest.param(
             {"rates": (100.0, 200.0, 50.0)},
-            {"rates": (100.0, 60.0, 160.0), "peaks": (95.0, 95.95, 94.05)},
-            {},
-            ["ddp"],
+            *({"rates": (100.0, 60.0, 160.0), "peaks": (95.0, 95.95, 94.05)}, set(), {"ddp"}),
             id="5 % less memory for sure, but the throughput may be half or double",
         ),
         pytest.param(
             {},
-            {"rates": (104.0, 97.0, 100.0), "peaks": HALF},
-            {},
-            ["ddp"],
+            *({"rates": (104.0, 97.0, 100.0), "peaks": HALF}, set(), {"ddp"}),
             id="a tenth may be lost",
         ),
         pytest.param(
             {},
-            {"rates": (101.0, 101.9, 100.2), "peaks": HALF},
-            {"ddp": ["fsdp"]},
-            [],
+            *({"rates": (101.0, 101.9, 100.2), "peaks": HALF}, {"ddp"}, set()),
             id="no loss that matters",
         ),
         pytest.param(
             {},
-            {"rates": (101.0, 101.0, 99.0), "peaks": (98.5, 99.9, 97.8)},
-            {},
-            None,
+            *({"rates": (101.0, 101.0, 99.0), "peaks": (98.5, 99.9, 97.8)}, set(), None),
             id="one percent is saved, and two may be lost",
         ),
+        pytest.param(*({"accuracies": (0.95,) * 3}, GOOD, set(), set()), id="one seed's quality"),
         pytest.param(
-            {"accuracies": (0.95,) * 3}, {"accuracies": (0.9,) * 3}, {}, [], id="one seed's quality"
+            *({"rates": FAST, "peaks": EXACT}, {"peaks": EXACT}, {"fsdp"}, set()), id="tie"
         ),
+        pytest.param(*({"peaks": EXACT}, {"peaks": (60.0,) * 3}, {"ddp"}, set()), id="exact bytes"),
+        pytest.param(*(WORSE | PROVEN, GOOD | PROVEN, {"fsdp"}, set()), id="proven to be the same"),
+        pytest.param(*(WORSE, GOOD, set(), None), id="not verified: a worse quality counts"),
         pytest.param(
-            {"rates": FAST, "peaks": EXACT}, {"peaks": EXACT}, {"fsdp": ["ddp"]}, [], id="tie"
-        ),
-        pytest.param(
-            {"peaks": EXACT}, {"peaks": (60.0,) * 3}, {"ddp": ["fsdp"]}, [], id="exact bytes"
-        ),
-        pytest.param(
-            {"rates": FAST, "accuracies": (0.89,) * 3, **PROVEN},
-            {"accuracies": (0.9,) * 3, **PROVEN},
-            {"fsdp": ["ddp"]},
-            [],
-            id="proven to be the same: one quality",
-        ),
-        pytest.param(
-            {"rates": FAST, "accuracies": (0.89,) * 3},
-            {"accuracies": (0.9,) * 3},
-            {},
-            None,
-            id="not verified: a worse quality counts",
-        ),
-        pytest.param(
-            {
-                "rates": FAST,
-                "accuracies": (0.89,) * 3,
-                **PROVEN,
-                "weak_scaling": True,
-                "world_size": 4,
-            },
-            {"accuracies": (0.9,) * 3, **PROVEN, "weak_scaling": True},
-            {},
-            None,
+            WORSE | PROVEN | {"weak_scaling": True, "world_size": 4},
+            *(GOOD | PROVEN | {"weak_scaling": True}, set(), None),
             id="weak scaling trains something else",
         ),
         pytest.param(
             {"rates": FAST, "accuracies": (0.5,) * 3, **PROVEN, "varied": {"recipe.lr": 0.1}},
-            {"accuracies": (0.9,) * 3, **PROVEN},
-            {},
-            None,
+            *(GOOD | PROVEN, set(), None),
             id="other conditions are another quality",
         ),
     ],
 )
 def test_dominance(
-    ddp: dict[str, Any],
-    fsdp: dict[str, Any],
-    beaten: dict[str, list[str]],
-    open_: list[str] | None,
+    ddp: dict[str, Any], fsdp: dict[str, Any], beaten: set[str], perhaps: set[str] | None
 ) -> None:
     rows = row("ddp", **ddp), row("fsdp", **fsdp)
-    found = dominated(*rows)
-    assert {name: [by.split(" on ")[0]] for name, by in found.items()} == beaten
-    unsure = [name for name, standing in standings(*rows).items() if standing == "front, not sure"]
-    assert open_ is None or unsure == open_
+    assert set(by_strategy("dominated_by", *rows)) == beaten
+    assert perhaps is None or set(by_strategy("perhaps_dominated_by", *rows)) == perhaps
 
 
-def test_gains_are_named_in_the_metric_s_own_direction() -> None:
-    assert dominated(row("ddp"), row("fsdp", peaks=HALF)) == {
-        "ddp": "fsdp on 2 ranks: peak memory -50 %"
-    }
-    rows = [row(f"s{i}", (200.0 + i, 202.0 + i, 198.0 + i)) for i in range(4)]
-    assert "s2 on 2 ranks: samples/s +102 % and 2 more." in notes(*rows, row("fsdp"))
-
-
-def test_what_is_open_is_named() -> None:
-    rows = (
+def test_a_row_says_who_beats_it_and_programs_get_the_gains() -> None:
+    rows = (row("ddp"), row("fsdp", peaks=HALF))
+    assert by_strategy("dominated_by", *rows) == {"ddp": ["fsdp on 2 ranks: peak memory -50 %"]}
+    assert viewed(*rows).cells("standing") == ("front", "dominated by fsdp on 2 ranks")
+    assert "Eligible though not proven to train the same thing: fsdp on 2 ranks" in notes(*rows)
+    open_rows = (
         row("ddp", (100.0, 200.0, 50.0)),
         row("fsdp", (100.0, 60.0, 160.0), peaks=(95.0, 95.95, 94.05)),
     )
-    assert "ddp on 2 ranks (by fsdp on 2 ranks: peak memory -5.0 %)" in notes(*rows)
+    assert by_strategy("standing", *open_rows)["ddp"] == "front, unless fsdp on 2 ranks"
+    assert "more repeats decide" in notes(*open_rows)
     assert "One repeat: no difference can be shown" in notes(row("ddp", (200.0,), (50.0,), (0.9,)))
 
 
@@ -194,33 +143,43 @@ def test_what_trains_something_else_or_lacks_a_goal_is_left_out() -> None:
     wrong = row("zero-3", (900.0, 901.0, 899.0), (1.0, 1.1, 1.2), equivalent=False)
     lacking = row("dp", peaks=(), missing={"peak_memory_bytes": "the device cannot tell"})
     rows = (row("ddp", equivalent=True), wrong, lacking)
-    assert standings(*rows) == {
+    assert by_strategy("standing", *rows) == {
         "ddp": "front",
-        "zero-3": f"not eligible: {NOT_EQUIVALENT}",
+        "zero-3": "not eligible: trains something else",
         "dp": "not eligible: it has no peak_memory_bytes: the device cannot tell",
     }
-    assert dominated(*rows) == {}
+    assert by_strategy("dominated_by", *rows) == {}
 
 
 def test_goals_are_what_the_rows_have() -> None:
-    for rows, goals in (
-        ([row("ddp")], "samples/s (higher), peak memory (lower), accuracy_top1 (higher)"),
-        ([row("ddp", peaks=())], "samples/s (higher), accuracy_top1 (higher)"),
-        ([row("ddp", synthetic=True)], "samples/s (higher), peak memory (lower)"),
+    for only, goals in (
+        (row("ddp"), "samples/s (higher), peak memory (lower), accuracy_top1 (higher)"),
+        (row("ddp", peaks=()), "samples/s (higher), accuracy_top1 (higher)"),
+        (row("ddp", synthetic=True), "samples/s (higher), peak memory (lower)"),
     ):
-        assert viewed(*rows).title == f"Pareto front of {goals}"
+        assert viewed(only).title == f"Pareto front of {goals}"
+    failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x"))
+    (empty,) = pareto_tables(compared(failed))
+    assert (empty.rows, empty.notes[0]) == ((), "No trial ended ok.")
 
 
-def test_tasks_and_runs_have_fronts_of_their_own() -> None:
-    for other in (
-        row("fsdp", experiment="other"),
-        row("fsdp", workload="other"),
-        row("fsdp", varied={"workload.training_samples": 10}),
-    ):
-        tables = pareto_tables(comparison(row("ddp", FAST), other))
-        assert [table.cells("standing") for table in tables] == [("front",), ("front",)]
-    _, second = pareto_tables(comparison(row("ddp"), row("fsdp", experiment="b")))
-    assert second.title.endswith(": b, classification resnet18 digits")
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"experiment": "second"}, "second, classification resnet18 digits"),
+        ({"workload": "other"}, "invented, other"),
+        ({"varied": {"workload.training_samples": 10}}, "workload.training_samples=10"),
+    ],
+)
+def test_tasks_and_runs_have_fronts_of_their_own(other: dict[str, Any], named: str) -> None:
+    tables = pareto_tables(comparison(row("ddp", FAST), row("fsdp", **other)))
+    assert [table.cells("standing") for table in tables] == [("front",), ("front",)]
+    assert tables[1].title.endswith(named)
+
+
+def test_every_axis_is_a_column() -> None:
+    batches = (row("ddp", varied={"recipe.global_batch": size}) for size in (64, 128))
+    assert viewed(*batches).cells("recipe.global_batch") == ("64", "128")
 
 
 def test_rows_that_beat_one_another_in_a_ring_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +193,7 @@ def test_rows_that_beat_one_another_in_a_ring_all_stay(monkeypatch: pytest.Monke
         return {pair: [gain if pair in beats else loss] for pair in pairs}
 
     monkeypatch.setattr("shardmark.report.views.pareto.edges_of", ring)
-    assert set(dominated(row("a"), row("b"), row("c"), row("d"))) == {"d"}
+    assert set(by_strategy("dominated_by", *map(row, "abcd"))) == {"d"}
 
 
 def test_equal_rows_are_seldom_called_dominated() -> None:
@@ -249,29 +208,17 @@ def test_equal_rows_are_seldom_called_dominated() -> None:
         }
         return replace(template, strategy=f"s{index}", values=values)
 
-    false = sum(bool(dominated(*map(drawn, range(6)))) for _ in range(400))
+    false = sum(bool(by_strategy("dominated_by", *map(drawn, range(6)))) for _ in range(400))
     assert false / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
 
 
 def test_real_differences_are_found() -> None:
     """A tenth of the noise's inverse: one row is twice as fast with as much memory."""
     rng = random.Random(1)
-    found = 0
+    right = 0
     for _ in range(100):
         rates = [[level * rng.lognormvariate(0, 0.01) for _ in range(4)] for level in (200, 100)]
         peaks = [[1e8 * rng.lognormvariate(0, 0.01) for _ in range(4)] for _ in range(2)]
         both = (row("ddp", rates[0], peaks[0]), row("fsdp", rates[1], peaks[1]))
-        found += set(dominated(*both)) == {"fsdp"}
-    assert found >= 90
-
-
-def test_the_table() -> None:
-    rows = [row("ddp", FAST), row("fsdp"), row("zero-3", equivalent=False)]
-    table = viewed(*rows)
-    assert table.cells("label") == ("ddp", "fsdp", "zero-3")
-    said = notes(*rows)
-    assert "Dominated: fsdp on 2 ranks, by ddp on 2 ranks: samples/s +100 %." in said
-    assert "Eligible though not verified: ddp on 2 ranks; fsdp on 2 ranks." in said
-    failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x"))
-    (empty,) = pareto_tables(compared(failed))
-    assert (empty.rows, empty.notes[0]) == ((), "No trial ended ok.")
+        right += set(by_strategy("dominated_by", *both)) == {"fsdp"}
+    assert right >= 90

@@ -16,12 +16,14 @@ from tests.unit.report_compare.runs import compared
 RATES = {("single", 1): 100.0, ("ddp", 2): 150.0, ("ddp", 4): 240.0}
 
 
+def trial(name: str, size: int, rate: float = 100.0, repeat: int = 0, **fields: Any) -> TrialResult:
+    return invented_trial(name, size, repeat, metrics={"samples_per_second": rate}, **fields)
+
+
 def trials(noise: float = 0.0, repeats: int = 2) -> list[TrialResult]:
     """A repeat is faster than the one before by the noise, on any number of ranks."""
     return [
-        invented_trial(
-            name, size, repeat, metrics={"samples_per_second": rate * (1 + noise * repeat)}
-        )
+        trial(name, size, rate * (1 + noise * repeat), repeat)
         for (name, size), rate in RATES.items()
         for repeat in range(repeats)
     ]
@@ -45,15 +47,11 @@ def gains(*given: TrialResult) -> list[tuple[str, int, int, float]]:
 
 def test_speed_up_counts_from_the_fewest_ranks_that_exist() -> None:
     """`ddp` needs two ranks; `single` shows what one does.  A failed trial is no reference."""
-    assert gains(*trials()) == [
-        ("single", 1, 1, 1.0),
-        ("ddp", 2, 1, 1.5),
-        ("ddp", 4, 1, 2.4),
-    ]
+    assert gains(*trials()) == [("single", 1, 1, 1.0), ("ddp", 2, 1, 1.5), ("ddp", 4, 1, 2.4)]
     failed = invented_trial("ddp", 1, outcome=Outcome.OUT_OF_MEMORY, failure=Failure(reason="x"))
     alone = (failed, *trials()[2:])
     assert gains(*alone) == [("ddp", 2, 2, 1.0), ("ddp", 4, 2, 1.6)]
-    assert "Left out, not ok: ddp on 1 rank (1 x out_of_memory)." in viewed(*alone).notes
+    assert "ddp on 1 rank (1 x out_of_memory)" in " ".join(viewed(*alone).notes)
 
 
 def test_the_table_and_what_disturbs_a_whole_repeat_cancels() -> None:
@@ -63,28 +61,28 @@ def test_the_table_and_what_disturbs_a_whole_repeat_cancels() -> None:
     last = records(table)[-1]
     for key, value in (("speedup_over_fewest", 2.4), ("efficiency_over_fewest", 0.6)):
         assert [last[key][end] for end in ("low", "high")] == pytest.approx([value] * 2)
-    text = " ".join(table.notes)
-    assert "On one number of ranks only: single on 1 rank." in text
-    assert "slower" not in text
+    assert "slower" not in " ".join(table.notes)
     assert "One repeat: no interval." in viewed(*trials(repeats=1)).notes
 
 
-def test_conditions_and_options_are_kept_apart() -> None:
-    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
+@pytest.mark.parametrize(
+    ("two", "four"),
+    [
         ({"varied": {"recipe.global_batch": 64}}, {"varied": {"recipe.global_batch": 128}}),
         ({"precision": "bf16"}, {}),
         ({"strategy_options": {"bucket_mb": 1}}, {}),
-    ]
-    for two, four in pairs:
-        given = (invented_trial("ddp", 2, **two), invented_trial("ddp", 4, **four))
-        assert [speedup for *_, speedup in gains(*given)] == [1.0, 1.0]
+    ],
+)
+def test_conditions_and_options_are_kept_apart(two: dict[str, Any], four: dict[str, Any]) -> None:
+    given = (trial("ddp", 2, **two), trial("ddp", 4, **four))
+    assert [speedup for *_, speedup in gains(*given)] == [1.0, 1.0]
 
 
 def test_weak_scaling_has_a_table_of_its_own() -> None:
     recipe = {"global_batch": None, "per_rank_batch": 8, "epochs": 2, "steps": None}
-    trial = {**invented_trial("ddp", 2).trial, "recipe": recipe}
+    content = {**invented_trial("ddp", 2).trial, "recipe": recipe}
     varied = {"recipe.per_rank_batch": 8}
-    weak = [invented_trial("ddp", size, trial=trial, varied=varied) for size in (2, 4)]
+    weak = [trial("ddp", size, trial=content, varied=varied) for size in (2, 4)]
     titles = [table.title for table in scaling_tables(compared(*weak, *trials()))]
     assert [title.partition(":")[0] for title in titles] == ["Strong scaling", "Weak scaling"]
 
@@ -99,7 +97,7 @@ def test_weak_scaling_has_a_table_of_its_own() -> None:
 )
 def test_only_what_the_interval_shows_is_said(rates: tuple[float, float], said: str | None) -> None:
     made = [
-        invented_trial("ddp", size, repeat, metrics={"samples_per_second": rate})
+        trial("ddp", size, rate, repeat)
         for size, pair in ((2, (100.0, 101.0)), (4, rates))
         for repeat, rate in enumerate(pair)
     ]
@@ -108,12 +106,8 @@ def test_only_what_the_interval_shows_is_said(rates: tuple[float, float], said: 
 
 
 def test_servers_are_no_ranks_and_no_throughput_is_said() -> None:
-    trial = invented_trial("ps-async", 2)
-    server = trial.ranks[0].model_copy(update={"rank": 2, "role": "server"})
-    served = trial.model_copy(update={"ranks": (*trial.ranks, server)})
-    assert any(note.startswith("Parameter servers") for note in viewed(served).notes)
-    failed = invented_trial("ddp", 2, outcome=Outcome.FAILED, failure=Failure(reason="x"))
-    table = viewed(failed)
+    assert any(note.startswith("Parameter servers") for note in viewed(trial("ps-async", 2)).notes)
+    table = viewed(invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x")))
     assert (table.rows, table.notes[0]) == ((), "No trial has a throughput.")
 
 
@@ -121,8 +115,7 @@ def test_more_nodes_are_more_ranks_unless_ranks_vary_beside_them() -> None:
     """On 1 and 2 nodes of 2 ranks each strategy scales; with ranks of its own, each node does."""
 
     def on(size: int, nodes: int) -> TrialResult:
-        rates = {"samples_per_second": 100.0 * size}
-        return invented_trial("ddp", size, varied={"placement.nodes": nodes}, metrics=rates)
+        return trial("ddp", size, 100.0 * size, varied={"placement.nodes": nodes})
 
     assert [speedup for *_, speedup in gains(on(2, 1), on(4, 2))] == [1.0, 2.0]
     apart = gains(on(2, 1), on(4, 1), on(2, 2), on(4, 2))

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 
-COMMANDS = frozenset(
-    [
-        *("begin", "end", "centering", "caption", "toprule", "midrule", "bottomrule", "item"),
-        *("raggedright", "footnotesize", "subsection", "pm", "times", "geq", "leq", "approx"),
-        *("to", "mu", "ldots", "textbackslash", "textasciitilde", "textasciicircum"),
-        *("textless", "textgreater", "textbar", "textasciigrave", "textendash", "textemdash"),
-    ]
-)
 IN_MATHS = frozenset(["pm", "times", "geq", "leq", "approx", "to", "mu"])
-ENVIRONMENTS = frozenset(["table", "tabular", "itemize"])
-SCALED = (
-    ("  \\sbox0{\\begin{tabular}", "  \\begin{tabular}"),
-    ("  \\end{tabular}}%\n", "  \\end{tabular}\n"),
-    ("  \\ifdim\\wd0>\\linewidth\\resizebox{\\linewidth}{!}{\\usebox0}\\else\\usebox0\\fi\n", ""),
-)
-"""What scales a table down to the line, and what it stands around."""
+COMMANDS = IN_MATHS | {
+    *("centering", "caption", "toprule", "midrule", "bottomrule", "item", "raggedright"),
+    *("footnotesize", "textbackslash", "textasciitilde", "textasciicircum", "textless"),
+    *("textgreater", "textbar", "textasciigrave", "linewidth"),
+}
+ENVIRONMENTS = frozenset(["table", "adjustbox", "tabular", "itemize"])
 _TOKEN = re.compile(r"\\begin\{(?P<begin>\w+)\}|\\end\{(?P<end>\w+)\}|\\(?P<name>[a-zA-Z]+)|\\.|.")
 
 
@@ -28,20 +19,18 @@ def check_tex(text: str) -> None:
     open_environments: list[str] = []
     braces = 0
     maths = False
-    for frame, inside in SCALED:
-        text = text.replace(frame, inside)
     for line in text.splitlines():
         if line.startswith("%"):
             continue
         assert line.isprintable(), line
-        for found in _TOKEN.finditer(line):
-            token = found.group()
-            if name := found.group("begin"):
+        for match in _TOKEN.finditer(line):
+            token = match.group()
+            if name := match.group("begin"):
                 assert name in ENVIRONMENTS, line
                 open_environments.append(name)
-            elif name := found.group("end"):
+            elif name := match.group("end"):
                 assert open_environments.pop() == name, line
-            elif name := found.group("name"):
+            elif name := match.group("name"):
                 assert name in COMMANDS, line
                 assert (name in IN_MATHS) is maths, line
             elif token == "$":

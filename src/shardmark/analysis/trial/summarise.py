@@ -46,12 +46,13 @@ def summarise(
     steps_per_epoch: int | None,
     samples_per_step: int | None = None,
     restarts: int = 0,
+    timed_by: Sequence[RankRecord] = (),
 ) -> tuple[dict[str, Summary | None], dict[str, str]]:
     """`metrics` and `missing` of a `TrialResult`: each metric that is None has its reason there.
 
     `steps` are the lines of `steps.jsonl`, `samples` those of `samples.jsonl` in order of time.
     `launched_at_seconds` is Unix time.  What was sampled from outside is cut to the slowest rank's
-    windows.
+    windows; where no rank trains, to those of the slowest of `timed_by`.
     """
     ranks = sorted((r for r in ranks if r.lost is None), key=lambda rank: rank.rank)
     workers = [rank for rank in ranks if rank.role == "worker"]
@@ -77,7 +78,7 @@ def summarise(
         **quality_metrics(workers),
         **error_metrics(ranks),
     }
-    windows = windows_of(slowest(workers))
+    windows = windows_of(slowest(workers or timed_by))
     if windows.spans:
         results |= network_metrics(samples, windows)
         results |= process_metrics(samples, ranks, windows)

@@ -17,9 +17,6 @@ from shardmark.results.files import write_whole
 if TYPE_CHECKING:
     import pandas as pd
 
-FILE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
-"""Whoever ends a name so means a file of that kind."""
-
 
 def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
     """Every table of the runs, in base units; what is missing is an empty cell."""
@@ -60,7 +57,11 @@ def _write(
 
     Files of the same names are replaced whole: they then hold these runs and nothing else.
     """
-    single = _is_single(out, suffix)
+    single = out.suffix.lower() == suffix
+    if (single and out.is_dir()) or (not single and out.is_file()):
+        kind = "folder" if single else "file"
+        allowed = f"name a folder, or a file that ends in {suffix}"
+        raise InputError(str(out), f"is a {kind}", allowed)
     encoded = {
         out if single else out / f"{name}{suffix}": encode(frame_of(sources, by))
         for by, name in TABLES.items()
@@ -77,18 +78,3 @@ def _write(
         trials=sum(len(source.trials) for source in sources),
         look=f'pandas.read_{suffix[1:]}("{next(iter(encoded))}")',
     )
-
-
-def _is_single(out: Path, suffix: str) -> bool:
-    """Whether it names one file.  Raises `InputError` where it cannot be what it is named."""
-    ends = out.suffix.lower()
-    allowed = f"name a folder, or a file that ends in {suffix}"
-    if ends == suffix:
-        if out.is_dir():
-            raise InputError(str(out), "is a folder", f"name a new file that ends in {suffix}")
-        return True
-    if ends in FILE_SUFFIXES:
-        raise InputError(str(out), f"ends in {out.suffix}, and the tables are {suffix}", allowed)
-    if out.exists() and not out.is_dir():
-        raise InputError(str(out), "is a file", allowed)
-    return False

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
@@ -94,30 +94,28 @@ def _write(client: MlflowClient, trial: TrackedTrial, uri: str) -> bool:
         if run.info.status in FINISHED:
             return False
         client.delete_run(run.info.run_id)
-    end = _milliseconds(trial.ended_at_seconds)
-    tags = {f"{PREFIX}{key}": value[:TAG_CHARACTERS] for key, value in trial.tags.items()}
-    run = client.create_run(
-        experiment,
-        _milliseconds(trial.result.started_at_seconds),
-        tags | {MEASUREMENT: trial.measurement},
-        run_name=trial.result.id,
+    start, end = (
+        round(1000 * seconds)
+        for seconds in (trial.result.started_at_seconds, trial.ended_at_seconds)
     )
+    tags = {f"{PREFIX}{key}": value[:TAG_CHARACTERS] for key, value in trial.tags.items()}
+    tags[MEASUREMENT] = trial.measurement
+    run = client.create_run(experiment, start, tags, run_name=trial.result.id)
     params = [Param(key, plain(value)[:PARAM_CHARACTERS]) for key, value in trial.settings.items()]
     metrics = [
         *(
-            Metric(point.name, point.value, _milliseconds(point.at_seconds), point.index)
+            Metric(point.name, point.value, round(1000 * point.at_seconds), point.index)
             for point in trial.history()
         ),
         *(Metric(key, value, end, 0) for key, value in trial.final.items()),
     ]
-    for first in range(0, len(params), PARAMS_PER_BATCH):
-        client.log_batch(run.info.run_id, params=params[first : first + PARAMS_PER_BATCH])
-    for first in range(0, len(metrics), METRICS_PER_BATCH):
-        client.log_batch(run.info.run_id, metrics=metrics[first : first + METRICS_PER_BATCH])
+    for batch in _batches(params, PARAMS_PER_BATCH):
+        client.log_batch(run.info.run_id, params=batch)
+    for batch in _batches(metrics, METRICS_PER_BATCH):
+        client.log_batch(run.info.run_id, metrics=batch)
     client.set_terminated(run.info.run_id, "FINISHED" if trial.ok else "FAILED", end)
     return True
 
 
-def _milliseconds(seconds: float) -> int:
-    """Of Unix time, as MLflow counts it."""
-    return round(1000 * seconds)
+def _batches(values: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [values[first : first + size] for first in range(0, len(values), size)]

@@ -55,17 +55,7 @@ DTYPES = {
     **dict.fromkeys(INTEGERS, "Int64"),
 }
 """All others are float64.  These take pandas' NA, so that whole numbers stay whole."""
-UNITS = {
-    "world_size": "ranks",
-    "loss": "loss",
-    "context_switches": "switches",
-    "open_files": "files",
-    "clock_limits": "bits",
-    "bytes_sent": "bytes",
-    "bytes_received": "bytes",
-    **{name: name for name in ("samples", "threads", "processes", "cores")},
-}
-_SUFFIXES = ("seconds", "bytes", "percent", "watts", "joules", "celsius")
+_UNITS = ("seconds", "bytes", "percent", "watts", "joules", "celsius")
 
 
 def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
@@ -135,7 +125,7 @@ def unit_of(name: str) -> str:
         return "seconds since 1970, UTC"
     if name in METRICS:
         return METRICS[name].unit
-    return UNITS.get(name) or next((unit for unit in _SUFFIXES if name.endswith(f"_{unit}")), "")
+    return next((unit for unit in _UNITS if f"_{unit}" in f"_{name}"), "")
 
 
 def _axis_dtype(values: Sequence[object]) -> str:

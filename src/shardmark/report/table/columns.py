@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from operator import itemgetter
+from typing import Any, Protocol, TypeVar
 
 from shardmark.analysis.compare.rows import Row, plain
+from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.config.axes import title_of
 from shardmark.core.metrics import METRICS
-from shardmark.report.table.table import BYTES, Column, Missing, Value
+from shardmark.report.table.table import BYTES, Column, Columns, Missing, Table, Value, table_of
 
 Item = TypeVar("Item")
 Part = TypeVar("Part")
 RowColumn = tuple[Column, Callable[[Row], Value]]
+
+
+class Measured(Protocol):
+    """A row, or a part of one, with estimates and the reasons of those that are missing."""
+
+    @property
+    def metrics(self) -> Mapping[str, Estimate | None]: ...
+
+    @property
+    def missing(self) -> Mapping[str, str]: ...
 
 
 def _shown(key: str, title: str, unit: str = "", scale: float = 1.0, **how: Any) -> Column:
@@ -27,7 +39,7 @@ _SHOWN = {
         _shown("step_seconds", "step", "ms", 1000),
         _shown("exposed_communication_seconds", "exposed", "ms", 1000),
         _shown("epoch_seconds", "epoch", "s"),
-        _shown("elapsed_seconds", "since start", "s"),
+        _shown("elapsed_seconds", "since start", "s", base_unit="seconds"),
         _shown("total_seconds", "total", "s"),
         _shown("evaluation_seconds", "eval.", "s"),
         _shown("speedup", "speed-up", decimals=2, interval="to"),
@@ -39,8 +51,6 @@ _SHOWN = {
         _shown("cpu_percent", "CPU", "%", decimals=0),
         _shown("gpu_utilization", "GPU", "%", decimals=0),
         _shown("power_watts", "GPUs", "W", decimals=0),
-        _shown("link_sent_bytes_per_second", "sent", "MB/s", 1e-6, decimals=2),
-        _shown("link_received_bytes_per_second", "received", "MB/s", 1e-6, decimals=2),
         _shown("processes", "proc.", decimals=0),
         _shown("threads", "threads", decimals=0),
         _shown("train_loss", "train loss", decimals=4),
@@ -55,37 +65,42 @@ _SHOWN = {
     )
 }
 
-_OTHER_UNITS = {
-    "link_sent_bytes_per_second": "bytes/s",
-    "link_received_bytes_per_second": "bytes/s",
-    "elapsed_seconds": "seconds",
-}
-
 
 def metric_column(name: str, **changes: Any) -> Column:
     """How a metric is shown; one that is not in the catalogue bare, under its own name."""
-    base_unit = METRICS[name].unit if name in METRICS else _OTHER_UNITS.get(name, "")
-    column = _SHOWN.get(name) or Column(key=name, title=name, unit=base_unit)
-    fields: dict[str, Any] = {"estimated": True, "base_unit": base_unit, **changes}
-    return replace(column, **fields)
+    known = METRICS.get(name)
+    column = _SHOWN.get(name) or Column(key=name, title=name, unit=known.unit if known else "")
+    base_unit = known.unit if known else column.base_unit
+    return replace(column, **{"estimated": True, "base_unit": base_unit, **changes})
 
 
-def metric_of(name: str) -> Callable[[Row], Value]:
-    """The row's estimate of the metric, or why it has none."""
+def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Measured], Value]]:
+    """The estimate of the metric, or why there is none."""
 
-    def value_of(row: Row) -> Value:
-        return row.metrics.get(name) or Missing(row.missing.get(name, "not recorded"))
+    def value_of(item: Measured) -> Value:
+        return item.metrics.get(name) or Missing(item.missing.get(name, "not recorded"))
 
-    return value_of
-
-
-def metric(name: str, **changes: Any) -> RowColumn:
-    return metric_column(name, **changes), metric_of(name)
+    return metric_column(name, **changes), value_of
 
 
-def for_items(
-    columns: Sequence[tuple[Column, Callable[[Part], Value]]], part_of: Callable[[Item], Part]
-) -> list[tuple[Column, Callable[[Item], Value]]]:
+def for_programs(key: str) -> Column:
+    """A column of CSV and JSON alone."""
+    return Column(key=key, title=key, shown_to="programs")
+
+
+def table_by_row(
+    title: str,
+    items: Sequence[tuple[Row, Item]],
+    columns: Columns[Item],
+    notes: Sequence[str] = (),
+) -> Table:
+    """One line an item: what tells its row apart, then the item's own columns."""
+    rows = row_columns([row for row, _ in items])
+    own = [*for_items(rows, itemgetter(0)), *for_items(columns, itemgetter(1))]
+    return table_of(title, items, own, notes)
+
+
+def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Columns[Item]:
     """The columns for items that have such a part, as a point of a curve has a row."""
 
     def through(value_of: Callable[[Part], Value]) -> Callable[[Item], Value]:
@@ -118,7 +133,14 @@ def row_columns(rows: Sequence[Row]) -> list[RowColumn]:
         ),
     ]
     identity = dict.fromkeys(key for row in rows for key in identity_of(row))
-    return [*people, *(_for_programs(key) for key in identity)]
+    programs: list[RowColumn] = [
+        (
+            Column(key=key, title=key, shown_to="programs"),
+            lambda row, key=key: identity_of(row).get(key),
+        )
+        for key in identity
+    ]
+    return [*people, *programs]
 
 
 def _named(
@@ -126,11 +148,6 @@ def _named(
 ) -> RowColumn:
     column = Column(key=key, title=title, numeric=numeric, names_row=True, shown_to="people")
     return column, value_of
-
-
-def _for_programs(key: str) -> RowColumn:
-    column = Column(key=key, title=key, shown_to="programs")
-    return column, lambda row: identity_of(row).get(key)
 
 
 def _plain(value: object) -> str | None:

@@ -99,18 +99,16 @@ def _effect(effect: Effect) -> dict[str, object]:
 
 
 def _columns(name: str, rows: Sequence[Row]) -> list[RowColumn]:
+    recorded = list(dict.fromkeys(key for row in rows for key in row.metrics if key not in METRICS))
+    quality = main_quality(rows)
+    groups = {"quality": [quality] if quality else [], "recorded": recorded}
     if name in _EXTRA:
         return [_EXTRA[name]]
-    if name == "quality":
-        quality = main_quality(rows)
-        return [] if quality is None else [metric(quality)]
-    recorded = list(dict.fromkeys(key for row in rows for key in row.metrics if key not in METRICS))
-    if name == "recorded":
-        return [metric(key) for key in recorded]
+    if name in groups:
+        return [metric(key) for key in groups[name]]
     if name in METRICS or name in recorded:
         return [metric(name)]
-    allowed = [*_EXTRA, "quality", "recorded", *METRICS, *recorded]
-    near = get_close_matches(name, allowed, n=1)
+    near = get_close_matches(name, [*_EXTRA, *groups, *METRICS, *recorded], n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(
         "--columns", f"no column {name!r}", f"{hint}`shardmark list metrics` has the names"
@@ -119,18 +117,16 @@ def _columns(name: str, rows: Sequence[Row]) -> list[RowColumn]:
 
 def _people(
     key: str, title: str, value_of: Callable[[Row], Value], *, numeric: bool = False, unit: str = ""
-) -> tuple[str, RowColumn]:
+) -> RowColumn:
     column = Column(key=key, title=title, unit=unit, numeric=numeric, shown_to="people")
-    return key, (column, value_of)
+    return column, value_of
 
 
 def _marks(row: Row) -> str:
     """What bars the row from being ranked with the others."""
-    marks = [
-        ("not equivalent", row.equivalent is False),
-        ("rank lost", any(rank.lost for trial in row.ok_trials for rank in trial.ranks)),
-    ]
-    return ", ".join(name for name, holds in marks if holds)
+    lost = any(rank.lost for trial in row.ok_trials for rank in trial.ranks)
+    marks = {"not equivalent": row.equivalent is False, "rank lost": lost}
+    return ", ".join(name for name, holds in marks.items() if holds)
 
 
 def _outcomes(row: Row) -> str:
@@ -149,23 +145,23 @@ def _state_bytes(row: Row) -> float | None:
 
 def _worker_state_bytes(row: Row) -> float | None:
     """What the fullest worker holds, where servers hold the rest; None without servers."""
-    if not row.servers:
-        return None
-    held = [
-        sum(getattr(rank.probe, name) or 0 for name in STATE_METRICS)
+    probes = [
+        rank.probe
         for trial in row.ok_trials
         for rank in trial.ranks
-        if rank.role == "worker" and rank.probe is not None
+        if row.servers and rank.role == "worker" and rank.probe is not None
     ]
+    held = (sum(getattr(probe, name) or 0 for name in STATE_METRICS) for probe in probes)
     return max(held, default=None)
 
 
-_EXTRA = dict(
-    (
+_EXTRA = {
+    column.key: (column, value_of)
+    for column, value_of in (
         _people("marks", "marks", _marks),
         _people("verdict", "verdict", lambda row: row.verdict or ""),
         _people("state_bytes", "state", _state_bytes, numeric=True, unit=BYTES),
         _people("worker_state_bytes", "worker", _worker_state_bytes, numeric=True, unit=BYTES),
         _people("outcome", "outcomes", _outcomes),
     )
-)
+}

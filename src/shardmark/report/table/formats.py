@@ -18,7 +18,7 @@ GUTTER = "  "
 NOTE_WIDTH = 98
 LEAST_WIDTH = 40
 """Notes are not made narrower than this; a terminal may be."""
-LATEX_PACKAGES = r"% needs \usepackage{booktabs,graphicx}"
+LATEX_PACKAGES = "% needs \\usepackage{booktabs,adjustbox}\n"
 
 
 class Format(StrEnum):
@@ -51,7 +51,7 @@ def render_tables(
         return render_csv(tables)
     if form is Format.JSON:
         return render_json([record for table in tables for record in records(table)])
-    parts = []
+    parts = [LATEX_PACKAGES] if form is Format.LATEX else []
     for table in tables:
         heading = table.title if headings else ""
         if form is Format.MARKDOWN:
@@ -61,21 +61,16 @@ def render_tables(
             parts.append(_latex(table))
         else:
             parts.append((f"{clean(heading)}\n\n" if heading else "") + _text(table, width))
-    return "\n".join([f"{LATEX_PACKAGES}\n", *parts] if form is Format.LATEX else parts)
+    return "\n".join(parts)
 
 
-def render_points(
-    points: Sequence[str], form: Format, width: int | None = None, title: str = ""
-) -> str:
+def render_points(points: Sequence[str], form: Format, width: int | None = None) -> str:
     """Sentences as a list, as paragraphs in text; ends with a line break."""
     if form is Format.MARKDOWN:
-        heading = [f"### {escape_markdown(title)}", ""] if title else []
-        return "\n".join([*heading, *(f"- {escape_markdown(point)}" for point in points)]) + "\n"
+        return "\n".join(_bullets(points)) + "\n"
     if form is Format.LATEX:
-        heading = [rf"\subsection*{{{escape_latex(title)}}}"] if title else []
-        return "\n".join([*heading, *_latex_list(points, "")]) + "\n"
-    heading = [f"{clean(title)}\n\n"] if title else []
-    return "".join([*heading, *(wrapped(point, width) for point in points)])
+        return "\n".join(_latex_list(points, "")) + "\n"
+    return "".join(wrapped(point, width) for point in points)
 
 
 def wrapped(text: str, width: int | None = None) -> str:
@@ -104,20 +99,16 @@ def _blocks(
 ) -> list[tuple[list[Column], list[list[str]]]]:
     """The columns by blocks that fit; each has the columns that name the rows."""
     widths = [
-        max(len(text) for text in (column.title, column.unit, *(row[index] for row in rows)))
-        for index, column in enumerate(columns)
+        len(GUTTER) + max(len(cell) for cell in (column.title, column.unit, *cells))
+        for column, *cells in zip(columns, *rows, strict=True)
     ]
     names = [index for index, column in enumerate(columns) if column.names_row]
-    room = 10**6 if width is None else width
-    room -= sum(widths[index] + len(GUTTER) for index in names)
+    room = 10**6 if width is None else width - sum(widths[index] for index in names)
     blocks: list[list[int]] = [[]]
-    left = room
     for index in (index for index in range(len(columns)) if index not in names):
-        if widths[index] > left and blocks[-1]:
+        if blocks[-1] and sum(widths[each] for each in (*blocks[-1], index)) > room + len(GUTTER):
             blocks.append([])
-            left = room
         blocks[-1].append(index)
-        left -= widths[index] + len(GUTTER)
     chosen = [
         sorted([*names, *block]) if len(blocks) == 1 else [*names, *block] for block in blocks
     ]
@@ -131,8 +122,7 @@ def _text_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> lis
     """Titles, their units where one has any, a rule, the rows."""
     lines = [[column.title for column in columns], [column.unit for column in columns]]
     lines = lines if any(lines[1]) else lines[:1]
-    body = [*lines, *rows]
-    widths = [max(len(line[index]) for line in body) for index in range(len(columns))]
+    widths = [max(map(len, cells)) for cells in zip(*lines, *rows, strict=True)]
     lines += [["-" * width for width in widths], *map(list, rows)]
     return [
         GUTTER.join(
@@ -151,9 +141,13 @@ def _markdown(table: Table) -> str:
     lines: list[str] = []
     if rows:
         titles = [" ".join(filter(None, (column.title, column.unit))) for column in columns]
-        lines = [_pipes(titles), _pipes("---:" if one.numeric else ":---" for one in columns)]
-        lines += [*map(_pipes, rows), ""]
-    return "\n".join([*lines, *(f"- {escape_markdown(note)}" for note in table.notes)]) + "\n"
+        aligned = ("---:" if column.numeric else ":---" for column in columns)
+        lines = [_pipes(titles), _pipes(aligned), *map(_pipes, rows), ""]
+    return "\n".join([*lines, *_bullets(table.notes)]) + "\n"
+
+
+def _bullets(points: Sequence[str]) -> list[str]:
+    return [f"- {escape_markdown(point)}" for point in points]
 
 
 def _pipes(cells: Iterable[str]) -> str:
@@ -169,13 +163,7 @@ def escape_markdown(text: str) -> str:
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -195,9 +183,6 @@ _SPECIAL = {
     "\N{MINUS SIGN}": "$-$",
     "\N{MICRO SIGN}": r"$\mu$",
     "\N{GREEK SMALL LETTER MU}": r"$\mu$",
-    "\N{EN DASH}": r"\textendash{}",
-    "\N{EM DASH}": r"\textemdash{}",
-    "…": r"\ldots{}",
 }
 """Brackets and stars are braced because a line break takes one that follows it as its argument."""
 _ESCAPES = str.maketrans(_SPECIAL)
@@ -231,10 +216,9 @@ def _tabular(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[s
     body = [_ampersands(map(_latex_cell, row, columns)) for row in rows]
     inner = [r"\toprule", *heads, r"\midrule", *body, r"\bottomrule"]
     return [
-        rf"  \sbox0{{\begin{{tabular}}{{@{{}}{form}@{{}}}}",
+        rf"  \begin{{adjustbox}}{{max width=\linewidth}}\begin{{tabular}}{{@{{}}{form}@{{}}}}",
         *(f"    {line}" for line in inner),
-        r"  \end{tabular}}%",
-        r"  \ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
+        r"  \end{tabular}\end{adjustbox}",
     ]
 
 

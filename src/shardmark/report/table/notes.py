@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -35,7 +35,6 @@ class NoteKind(StrEnum):
     RESTARTED = "restarted"
     GAP = "gap"
     LABEL = "label"
-    CHECKPOINTS = "checkpoints"
     RELATION = "relation"
     REPEATS = "repeats"
     VERDICTS = "verdicts"
@@ -56,18 +55,37 @@ def notes_of(
     rows = comparison.rows
     if warnings is None:
         warnings = warnings_of(comparison)
+    unfinished = "; ".join(comparison.missing)
     parts = {
         NoteKind.EMPTY: [] if rows else ["No trial has a result."],
-        NoteKind.FAILURE: _failures(rows),
+        NoteKind.FAILURE: _by_place(
+            (f"{failed.count} x {failed.outcome}: {failed.reason}", row.place)
+            for row in rows
+            for failed in row.failed
+        ),
         NoteKind.DAMAGED: [f"Damaged, left out: {damaged}" for damaged in comparison.damaged],
-        NoteKind.UNFINISHED: _listed("Begun without a result", comparison.missing),
+        NoteKind.UNFINISHED: [f"Begun without a result: {unfinished}."] if unfinished else [],
         NoteKind.UNSTABLE: _unstable(warnings),
-        NoteKind.LOST: _lost(rows),
-        NoteKind.NOT_EQUIVALENT: _not_equivalent(rows),
-        NoteKind.RESTARTED: _restarted(rows),
-        NoteKind.GAP: _gaps(rows),
+        NoteKind.LOST: [
+            f"LOST: {row.place}: rank {rank.rank} {rank.lost}; the numbers are those of the others."
+            for row in rows
+            for trial in row.ok_trials
+            for rank in trial.ranks
+            if rank.lost is not None
+        ],
+        NoteKind.NOT_EQUIVALENT: [
+            f"NOT EQUIVALENT: {text}."
+            for text in _by_place(
+                (row.deviation or "the cause is not known", row.place)
+                for row in rows
+                if row.equivalent is False
+            )
+        ],
+        NoteKind.RESTARTED: [
+            text for row in rows for trial in row.ok_trials for text in _restarted(row, trial)
+        ],
+        NoteKind.GAP: _gaps([row for row in rows if row.ok_trials]),
         NoteKind.LABEL: _labels(rows),
-        NoteKind.CHECKPOINTS: _checkpoints(rows),
         NoteKind.RELATION: _relations(comparison),
         NoteKind.REPEATS: [*_repeats(rows), *seeds_note(rows)],
         NoteKind.VERDICTS: _verdicts(rows),
@@ -75,49 +93,49 @@ def notes_of(
     return tuple(Note(kind, text) for kind in NoteKind for text in parts[kind])
 
 
-def _relations(comparison: Comparison) -> list[str]:
-    """As sentences; a strategy's name at the beginning stays as it is."""
-    names = tuple(row.label for row in comparison.rows)
-    return [
-        f"{note if note.startswith(names) else note[:1].upper() + note[1:]}."
-        for note in comparison.notes
-    ]
-
-
 def seeds_note(rows: Sequence[Row]) -> list[str]:
     """Where repeats share a seed: then no interval of a quality holds the luck of a seed."""
-    repeated = [row for row in rows if len(row.ok_trials) > 1 and _has_quality(row)]
+    qualities = [name for name, metric in METRICS.items() if metric.group == "quality"]
+    repeated = [
+        row
+        for row in rows
+        if len(row.ok_trials) > 1
+        and not row.synthetic
+        and any(row.metrics.get(name) is not None for name in qualities)
+    ]
     if not repeated or any(seeds_of(row) > 1 for row in repeated):
         return []
     return ["All repeats share one seed: quality intervals say nothing of other seeds."]
 
 
-def _has_quality(row: Row) -> bool:
-    qualities = (name for name, metric in METRICS.items() if metric.group == "quality")
-    return not row.synthetic and any(row.metrics.get(name) is not None for name in qualities)
+def left_out(rows: Sequence[Row]) -> list[str]:
+    """Trials that did not end ok: they are in no number."""
+    names = [
+        f"{row.place} ({', '.join(f'{group.count} x {group.outcome}' for group in row.failed)})"
+        for row in rows
+        if row.failed
+    ]
+    return [f"Left out, not ok: {'; '.join(names)}."] if names else []
 
 
-def _listed(what: str, places: Iterable[str]) -> list[str]:
-    text = "; ".join(places)
-    return [f"{what}: {text}."] if text else []
+def by_reason(said_of: Iterable[tuple[str, str]], count: int) -> list[str]:
+    """Each text once, with the places that it is said of unless those are all `count`."""
+    return [
+        f"{text}." if len(places) == count else f"{text} ({'; '.join(places)})."
+        for text, places in _places(said_of).items()
+    ]
 
 
-def _together(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Places of which the same is said, joined, and what is said."""
-    places: dict[str, list[str]] = {}
-    for place, said in pairs:
-        places.setdefault(said, []).append(place)
-    return (f"{'; '.join(there)}: {said}" for said, there in places.items())
+def _by_place(said_of: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{'; '.join(places)}: {text}" for text, places in _places(said_of).items()]
 
 
-def _failures(rows: Sequence[Row]) -> list[str]:
-    return list(
-        _together(
-            (row.place, f"{failed.count} x {failed.outcome}: {failed.reason}")
-            for row in rows
-            for failed in row.failed
-        )
-    )
+def _places(said_of: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Text -> the places that it is said of, each once."""
+    places: dict[str, dict[str, None]] = {}
+    for text, place in said_of:
+        places.setdefault(text, {})[place] = None
+    return {text: list(there) for text, there in places.items()}
 
 
 def _unstable(warnings: Sequence[Instability]) -> list[str]:
@@ -131,74 +149,28 @@ def _unstable(warnings: Sequence[Instability]) -> list[str]:
     ]
 
 
-def _lost(rows: Sequence[Row]) -> list[str]:
-    """Trials that went on without a worker."""
-    return [
-        f"LOST: {row.place}: rank {rank.rank} {rank.lost}; the numbers are those of the others."
-        for row in rows
-        for trial in row.ok_trials
-        for rank in trial.ranks
-        if rank.lost is not None
-    ]
-
-
-def _not_equivalent(rows: Sequence[Row]) -> list[str]:
-    different = [row for row in rows if row.equivalent is False]
-    causes = ((row.place, row.deviation or "the cause is not known") for row in different)
-    return [f"NOT EQUIVALENT: {text}." for text in _together(causes)]
-
-
-def _restarted(rows: Sequence[Row]) -> list[str]:
-    """Trials that went on from a checkpoint: how often, why, and what it took."""
-    notes = []
-    for row in rows:
-        for trial in row.ok_trials:
-            lost = trial.metrics.get("lost_seconds")
-            if trial.restarts and lost is not None:
-                times = f"{len(trial.restarts)} time{'' if len(trial.restarts) == 1 else 's'}"
-                notes.append(
-                    f"RESTARTED: {row.place}: trial {trial.id} {times}, lost {lost.value:.3g} s;"
-                    f" the first time because {trial.restarts[0].reason}."
-                )
-    return notes
-
-
-def _checkpoints(rows: Sequence[Row]) -> list[str]:
-    """What checkpoints add to the training time: no rate contains them."""
-    costs = [
-        (cost, row.place)
-        for row in rows
-        for trial in row.ok_trials
-        if (cost := _checkpoint_share(trial)) is not None
-    ]
-    if not costs:
+def _restarted(row: Row, trial: TrialResult) -> list[str]:
+    """How often the trial went on from a checkpoint, why, and what it took."""
+    lost = trial.metrics.get("lost_seconds")
+    if not trial.restarts or lost is None:
         return []
-    share, place = max(costs)
-    return [f"CHECKPOINTS add up to {share:.2g} % to the time of {place}; no rate has them."]
+    times = f"{len(trial.restarts)} time{'' if len(trial.restarts) == 1 else 's'}"
+    return [
+        f"RESTARTED: {row.place}: trial {trial.id} {times}, lost {lost.value:.3g} s; the first"
+        f" time because {trial.restarts[0].reason}."
+    ]
 
 
-def _checkpoint_share(trial: TrialResult) -> float | None:
-    """Per cent of the measured steps' time; None where no checkpoint was written."""
-    workers = [rank for rank in trial.ranks if rank.role == "worker" and rank.lost is None]
-    count = max((len(rank.checkpoints) for rank in workers), default=0)
-    each = trial.metrics.get("checkpoint_seconds")
-    measured = max((sum(w.window_seconds for w in rank.windows) for rank in workers), default=0.0)
-    return 100 * count * each.value / measured if count and each and measured else None
-
-
-def _gaps(rows: Sequence[Row]) -> list[str]:
-    measured = [row for row in rows if row.ok_trials]
+def _gaps(measured: Sequence[Row]) -> list[str]:
     missing = (
-        (row.place, f"no {name}: {row.missing[name]}")
+        (f"no {name}: {row.missing[name]}", row.place)
         for row in measured
         for name in EXPECTED
         if name in row.missing
     )
-    short = [row.place for row in measured if 0 < _measured_steps(row) < FEW_STEPS]
-    return [
-        *(f"{text}." for text in _together(missing)),
-        *_listed(f"Fewer than {FEW_STEPS} measured steps", short),
-    ]
+    short = "; ".join(row.place for row in measured if 0 < _measured_steps(row) < FEW_STEPS)
+    notes = [f"{text}." for text in _by_place(missing)]
+    return [*notes, f"Fewer than {FEW_STEPS} measured steps: {short}."] if short else notes
 
 
 def _measured_steps(row: Row) -> int:
@@ -219,6 +191,15 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     if any(row.weak_scaling for row in rows):
         notes.append("Weak scaling: each rank keeps its batch, so more ranks train something else.")
     return notes
+
+
+def _relations(comparison: Comparison) -> list[str]:
+    """As sentences; a strategy's name at the beginning stays as it is."""
+    names = tuple(row.label for row in comparison.rows)
+    return [
+        f"{note if note.startswith(names) else note[:1].upper() + note[1:]}."
+        for note in comparison.notes
+    ]
 
 
 def _repeats(rows: Sequence[Row]) -> list[str]:

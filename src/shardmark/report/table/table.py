@@ -84,6 +84,10 @@ class Column:
         return f"{text} ({low:.{places}f} to {high:.{places}f})"
 
 
+Columns = Sequence[tuple[Column, Callable[[Item], Value]]]
+"""Columns with the function that gives an item's value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Rows of values, each in the order of the columns, with notes below."""
@@ -124,7 +128,7 @@ class Table:
 def table_of(
     title: str,
     items: Sequence[Item],
-    columns: Sequence[tuple[Column, Callable[[Item], Value]]],
+    columns: Columns[Item],
     notes: Sequence[str] = (),
 ) -> Table:
     """One row an item, its values by the columns' functions."""

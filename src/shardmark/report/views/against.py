@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 
 from shardmark.analysis.studies.against import (
     RELATIVE_TIME,
@@ -15,8 +15,8 @@ from shardmark.analysis.studies.against import (
 )
 from shardmark.analysis.studies.study import Claim
 from shardmark.report.table.columns import metric_column
-from shardmark.report.table.gaps import left_out
-from shardmark.report.table.table import Column, Table, Value, table_of
+from shardmark.report.table.notes import left_out
+from shardmark.report.table.table import Column, Columns, Table, table_of
 
 _ONE_SIDED = 4
 """Trainings named that only one side has."""
@@ -24,116 +24,106 @@ _ONE_SIDED = 4
 
 def against_tables(against: Against) -> tuple[Table, ...]:
     """The joined table with what differs, then the claims where the study states some."""
-    trainings = _trainings(against)
+    title = f"Against {against.study.name}: published (publ.) and measured (meas.)"
+    trainings = table_of(title, against.pairs, _trainings(against), _notes(against))
     if not against.claims:
         return (trainings,)
-    claims = _claims(against)
+    notes = () if against.study.figures else _notes(against)
+    claims = table_of(f"Claims of {against.study.name}", against.claims, _CLAIM_COLUMNS, notes)
     return (trainings, claims) if against.study.figures else (claims,)
-
-
-def _trainings(against: Against) -> Table:
-    """One line a training, published and measured side by side."""
-    columns: list[tuple[Column, Callable[[Pair], Value]]] = [
-        (_text_column("strategy"), lambda pair: pair.title),
-        (_text_column("conditions"), lambda pair: pair.conditions),
-        (Column(key="ranks", title="ranks", names_row=True), lambda pair: pair.world_size),
-    ]
-    columns += [column for name in against.metrics for column in _both(metric_column(name))]
-    shown = {name for pair in against.pairs for name in pair.published}
-    columns += [
-        column
-        for key, title in (
-            (SPEEDUP, "speed-up"),
-            (RELATIVE_TIME, f"time/{against.study.reference}"),
-        )
-        if key in shown
-        for column in _both(Column(key=key, title=title, decimals=2, interval="±", estimated=True))
-    ]
-    title = f"Against {against.study.name}: published (publ.) and measured (meas.)"
-    return table_of(title, against.pairs, columns, against_notes(against))
-
-
-def _both(column: Column) -> list[tuple[Column, Callable[[Pair], Value]]]:
-    """The metric's column twice, once a side."""
-    published = replace(
-        column, key=f"{column.key}_published", title=f"{column.title} publ.", estimated=False
-    )
-    measured = replace(
-        column, key=f"{column.key}_measured", title=f"{column.title} meas.", interval="±"
-    )
-    return [
-        (published, lambda pair: pair.published.get(column.key)),
-        (measured, lambda pair: pair.measured.get(column.key)),
-    ]
 
 
 def _text_column(key: str) -> Column:
     return Column(key=key, title=key, numeric=False, names_row=key != "conditions")
 
 
-def _claims(against: Against) -> Table:
-    columns: list[tuple[Column, Callable[[ClaimPair], Value]]] = [
-        (_text_column("claim"), lambda pair: _claim_text(pair.claim)),
-        (_text_column("measured of"), _rows_text),
-        (_text_column("conditions"), _varied_text),
-        (Column(key="ranks", title="ranks"), lambda p: p.row.world_size if p.row else None),
-        (_text_column("published"), lambda pair: _range_text(pair.claim)),
-        (
-            Column(key="measured", title="meas.", decimals=2, interval="±", estimated=True),
-            lambda pair: pair.measured,
-        ),
-        (_text_column("place"), lambda pair: pair.claim.place),
+def _trainings(against: Against) -> Columns[Pair]:
+    """One line a training, published and measured side by side."""
+    shown = {name for pair in against.pairs for name in pair.published}
+    titles = {SPEEDUP: "speed-up", RELATIVE_TIME: f"time/{against.study.reference}"}
+    ratios = [
+        Column(key=key, title=title, decimals=2, estimated=True)
+        for key, title in titles.items()
+        if key in shown
     ]
-    title = f"Claims of {against.study.name}"
-    notes = () if against.study.figures else against_notes(against)
-    return table_of(title, against.claims, columns, notes)
+    return [
+        (_text_column("strategy"), attrgetter("title")),
+        (_text_column("conditions"), attrgetter("conditions")),
+        (Column(key="ranks", title="ranks", names_row=True), attrgetter("world_size")),
+        *(
+            both
+            for column in (*map(metric_column, against.metrics), *ratios)
+            for both in _both(column)
+        ),
+    ]
 
 
-def _claim_text(claim: Claim) -> str:
-    sign = "minus" if claim.relation == "difference" else "/"
-    return f"{claim.metric}, {_one_of(claim.strategies)} {sign} {_one_of(claim.over) or '?'}"
-
-
-def _one_of(strategies: tuple[str, ...]) -> str:
-    return " or ".join(strategies)
-
-
-def _rows_text(pair: ClaimPair) -> str | None:
-    return (
-        None if pair.row is None or pair.base is None else f"{pair.row.label} / {pair.base.label}"
+def _both(column: Column) -> Columns[Pair]:
+    """The metric's column twice, once a side."""
+    key, title = column.key, column.title
+    published = replace(
+        column, key=f"{key}_published", title=f"{title} publ.", estimated=False, interval=""
     )
+    measured = replace(column, key=f"{key}_measured", title=f"{title} meas.", interval="±")
+    return [
+        (published, lambda pair: pair.published.get(key)),
+        (measured, lambda pair: pair.measured.get(key)),
+    ]
 
 
-def _varied_text(pair: ClaimPair) -> str | None:
+def _claim(pair: ClaimPair) -> str:
+    claim = pair.claim
+    sign = "minus" if claim.relation == "difference" else "/"
+    over = " or ".join(claim.over) or "?"
+    return f"{claim.metric}, {' or '.join(claim.strategies)} {sign} {over}"
+
+
+def _measured_of(pair: ClaimPair) -> str | None:
+    if pair.row is None or pair.base is None:
+        return None
+    return f"{pair.row.label} / {pair.base.label}"
+
+
+def _conditions(pair: ClaimPair) -> str | None:
     return None if pair.row is None else ", ".join(map(str, pair.row.varied.values()))
 
 
-def _range_text(claim: Claim) -> str:
-    value, low, high = (
-        None if end is None else f"{end:.3g}" for end in (claim.value, claim.low, claim.high)
-    )
-    if value is not None:
-        return value
-    if low is None:
-        return f"up to {high}"
-    return f"down to {low}" if high is None else f"{low} to {high}"
+def _range(claim: Claim) -> str:
+    if claim.value is not None:
+        return f"{claim.value:.3g}"
+    if claim.low is None:
+        return f"up to {claim.high:.3g}"
+    high = "" if claim.high is None else f" to {claim.high:.3g}"
+    return f"{claim.low:.3g}{high}" if high else f"down to {claim.low:.3g}"
 
 
-def against_notes(against: Against) -> tuple[str, ...]:
+_CLAIM_COLUMNS: Columns[ClaimPair] = [
+    (_text_column("claim"), _claim),
+    (_text_column("measured of"), _measured_of),
+    (_text_column("conditions"), _conditions),
+    (Column(key="ranks", title="ranks"), lambda pair: pair.row.world_size if pair.row else None),
+    (_text_column("published"), lambda pair: _range(pair.claim)),
+    (
+        Column(key="measured", title="meas.", decimals=2, interval="±", estimated=True),
+        attrgetter("measured"),
+    ),
+    (_text_column("place"), attrgetter("claim.place")),
+]
+
+
+def _notes(against: Against) -> tuple[str, ...]:
     """What differs, hardware and task first: they decide what compares at all."""
     study = against.study
-    task = [each.text for each in against.differences if each.key in TASK_KEYS]
-    other = [each.text for each in against.differences if each.key not in TASK_KEYS]
-    stated = ", ".join(
-        f"{name} {version or '(no version)'}" for name, version in study.software.items()
-    )
+    task = "; ".join(each.text for each in against.differences if each.key in TASK_KEYS)
+    other = "; ".join(each.text for each in against.differences if each.key not in TASK_KEYS)
+    stated = ", ".join(f"{name} {text or '(no version)'}" for name, text in study.software.items())
     here = ", ".join(f"{name} {' and '.join(v)}" for name, v in against.software.items() if v)
     only_published = [f"{p.title} on {p.world_size}" for p in against.pairs if p.row is None]
     only_measured = [p.row.place for p in against.pairs if p.figures is None and p.row]
     notes = [
         _hardware_note(against),
-        f"Another task: {'; '.join(task)}. Loss and quality do not compare." if task else "",
-        f"Also differs: {'; '.join(other)}." if other else "",
+        f"Another task: {task}. Loss and quality do not compare." if task else "",
+        f"Also differs: {other}." if other else "",
         f"Software: published {stated}; measured {here or 'versions not recorded'}."
         if stated
         else "",
@@ -146,10 +136,9 @@ def against_notes(against: Against) -> tuple[str, ...]:
 
 
 def _some(what: str, places: list[str]) -> str:
-    if not places:
-        return ""
     more = len(places) - _ONE_SIDED
-    return f"{what}: {'; '.join([*places[:_ONE_SIDED], *([f'{more} more'] if more > 0 else [])])}."
+    named = [*places[:_ONE_SIDED], *([f"{more} more"] if more > 0 else [])]
+    return f"{what}: {'; '.join(named)}." if named else ""
 
 
 def _hardware_note(against: Against) -> str:

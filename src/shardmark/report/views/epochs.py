@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from operator import itemgetter
+from collections.abc import Collection, Sequence
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.epochs import Epoch, EpochsOfRow, epochs_of
-from shardmark.report.table.columns import for_items, metric_column, row_columns
-from shardmark.report.table.gaps import by_reason, left_out
-from shardmark.report.table.notes import seeds_note
-from shardmark.report.table.table import Column, Missing, Table, Value, table_of
+from shardmark.analysis.compare.epochs import EpochsOfRow, epochs_of
+from shardmark.report.table.columns import metric, table_by_row
+from shardmark.report.table.notes import by_reason, left_out, seeds_note
+from shardmark.report.table.table import Column, Table
 
 SHOWN = (
     "train_loss",
@@ -32,45 +30,36 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
     recorded = dict.fromkeys(name for _, epoch in lines for name in epoch.metrics)
     names = dict.fromkeys((*(name for name in SHOWN if name in recorded), *recorded))
     measured = [epochs.row for epochs in known if epochs.epochs]
-    table = table_of(
+    table = table_by_row(
         "Epoch by epoch",
         lines,
         [
-            *for_items(row_columns([row for row, _ in lines]), itemgetter(0)),
-            (Column(key="epoch", title="epoch", names_row=True), lambda line: line[1].number),
-            *for_items([_metric(name) for name in names], itemgetter(1)),
+            (Column(key="epoch", title="epoch", names_row=True), lambda epoch: epoch.number),
+            *(
+                metric(name, interval="±", shown_to="all" if name in SHOWN else "programs")
+                for name in names
+            ),
         ],
-        [*epoch_notes(known, SHOWN), *seeds_note(measured), *left_out(comparison.rows)],
+        [*_notes(known, SHOWN), *seeds_note(measured), *left_out(comparison.rows)],
     )
     return [table]
 
 
-def _metric(name: str) -> tuple[Column, Callable[[Epoch], Value]]:
-    def value_of(epoch: Epoch) -> Value:
-        return epoch.metrics.get(name) or Missing(epoch.missing.get(name, "not recorded"))
-
-    shown_to = "all" if name in SHOWN else "programs"
-    return metric_column(name, interval="±", shown_to=shown_to), value_of
-
-
-def epoch_notes(known: Sequence[EpochsOfRow], names: Collection[str]) -> list[str]:
+def _notes(known: Sequence[EpochsOfRow], names: Collection[str]) -> list[str]:
     """What the seconds of an epoch are, and why a row or one of these metrics is not there."""
+    timed = [epochs for epochs in known if epochs.epochs]
     notes = []
-    if any(epochs.epochs for epochs in known):
+    if timed:
         notes.append("Time of an epoch: training alone, on the slowest rank, without evaluation.")
-    if any(len(epochs.row.ok_trials) > 1 for epochs in known if epochs.epochs):
+    if any(len(epochs.row.ok_trials) > 1 for epochs in timed):
         notes.append("Mean over the repeats, ± 95 % interval of the mean (Student's t).")
-    warmup = sorted({epochs.warmup_steps for epochs in known if epochs.epochs} - {0})
+    warmup = sorted({epochs.warmup_steps for epochs in timed} - {0})
     if warmup:
         steps = " or ".join(map(str, warmup))
         notes.append(f"Only here, the first epoch's time includes its {steps} warm-up steps.")
     measured = [epochs for epochs in known if epochs.row.ok_trials]
     reasons = [
-        *(
-            (f"No epochs: {one.reason}", one.row.place)
-            for one in measured
-            if one.reason is not None
-        ),
+        *((f"No epochs: {each.reason}", each.row.place) for each in measured if each.reason),
         *(
             (f"Not known: {name} of epoch {epoch.number}: {epoch.missing[name]}", epochs.row.place)
             for epochs in measured

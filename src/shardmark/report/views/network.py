@@ -1,41 +1,41 @@
-"""All that a comparison knows of the network: `compare --network`."""
+"""What strategies send, by formula and as measured, over which interfaces, and a run's links."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter, itemgetter
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.network.links import COSTS
-from shardmark.analysis.network.traffic import (
-    Interface,
-    OfRank,
-    TrafficOfRow,
-    traffic_of,
-)
+from shardmark.analysis.network.traffic import Interface, OfRank, TrafficOfRow, traffic_of
 from shardmark.analysis.network.wire import Kind, WireOfRow, wires_of
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.errors import InputError
-from shardmark.report.table.columns import for_items, row_columns
+from shardmark.report.table.columns import table_by_row
 from shardmark.report.table.formats import records
-from shardmark.report.table.gaps import by_reason, left_out
-from shardmark.report.table.table import Column, Missing, Table, Value, table_of
+from shardmark.report.table.notes import by_reason, left_out
+from shardmark.report.table.table import Column, Columns, Missing, Table, Value, table_of
 from shardmark.results.network import (
     NETWORK_FILE,
     Bounds,
+    LinkFit,
     MeasuredOperation,
     NetworkRecord,
     read_network,
 )
 from shardmark.results.store import LINKS_REASON, RunFolder
 
-Part = TypeVar("Part")
-BYTES, COLLECTIVES = "Bytes on the network", "Collectives of a step"
-INTERFACES, RANKS = "Bandwidth by interface", "Bytes by rank and interface"
-MEGABYTES, MICROSECONDS = 1e-6, 1e6
+KEYS = {
+    "Bytes on the network": "bytes",
+    "Collectives of a step": "collectives",
+    "Bandwidth by interface": "interfaces",
+    "Bytes by rank and interface": "ranks",
+}
+"""Title of a table -> its key in JSON; those of links have `links`."""
+BYTES, COLLECTIVES, INTERFACES, RANKS = KEYS
 WIDEST_FACTOR = 4.0
 """Between the ends of a bandwidth's interval; beyond it, the bandwidth is not known."""
 REACHES = {"same_host": "one host", "between_hosts": "between hosts"}
@@ -70,28 +70,20 @@ def network_tables(comparison: Comparison) -> list[Table]:
     ]
     traffic = [traffic_of(wire.row) for wire in wires]
     folders = dict.fromkeys(row.folder for row in comparison.rows if row.folder is not None)
-    tables = [
+    return [
         _bytes_table(wires, comparison.rows),
-        _collectives_table([(wire.row, kind) for wire in wires for kind in wire.kinds]),
-        _interfaces_table(traffic) if traffic else None,
-        _ranks_table([(found.row, rank) for found in traffic for rank in found.ranks], traffic),
+        *_collectives([(wire.row, kind) for wire in wires for kind in wire.kinds]),
+        *_interfaces(traffic),
+        *_ranks(traffic),
         *(_run_links(folder) for folder in folders),
     ]
-    return [table for table in tables if table is not None]
 
 
 def network_json(tables: Sequence[Table]) -> dict[str, Any]:
     """The tables' rows by what they are of: bytes, collectives, interfaces, ranks, links."""
-    keys = {
-        BYTES: "bytes",
-        COLLECTIVES: "collectives",
-        INTERFACES: "interfaces",
-        RANKS: "ranks",
-    }
-    document: dict[str, Any] = dict.fromkeys((*keys.values(), "links"), ())
+    document: dict[str, list[Any]] = {key: [] for key in (*KEYS.values(), "links")}
     for table in tables:
-        key = keys.get(table.title, "links")
-        document[key] = [*document[key], *records(table)]
+        document[KEYS.get(table.title, "links")] += records(table)
     return document
 
 
@@ -101,68 +93,58 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         none = ("No trial of several ranks ended ok.", *left_out(rows))
         return Table(title=BYTES, columns=(), rows=(), notes=none)
 
-    def known(name: str, value: float | None, wire: WireOfRow) -> Value:
-        return Missing(wire.missing.get(name, "not known")) if value is None else value
+    def known(field: str, name: str) -> Callable[[WireOfRow], Value]:
+        def value_of(wire: WireOfRow) -> Value:
+            value: Value = getattr(wire, field)
+            return Missing(wire.missing.get(name, "not known")) if value is None else value
 
-    columns: list[tuple[Column, Callable[[WireOfRow], Value]]] = [
-        *for_items(row_columns([wire.row for wire in wires]), attrgetter("row")),
-        (
-            _megabytes("formula_bytes", "formula"),
-            lambda wire: known("formula", wire.defined_bytes, wire),
-        ),
-        (
-            _megabytes("collective_bytes", "collectives"),
-            lambda wire: known("counted", wire.counted_bytes, wire),
-        ),
-        (_ratio("collective_ratio", "ratio"), lambda wire: wire.counted_ratio),
+        return value_of
+
+    columns: Columns[WireOfRow] = [
+        (_megabytes("formula_bytes", "formula"), known("defined_bytes", "formula")),
+        (_megabytes("collective_bytes", "collectives"), known("counted_bytes", "counted")),
+        (_ratio("collective_ratio", "ratio"), attrgetter("counted_ratio")),
         (
             _megabytes("interface_bytes", "interfaces", estimated=True),
-            lambda wire: (
-                wire.interface_bytes or Missing(wire.missing.get("interfaces", "not known"))
-            ),
+            known("interface_bytes", "interfaces"),
         ),
-        (_ratio("interface_ratio", "ratio"), lambda wire: wire.interface_ratio),
-        (_ratio("backend_ratio", "interfaces / collectives"), lambda wire: wire.backend_ratio),
+        (_ratio("interface_ratio", "ratio"), attrgetter("interface_ratio")),
+        (_ratio("backend_ratio", "interfaces / collectives"), attrgetter("backend_ratio")),
     ]
     formulas: dict[str, dict[str, None]] = {}
     for wire in wires:
-        if wire.wire is not None:
-            formulas.setdefault(wire.wire.formula, {})[wire.row.strategy] = None
-            if wire.wire.note is not None:
-                formulas.setdefault(wire.wire.note, {})[wire.row.strategy] = None
+        for text in () if wire.wire is None else (wire.wire.formula, wire.wire.note):
+            if text is not None:
+                formulas.setdefault(text, {})[wire.row.strategy] = None
+    unknown = [
+        (f"Not known: {name}: {reason}", wire.row.place)
+        for wire in wires
+        for name, reason in wire.missing.items()
+    ]
     notes = [
         *BYTES_NOTES,
         *(f"{', '.join(names)}: {text}." for text, names in formulas.items()),
-        *by_reason(
-            (
-                (f"Not known: {name}: {reason}", wire.row.place)
-                for wire in wires
-                for name, reason in wire.missing.items()
-            ),
-            len(wires),
-        ),
+        *by_reason(unknown, len(wires)),
         *left_out(rows),
     ]
-    return table_of(BYTES, wires, columns, notes)
+    return table_by_row(BYTES, [(wire.row, wire) for wire in wires], columns, notes)
 
 
-def _collectives_table(kinds: Sequence[tuple[Row, Kind]]) -> Table | None:
-    """One line for each kind of each row; None where no row calls or defines any."""
-    if not kinds:
-        return None
-    own: list[tuple[Column, Callable[[Kind], Value]]] = [
+def _collectives(kinds: Sequence[tuple[Row, Kind]]) -> Iterable[Table]:
+    """One line for each kind of each row; no table where no row calls or defines any."""
+    columns: Columns[Kind] = [
         (_text("kind", "collective"), lambda kind: kind.kind.replace("_", " ")),
         (Column(key="counted_calls", title="calls"), attrgetter("counted_calls")),
         (_megabytes("counted_payload_bytes", ""), attrgetter("counted_bytes")),
         (_megabytes("formula_payload_bytes", "formula"), attrgetter("defined_bytes")),
     ]
-    return table_of(COLLECTIVES, kinds, _beside_row(kinds, own), [KINDS_NOTE])
+    return [table_by_row(COLLECTIVES, kinds, columns, [KINDS_NOTE])] if kinds else []
 
 
-def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
+def _interfaces(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
     """One line for each node and interface of each row."""
-    items = [(found.row, interface) for found in traffic for interface in found.interfaces]
-    own: list[tuple[Column, Callable[[Interface], Value]]] = [
+    items = [(each.row, interface) for each in traffic for interface in each.interfaces]
+    columns: Columns[Interface] = [
         (Column(key="node", title="node", names_row=True), attrgetter("node")),
         (_text("interface", "interface", names_row=True), attrgetter("name")),
         *_one_way("sent"),
@@ -170,13 +152,13 @@ def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
     ]
     notes = [INTERFACES_NOTE] if items else ["No interface was sampled."]
     notes += _missing(traffic, "peaks", "Peak and busy left out")
-    if not any(found.ranks for found in traffic):
+    if not any(each.ranks for each in traffic):
         notes += _missing(traffic, "ranks")
     notes += _missing(traffic, "interfaces")
-    return table_of(INTERFACES, items, _beside_row(items, own), notes)
+    return [table_by_row(INTERFACES, items, columns, notes)] if traffic else []
 
 
-def _one_way(name: str) -> list[tuple[Column, Callable[[Interface], Value]]]:
+def _one_way(name: str) -> Columns[Interface]:
     """Columns of `sent` or `received`."""
     busy = Column(key=f"{name}_busy_share", title="busy", unit="%", scale=100, decimals=0)
     over_time = Column(key=f"{name}_over_time", title="over time", shown_to="programs")
@@ -185,45 +167,33 @@ def _one_way(name: str) -> list[tuple[Column, Callable[[Interface], Value]]]:
         points = getattr(interface, name).over_time
         return {"seconds": list(points.x), "bytes_per_second": list(points.y)}
 
+    def speed(which: str) -> tuple[Column, Callable[[Interface], Value]]:
+        field = f"{which}_bytes_per_second"
+        return _speed(f"{name}_{field}", f"{name} {which}"), attrgetter(f"{name}.{field}")
+
     return [
         (_megabytes(f"{name}_step_bytes", name, estimated=True), attrgetter(f"{name}.step_bytes")),
-        *(
-            (_speed(f"{name}_{which}_bytes_per_second", f"{name} {which}"), attrgetter(field))
-            for which in ("mean", "peak")
-            for field in [f"{name}.{which}_bytes_per_second"]
-        ),
+        speed("mean"),
+        speed("peak"),
         (busy, attrgetter(f"{name}.busy_share")),
         (over_time, curve),
     ]
 
 
-def _ranks_table(
-    items: Sequence[tuple[Row, OfRank]], traffic: Sequence[TrafficOfRow]
-) -> Table | None:
-    """One line for each rank and interface; None where the samples tell of no rank."""
-    if not items:
-        return None
-    own: list[tuple[Column, Callable[[OfRank], Value]]] = [
+def _ranks(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
+    """One line for each rank and interface; no table where the samples tell of no rank."""
+    items = [(each.row, rank) for each in traffic for rank in each.ranks]
+    received = _megabytes("received_step_bytes", "received", estimated=True)
+    columns: Columns[OfRank] = [
         (Column(key="rank", title="rank", names_row=True), attrgetter("rank")),
         (_text("role", "role"), attrgetter("role")),
         (Column(key="node", title="node"), attrgetter("node")),
         (_text("interface", "interface"), attrgetter("interface")),
         (_megabytes("sent_step_bytes", "sent", estimated=True), attrgetter("sent_bytes")),
-        (
-            _megabytes("received_step_bytes", "received", estimated=True),
-            attrgetter("received_bytes"),
-        ),
+        (received, attrgetter("received_bytes")),
     ]
     notes = [RANKS_NOTE, *_missing(traffic, "ranks")]
-    return table_of(RANKS, items, _beside_row(items, own), notes)
-
-
-def _beside_row(
-    items: Sequence[tuple[Row, Part]], own: Sequence[tuple[Column, Callable[[Part], Value]]]
-) -> list[tuple[Column, Callable[[tuple[Row, Part]], Value]]]:
-    """What tells the rows apart, then the part's own columns."""
-    rows = row_columns([row for row, _ in items])
-    return [*for_items(rows, itemgetter(0)), *for_items(own, itemgetter(1))]
+    return [table_by_row(RANKS, items, columns, notes)] if items else []
 
 
 def _run_links(folder: Path) -> Table:
@@ -243,44 +213,24 @@ def _run_links(folder: Path) -> Table:
 def links_table(record: NetworkRecord) -> Table:
     """One line for each operation: latency and bandwidth with their intervals."""
 
-    def fitted(of: Callable[[MeasuredOperation], Bounds]) -> Callable[[MeasuredOperation], Value]:
+    def fitted(of: Callable[[LinkFit], Bounds]) -> Callable[[MeasuredOperation], Value]:
         def value_of(operation: MeasuredOperation) -> Value:
             if operation.fit is None:
                 return Missing(operation.reason or "not fitted")
-            bounds = of(operation)
+            bounds = of(operation.fit)
             return Estimate(value=bounds.value, low=bounds.low, high=bounds.high, n=1)
 
         return value_of
 
-    columns: list[tuple[Column, Callable[[MeasuredOperation], Value]]] = [
-        (
-            _text("operation", "operation", names_row=True),
-            lambda operation: operation.operation.replace("_", " "),
-        ),
+    how: dict[str, Any] = {"interval": "to", "estimated": True}
+    latency = Column(key="latency_seconds", title="latency", unit="us", scale=1e6, **how)
+    bandwidth = _speed("bytes_per_second", "bandwidth", **how)
+    columns: Columns[MeasuredOperation] = [
+        (_text("operation", "operation", names_row=True), _operation),
         (_text("reach", "reach"), lambda operation: REACHES[operation.reach]),
         (Column(key="ranks", title="ranks"), lambda operation: len(operation.ranks)),
-        (
-            Column(
-                key="latency_seconds",
-                title="latency",
-                unit="us",
-                scale=MICROSECONDS,
-                interval="to",
-                estimated=True,
-            ),
-            fitted(lambda operation: operation.fit.latency_seconds),  # type: ignore[union-attr]
-        ),
-        (
-            Column(
-                key="bytes_per_second",
-                title="bandwidth",
-                unit="MB/s",
-                scale=MEGABYTES,
-                interval="to",
-                estimated=True,
-            ),
-            fitted(lambda operation: operation.fit.bytes_per_second),  # type: ignore[union-attr]
-        ),
+        (latency, fitted(attrgetter("latency_seconds"))),
+        (bandwidth, fitted(attrgetter("bytes_per_second"))),
         (
             Column(key="residual", title="scatter", unit="%", scale=100, decimals=0),
             lambda operation: operation.fit.residual if operation.fit else None,
@@ -293,6 +243,10 @@ def links_table(record: NetworkRecord) -> Table:
     ]
     title = f"Links between {record.world_size} ranks, {record.backend}"
     return table_of(title, record.operations, columns, _links_notes(record))
+
+
+def _operation(operation: MeasuredOperation) -> str:
+    return operation.operation.replace("_", " ")
 
 
 def _links_notes(record: NetworkRecord) -> list[str]:
@@ -309,15 +263,15 @@ def _links_notes(record: NetworkRecord) -> list[str]:
         notes.append(
             "gloo's reduce-scatter is an all-reduce: its bandwidth here is half of the link's."
         )
-    notes += [
-        f"No fit of {operation.operation} ({REACHES[operation.reach]}): {operation.reason}."
+    places = {
+        f"{_operation(operation)} ({REACHES[operation.reach]})": operation
         for operation in record.operations
-        if operation.reason is not None
-    ]
+    }
+    notes += [f"No fit of {name}: {each.reason}." for name, each in places.items() if each.reason]
     noisy = [
-        f"{operation.operation.replace('_', ' ')} ({REACHES[operation.reach]})"
-        for operation in record.operations
-        if operation.fit is not None and _too_wide(operation.fit.bytes_per_second)
+        name
+        for name, each in places.items()
+        if each.fit is not None and _too_wide(each.fit.bytes_per_second)
     ]
     if noisy:
         notes.append(
@@ -334,9 +288,9 @@ def _too_wide(bounds: Bounds) -> bool:
 
 def _missing(traffic: Sequence[TrafficOfRow], what: str, said: str = "Not known") -> list[str]:
     reasons = (
-        (f"{said}: {found.missing[what]}", found.row.place)
-        for found in traffic
-        if what in found.missing
+        (f"{said}: {each.missing[what]}", each.row.place)
+        for each in traffic
+        if what in each.missing
     )
     return by_reason(reasons, len(traffic))
 
@@ -350,7 +304,7 @@ def _megabytes(key: str, title: str, *, estimated: bool = False) -> Column:
         key=key,
         title=title,
         unit="MB",
-        scale=MEGABYTES,
+        scale=1e-6,
         decimals=2,
         interval="±" if estimated else "",
         estimated=estimated,
@@ -358,8 +312,8 @@ def _megabytes(key: str, title: str, *, estimated: bool = False) -> Column:
     )
 
 
-def _speed(key: str, title: str) -> Column:
-    return Column(key=key, title=title, unit="MB/s", scale=MEGABYTES)
+def _speed(key: str, title: str, **how: Any) -> Column:
+    return Column(key=key, title=title, unit="MB/s", scale=1e-6, **how)
 
 
 def _ratio(key: str, title: str) -> Column:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row, main_quality, rate_of, task_of
+from shardmark.analysis.compare.rows import Row, main_quality, plain, rate_of, task_of
 from shardmark.analysis.statistics.edges import Edge, edges_of
 from shardmark.core.metrics import METRICS
-from shardmark.report.table.columns import for_items, metric, row_columns
-from shardmark.report.table.gaps import left_out
-from shardmark.report.table.table import Column, Table, number, table_of
+from shardmark.report.table.columns import for_items, for_programs, metric, table_by_row
+from shardmark.report.table.notes import left_out
+from shardmark.report.table.table import Column, Table, number
 
 GOALS = ("samples_per_second", "peak_memory_bytes")
 """Beside the main quality."""
-NOT_EQUIVALENT = "trains something else"
 MARGIN = 0.05
 """A loss of this size and more must be ruled out in every other goal."""
 _WORDS = {"samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
-_NAMED = 2
-"""Dominating rows named in a note; JSON has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +31,12 @@ class Dominance:
 
     def __str__(self) -> str:
         """With its gains, as in `ddp on 4 ranks: samples/s +38 %, peak memory -5.3 %`."""
-        parts = []
-        for gain in self.gains:
-            percent = (gain.ratios[0] - 1) * 100
-            shown = number(percent, decimals=int(abs(percent) < 10))
-            parts.append(f"{_words(gain.metric)} {'+' if percent > 0 else ''}{shown} %")
+        percents = {gain.metric: (gain.ratios[0] - 1) * 100 for gain in self.gains}
+        parts = [
+            f"{_words(name)} {'+' if percent > 0 else ''}"
+            f"{number(percent, decimals=int(abs(percent) < 10))} %"
+            for name, percent in percents.items()
+        ]
         return f"{self.by.place}: {', '.join(parts)}"
 
 
@@ -58,8 +56,8 @@ class Standing:
         if self.reason is not None:
             return f"not eligible: {self.reason}"
         if self.dominated_by:
-            return "dominated"
-        return "front, not sure" if self.perhaps_by else "front"
+            return f"dominated by {self.dominated_by[0].by.place}"
+        return f"front, unless {self.perhaps_by[0].by.place}" if self.perhaps_by else "front"
 
 
 def pareto_tables(comparison: Comparison) -> list[Table]:
@@ -69,36 +67,36 @@ def pareto_tables(comparison: Comparison) -> list[Table]:
     """
     tasks: dict[tuple[str, ...], list[Row]] = {}
     for row in comparison.rows:
-        if row.ok_trials:
-            tasks.setdefault(task_of(row), []).append(row)
-    if not tasks:
-        notes = ["No trial ended ok.", *left_out(comparison.rows)]
-        return [table_of("Pareto front", (), (), notes)]
-    return [
-        _table(
-            rows, [row for row in comparison.rows if task_of(row) == task], several=len(tasks) > 1
-        )
-        for task, rows in tasks.items()
-    ]
+        tasks.setdefault(task_of(row), []).append(row)
+    measured = [rows for rows in tasks.values() if any(row.ok_trials for row in rows)]
+    if not measured:
+        notes = ("No trial ended ok.", *left_out(comparison.rows))
+        return [Table(title="Pareto front", columns=(), rows=(), notes=notes)]
+    return [_table(rows, several=len(measured) > 1) for rows in measured]
 
 
-def _table(rows: Sequence[Row], same_task: Sequence[Row], *, several: bool) -> Table:
+def _table(same_task: Sequence[Row], *, several: bool) -> Table:
+    rows = [row for row in same_task if row.ok_trials]
     goals = _goals([row for row in rows if row.equivalent is not False])
     standings = _standings(rows, goals)
     shown = ", ".join(f"{_words(name)} ({METRICS[name].better})" for name in goals)
-    task = f": {rows[0].experiment}, {rows[0].workload}" if several else ""
-    dominated = Column(key="dominated_by", title="dominated by", numeric=False, shown_to="programs")
-    return table_of(
-        f"Pareto front of {shown}{task}",
-        standings,
+    return table_by_row(
+        f"Pareto front of {shown}{_task(rows[0]) if several else ''}",
+        [(standing.row, standing) for standing in standings],
         [
-            *for_items(row_columns([standing.row for standing in standings]), attrgetter("row")),
             *for_items([metric(name) for name in goals], attrgetter("row")),
             (Column(key="standing", title="standing", numeric=False), str),
-            (dominated, lambda standing: "; ".join(map(str, standing.dominated_by))),
+            (for_programs("dominated_by"), lambda each: [*map(str, each.dominated_by)]),
+            (for_programs("perhaps_dominated_by"), lambda each: [*map(str, each.perhaps_by)]),
         ],
         [*_notes(standings, goals), *left_out(same_task)],
     )
+
+
+def _task(row: Row) -> str:
+    varied = {key: value for key, value in row.varied.items() if key.startswith("workload")}
+    parts = (row.experiment, row.workload, *(f"{k}={plain(v)}" for k, v in varied.items()))
+    return f": {', '.join(parts)}"
 
 
 def _goals(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -123,7 +121,7 @@ def _standings(rows: Sequence[Row], goals: Sequence[str]) -> list[Standing]:
 
 def _not_eligible(row: Row, goals: Sequence[str]) -> str | None:
     if row.equivalent is False:
-        return NOT_EQUIVALENT
+        return "trains something else"
     lacking = [name for name in goals if not row.values.get(name)]
     return f"it has no {lacking[0]}: {row.missing.get(lacking[0], '')}" if lacking else None
 
@@ -146,16 +144,17 @@ def _compared(rows: Sequence[Row], goals: Sequence[str]) -> list[Standing]:
     above, below = zip(*sure, strict=True) if sure else ((), ())
     beats = coo_array(([1] * len(sure), (above, below)), shape=(len(rows), len(rows)))
     ring = connected_components(beats, connection="strong")[1]
-
-    def of(dominances: dict[tuple[int, int], Dominance], index: int) -> tuple[Dominance, ...]:
-        chosen = [each for (_, below), each in dominances.items() if below == index]
-        return tuple(sorted(chosen, key=lambda each: -max(gain.factor for gain in each.gains)))
-
     outside = {pair: by for pair, by in sure.items() if ring[pair[0]] != ring[pair[1]]}
     return [
-        Standing(row=row, dominated_by=of(outside, index), perhaps_by=of(perhaps, index))
+        Standing(row=row, dominated_by=_over(index, outside), perhaps_by=_over(index, perhaps))
         for index, row in enumerate(rows)
     ]
+
+
+def _over(index: int, dominances: Mapping[tuple[int, int], Dominance]) -> tuple[Dominance, ...]:
+    """Those that beat the row of that index, the largest gain first."""
+    chosen = [dominance for (_, below), dominance in dominances.items() if below == index]
+    return tuple(sorted(chosen, key=lambda each: -max(gain.factor for gain in each.gains)))
 
 
 def _safe(edges: Sequence[Edge], gains: Sequence[Edge]) -> bool:
@@ -174,39 +173,18 @@ def _words(name: str) -> str:
 
 
 def _notes(standings: Sequence[Standing], goals: Sequence[str]) -> list[str]:
-    eligible = [standing for standing in standings if standing.reason is None]
-    rows = [standing.row for standing in eligible]
+    rows = [standing.row for standing in standings if standing.reason is None]
     notes = [
-        f"Dominated: {standing.row.place}, by {_first(standing.dominated_by)}."
-        for standing in eligible
-        if standing.dominated_by
-    ]
-    unsure = "; ".join(
-        f"{standing.row.place} (by {standing.perhaps_by[0]})"
-        for standing in eligible
-        if standing.perhaps_by and not standing.dominated_by
-    )
-    if unsure:
-        notes.append(f"Not sure, more repeats decide; perhaps dominated: {unsure}.")
-    notes.append(
         "Dominated is what is shown to be worse in some goal and at most 5 % better in any other."
         " Inside the noise nothing dominates."
-    )
+    ]
+    if any(standing.perhaps_by for standing in standings):
+        notes.append("Unless: more repeats decide whether that row dominates.")
     if rows and max(len(row.ok_trials) for row in rows) < 2:
         notes.append("One repeat: no difference can be shown, so every row is on the front.")
-    unproven = [row for row in rows if row.equivalent is None]
-    unverified = [row.place for row in unproven if row.guarantee is None]
-    if unverified:
-        notes.append(f"Eligible though not verified: {'; '.join(unverified)}.")
-    weaker = [row.place for row in unproven if row.guarantee is not None]
-    if weaker:
-        notes.append(f"Eligible with a weaker guarantee than equivalence: {'; '.join(weaker)}.")
+    unproven = "; ".join(row.place for row in rows if row.equivalent is None)
+    if unproven:
+        notes.append(f"Eligible though not proven to train the same thing: {unproven}.")
     if any(METRICS[name].group == "quality" for name in goals):
         notes.append("Quality: rows that are proven to train the same thing count as equal.")
     return notes
-
-
-def _first(by: Sequence[Dominance]) -> str:
-    more = [f"{len(by) - _NAMED} more"] if len(by) > _NAMED else []
-    named = [*map(str, by[:_NAMED]), *more]
-    return f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]

@@ -11,9 +11,9 @@ from shardmark.analysis.compare.rows import Row, plain
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.config.axes import NODES
-from shardmark.report.table.columns import for_items, metric, metric_column, row_columns
-from shardmark.report.table.gaps import left_out
-from shardmark.report.table.table import Table, table_of
+from shardmark.report.table.columns import for_items, metric, metric_column, table_by_row
+from shardmark.report.table.notes import left_out
+from shardmark.report.table.table import Table
 
 _TITLES = {
     False: "Strong scaling: the ranks share one global batch",
@@ -32,8 +32,6 @@ class Point:
     """Samples per second over the reference's, repeat by repeat."""
     efficiency: Estimate | None
     """The speed-up over the growth in devices; 1 is ideal.  Servers are no devices here."""
-    alone: bool
-    """No other number of ranks was measured."""
 
 
 def scaling_tables(comparison: Comparison) -> list[Table]:
@@ -44,8 +42,8 @@ def scaling_tables(comparison: Comparison) -> list[Table]:
         for weak in (False, True)
         if (part := [point for point in points if point.row.weak_scaling is weak])
     ]
-    notes = ["No trial has a throughput.", *left_out(comparison.rows)]
-    return tables or [table_of("Scaling", (), (), notes)]
+    notes = ("No trial has a throughput.", *left_out(comparison.rows))
+    return tables or [Table(title="Scaling", columns=(), rows=(), notes=notes)]
 
 
 def _points(rows: Sequence[Row]) -> list[Point]:
@@ -79,7 +77,7 @@ def _one_row_a_size(rows: Sequence[Row]) -> bool:
 
 
 def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
-    ordered = sorted(group, key=lambda row: row.devices)
+    ordered = sorted(group, key=attrgetter("devices"))
     single = single_baseline(ordered[0], measured)
     starts_later = single is not None and single.devices < ordered[0].devices
     reference = single if single is not None and starts_later else ordered[0]
@@ -96,7 +94,6 @@ def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
             reference=reference,
             speedup=over_reference(row, per_device=False),
             efficiency=over_reference(row, per_device=True),
-            alone=ordered == [reference],
         )
         for row in ordered
     ]
@@ -104,20 +101,17 @@ def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
 
 def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Table:
     fewest = metric_column("fewest_ranks", title="from", unit="ranks", estimated=False)
-    failed = [row for row in comparison.rows if row.weak_scaling is weak]
+    efficiency = metric_column("scaling_efficiency", key="efficiency_over_fewest")
     own = [metric("epoch_seconds", interval="±"), metric("peak_memory_bytes")]
-    return table_of(
+    failed = [row for row in comparison.rows if row.weak_scaling is weak]
+    return table_by_row(
         _TITLES[weak],
-        points,
+        [(point.row, point) for point in points],
         [
-            *for_items(row_columns([point.row for point in points]), attrgetter("row")),
             *for_items([metric("samples_per_second")], attrgetter("row")),
             (fewest, lambda point: point.reference.world_size),
-            (metric_column("speedup", key="speedup_over_fewest"), lambda point: point.speedup),
-            (
-                metric_column("scaling_efficiency", key="efficiency_over_fewest"),
-                lambda point: point.efficiency,
-            ),
+            (metric_column("speedup", key="speedup_over_fewest"), attrgetter("speedup")),
+            (efficiency, attrgetter("efficiency")),
             *for_items(own, attrgetter("row")),
         ],
         [*_notes(points), *left_out(failed)],
@@ -130,9 +124,6 @@ def _notes(points: Sequence[Point]) -> list[str]:
         "Speed-up: samples/s over those on the fewest ranks (from), where `single` stands in for"
         " a strategy that needs more. Efficiency (eff.): speed-up over growth in ranks.",
     ]
-    alone = [point.row.place for point in points if point.alone]
-    if alone:
-        notes.append(f"On one number of ranks only: {'; '.join(alone)}.")
     if any(point.row.servers for point in points):
         notes.append("Parameter servers stand behind the + and are not counted as ranks.")
     repeats = max(len(point.row.ok_trials) for point in points)
@@ -142,14 +133,12 @@ def _notes(points: Sequence[Point]) -> list[str]:
 
 def _growth(points: Sequence[Point]) -> list[str]:
     """Where more ranks are shown to be slower, and where nothing is shown."""
-    sure = [(point.row.place, point.speedup) for point in points if point.speedup is not None]
-    slower = [place for place, gain in sure if gain.high is not None and gain.high < 1]
-    unclear = [
-        place
-        for place, gain in sure
-        if gain.too_noisy
-        or (gain.low is not None and gain.high is not None and gain.low <= 1 <= gain.high)
-    ]
+    slower, unclear = [], []
+    for row, gain in ((point.row, point.speedup) for point in points if point.speedup is not None):
+        if gain.low is not None and gain.high is not None and gain.low <= 1:
+            (slower if gain.high < 1 else unclear).append(row.place)
+        elif gain.too_noisy:
+            unclear.append(row.place)
     return [
         *([f"More ranks are slower: {'; '.join(slower)}."] if slower else []),
         *([f"No difference shown to the fewest ranks: {'; '.join(unclear)}."] if unclear else []),

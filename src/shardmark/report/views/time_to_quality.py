@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from operator import attrgetter
 from statistics import fmean
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.epochs import Epoch, epochs_of
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
-from shardmark.report.table.columns import for_items, metric_column, row_columns
-from shardmark.report.table.gaps import by_reason, left_out
-from shardmark.report.table.table import Column, Missing, Table, number, table_of
+from shardmark.report.table.columns import for_programs, metric_column, table_by_row
+from shardmark.report.table.notes import by_reason, left_out
+from shardmark.report.table.table import Column, Missing, Table, Value, number
 from shardmark.results.schema import TrialResult
 
 OPTION = "--time-to"
@@ -26,6 +25,19 @@ TARGET_METRICS = tuple(
     for metric in METRICS.values()
     if metric.group == "quality" and metric.better is not None
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A loss or quality, and the value that it is to reach."""
+
+    metric: str
+    value: float
+
+    def is_reached_by(self, value: float | None) -> bool:
+        if value is None:
+            return False
+        return value >= self.value if _higher(self.metric) else value <= self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +59,37 @@ class Reach:
 class TimeTo:
     """One row's time to the target."""
 
-    row: Row
     repeats: tuple[Reach, ...]
     """One for each trial that ended ok."""
-    estimate: Estimate | None
-    """None unless every repeat reached it: the mean over the survivors would be too short."""
-    at_least_seconds: float | None
-    """What the mean exceeds where some repeat missed the target after all of its training."""
-    reason: str | None
-    """Why there is neither."""
 
     @property
     def reached(self) -> int:
         return sum(reach.epoch is not None for reach in self.repeats)
+
+    @property
+    def seconds(self) -> Value:
+        """Missing unless every repeat reached it: a mean over the survivors would be too short."""
+        missed = len(self.repeats) - self.reached
+        known = [reach.seconds for reach in self.repeats if reach.seconds is not None]
+        if not missed and len(known) == len(self.repeats):
+            return estimate_mean(known)
+        reasons = [reach.reason for reach in self.repeats if reach.reason is not None]
+        if NOT_REACHED in reasons:
+            return Missing(f"{NOT_REACHED} in {missed} of {len(self.repeats)} repeats")
+        return Missing(reasons[0])
+
+    @property
+    def at_least_seconds(self) -> float | None:
+        """What the mean exceeds where some repeat missed the target after all of its training."""
+        known = [reach.seconds for reach in self.repeats if reach.seconds is not None]
+        missed = self.reached < len(self.repeats)
+        return fmean(known) if missed and len(known) == len(self.repeats) else None
+
+    @property
+    def epochs(self) -> str | None:
+        """Of the repeats that reached it; several where they differ."""
+        epochs = sorted({reach.epoch for reach in self.repeats if reach.epoch is not None})
+        return " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))) if epochs else None
 
 
 def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
@@ -69,53 +99,52 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
     `InputError` for a metric that is no quality, a value that is no number or that no such metric
     can have, and a metric that no row recorded.
     """
-    metric, target, note = _parse_target(comparison.rows, text)
-    times = [_time_to(row, metric, target) for row in comparison.rows if row.ok_trials]
-    sign = "≥" if METRICS[metric].better == "higher" else "≤"
-    seconds = metric_column("elapsed_seconds", interval="±")
-    table = table_of(
-        f"Training time to {metric} {sign} {target:g}",
+    target, note = _parse_target(comparison.rows, text)
+    times = [
+        (row, TimeTo(repeats=tuple(_reach(row, trial, target) for trial in row.ok_trials)))
+        for row in comparison.rows
+        if row.ok_trials
+    ]
+    metric = target.metric
+    shown = metric_column("elapsed_seconds", interval="±")
+    seconds = metric_column("total_seconds", key="seconds", shown_to="programs")
+
+    def time_to(time: TimeTo) -> str:
+        bound = time.at_least_seconds
+        return shown.show(time.seconds) if bound is None else f"> {number(bound)}"
+
+    table = table_by_row(
+        f"Training time to {metric} {'≥' if _higher(metric) else '≤'} {target.value:g}",
         times,
         [
-            *for_items(row_columns([time.row for time in times]), attrgetter("row")),
-            (_programs("metric"), lambda _: metric),
-            (_programs("target"), lambda _: target),
-            (
-                metric_column("total_seconds", key="seconds", shown_to="programs"),
-                lambda time: time.estimate or Missing(time.reason or "the target was not reached"),
-            ),
-            (_programs("more_than_seconds"), lambda time: time.at_least_seconds),
-            (
-                _people("time to", "s"),
-                lambda time: (
-                    f"> {number(time.at_least_seconds)}"
-                    if time.at_least_seconds is not None
-                    else seconds.show(time.estimate)
-                ),
-            ),
-            (_people("after", "epoch"), _epochs),
+            (for_programs("metric"), lambda _: metric),
+            (for_programs("target"), lambda _: target.value),
+            (seconds, lambda time: time.seconds),
+            (for_programs("more_than_seconds"), lambda time: time.at_least_seconds),
+            (_people("time to", "s"), time_to),
+            (_people("after", "epoch"), lambda time: time.epochs),
             (_people("reached"), lambda time: f"{time.reached} of {len(time.repeats)}"),
-            (_programs("reached"), lambda time: time.reached),
+            (for_programs("reached"), lambda time: time.reached),
             (
                 Column(key="best", title="best", decimals=4),
-                lambda time: _worst(metric, [reach.best for reach in time.repeats]),
+                lambda time: _worst(metric, (reach.best for reach in time.repeats)),
             ),
-            (_programs("repeats"), lambda time: [asdict(reach) for reach in time.repeats]),
+            (for_programs("repeats"), lambda time: [asdict(reach) for reach in time.repeats]),
         ],
         [*note, *_notes(times, metric), *left_out(comparison.rows)],
     )
     return [table]
 
 
-def _parse_target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]]:
-    """Metric, target, and where a computed target comes from."""
+def _parse_target(rows: Sequence[Row], text: str) -> tuple[Target, list[str]]:
+    """The target, and where a computed one comes from."""
     metric, equals, given = text.partition("=")
     metric = metric.strip()
     if metric not in TARGET_METRICS:
         allowed = f"allowed are {', '.join(TARGET_METRICS)}"
         raise InputError(OPTION, f"{metric!r} is no loss or quality", allowed)
     if equals:
-        return metric, _value(metric, given), []
+        return Target(metric=metric, value=_value(metric, given)), []
     bounds = {name: _common_target(rows, name) for name in TARGET_METRICS}
     bound = bounds[metric]
     if bound is None:
@@ -123,9 +152,8 @@ def _parse_target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]
         raise InputError(
             OPTION, f"no trial has {metric} by epoch", f"recorded by epoch: {recorded}"
         )
-    row, target = bound
-    note = f"Target: the best value that every row reached; {row.place} bounds it."
-    return metric, target, [note]
+    note = f"Target: the best value that every row reached; {bound[0].place} bounds it."
+    return Target(metric=metric, value=bound[1]), [note]
 
 
 def _value(metric: str, given: str) -> float:
@@ -146,45 +174,20 @@ def _common_target(rows: Sequence[Row], metric: str) -> tuple[Row, float] | None
     Rows of which a repeat has no finite value at all do not count: they never recorded the metric,
     or diverged at once.
     """
-    values = []
+    bounds = []
     for row in rows:
         repeats = [_best(metric, _history(row, trial)[0]) for trial in row.ok_trials]
         value = None if None in repeats else _worst(metric, repeats)
-        values += [] if value is None else [(row, value)]
-    worst = _worst(metric, [value for _, value in values])
-    return next((bound for bound in values if bound[1] == worst), None)
+        bounds += [] if value is None else [(row, value)]
+    worst = _worst(metric, (value for _, value in bounds))
+    return next((bound for bound in bounds if bound[1] == worst), None)
 
 
-def _time_to(row: Row, metric: str, target: float) -> TimeTo:
+def _reach(row: Row, trial: TrialResult, target: Target) -> Reach:
     """To the end of the first epoch whose value is at least that good: nothing is interpolated."""
-    repeats = tuple(_reach(row, trial, metric, target) for trial in row.ok_trials)
-    missed = [reach for reach in repeats if reach.epoch is None]
-    seconds = [reach.seconds for reach in repeats if reach.seconds is not None]
-    timed = len(seconds) == len(repeats)
-    reason = next((reach.reason for reach in repeats if reach.reason is not None), None)
-    if any(reach.reason == NOT_REACHED for reach in missed):
-        reason = f"not reached in {len(missed)} of {len(repeats)} repeats"
-    return TimeTo(
-        row=row,
-        repeats=repeats,
-        estimate=estimate_mean(seconds) if timed and not missed else None,
-        at_least_seconds=fmean(seconds) if timed and missed else None,
-        reason=reason,
-    )
-
-
-def _reach(row: Row, trial: TrialResult, metric: str, target: float) -> Reach:
+    metric = target.metric
     epochs, no_epochs = _history(row, trial)
-    better = METRICS[metric].better
-    first = next(
-        (
-            epoch
-            for epoch in epochs
-            if (value := _number(epoch, metric)) is not None
-            and (value >= target if better == "higher" else value <= target)
-        ),
-        None,
-    )
+    first = next((epoch for epoch in epochs if target.is_reached_by(_number(epoch, metric))), None)
     last = first or (epochs[-1] if any(metric in epoch.metrics for epoch in epochs) else None)
     reason = NOT_REACHED if last else no_epochs or "the metric was not recorded"
     return Reach(
@@ -207,42 +210,35 @@ def _number(epoch: Epoch, name: str) -> float | None:
     return None if estimate is None or not math.isfinite(estimate.value) else estimate.value
 
 
+def _higher(metric: str) -> bool:
+    return METRICS[metric].better == "higher"
+
+
 def _best(metric: str, epochs: Sequence[Epoch]) -> float | None:
     values = [value for epoch in epochs if (value := _number(epoch, metric)) is not None]
-    pick = max if METRICS[metric].better == "higher" else min
-    return pick(values, default=None)
+    return (max if _higher(metric) else min)(values, default=None)
 
 
-def _worst(metric: str, values: Sequence[float | None]) -> float | None:
-    pick = min if METRICS[metric].better == "higher" else max
-    return pick((value for value in values if value is not None), default=None)
+def _worst(metric: str, values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return (min if _higher(metric) else max)(known, default=None)
 
 
 def _people(title: str, unit: str = "") -> Column:
     return Column(key=title, title=title, unit=unit, shown_to="people")
 
 
-def _programs(key: str) -> Column:
-    return Column(key=key, title=key, shown_to="programs")
-
-
-def _epochs(time: TimeTo) -> str | None:
-    """Of the repeats that reached it; several where they differ."""
-    epochs = sorted({reach.epoch for reach in time.repeats if reach.epoch is not None})
-    return " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))) if epochs else None
-
-
-def _notes(times: Sequence[TimeTo], metric: str) -> list[str]:
+def _notes(times: Sequence[tuple[Row, TimeTo]], metric: str) -> list[str]:
     notes = []
-    if any(time.at_least_seconds is not None for time in times):
+    if any(time.at_least_seconds is not None for _, time in times):
         notes.append(
             "> : some repeat never reached the target. It counts with all of its training, so the"
             " mean is longer than that."
         )
     unknown = [
-        (f"Not known: {time.reason}", time.row.place)
-        for time in times
-        if time.estimate is None and time.at_least_seconds is None
+        (f"Not known: {time.seconds.reason}", row.place)
+        for row, time in times
+        if isinstance(time.seconds, Missing) and time.at_least_seconds is None
     ]
     notes += by_reason(unknown, len(times))
     notes.append(
@@ -251,7 +247,7 @@ def _notes(times: Sequence[TimeTo], metric: str) -> list[str]:
     )
     if metric == "train_loss":
         notes.append("The loss of an epoch is the mean over its steps, not the loss at its end.")
-    if any(len(time.repeats) > 1 for time in times):
+    if any(len(time.repeats) > 1 for _, time in times):
         notes.append("Mean over the repeats, ± 95 % interval; best: of the repeat that did worst.")
     else:
         notes.append("One repeat: no interval.")
