@@ -15,7 +15,7 @@ from shardmark.analysis.studies.against import Against, Pair, set_against
 from shardmark.analysis.studies.study import Study, load_study, parse_study, studies, study_names
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
-from shardmark.report.views.against import against_notes, against_tables
+from shardmark.report.views.against import against_tables
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.unit.studies.runs import answer, detection_trial, scaled, write_detection
@@ -164,7 +164,8 @@ def test_times_are_of_the_same_samples_and_a_claim_needs_what_it_is_relative_to(
     ],
 )
 def test_notes_say_what_differs(changes: dict[str, Any], said: list[str]) -> None:
-    notes = " ".join(against_notes(against("lamsal-2025", detection_trial(**changes))))
+    (table,) = against_tables(against("lamsal-2025", detection_trial(**changes)))
+    notes = " ".join(table.notes)
     for text in said:
         assert text in notes
 

@@ -133,14 +133,11 @@ def row_columns(rows: Sequence[Row]) -> list[RowColumn]:
         ),
     ]
     identity = dict.fromkeys(key for row in rows for key in identity_of(row))
-    programs: list[RowColumn] = [
-        (
-            Column(key=key, title=key, shown_to="programs"),
-            lambda row, key=key: identity_of(row).get(key),
-        )
-        for key in identity
-    ]
-    return [*people, *programs]
+    return [*people, *(_identity_column(key) for key in identity)]
+
+
+def _identity_column(key: str) -> RowColumn:
+    return for_programs(key), lambda row: identity_of(row).get(key)
 
 
 def _named(

@@ -133,7 +133,8 @@ def _notes(points: Sequence[Point]) -> list[str]:
 
 def _growth(points: Sequence[Point]) -> list[str]:
     """Where more ranks are shown to be slower, and where nothing is shown."""
-    slower, unclear = [], []
+    slower: list[str] = []
+    unclear: list[str] = []
     for row, gain in ((point.row, point.speedup) for point in points if point.speedup is not None):
         if gain.low is not None and gain.high is not None and gain.low <= 1:
             (slower if gain.high < 1 else unclear).append(row.place)
