@@ -81,12 +81,13 @@ def check_same_settings(options: argparse.Namespace) -> int:
     import overhead
     from bare_detection import ReferencePictures, blocks_of, build_model
     from shardmark.strategies.blocks import wrapped
-    from shardmark.workloads import build_workload
+    from shardmark.workloads import build_workload, check_data
     from shardmark.workloads import options as checked
 
     overhead.check_same_settings()
-    checked(workload_of(options)).check_data()
-    workload = build_workload(workload_of(options), seed=SEED)
+    detection = checked(workload_of(options))
+    check_data(detection)
+    workload = build_workload(detection, seed=SEED)
     pictures = ReferencePictures(options.data)
     assert len(pictures) == workload.training_samples
     ours = workload.build_model()

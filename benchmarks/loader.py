@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader
 from bare_detection import ReferencePictures, together
 from recording import ROOT, Table, options_of, spread, store, surroundings
 from shardmark.core.shares import Shard
+from shardmark.workloads import check_data
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.detection.task import Detection
@@ -66,7 +67,7 @@ def shardmark(data: Path, model: str, *, workers: int) -> Batches:
     options = DetectionOptions(
         dataset="coco", data_dir=str(data), model=model, loader_workers=workers
     )
-    options.check_data()
+    check_data(options)
     task = Detection(options, seed=0)
     plan, whole = BatchPlan(global_batch=BATCH, seed=0), Shard(index=0, count=1)
     device = torch.device("cpu")

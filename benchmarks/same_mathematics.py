@@ -33,6 +33,7 @@ from shardmark.strategies.base import RankContext, Server
 from shardmark.train.schedule import seed_generators, step_seed
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.vision.options import ClassificationOptions
 from sides import add_sources_to_path
 
 NAME = "same_mathematics"
@@ -63,7 +64,7 @@ def recipe_of(batch: int) -> Recipe:
 
 
 def workload_of(model: str) -> Any:
-    return build_workload({"name": "classification", "model": model, "dataset": "digits"}, seed=0)
+    return build_workload(ClassificationOptions(model=model), seed=0)
 
 
 Parameters = dict[str, Tensor]

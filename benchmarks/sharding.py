@@ -135,11 +135,11 @@ def audit(process: RankContext, model: str, name: str) -> dict[str, int]:
     from shardmark.measure.memory.tensors import memory_changes
     from shardmark.measure.step.recorder import NoSpans
     from shardmark.strategies.base import Server
-    from shardmark.workloads import build_workload
+    from shardmark.workloads import build_workload, options
     from shardmark.workloads.base import BatchPlan
 
     gc.collect()  # what the strategy before left must not be freed inside the profile
-    workload = build_workload(workload_of(model), seed=0)
+    workload = build_workload(options(workload_of(model)), seed=0)
     recipe = Recipe.model_validate(recipe_of())
     plan = BatchPlan(global_batch=GLOBAL_BATCH, seed=0)
     batches = workload.batches(plan, Shard(index=process.rank, count=process.world_size))

@@ -24,6 +24,7 @@ from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
+from shardmark.workloads import check_data
 
 GLOBAL_BATCH = 64
 WARMUP_STEPS = 5
@@ -139,7 +140,7 @@ def run_of(mapping: Mapping[str, Any]) -> Iterator[Shardmark]:
     """A fork server that has loaded everything for the experiment, in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = from_mapping(mapping)
-        experiment.workload.check_data()
+        check_data(experiment.workload)
         engine = LocalEngine()
         try:
             machine = engine.machine("cpu")

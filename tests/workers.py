@@ -23,7 +23,7 @@ ONE_AFTER_ANOTHER = (
 )
 
 AT_THE_END = (
-    *("tests/distributed/test_detection.py", "tests/distributed/test_same_mathematics.py"),
+    *("tests/distributed/test_detection.py", "tests/distributed/test_sharding.py"),
     *("tests/distributed/test_parameter_server.py", "tests/distributed/test_verify.py"),
 )
 ORDER = {"ranks": 0, "last": 2}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.cli.list import KINDS
 from tests.golden.invented import write_run
+from tests.unit.cli.test_main import KINDS
 from tests.unit.export.runs import exportable
 from tests.unit.report_compare.test_cli import trials
 from tests.unit.workloads import coco_folder, detection_folder
@@ -62,28 +62,28 @@ for more in ([], ["--pareto", "--scaling", "--epochs", "--time-to", "train_loss"
 from shardmark.workloads.vision import options as classification
 from shardmark.workloads import datasets
 from shardmark.workloads import models
-from shardmark.workloads import options
-options({"name": "classification", "model": "convnext_tiny"}).check_data()
-options({"name": "classification", "dataset": "random", "model": "timm:resnet18"}).check_data()
+from shardmark.workloads import check_data, options
+check_data(options({"name": "classification", "model": "convnext_tiny"}))
+check_data(options({"name": "classification", "dataset": "random", "model": "timm:resnet18"}))
 """,
         PICTURES,
     ),
     "detection": (
         """
-from shardmark.workloads import options
+from shardmark.workloads import check_data, options
 from shardmark.workloads.detection.options import DetectionOptions
 for place in (given["detection"], given["coco"]):
     mapping = {"name": "detection", "dataset": "coco", "data_dir": place}
     for more in ({}, {"model": "maskrcnn_resnet50_fpn"}):
-        options(mapping | more).check_data()
-    DetectionOptions(dataset="coco", data_dir=place).check_data()
+        check_data(options(mapping | more))
+    check_data(DetectionOptions(dataset="coco", data_dir=place))
 """,
         PICTURES - {"PIL"},  # it says which picture of a COCO folder cannot be read
     ),
     "presets": (
         """
 from pathlib import Path
-from shardmark.config.experiment import experiment_schema
+from shardmark.config.json_schema import experiment_schema
 from shardmark.config.load import load_experiment, preset_names, to_yaml
 from shardmark.trials.matrix import expand
 for name in preset_names():

@@ -11,12 +11,13 @@ import pytest
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
-from shardmark.equivalence.capture import Capture, RankCapture
+from shardmark.equivalence.capture import Capture
 from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.verification import Verdict
 from shardmark.strategies.base import RankContext
 from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads import check_data
 from shardmark.workloads.base import Batch, Workload
 from shardmark.workloads.detection.batch import DetectionBatch
 from shardmark.workloads.detection.options import DetectionOptions
@@ -103,8 +104,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
-def work(process: RankContext, folder: Path) -> dict[Any, RankCapture]:
-    found: dict[Any, RankCapture] = {}
+def work(process: RankContext, folder: Path) -> dict[Any, Capture]:
+    found: dict[Any, Capture] = {}
     for name in SHIPPED:
         for label, changes in RECIPES.items():
             found[name, label] = captured(process, trial(name, folder, **changes))
@@ -118,20 +119,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("digits")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDMARK_CACHE", str(tmp_path_factory.mktemp("cache")))
-        trial("ddp", made).workload.check_data()
+        check_data(trial("ddp", made).workload)
         yield made
 
 
 @pytest.fixture(scope="module")
-def gathered(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[Any, RankCapture]]:
+def gathered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Capture]]:
     return run_ranks(work, folder, world_size=2, directory=tmp_path_factory.mktemp("detection"))
 
 
-def verdict(gathered: list[dict[Any, RankCapture]], key: Any, tried: Trial) -> Verdict:
+def verdict(gathered: list[dict[Any, Capture]], key: Any, tried: Trial) -> Verdict:
     return verdict_on(
-        Capture.of_ranks([found[key] for found in gathered]), tried, STEPS, REFERENCES
+        Capture.of_shares([found[key] for found in gathered]), tried, STEPS, REFERENCES
     )
 
 
@@ -139,7 +138,7 @@ def verdict(gathered: list[dict[Any, RankCapture]], key: Any, tried: Trial) -> V
 @pytest.mark.parametrize("label", RECIPES)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_strategies_are_equivalent(
-    gathered: list[dict[Any, RankCapture]], folder: Path, name: str, label: str
+    gathered: list[dict[Any, Capture]], folder: Path, name: str, label: str
 ) -> None:
     found = verdict(gathered, (name, label), trial(name, folder, **RECIPES[label]))
     assert found.equivalent, [check for check in found.checks if not check.holds]
@@ -150,7 +149,7 @@ def test_shipped_strategies_are_equivalent(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_refused_and_named(
-    gathered: list[dict[Any, RankCapture]], folder: Path, fault: str
+    gathered: list[dict[Any, Capture]], folder: Path, fault: str
 ) -> None:
     found = verdict(gathered, fault, trial("ddp", folder))
     assert found.equivalent is False

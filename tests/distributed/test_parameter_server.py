@@ -12,7 +12,7 @@ import torch
 import shardmark
 from shardmark.config.load import from_mapping
 from shardmark.core.recipe import Recipe
-from shardmark.equivalence.capture import Capture, RankCapture, capture_steps
+from shardmark.equivalence.capture import Capture, capture_steps
 from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.launch.controller import run_experiment, verify_experiment
 from shardmark.results.schema import Outcome, TrialResult
@@ -20,6 +20,7 @@ from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_outcomes import REPOSITORY, experiment
@@ -44,10 +45,10 @@ def wanted(workers: int, **changes: Any) -> Recipe:
     return recipe(**{"global_batch": 12 * workers, **changes})
 
 
-def captured(process: RankContext, of: Trial) -> RankCapture | None:
+def captured(process: RankContext, of: Trial) -> Capture | None:
     """None from a server."""
     strategy = build_strategy(of.strategy.name, of.strategy.options)
-    workload = of.workload.build(of.recipe.seed)
+    workload = build_workload(of.workload, of.recipe.seed)
     role = strategy.start(workload, of.recipe, process)
     if isinstance(role, Server):
         role.serve()
@@ -74,8 +75,8 @@ def alone() -> Trial:
     return made.model_copy(update={"strategy": StrategySpec(name="ps-async", options=options)})
 
 
-def work(process: RankContext) -> dict[Any, RankCapture | None]:
-    found: dict[Any, RankCapture | None] = {}
+def work(process: RankContext) -> dict[Any, Capture | None]:
+    found: dict[Any, Capture | None] = {}
     for name, (workers, options) in OPTIONS.items():
         for label, changes in RECIPES.items():
             found[name, label] = captured(
@@ -87,21 +88,21 @@ def work(process: RankContext) -> dict[Any, RankCapture | None]:
 
 
 @pytest.fixture(scope="module")
-def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, RankCapture | None]]:
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Capture | None]]:
     return run_ranks(work, world_size=PROCESSES, directory=tmp_path_factory.mktemp("servers"))
 
 
-def verdict(gathered: list[dict[Any, RankCapture | None]], key: Any, of: Trial) -> Verdict:
+def verdict(gathered: list[dict[Any, Capture | None]], key: Any, of: Trial) -> Verdict:
     ranks = [rank for captures in gathered if (rank := captures[key]) is not None]
     assert len(ranks) == of.world_size
-    return verdict_on(Capture.of_ranks(ranks), of, STEPS, REFERENCES)
+    return verdict_on(Capture.of_shares(ranks), of, STEPS, REFERENCES)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("label", RECIPES)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_barrier_makes_it_equivalent(
-    gathered: list[dict[Any, RankCapture | None]], name: str, label: str
+    gathered: list[dict[Any, Capture | None]], name: str, label: str
 ) -> None:
     workers, options = OPTIONS[name]
     of = tried(workers, wanted(workers, **RECIPES[label]), options)
@@ -110,7 +111,7 @@ def test_the_barrier_makes_it_equivalent(
 
 
 def test_one_asynchronous_worker_is_equivalent_and_a_bf16_wire_is_not(
-    gathered: list[dict[Any, RankCapture | None]],
+    gathered: list[dict[Any, Capture | None]],
 ) -> None:
     assert verdict(gathered, "alone", alone()).equivalent
     judged = verdict(gathered, "bf16 wire", tried(3, wanted(3), {"wire": "bf16"}))

@@ -9,12 +9,13 @@ import torch
 
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
 from shardmark.core.shares import Shard
-from shardmark.equivalence.capture import Capture, RankCapture, capture_steps
+from shardmark.equivalence.capture import Capture, capture_steps
 from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.results.verification import Verdict
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.vision.options import ClassificationOptions
 from tests.distributed.faults import FAULTS
@@ -62,8 +63,8 @@ def trial(strategy: str, wanted: Recipe, world_size: int = 2, **workload: Any) -
     )
 
 
-def captured(process: RankContext, tried: Trial, begin: Any = None) -> RankCapture:
-    workload = tried.workload.build(tried.recipe.seed)
+def captured(process: RankContext, tried: Trial, begin: Any = None) -> Capture:
+    workload = build_workload(tried.workload, tried.recipe.seed)
     if begin is None:
         worker = build_strategy(tried.strategy.name, {}).start(workload, tried.recipe, process)
         assert not isinstance(worker, Server)
@@ -86,9 +87,9 @@ def fault_recipe(fault: str) -> Recipe:
     return recipe(gradient_accumulation=4 if fault == "accumulation undivided" else 1)
 
 
-def work(process: RankContext) -> dict[Any, RankCapture]:
+def work(process: RankContext) -> dict[Any, Capture]:
     """Everything that needs two ranks, in one group."""
-    found: dict[Any, RankCapture] = {}
+    found: dict[Any, Capture] = {}
     for name in SHIPPED:
         for label, changes in RECIPES.items():
             found["shipped", name, label] = captured(process, trial(name, recipe(**changes)))
@@ -101,21 +102,21 @@ def work(process: RankContext) -> dict[Any, RankCapture]:
 
 
 @pytest.fixture(scope="module")
-def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, RankCapture]]:
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Capture]]:
     return run_ranks(work, world_size=2, directory=tmp_path_factory.mktemp("verify"))
 
 
-def verdict(gathered: list[dict[Any, RankCapture]], key: Any, tried: Trial) -> Verdict:
+def verdict(gathered: list[dict[Any, Capture]], key: Any, tried: Trial) -> Verdict:
     # Shares were taken from rank 0's place on every rank: the tensors are rank 0's.
     ranks = [found[key] for found in gathered]
-    return verdict_on(Capture.of_ranks(ranks), tried, STEPS, REFERENCES)
+    return verdict_on(Capture.of_shares(ranks), tried, STEPS, REFERENCES)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("label", RECIPES)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_strategies_are_equivalent(
-    gathered: list[dict[Any, RankCapture]], name: str, label: str
+    gathered: list[dict[Any, Capture]], name: str, label: str
 ) -> None:
     found = verdict(gathered, ("shipped", name, label), trial(name, recipe(**RECIPES[label])))
     assert found.equivalent, [check for check in found.checks if not check.holds]
@@ -123,7 +124,7 @@ def test_shipped_strategies_are_equivalent(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_false_alarm(gathered: list[dict[Any, RankCapture]], seed: int) -> None:
+def test_no_false_alarm(gathered: list[dict[Any, Capture]], seed: int) -> None:
     for name in ("ddp", "fsdp"):
         found = verdict(gathered, ("seed", name, seed), trial(name, recipe(seed)))
         assert found.equivalent, [check for check in found.checks if not check.holds]
@@ -131,7 +132,7 @@ def test_no_false_alarm(gathered: list[dict[Any, RankCapture]], seed: int) -> No
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_refused_and_named(
-    gathered: list[dict[Any, RankCapture]], fault: str
+    gathered: list[dict[Any, Capture]], fault: str
 ) -> None:
     found = verdict(gathered, ("fault", fault), trial("ddp", fault_recipe(fault)))
     assert found.equivalent is False

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from shardmark.train.rank import note_joined, serve
 from shardmark.train.record import RankReport, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of, seed_generators, step_seed
 from shardmark.trials.trial import Trial
+from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
 
 if TYPE_CHECKING:
@@ -34,38 +36,44 @@ CAPTURE_FILE = "rank-{}.capture.npz"
 PARTS = ("gradient", "parameters after step 1", "parameters", "optimizer state")
 """Kinds of tensors, in the order in which a step makes them."""
 
+BY_SHARE = ("initial_sha256", "sample_ids", "losses", "draws", "buffers")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankCapture:
-    """One rank's part.  Only the first share's has the assembled tensors."""
+class Capture:
+    """A strategy's steps, or the reference's.
 
-    initial_sha256: str
-    sample_ids: tuple[tuple[int, ...], ...]
-    """By step."""
-    losses: tuple[float, ...]
-    """By step."""
-    draws: tuple[tuple[str, ...], ...]
-    """By step: what the model drew for each sample, as the workload tells it."""
+    What is there `BY_SHARE` has one entry for each distinct share, in its order.
+    """
+
+    initial_sha256: tuple[str, ...]
+    sample_ids: tuple[tuple[tuple[int, ...], ...], ...]
+    """By share and step."""
+    losses: tuple[tuple[float, ...], ...]
+    """By share and step."""
+    draws: tuple[tuple[tuple[str, ...], ...], ...]
+    """By share and step: what the model drew for each sample, as the workload tells it."""
+    buffers: tuple[Mapping[str, Array], ...]
     learning_rates: tuple[float, ...]
     optimizer_steps: int
     quality: Mapping[str, float | None]
     samples_evaluated: int
-    buffers: Mapping[str, Array]
     tensors: Mapping[str, Mapping[str, Array]]
     """By part (see `PARTS`) and name; the optimizer state's names are `parameter/key`."""
 
     def save(self, path: Path) -> None:
-        """One `.npz` file: tensors by part and name, and the rest as JSON in `facts`."""
-        parts = {**self.tensors, "buffers": self.buffers}
+        """One share's, as an `.npz` file: tensors by part and name, the rest as JSON."""
+        (buffers,) = self.buffers
+        parts = {**self.tensors, "buffers": buffers}
         arrays: dict[str, Any] = {
             f"{part}\t{name}": a for part, named in parts.items() for name, a in named.items()
         }
-        facts = json.dumps(asdict(replace(self, tensors={}, buffers={})))
+        facts = json.dumps(asdict(replace(self, tensors={}, buffers=())))
         with path.open("wb") as file:
             np.savez(file, allow_pickle=False, facts=np.array(facts), **arrays)
 
     @classmethod
-    def load(cls, path: Path) -> RankCapture:
+    def load(cls, path: Path) -> Capture:
         with np.load(path) as stored:
             facts: dict[str, Any] = json.loads(str(stored["facts"]))
             named: dict[str, dict[str, Array]] = {}
@@ -73,44 +81,18 @@ class RankCapture:
                 part, tab, name = key.partition("\t")
                 if tab:
                     named.setdefault(part, {})[name] = stored[key]
-        for key in ("losses", "learning_rates"):
-            facts[key] = tuple(facts[key])
-        for key in ("sample_ids", "draws"):
-            facts[key] = tuple(map(tuple, facts[key]))
-        return cls(**facts | {"buffers": named.pop("buffers", {}), "tensors": named})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """A strategy's steps, or the reference's: one entry for each distinct share, in its order."""
-
-    initial_sha256: tuple[str, ...]
-    sample_ids: tuple[tuple[tuple[int, ...], ...], ...]
-    losses: tuple[tuple[float, ...], ...]
-    draws: tuple[tuple[tuple[str, ...], ...], ...]
-    buffers: tuple[Mapping[str, Array], ...]
-    learning_rates: tuple[float, ...]
-    optimizer_steps: int
-    tensors: Mapping[str, Mapping[str, Array]]
-    quality: Mapping[str, float | None]
-    samples_evaluated: int
+        facts = {key: _as_tuples(value) for key, value in facts.items()}
+        return cls(**facts | {"buffers": (named.pop("buffers", {}),), "tensors": named})
 
     @classmethod
-    def of_ranks(cls, ranks: Sequence[RankCapture]) -> Capture:
-        """All shares' captures as one."""
-        first = ranks[0]
-        return cls(
-            initial_sha256=tuple(rank.initial_sha256 for rank in ranks),
-            sample_ids=tuple(rank.sample_ids for rank in ranks),
-            losses=tuple(rank.losses for rank in ranks),
-            draws=tuple(rank.draws for rank in ranks),
-            buffers=tuple(rank.buffers for rank in ranks),
-            learning_rates=first.learning_rates,
-            optimizer_steps=min(rank.optimizer_steps for rank in ranks),
-            tensors=first.tensors,
-            quality=first.quality,
-            samples_evaluated=first.samples_evaluated,
-        )
+    def of_shares(cls, shares: Sequence[Capture]) -> Capture:
+        """All shares' as one.  The first one has the assembled tensors."""
+        joined: dict[str, Any] = {
+            name: tuple(chain.from_iterable(getattr(share, name) for share in shares))
+            for name in BY_SHARE
+        }
+        fewest = min(share.optimizer_steps for share in shares)
+        return replace(shares[0], optimizer_steps=fewest, **joined)
 
     def seen_by_one_process(self) -> Capture:
         """The same as one process that drives all devices would report it (DataParallel)."""
@@ -126,6 +108,10 @@ class Capture:
             draws=(draws,),
             buffers=self.buffers[:1],
         )
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 class GradientSpans:
@@ -151,7 +137,7 @@ def capture_steps(
     shard: Shard,
     steps: int,
     device: torch.device,
-) -> RankCapture:
+) -> Capture:
     """Take the steps and write down what is compared with the reference.  Collective."""
     initial = weights_sha256(worker.full_parameters())
     worker.group.barrier()  # nobody changes the weights before everybody has seen them
@@ -175,14 +161,14 @@ def capture_steps(
     tensors["parameters"] = arrays(worker.full_parameters())
     tensors["optimizer state"] = arrays(flat_state(worker.full_optimizer_state()))
     evaluation = evaluate(worker, workload, shard, device)
-    return RankCapture(
-        initial_sha256=initial,
-        sample_ids=tuple(sample_ids),
-        losses=tuple(losses),
-        draws=tuple(draws),
+    return Capture(
+        initial_sha256=(initial,),
+        sample_ids=(tuple(sample_ids),),
+        losses=(tuple(losses),),
+        draws=(tuple(draws),),
         learning_rates=tuple(rates),
         optimizer_steps=len(losses) - worker.skipped_steps(),
-        buffers=arrays(worker.buffers()),
+        buffers=(arrays(worker.buffers()),),
         quality=evaluation.quality,
         samples_evaluated=workload.validation_samples,
         tensors=tensors if shard.index == 0 else {},
@@ -209,7 +195,7 @@ def flat_state(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def capture_rank(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
     """A rank's task for `verify`: take a few steps and leave what they gave."""
-    workload = trial.workload.build(trial.recipe.seed)
+    workload = build_workload(trial.workload, trial.recipe.seed)
     schedule = Schedule.of(trial, workload)
     report.settings = dict(trial.built_strategy.settings(trial.recipe))
     shard = trial.layout.ranks[context.rank].share
@@ -240,9 +226,9 @@ def read_capture(trial: Trial, directory: Path) -> Capture:
         for number, rank in enumerate(trial.layout.ranks)
         if rank.share is not None and rank.counts_loss
     }
-    return Capture.of_ranks(
+    return Capture.of_shares(
         [
-            RankCapture.load(directory / CAPTURE_FILE.format(counting[share]))
+            Capture.load(directory / CAPTURE_FILE.format(counting[share]))
             for share in sorted(counting)
         ]
     )

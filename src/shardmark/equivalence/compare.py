@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from shardmark.equivalence.capture import PARTS, Array, Capture
 from shardmark.results.verification import LARGEST, Check
 
 Entry = TypeVar("Entry", tuple[int, ...], tuple[str, ...])
+
+Quantity = tuple[str | int, ...]
+"""Where a capture has it: ("tensors", "gradient", "conv1.weight"), ("losses", share, step), ..."""
 
 MARGIN = 8.0
 """Tolerance over the largest deviation among the reference's disturbed runs."""
@@ -35,71 +38,92 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerances:
-    """The reference and how far rounding alone takes it."""
+    """What is expected, and how far rounding alone takes a training from it."""
 
     reference: Capture
+    undisturbed: Capture
+    """The definition's run; a hypothesis has another reference and the same spread."""
     disturbed: Sequence[Capture]
     floor: float
     """Relative difference that one rounding of a result makes."""
     exact_forward: bool = False
     """The first losses must be equal to the last bit: errors in a forward pass would hide all."""
-    _allowed: dict[tuple[str, str], float] = field(default_factory=dict, init=False, repr=False)
-    """What `array` computed: norms of all tensors of a large model take seconds."""
+    _spreads: dict[Quantity, float] = field(default_factory=dict, init=False, repr=False)
+    """What `of` computed: norms of all tensors of a large model take seconds."""
 
     @property
     def hide_errors(self) -> bool:
         """Whether a gradient that is wrong by a factor of two could pass."""
         part = self.reference.tensors["gradient"]
-        allowed = sum(self.array("gradient", name) ** 2 for name in part)
+        allowed = sum(self.of("tensors", "gradient", name) ** 2 for name in part)
         return allowed > BLIND**2 * sum(norm(tensor) ** 2 for tensor in part.values())
 
-    def array(self, part: str, name: str) -> float:
-        """Largest allowed 2-norm of the difference of one tensor."""
-        if (part, name) not in self._allowed:
-            self._allowed[part, name] = self._of_array(lambda run: run.tensors[part][name])
-        return self._allowed[part, name]
+    def of(self, *quantity: str | int) -> float:
+        """The largest difference, of a tensor in the 2-norm, that counts as equal.
 
-    def buffer(self, rank: int, name: str) -> float:
-        return self._of_array(lambda run: run.buffers[rank][name])
-
-    def _of_array(self, array_of: Callable[[Capture], Array]) -> float:
-        expected = array_of(self.reference)
-        spread = max(norm(array_of(run) - expected) for run in self.disturbed)
-        return MARGIN * spread + self.floor * norm(expected)
-
-    def loss(self, rank: int, step: int) -> float:
-        if self.exact_forward and step == 0:
+        A share, as accuracy is, may differ by the one sample that a tie turns.
+        """
+        kind, name = quantity[0], quantity[-1]
+        if self.exact_forward and kind == "losses" and name == 0:
             return 0.0
-        expected = self.reference.losses[rank][step]
-        spread = max(abs(run.losses[rank][step] - expected) for run in self.disturbed)
-        return MARGIN * spread + self.floor * abs(expected)
+        if quantity not in self._spreads:
+            self._spreads[quantity] = max(
+                difference(run, self.undisturbed, quantity) for run in self.disturbed
+            )
+        share = kind == "quality" and name in METRICS and METRICS[str(name)].unit == "fraction"
+        rounding = (
+            1 / max(1, self.reference.samples_evaluated)
+            if share
+            else self.floor * norm(value_of(self.reference, quantity))
+        )
+        return MARGIN * self._spreads[quantity] + rounding
 
-    def quality(self, name: str) -> float:
-        """A share, as accuracy is, may differ by the one sample that a tie turns."""
-        expected = self.reference.quality[name] or 0.0
-        spread = max(abs((run.quality[name] or 0.0) - expected) for run in self.disturbed)
-        one_sample = 1 / max(1, self.reference.samples_evaluated)
-        share = name in METRICS and METRICS[name].unit == "fraction"
-        rounding = one_sample if share else self.floor * abs(expected)
-        return MARGIN * spread + rounding
+
+def norm(values: Array | float | None) -> float:
+    """The 2-norm; 0 for what is missing."""
+    return 0.0 if values is None else float(np.linalg.norm(np.asarray(values, np.float64)))
 
 
-def norm(values: Array) -> float:
-    return float(np.linalg.norm(values.astype(np.float64)))
+def value_of(capture: Capture, quantity: Quantity) -> Any:
+    """A tensor or a number; None where the capture has no such."""
+    value: Any = getattr(capture, str(quantity[0]))
+    for key in quantity[1:]:
+        value = (value or {}).get(key) if isinstance(value, Mapping | None) else value[key]
+    return value
+
+
+def difference(capture: Capture, expected: Capture, quantity: Quantity) -> float:
+    """The norm of the difference; what the capture lacks counts as zeros."""
+    mine, wanted = value_of(capture, quantity), value_of(expected, quantity)
+    fits = mine is not None and np.shape(mine) == np.shape(wanted)
+    return norm(mine - wanted if fits and wanted is not None else wanted)
 
 
 def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
     """Every check, in the order in which a training makes the quantities."""
     expected = tolerances.reference
     hashes = ", ".join(sorted({sha[:12] for sha in capture.initial_sha256}))
+    buffers = {
+        f"rank {rank}, {name}": ("buffers", rank, name)
+        for rank in range(len(capture.buffers))
+        for name in expected.buffers[rank]
+    }
     return (
         equal("initial weights", hashes, expected.initial_sha256[0][:12]),
         _sample_check(capture, expected),
         _draw_check(capture, expected),
         _rate_check(capture, expected),
-        _loss_check(capture, tolerances),
-        *(_tensor_check(part, capture, tolerances) for part in PARTS),
-        _buffer_check(capture, tolerances),
+        _loss_check(capture, tolerances, range(len(expected.learning_rates))),
+        *(
+            _worst(
+                NAMES[part],
+                {name: ("tensors", part, name) for name in expected.tensors[part]},
+                capture,
+                tolerances,
+            )
+            for part in PARTS
+        ),
+        _worst("buffers", buffers, capture, tolerances),
         *_quality_checks(capture, tolerances),
         equal("optimizer steps", str(capture.optimizer_steps), str(expected.optimizer_steps)),
     )
@@ -127,7 +151,7 @@ def first_deviation(capture: Capture, checks: Sequence[Check], tolerances: Toler
     if len(others) == len(failing):
         return failing[0]
     steps = range(len(tolerances.reference.learning_rates))
-    by_step = (_loss_check(capture, tolerances, steps=[step]) for step in steps)
+    by_step = (_loss_check(capture, tolerances, [step]) for step in steps)
     first_loss = next(check for check in by_step if not check.holds)
     earlier = set(GIVEN)
     if first_loss.where is not None and not first_loss.where.endswith("step 1"):
@@ -181,76 +205,37 @@ def _rate_check(capture: Capture, expected: Capture) -> Check:
     return equal("learning rate", repr(mine), repr(wanted), f"step {step + 1}")
 
 
-def _worst(name: str, measured: Iterable[tuple[str, float, float]]) -> Check:
-    """The check on the largest of (where, difference, tolerance) in units of the tolerance."""
-    where, difference, tolerance, units = "nothing to compare", 0.0, 0.0, 0.0
-    for place, off, allowed in measured:
-        ratio = 0.0 if off == 0 else off / max(allowed, TINY)
+def _loss_check(capture: Capture, tolerances: Tolerances, steps: Sequence[int]) -> Check:
+    losses = {
+        f"rank {rank}, step {step + 1}": ("losses", rank, step)
+        for rank in range(len(capture.losses))
+        for step in steps
+    }
+    return _worst("losses", losses, capture, tolerances)
+
+
+def _worst(
+    name: str, quantities: Mapping[str, Quantity], capture: Capture, tolerances: Tolerances
+) -> Check:
+    """The check on that quantity which is off by most tolerances."""
+    where, off, allowed, units = "nothing to compare", 0.0, 0.0, 0.0
+    for place, quantity in quantities.items():
+        differs = difference(capture, tolerances.reference, quantity)
+        tolerance = tolerances.of(*quantity)
+        ratio = 0.0 if differs == 0 else differs / max(tolerance, TINY)
         if not np.isfinite(ratio):
             ratio = LARGEST
         if ratio >= units:
-            where, difference, tolerance, units = place, off, allowed, ratio
+            where, off, allowed, units = place, differs, tolerance, ratio
     return Check(
         name=name,
         holds=units <= 1,
-        found=difference if np.isfinite(difference) else LARGEST,
+        found=off if np.isfinite(off) else LARGEST,
         expected=0.0,
-        tolerance=tolerance if np.isfinite(tolerance) else LARGEST,
+        tolerance=allowed if np.isfinite(allowed) else LARGEST,
         where=where,
         in_tolerances=units,
     )
-
-
-def _loss_check(
-    capture: Capture, tolerances: Tolerances, *, steps: Sequence[int] | None = None
-) -> Check:
-    expected = tolerances.reference.losses
-    return _worst(
-        "losses",
-        (
-            (
-                f"rank {rank}, step {step + 1}",
-                abs(loss - expected[rank][step]),
-                tolerances.loss(rank, step),
-            )
-            for rank, losses in enumerate(capture.losses)
-            for step, loss in enumerate(losses)
-            if steps is None or step in steps
-        ),
-    )
-
-
-def _tensor_check(part: str, capture: Capture, tolerances: Tolerances) -> Check:
-    """A tensor that the strategy does not have counts as zeros."""
-    mine, expected = capture.tensors.get(part, {}), tolerances.reference.tensors[part]
-    return _worst(
-        NAMES[part],
-        (
-            (name, _distance(mine.get(name), tensor), tolerances.array(part, name))
-            for name, tensor in expected.items()
-        ),
-    )
-
-
-def _buffer_check(capture: Capture, tolerances: Tolerances) -> Check:
-    expected = tolerances.reference.buffers
-    return _worst(
-        "buffers",
-        (
-            (
-                f"rank {rank}, {name}",
-                _distance(buffers.get(name), wanted),
-                tolerances.buffer(rank, name),
-            )
-            for rank, buffers in enumerate(capture.buffers)
-            for name, wanted in expected[rank].items()
-        ),
-    )
-
-
-def _distance(array: Array | None, expected: Array) -> float:
-    fits = array is not None and array.shape == expected.shape
-    return norm(array - expected if array is not None and fits else -expected)
 
 
 def _quality_checks(capture: Capture, tolerances: Tolerances) -> Iterator[Check]:
@@ -259,7 +244,7 @@ def _quality_checks(capture: Capture, tolerances: Tolerances) -> Iterator[Check]
         if mine is None or expected is None or not np.isfinite([mine, expected]).all():
             yield equal(f"evaluation: {name}", str(mine), str(expected))
             continue
-        tolerance = tolerances.quality(name)
+        tolerance = tolerances.of("quality", name)
         units = abs(mine - expected) / max(tolerance, TINY)
         yield Check(
             name=f"evaluation: {name}",

@@ -13,6 +13,7 @@ from shardmark.results.schema import ExchangeRecord, RankRecord
 from shardmark.results.verification import Check
 from shardmark.train.record import weights_sha256
 from shardmark.trials.trial import Trial
+from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 
 
@@ -29,7 +30,7 @@ def guarantee_checks(
 
 
 def _given(capture: Capture, trial: Trial, steps: int) -> Iterator[Check]:
-    workload = trial.workload.build(trial.recipe.seed)
+    workload = build_workload(trial.workload, trial.recipe.seed)
     expected = weights_sha256(dict(workload.build_model().named_parameters()))
     hashes = ", ".join(sorted({sha[:12] for sha in capture.initial_sha256}))
     yield equal("initial weights", hashes, expected[:12])

@@ -70,7 +70,7 @@ def _repeated(
     """The hypothesis that leaves least of the deviation, if one explains it."""
     best: tuple[float, Hypothesis] | None = None
     for hypothesis in hypotheses(capture, first, tolerances.reference, recipe):
-        expected = _around(run(hypothesis), tolerances)
+        expected = replace(tolerances, reference=run(hypothesis))
         left = _deviation(checks_of(capture, expected), hypothesis.compares)
         before = _deviation(checks, hypothesis.compares)
         explains = before > 1 and left <= max(1.0, hypothesis.leaves_at_most * before)
@@ -93,39 +93,6 @@ def _deviation(checks: Sequence[Check], compared: frozenset[str] | None) -> floa
         check.in_tolerances
         for check in checks
         if check.in_tolerances is not None and (compared is None or check.name in compared)
-    )
-
-
-def _around(reference: Capture, tolerances: Tolerances) -> Tolerances:
-    """The same tolerances around another reference: disturbed runs move along."""
-    base = tolerances.reference
-    moved = [_moved(run, base, reference) for run in tolerances.disturbed]
-    return replace(tolerances, reference=reference, disturbed=moved)
-
-
-def _moved(run: Capture, base: Capture, to: Capture) -> Capture:
-    quality: dict[str, float | None] = {}
-    for name, value in run.quality.items():
-        old, new = base.quality[name], to.quality[name]
-        if value is None or old is None or new is None:
-            quality[name] = None
-        else:
-            quality[name] = new + (value - old)
-    return replace(
-        to,
-        losses=tuple(
-            tuple(t + (r - b) for r, b, t in zip(*three, strict=True))
-            for three in zip(run.losses, base.losses, to.losses, strict=True)
-        ),
-        tensors={
-            part: {n: to.tensors[part][n] + (a - base.tensors[part][n]) for n, a in named.items()}
-            for part, named in run.tensors.items()
-        },
-        buffers=tuple(
-            {n: t[n] + (a - b[n]) for n, a in r.items()}
-            for r, b, t in zip(run.buffers, base.buffers, to.buffers, strict=True)
-        ),
-        quality=quality,
     )
 
 
@@ -200,6 +167,9 @@ def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[
         default = ", DeepSpeed's default" if abs(value - 1.0) < 1e-3 else ""
         text = f"gradients are clipped to norm {value:.4g}{default}"
         yield Hypothesis(text=text, setting=clipping, clipping=value)
+    if any(name not in expected.tensors["gradient"] for name in expected.tensors["parameters"]):
+        text = "parameters that got no gradient are updated as with a gradient of zero"
+        yield Hypothesis(text=text, unused_as_zero=True)
     if recipe.optimizer.weight_decay:
         sets: dict[str, Callable[[str, tuple[int, ...]], bool]] = {
             "weight decay is not applied": lambda _, __: False,
@@ -303,7 +273,7 @@ def _other_ranks_buffers(capture: Capture, tolerances: Tolerances) -> Cause | No
     for rank, buffers in enumerate(tolerances.reference.buffers):
         off = [
             norm(capture.buffers[0].get(name, np.float32(0)) - buffer)
-            / max(tolerances.buffer(rank, name), TINY)
+            / max(tolerances.of("buffers", rank, name), TINY)
             for name, buffer in buffers.items()
         ]
         if rank > 0 and off and max(off) <= 1:
@@ -354,7 +324,7 @@ def _by_elimination(
     if first.name == "losses" and first.where is not None and first.where.endswith("step 1"):
         drawn = run(Hypothesis(seed_offset=1))
         spread = abs(drawn.losses[0][0] - expected.losses[0][0])
-        if spread > tolerances.loss(0, 0):
+        if spread > tolerances.of("losses", 0, 0):
             off = abs(capture.losses[0][0] - expected.losses[0][0])
             return _cause(
                 "different random draws (dropout, proposal sampling)",

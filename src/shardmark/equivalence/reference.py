@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import Capture, arrays, flat_state
-from shardmark.strategies.step import autocast, build_optimizer
+from shardmark.strategies.step import autocast, build_optimizer, share_of_step
 from shardmark.train.record import weights_sha256
 from shardmark.train.schedule import learning_rate_of, seed_generators, step_seed
 from shardmark.workloads.base import BatchPlan, Workload
@@ -41,6 +41,8 @@ class Hypothesis:
     """Multiplies the averaged gradient before anything else uses it."""
     clipping: float | None = None
     """Largest 2-norm of the gradient; None is the recipe's."""
+    unused_as_zero: bool = False
+    """Parameters that no rank used are updated as with a gradient of zero."""
     decays: Callable[[str, tuple[int, ...]], bool] | None = None
     """Whether weight decay applies to a parameter of that name and shape; None is to all."""
     only_rank: int | None = None
@@ -118,7 +120,7 @@ class Reference:
         self.draws: list[list[tuple[str, ...]]] = [[] for _ in range(shares)]
         self._drawn = workload.watch_draws()
         self.gradients: dict[str, Tensor] = {}
-        """Averaged, not clipped; of the last step."""
+        """Averaged, not clipped; of the last step.  A parameter that no rank used has none."""
 
     def _set_decay(self) -> None:
         decays, group = self._hypothesis.decays, self._optimizer.param_groups[0]
@@ -138,7 +140,7 @@ class Reference:
                 for parameter in self._named.values():
                     parameter.copy_(self._disturbed(parameter, self._noise.parameters))
         losses = []
-        total = {name: torch.zeros_like(p) for name, p in self._named.items()}
+        total: dict[str, Tensor] = {}
         for rank in range(len(self._shards)):
             losses.append(self._play(rank))
             self._collect(total, rank)
@@ -161,8 +163,7 @@ class Reference:
         for micro_batch in micro_batches:
             with self._precision():
                 loss = self._workload.loss(self._model, micro_batch)
-            share = loss / len(micro_batches)
-            share.backward()  # type: ignore[no-untyped-call]  # torch's
+            share_of_step(loss, len(micro_batches)).backward()  # type: ignore[no-untyped-call]  # torch's
             losses.append(loss.detach())
         self.draws[rank].append(self._drawn())
         if hypothesis.buffers != "frozen":
@@ -181,6 +182,7 @@ class Reference:
             gradient, parameter.grad = parameter.grad, None
             if gradient is None or hypothesis.only_rank not in (None, rank):
                 continue
+            total.setdefault(name, torch.zeros_like(gradient))
             share = 1 if hypothesis.only_rank is not None else len(self._shards)
             part = gradient / share * hypothesis.gradient_factor
             if hypothesis.reduction is not None:
@@ -191,11 +193,14 @@ class Reference:
 
     def _update(self) -> None:
         hypothesis = self._hypothesis
-        for name, parameter in self._named.items():
+        for name, gradient in self.gradients.items():
             if self._noise is not None:
-                disturbed = self._disturbed(self.gradients[name], self._noise.gradients)
-                self.gradients[name] = disturbed
-            parameter.grad = self.gradients[name].clone()
+                self.gradients[name] = self._disturbed(gradient, self._noise.gradients)
+            self._named[name].grad = self.gradients[name].clone()
+        if hypothesis.unused_as_zero:
+            for parameter in self._named.values():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         clipping = hypothesis.clipping or self._recipe.gradient_clipping
         if clipping is not None:
             nn.utils.clip_grad_norm_(self._named.values(), clipping)

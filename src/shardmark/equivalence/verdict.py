@@ -27,6 +27,7 @@ from shardmark.results.verification import (
     Verdict,
 )
 from shardmark.trials.trial import Trial
+from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
 
 DISTURBED_RUNS = 3
@@ -92,8 +93,12 @@ class ReferenceRuns:
             )
             return [self.run(noise=noise) for noise in noises]
 
+        reference = self.run()
         first = Tolerances(
-            reference=self.run(), disturbed=disturbed([1], compute), floor=4 * compute
+            reference=reference,
+            undisturbed=reference,
+            disturbed=disturbed([1], compute),
+            floor=4 * compute,
         )
         if first.hide_errors:
             runs = disturbed(range(2, 2 + DISTURBED_RUNS), 0.0)
@@ -129,7 +134,7 @@ class ReferenceCache:
         key = json.dumps((*models, shares, steps, threads), sort_keys=True)
         if key not in self._made:
             runs = ReferenceRuns(
-                workload=trial.workload.build(recipe.seed),
+                workload=build_workload(trial.workload, recipe.seed),
                 trial=trial,
                 shares=shares,
                 steps=steps,
@@ -186,9 +191,11 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
     runs, tolerances = references.of(trial, steps)
     one_process = len(capture.losses) == 1 and trial.layout.shares > 1
     if one_process:
+        reference = tolerances.reference.seen_by_one_process()
         tolerances = replace(
             tolerances,
-            reference=tolerances.reference.seen_by_one_process(),
+            reference=reference,
+            undisturbed=reference,
             disturbed=[run.seen_by_one_process() for run in tolerances.disturbed],
         )
     checks = checks_of(capture, tolerances)

@@ -29,6 +29,7 @@ from shardmark.results.verification import (
 from shardmark.train.checkpoint_folder import check_given
 from shardmark.trials.matrix import Plan, expand
 from shardmark.trials.trial import Trial
+from shardmark.workloads import check_data, task_module
 
 SCRATCH = ".verification"
 
@@ -124,7 +125,7 @@ def _check_data(plan: Plan) -> None:
     checked: list[object] = []
     for trial in plan.trials:
         if trial.workload not in checked:
-            trial.workload.check_data()
+            check_data(trial.workload)
             checked.append(trial.workload)
 
 
@@ -184,7 +185,7 @@ def _modules(trials: Sequence[Trial]) -> list[str]:
     """What the trials' ranks import besides what every rank does, each once."""
     names: dict[str, None] = {}
     for trial in trials:
-        names |= dict.fromkeys((*trial.built_strategy.loads(), *trial.workload.loads()))
+        names |= dict.fromkeys((*trial.built_strategy.loads(), task_module(trial.workload)))
     return list(names)
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from shardmark import workloads
 from shardmark.core.errors import ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import TRIAL_FILE
@@ -106,7 +107,7 @@ def _verdicts_of(verdict: Verdict, cells: Sequence[Trial]) -> Iterator[Verdict]:
 
 def shortened(trial: Trial) -> Trial:
     """The same training, for a few steps and with less to evaluate."""
-    workload = trial.workload.shortened()
+    workload = workloads.shortened(trial.workload)
     recipe = trial.recipe.model_copy(update={"epochs": None, "steps": STEPS})
     return trial.model_copy(update={"workload": workload, "recipe": recipe})
 

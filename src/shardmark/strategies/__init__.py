@@ -50,9 +50,9 @@ SHARED_OPTIONS = (
 def strategy_class(name: str) -> type[Any]:
     """The data class behind a strategy's name."""
     factory = STRATEGIES[name]
-    found = factory.func if isinstance(factory, partial) else factory
-    assert isinstance(found, type)
-    return found
+    made = factory.func if isinstance(factory, partial) else factory
+    assert isinstance(made, type)
+    return made
 
 
 def fixed_options(name: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
     return built  # type: ignore[no-any-return]  # TypeAdapter of a class chosen at run time
 
 
-def _allowed(found: str, names: tuple[str, ...]) -> str:
-    nearest = difflib.get_close_matches(found, names, n=1)
+def _allowed(given: str, names: tuple[str, ...]) -> str:
+    nearest = difflib.get_close_matches(given, names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"{hint}allowed: {', '.join(names) or 'none'}"

@@ -12,7 +12,7 @@ from shardmark.core.layout import Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.shares import StepShard
 from shardmark.core.wire import ModelSize, WireBytes
-from shardmark.strategies.checks import check_devices, check_no_offload, check_precision
+from shardmark.strategies.checks import check_machine
 from shardmark.strategies.wire import SILENT, all_reduced
 
 if TYPE_CHECKING:
@@ -204,9 +204,7 @@ class Strategy(ABC):
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         """Raise `StrategyUnavailable` if it cannot run so.  Starts nothing, imports no torch."""
-        check_devices(self.name, world_size, machine)
-        check_precision(self.name, machine, recipe)
-        check_no_offload(self.name, recipe)
+        check_machine(self.name, world_size, machine, recipe)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """How so many training ranks are factored, and what each process sees and holds."""

@@ -26,7 +26,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     A block is a child of a plain container that is no plain container itself and has children
     (a residual block, an encoder layer), or a single large layer.
     """
-    found: list[nn.Module] = []
+    parts: list[nn.Module] = []
 
     def visit(module: nn.Module, in_container: bool) -> None:
         is_container = type(module) in CONTAINERS
@@ -35,14 +35,14 @@ def blocks(model: nn.Module) -> list[nn.Module]:
         is_repeated = in_container and not is_container and bool(children)
         is_large_leaf = not children and elements >= LARGE_LEAF_ELEMENTS
         if elements and (is_repeated or is_large_leaf):
-            found.append(module)
+            parts.append(module)
             return
         for child in children:
             visit(child, is_container)
 
     for child in model.children():
         visit(child, in_container=type(model) in CONTAINERS)
-    return found
+    return parts
 
 
 def build_on(device: torch.device, workload: Workload, recipe: Recipe) -> nn.Module:

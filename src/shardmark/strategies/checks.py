@@ -11,37 +11,40 @@ if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
 
 
-def check_devices(strategy: str, needed: int, machine: Machine) -> None:
-    """One CUDA device a rank; on the CPU ranks share the cores."""
-    if machine.device_type == "cuda" and needed > machine.device_count:
+def check_machine(
+    strategy: str,
+    devices: int,
+    machine: Machine,
+    recipe: Recipe,
+    *,
+    offload_instead: str | None = "fsdp or zero-2",
+) -> None:
+    """Raise `StrategyUnavailable` for missing devices, and for a recipe that needs CUDA devices.
+
+    Ranks share the cores of a CPU.  `offload_instead` is what to use for CPU offload; None where
+    the strategy can.
+    """
+    on_cpu = machine.device_type != "cuda"
+    if not on_cpu and devices > machine.device_count:
         fewer = f"use at most {machine.device_count} ranks, or " if machine.device_count else ""
         raise StrategyUnavailable(
             strategy,
-            f"it needs {needed} CUDA devices and this machine offers {machine.device_count}",
+            f"it needs {devices} CUDA devices and this machine offers {machine.device_count}",
             f"{fewer}set device: cpu",
         )
-
-
-def check_precision(strategy: str, machine: Machine, recipe: Recipe) -> None:
-    if recipe.precision == "fp16" and machine.device_type != "cuda":
+    if recipe.precision == "fp16" and on_cpu:
         raise StrategyUnavailable(
             strategy,
             "fp16 with loss scaling needs a CUDA device",
             "set recipe.precision to bf16 or fp32",
         )
-
-
-def check_no_offload(strategy: str, recipe: Recipe, instead: str = "fsdp or zero-2") -> None:
-    if recipe.cpu_offload:
+    if recipe.cpu_offload and offload_instead is not None:
         raise StrategyUnavailable(
             strategy,
             "it has no CPU offload: parameters and optimizer state stay on the device",
-            f"set recipe.cpu_offload to false, or use {instead}",
+            f"set recipe.cpu_offload to false, or use {offload_instead}",
         )
-
-
-def check_offload_device(strategy: str, machine: Machine, recipe: Recipe) -> None:
-    if recipe.cpu_offload and machine.device_type != "cuda":
+    if recipe.cpu_offload and on_cpu:
         raise StrategyUnavailable(
             strategy,
             "CPU offload needs a CUDA device to offload from",

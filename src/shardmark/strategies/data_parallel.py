@@ -11,7 +11,7 @@ from shardmark.core.layout import Layout, RankLayout
 from shardmark.core.machine import Machine
 from shardmark.core.shares import Shard
 from shardmark.strategies.base import RankContext, Strategy, common_settings
-from shardmark.strategies.checks import check_devices, check_no_offload, check_precision
+from shardmark.strategies.checks import check_machine
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -41,9 +41,7 @@ class DataParallel(Strategy):
                 "DataParallel's copies would recompute with the first device's parameters",
                 "set recipe.activation_checkpointing to false, or use ddp",
             )
-        check_devices(self.name, world_size, machine)
-        check_precision(self.name, machine, recipe)
-        check_no_offload(self.name, recipe)
+        check_machine(self.name, world_size, machine, recipe)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002  (one process)
         """One process, which takes the whole batch and shares it out among its devices."""

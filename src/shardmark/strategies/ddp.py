@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from shardmark.core.wire import ModelSize, WireBytes
 from shardmark.strategies.base import RankContext, Strategy, common_settings
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.step import EagerWorker
     from shardmark.workloads.base import Workload
+
+UNUSED_NOTE = "find_unused_parameters also all-reduces 4 bytes for each parameter tensor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,16 @@ class DDP(Strategy):
     """Gradients in one all-reduce, MiB: smaller overlaps sooner, larger pays less latency."""
     static_graph: bool = False
     """The same parameters are used in every step: DDP may then reorder its buckets once."""
+    find_unused_parameters: bool = False
+    """Look in each step for parameters that the loss does not depend on, which DDP else waits for.
+    Those that no rank used have no gradient, and are not updated."""
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        """Unused parameters are sent as zeros."""
+        needed = Strategy.wire_bytes(self, size, recipe, world_size, nodes)
+        return replace(needed, note=UNUSED_NOTE) if self.find_unused_parameters else needed
 
     def loads(self) -> tuple[str, ...]:
         return ("torch.nn.parallel",)
@@ -34,23 +47,23 @@ class DDP(Strategy):
         return common_settings(recipe) | {"broadcast_buffers": False}
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
-        from torch.nn.parallel import DistributedDataParallel
-
         from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.replicas import DistributedReplicas
         from shardmark.strategies.step import EagerWorker
 
         model = build_on(context.device, workload, recipe)
-        names = inspect.signature(DistributedDataParallel).parameters
+        names = inspect.signature(DistributedReplicas).parameters
         # Its name up to torch 2.14, and since.
         renamed = "forward_sync_buffers" in names
         buffers: dict[str, Any] = {
             "forward_sync_buffers" if renamed else "broadcast_buffers": False
         }
-        ddp = DistributedDataParallel(
+        ddp = DistributedReplicas(
             model,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=True,
             static_graph=self.static_graph,
+            find_unused_parameters=self.find_unused_parameters,
             **buffers,
         )
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -67,5 +80,7 @@ class DDP(Strategy):
             device=context.device,
             synchronise=synchronise,
             # Gradients are views of the buckets, which the reducer keeps when they are dropped.
-            untracked_bytes=lambda: 0 if trained[0].grad is not None else gradient_bytes,
+            untracked_bytes=lambda: (
+                0 if any(p.grad is not None for p in trained) else gradient_bytes
+            ),
         )

@@ -13,7 +13,7 @@ from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import RankContext, Strategy, common_settings
-from shardmark.strategies.checks import check_devices, check_offload_device, check_precision
+from shardmark.strategies.checks import check_machine
 from shardmark.strategies.wire import FP32_BYTES, PRECISION_BYTES, sharded_traffic, times
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ class ShardedModel(Strategy):
         """Ranks that share one copy, neighbours in rank order."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        check_devices(self.name, world_size, machine)
-        check_precision(self.name, machine, recipe)
-        check_offload_device(self.name, machine, recipe)
+        check_machine(self.name, world_size, machine, recipe, offload_instead=None)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         group = self.group(world_size, nodes)

@@ -1,13 +1,22 @@
-"""DataParallel for models that take lists of samples."""
+"""torch's two wrappers of replicas: lists of samples are shared out, unused parameters named."""
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardmark.core.errors import InputError
+
+UNUSED_REMEDY = (
+    "use every parameter in the loss, freeze it, or write the strategy as "
+    "{name: ddp, find_unused_parameters: true}"
+)
 
 
 class Replicas(nn.DataParallel[nn.Module]):
@@ -56,3 +65,25 @@ def moved(value: Any, device: int | torch.device) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(moved(item, device) for item in value)
     return value
+
+
+class DistributedReplicas(DistributedDataParallel):
+    """Names the parameters that got no gradient, where DDP waits for all of them."""
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        try:
+            return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if "parameters that were not used in producing loss" not in str(error):
+                raise
+            raise InputError(
+                "strategy ddp", f"{self._unused(str(error))} got no gradient", UNUSED_REMEDY
+            ) from error
+
+    def _unused(self, told: str) -> str:
+        """The parameters whose numbers DDP's message tells."""
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
+        names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+        unused = [names[int(number)] for number in (numbers[1].split() if numbers else ())]
+        more = f" and {len(unused) - 3} more parameters" if len(unused) > 3 else ""
+        return f"{', '.join(unused[:3])}{more}" if unused else "some parameters"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,38 +35,107 @@ Synchronise = Callable[[bool], object]
 """Told before each micro-batch whether it is the step's last, which alone reduces gradients."""
 
 
-def forward_backward(
-    batch: Batch,
-    recorder: Spans,
-    *,
-    micro_batches: int,
-    loss_of: Callable[[Batch], Tensor],
-    backward: Callable[[Tensor, bool], object],
-    synchronise: Synchronise | None = None,
-) -> Tensor:
-    """Forward and backward pass of each equal micro-batch; the mean of their losses, shape ().
+def share_of_step(loss: Tensor, micro_batches: int) -> Tensor:
+    """What a micro-batch's mean loss adds to its rank's: equal ones weigh the same."""
+    return loss / micro_batches if micro_batches > 1 else loss
 
-    `backward` is given a micro-batch's loss and whether it is the last; dividing by the number of
-    micro-batches is its part.
+
+class StepWorker(Worker):
+    """Passes micro-batches through a model, and counts the updates that follow.
+
+    `module` is the model whose names count; `called` wraps it where a library does.
     """
-    losses = []
-    for index, micro_batch in enumerate(batch.split(micro_batches), start=1):
-        last = index == micro_batches
-        if synchronise is not None:
-            synchronise(last)
-        with recorder.span("forward"):
-            loss = loss_of(micro_batch)
-        with recorder.span("backward"):
-            backward(loss, last)
-        losses.append(loss.detach())
-    return losses[0] if micro_batches == 1 else torch.stack(losses).mean()
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        workload: Workload,
+        recipe: Recipe,
+        device: torch.device,
+        called: nn.Module | None = None,
+        synchronise: Synchronise | None = None,
+        autocasts: bool = True,
+    ) -> None:
+        self._module = module
+        self._model = module if called is None else called
+        self._workload = workload
+        self._recipe = recipe
+        self._device = device
+        self._synchronise = synchronise
+        self._autocasts = autocasts
+        self._steps_called = 0
+        self._steps_taken = 0
+        self._counted_call = 0
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        loss = self._forward_backward(batch, recorder)
+        with recorder.span("optimizer"):
+            self._update()
+        return loss
+
+    def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
+        """Both passes of each equal micro-batch; the mean of their losses, shape ()."""
+        count = self._recipe.gradient_accumulation
+        losses = []
+        for index, micro_batch in enumerate(batch.split(count), start=1):
+            last = index == count
+            if self._synchronise is not None:
+                self._synchronise(last)
+            with recorder.span("forward"), self._precision():
+                loss = self._workload.loss(self._model, micro_batch)
+            with recorder.span("backward"):
+                self._backward(share_of_step(loss, count), last)
+            losses.append(loss.detach())
+        return losses[0] if count == 1 else torch.stack(losses).mean()
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return autocast(self._recipe, self._device) if self._autocasts else nullcontext()
+
+    def _backward(self, share: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
+        share.backward()  # type: ignore[no-untyped-call]  # torch's
+
+    def _update(self) -> None:
+        """The step's gradients are complete."""
+        raise NotImplementedError
+
+    def _count_updates_of(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.register_step_post_hook(self._count_step)
+
+    def _count_step(self, *_: object) -> None:
+        if self._counted_call != self._steps_called:  # stage 3 steps once for each sub-group
+            self._counted_call = self._steps_called
+            self._steps_taken += 1
+
+    def skipped_steps(self) -> int:
+        return self._steps_called - self._steps_taken
+
+    def buffers(self) -> dict[str, Tensor]:
+        return copies(self._module.named_buffers())
+
+    def _loss_scaler(self) -> torch.amp.GradScaler | None:
+        return None
+
+    def _checkpoint_counts(self) -> dict[str, Any]:
+        scaler = self._loss_scaler()
+        return {
+            "steps_called": self._steps_called,
+            "steps_taken": self._steps_taken,
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }
+
+    def _restore_counts(self, counts: Mapping[str, Any]) -> None:
+        scaler = self._loss_scaler()
+        if scaler is not None and counts["scaler"]:
+            scaler.load_state_dict(dict(counts["scaler"]))
+        self._steps_called = self._counted_call = int(counts["steps_called"])
+        self._steps_taken = int(counts["steps_taken"])
 
 
-class EagerWorker(Worker):
-    """Forward, backward and optimizer step on a model whose gradients reduce themselves.
+class EagerWorker(StepWorker):
+    """One of torch's optimizers steps on a model whose gradients reduce themselves.
 
-    `module` is the model whose names count; `called` wraps it where a library does.  `replicated`:
-    every rank holds all of it.
+    `replicated`: every rank holds all of the model.
     """
 
     def __init__(
@@ -81,15 +151,17 @@ class EagerWorker(Worker):
         autocasts: bool = True,
         replicated: bool = True,
     ) -> None:
-        self._module = module
-        self._model = module if called is None else called
-        self._workload = workload
-        self._recipe = recipe
-        self._device = device
-        # A single micro-batch is the last one: gradients reduce unless told otherwise.
-        self._synchronise = synchronise if recipe.gradient_accumulation > 1 else None
+        super().__init__(
+            module,
+            workload=workload,
+            recipe=recipe,
+            device=device,
+            called=called,
+            # A single micro-batch is the last one: gradients reduce unless told otherwise.
+            synchronise=synchronise if recipe.gradient_accumulation > 1 else None,
+            autocasts=autocasts,
+        )
         self._untracked_bytes = untracked_bytes
-        self._autocasts = autocasts
         self._replicated = replicated
         # FSDP2's shards: the module shows whole parameters in their place while they exist.
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -102,34 +174,10 @@ class EagerWorker(Worker):
             growth_interval=2000,
             enabled=recipe.precision == "fp16",
         )
-        self._steps_called = 0
-        self._steps_taken = 0
-        self._optimizer.register_step_post_hook(self._count_step)
+        self._count_updates_of(self._optimizer)
 
-    def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        loss = forward_backward(
-            batch,
-            recorder,
-            micro_batches=self._recipe.gradient_accumulation,
-            loss_of=self._loss,
-            backward=self._backward,
-            synchronise=self._synchronise,
-        )
-        with recorder.span("optimizer"):
-            self._update()
-        return loss
-
-    def _loss(self, micro_batch: Batch) -> Tensor:
-        with self._precision():
-            return self._workload.loss(self._model, micro_batch)
-
-    def _precision(self) -> AbstractContextManager[object]:
-        return autocast(self._recipe, self._device) if self._autocasts else nullcontext()
-
-    def _backward(self, loss: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
-        count = self._recipe.gradient_accumulation
-        scaled = self._scaler.scale(loss / count if count > 1 else loss)
-        scaled.backward()  # type: ignore[no-untyped-call]  # torch's
+    def _backward(self, share: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
+        self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]  # torch's
 
     def _update(self) -> None:
         self._steps_called += 1
@@ -140,15 +188,12 @@ class EagerWorker(Worker):
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def _count_step(self, *_: object) -> None:
-        self._steps_taken += 1
+    def _loss_scaler(self) -> torch.amp.GradScaler:
+        return self._scaler
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-
-    def skipped_steps(self) -> int:
-        return self._steps_called - self._steps_taken
 
     def full_parameters(self) -> dict[str, Tensor]:
         return {name: whole(p).float().cpu() for name, p in self._module.named_parameters()}
@@ -171,9 +216,6 @@ class EagerWorker(Worker):
             for name, parameter in self._module.named_parameters()
         }
 
-    def buffers(self) -> dict[str, Tensor]:
-        return copies(self._module.named_buffers())
-
     def held_state(self) -> HeldState:
         # FSDP2 shows unsharded parameters while they exist; the optimizer always has the shards.
         grouped = [p for group in self._optimizer.param_groups for p in group["params"]]
@@ -192,11 +234,7 @@ class EagerWorker(Worker):
         return CheckpointState(
             own=buffers if self._replicated else buffers | state,
             shared=state if self._replicated else {},
-            counts={
-                "steps_called": self._steps_called,
-                "steps_taken": self._steps_taken,
-                "scaler": self._scaler.state_dict(),
-            },
+            counts=self._checkpoint_counts(),
         )
 
     def load_checkpoint_state(self, state: CheckpointState) -> None:
@@ -205,28 +243,15 @@ class EagerWorker(Worker):
         for name, parameter in self._trained.items():
             copied_into(local(parameter), tensors[f"parameter/{name}"])
         restore_optimizer(self._optimizer, self._trained, tensors)
-        if state.counts["scaler"]:
-            self._scaler.load_state_dict(dict(state.counts["scaler"]))
-        self._steps_called = int(state.counts["steps_called"])
-        self._steps_taken = int(state.counts["steps_taken"])
+        self._restore_counts(state.counts)
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over one group of all parameters, with no default left to torch."""
-    spec = recipe.optimizer
-    if spec.name == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=spec.lr,
-            momentum=spec.momentum,
-            dampening=spec.dampening,
-            weight_decay=spec.weight_decay,
-            nesterov=spec.nesterov,
-        )
-    adam = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
-    return adam(
-        parameters, lr=spec.lr, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay
-    )
+    settings = recipe.optimizer.model_dump(exclude={"name"})  # the keys of its kind, as torch's
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    built: torch.optim.Optimizer = kinds[recipe.optimizer.name](parameters, **settings)
+    return built
 
 
 def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:

@@ -244,25 +244,18 @@ class Checkpoints:
 
     def training_goes_on(self, report: RankReport) -> None:
         """The first step comes next: what was lost since training had last stood here ends now."""
-        now = self.clock()
         starts = self.files.lines(self.files.starts)
-        resumes = [ResumeRecord(**start) for start in starts if "lost_seconds" in start]
+        start = {"step": self.first_step, "at_seconds": self.clock()}
         if self.restart:
-            stood = [start["at_seconds"] for start in starts if start["step"] == self.first_step]
+            stood = [past["at_seconds"] for past in starts if past["step"] == self.first_step]
             since = max(stood, default=self.launched_at_seconds)
-            resume = ResumeRecord(
-                restart=self.restart,
-                step=self.first_step,
-                at_seconds=now,
-                lost_seconds=max(0.0, now - since),
-            )
-            resumes.append(resume)
-            self.files.append(self.files.starts, [resume.model_dump()])
-        else:
-            self.files.append(
-                self.files.starts, [{"step": self.first_step, "at_seconds": self.clock()}]
-            )
-        report.resumes = resumes
+            start |= {
+                "restart": self.restart,
+                "lost_seconds": max(0.0, start["at_seconds"] - since),
+            }
+        self.files.append(self.files.starts, [start])
+        everything = (*starts, start)
+        report.resumes = [ResumeRecord(**past) for past in everything if "lost_seconds" in past]
 
     def _written_before(self) -> list[CheckpointRecord]:
         """The checkpoints up to the one that is gone on from."""

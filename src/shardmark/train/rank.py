@@ -29,6 +29,7 @@ from shardmark.train.probe import held_bytes, model_counts, probe
 from shardmark.train.record import RankReport, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of
 from shardmark.trials.trial import Trial
+from shardmark.workloads import build_workload
 
 Task = Callable[[Trial, Path, RankContext, RankReport], None]
 
@@ -109,7 +110,7 @@ def note_joined(directory: Path, context: RankContext) -> None:
 def measure(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
     """Train the whole trial, measured."""
     device, recipe = context.device, trial.recipe
-    workload = trial.workload.build(recipe.seed)
+    workload = build_workload(trial.workload, recipe.seed)
     schedule = Schedule.of(trial, workload)
     position = trial.layout.ranks[context.rank]
     report.workload = workload

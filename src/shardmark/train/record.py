@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from shardmark.core.environment_variables import NODE_VARIABLE
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.memory.tensors import CudaPeak
 from shardmark.measure.step.recorder import Recorder, TakenStep
+from shardmark.results.files import write_whole
 from shardmark.results.schema import (
     CheckpointRecord,
     EpochRecord,
@@ -122,9 +122,9 @@ class RankReport:
             taken = []  # a device that failed answers nothing any more; its error must not be lost
         if taken:
             lines = "\n".join(map(json.dumps, self._step_lines(taken)))
-            _replace(self._directory / rank_steps_file(self._rank), lines + "\n")
+            write_whole(self._directory / rank_steps_file(self._rank), f"{lines}\n".encode())
         record = self._record(taken).model_dump_json(indent=1)
-        _replace(self._directory / rank_file(self._rank), record)
+        write_whole(self._directory / rank_file(self._rank), record.encode())
 
     def _record(self, taken: Sequence[TakenStep]) -> RankRecord:
         recorder, peak = self.recorder, self.cuda_peak
@@ -195,9 +195,3 @@ class RankReport:
                 "started_at_seconds": step.started_at_seconds,
                 **{f"{name}_seconds": step.seconds.get(name) for name in SPANS},
             }
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_suffix(f".part-{time.monotonic_ns()}")
-    part.write_text(text)
-    part.replace(path)

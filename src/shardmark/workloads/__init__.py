@@ -2,33 +2,80 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from shardmark.core.errors import DataError, InputError
 from shardmark.workloads.detection.options import DetectionOptions
-from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.options import PictureOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 
 if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 TaskOptions = Annotated[ClassificationOptions | DetectionOptions, Field(discriminator="name")]
-"""The `workload` of an experiment: its name says which task it is; it builds the task, too."""
+"""The `workload` of an experiment: its name says which task it is."""
 
-WORKLOADS: dict[str, type[WorkloadOptions]] = {
+WORKLOADS: dict[str, type[PictureOptions]] = {
     "classification": ClassificationOptions,
     "detection": DetectionOptions,
 }
 
+_PACKAGES: dict[type[PictureOptions], str] = {
+    ClassificationOptions: "shardmark.workloads.vision",
+    DetectionOptions: "shardmark.workloads.detection",
+}
+"""Its `data` looks for the data without torch, its `task` reads them and trains."""
 
-def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
+
+def options(mapping: Mapping[str, Any]) -> PictureOptions:
     """The checked options of a task.  Raises `pydantic.ValidationError`."""
-    checked: WorkloadOptions = TypeAdapter(TaskOptions).validate_python(dict(mapping))
+    checked: PictureOptions = TypeAdapter(TaskOptions).validate_python(dict(mapping))
     return checked
 
 
-def build_workload(mapping: Mapping[str, Any], seed: int) -> Workload:
+def check_data(options: PictureOptions) -> int:
+    """The number of training samples.  Imports no torch.
+
+    Raises `DataError` or `InputError` if the data cannot be there.  Runs once before the first
+    trial: whatever has to be made or read once is made here.
+    """
+    samples: int = importlib.import_module(f"{_PACKAGES[type(options)]}.data").check(options)
+    return samples
+
+
+def data_paths(options: PictureOptions) -> tuple[Path, ...]:
+    """Files and folders that training reads; some may not be there yet."""
+    paths: tuple[Path, ...] = importlib.import_module(f"{_PACKAGES[type(options)]}.data").paths(
+        options
+    )
+    return paths
+
+
+def task_module(options: PictureOptions) -> str:
+    """What the ranks will import, so that it can be loaded before the first trial."""
+    return f"{_PACKAGES[type(options)]}.task"
+
+
+def build_workload(options: PictureOptions, seed: int) -> Workload:
     """Read the data and make the task; all that is random in it comes from the seed."""
-    return options(mapping).build(seed)
+    built: Workload = importlib.import_module(task_module(options)).build(options, seed)
+    return built
+
+
+def shortened(options: PictureOptions) -> PictureOptions:
+    """The same task with no more validation samples than a verification needs."""
+    most = options.verified_samples
+    few = min(most, options.validation_samples or most)
+    short = options.model_copy(update={"validation_samples": few})
+    try:
+        check_data(short)
+    except InputError:
+        return options  # the data have fewer
+    except DataError:
+        pass  # whoever reads the data will say so
+    return short

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from shardmark.core.errors import DataError, InputError
+from shardmark.core.errors import InputError
 from shardmark.core.recipe import Model
-
-if TYPE_CHECKING:
-    from shardmark.workloads.base import Workload
+from shardmark.workloads.models import is_user_function
 
 
-class WorkloadOptions(Model):
-    """The `workload` mapping of an experiment; the field `name` says which task it is."""
-
-    @abstractmethod
-    def check_data(self) -> None:
-        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
-
-    def shortened(self) -> Self:
-        """The same task with no more validation samples than a verification needs."""
-        return self
-
-    def loads(self) -> tuple[str, ...]:
-        """Modules that the ranks will import, so that they can be loaded before the first trial."""
-        return ()
-
-    @abstractmethod
-    def build(self, seed: int) -> Workload:
-        """Read the data and make the task."""
-
-
-class PictureOptions(WorkloadOptions):
-    """What every task on pictures lets the user choose."""
+class PictureOptions(Model):
+    """What every task on pictures lets the user choose; the field `name` says which task it is."""
 
     verified_samples: ClassVar[int]
     """Most validation samples that a verification evaluates."""
@@ -64,8 +41,12 @@ class PictureOptions(WorkloadOptions):
         assert self.data_dir is not None, "checked for the data sets that ask"
         return Path(self.data_dir).expanduser()
 
-    def check_sample_counts(self, training: int, validation: int) -> None:
-        """Raise `InputError` where more samples are asked for than there are."""
+    def user_modules(self) -> tuple[str, ...]:
+        """Modules of the user's that the task imports."""
+        return (self.model.partition(":")[0],) if is_user_function(self.model) else ()
+
+    def check_sample_counts(self, training: int, validation: int) -> int:
+        """The number of training samples; `InputError` where more are asked for than there are."""
         for key, wanted, available in (
             ("training_samples", self.training_samples, training),
             ("validation_samples", self.validation_samples, validation),
@@ -74,15 +55,4 @@ class PictureOptions(WorkloadOptions):
                 raise InputError(
                     f"workload.{key}", f"found {wanted}", f"{self.dataset} has {available} at most"
                 )
-
-    def shortened(self) -> Self:
-        """The same task with few validation samples, or unchanged where the data have fewer."""
-        few = min(self.verified_samples, self.validation_samples or self.verified_samples)
-        short = self.model_copy(update={"validation_samples": few})
-        try:
-            short.check_data()
-        except InputError:
-            return self
-        except DataError:
-            pass  # whoever reads the data will say so
-        return short
+        return self.training_samples or training

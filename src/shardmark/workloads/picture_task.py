@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from shardmark.core.errors import ShardmarkError
-from shardmark.workloads.order import ShardOrder, Share, every_step
+from shardmark.workloads.base import Workload
+from shardmark.workloads.order import ShardOrder, Share, every_step, micro_batches
 
 if TYPE_CHECKING:
     from shardmark.core.shares import Shard, StepShard
@@ -18,15 +20,17 @@ if TYPE_CHECKING:
     from shardmark.workloads.options import PictureOptions
 
 
-class _Reading(Protocol):
+class Reading(Protocol):
+    """Some samples as they are stored, or a batch made of them."""
+
     @property
     def errors(self) -> tuple[str, ...]:
         """One line for each unreadable picture met while making it."""
 
 
 Item = TypeVar("Item")
-Made = TypeVar("Made", bound=_Reading)
-BatchMade = TypeVar("BatchMade", bound=_Reading)
+Made = TypeVar("Made", bound=Reading)
+BatchMade = TypeVar("BatchMade", bound="PictureBatch")
 
 
 class PictureData(Protocol):
@@ -42,7 +46,36 @@ class PictureData(Protocol):
     def synthetic(self) -> bool: ...
 
 
-class PictureTask(ABC, Generic[BatchMade]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureBatch:
+    """Some samples of one step, ready for the model."""
+
+    sample_ids: tuple[int, ...]
+    """Index of each sample in the training set, in order."""
+    errors: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.sample_ids)
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Self:
+        """A copy on the device; asynchronous where the memory is pinned."""
+
+    def split(self, parts: int) -> tuple[Self, ...]:
+        """Equal, consecutive micro-batches."""
+        if parts == 1:
+            return (self,)
+        return tuple(
+            replace(self, sample_ids=self.sample_ids[which], errors=(), **self._contents_of(which))
+            for which in micro_batches(len(self), parts)
+        )
+
+    @abstractmethod
+    def _contents_of(self, which: slice) -> dict[str, Any]:
+        """The other fields, cut to these samples."""
+
+
+class PictureTask(Workload, Generic[BatchMade]):
     """The part of a `Workload` that does not depend on what is to be learned of pictures."""
 
     def __init__(
@@ -71,16 +104,12 @@ class PictureTask(ABC, Generic[BatchMade]):
 
     @property
     def data_errors(self) -> tuple[str, ...]:
-        """One line for each unreadable picture met so far in this process."""
         return tuple(self._errors)
 
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[BatchMade]:
-        """The shard's batches, or the step shards'; a step's shards make up its unsharded batch.
-
-        Raises `DataError` at once for a training set smaller than one step.
-        """
+        """Raises `DataError` at once for a training set smaller than one step."""
         order = ShardOrder(self.training_samples, plan, shard)
 
         def make(step_shard: StepShard) -> BatchMade:
@@ -93,7 +122,6 @@ class PictureTask(ABC, Generic[BatchMade]):
         """Read and augment one shard's part of one step; perhaps in another process."""
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
-        """Nothing: what is drawn is drawn by torch's own generators."""
         return tuple
 
     def _in_order(self, make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.unit.strategies.scene import Scene
 
@@ -26,3 +27,12 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Scene:
         for parameter in scene.model.parameters():
             parameter.zero_()
     return scene
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch does not list it
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -14,22 +14,10 @@ from shardmark.strategies.parameter_server.messages import CONTENT, HEADER, Kind
 from shardmark.strategies.parameter_server.server import GradientServer
 from shardmark.strategies.parameter_server.worker import GradientSender, PushPullWorker
 from tests.unit.strategies.network import Network, Served
-from tests.unit.training.toy import CPU, ToyWorkload, plain, recipe
+from tests.unit.training.toy import CPU, ToyWorkload, Unused, plain, recipe
 
 FIRST_SERVER = 2
 INPUTS = torch.arange(12.0).view(3, 4) / 12
-
-
-class Unused(nn.Module):
-    """One layer is never asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.unused, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.last(self.first(inputs))
-        return outputs
 
 
 class Sending:

@@ -52,7 +52,8 @@ class Engine:
         out: Tensor = self.module(inputs)
         return out
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, scale_wrt_gas: bool) -> None:
+        assert not scale_wrt_gas, "the worker has divided already"
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
 
     def step(self) -> None:

@@ -50,6 +50,18 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 2))
 
 
+class Unused(nn.Module):
+    """One layer is never asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.last = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.first(inputs))
+        return outputs
+
+
 class ToyWorkload:
     """A regression; sample i is the i-th row of fixed random numbers, taken in order."""
 

@@ -20,7 +20,7 @@ from shardmark.equivalence.verdict import ReferenceCache, ReferenceRuns, verdict
 from shardmark.results.verification import Verdict
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads.vision.options import ClassificationOptions
-from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
+from tests.unit.training.toy import ToyWorkload, Unused, normed, plain, recipe
 
 STEPS = 3
 RANKS = 2
@@ -35,6 +35,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "normed": normed,
     "norm only": norm_only,
     "plain": plain,
+    "unused": Unused,
 }
 
 
@@ -68,10 +69,14 @@ def with_tensor(made: Capture, part: str, tensors: Mapping[str, Array]) -> Captu
     return replace(made, tensors={**made.tensors, part: tensors})
 
 
+def tolerances_of(made: Capture, *disturbed: Capture, floor: float = 1e-3) -> Tolerances:
+    return Tolerances(reference=made, undisturbed=made, disturbed=disturbed or (made,), floor=floor)
+
+
 def tight(*disturbed: Capture, floor: float = 1e-3) -> Tolerances:
     """Tolerances of the handmade capture: a thousandth, unless a disturbed run shows more."""
     made = handmade()
-    return Tolerances(reference=made, disturbed=disturbed or (made,), floor=floor)
+    return tolerances_of(made, *disturbed, floor=floor)
 
 
 class Task(ToyWorkload):

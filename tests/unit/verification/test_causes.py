@@ -98,6 +98,14 @@ def test_deepspeeds_clipping_is_called_by_its_name() -> None:
     assert verdict.cause.setting == "gradient_clipping"
 
 
+def test_unused_parameters_have_no_gradient_to_be_decayed_with() -> None:
+    judged = court("unused")
+    assert "unused.weight" not in judged.reference.tensors["gradient"]
+    assert judged.judged().equivalent
+    text = "parameters that got no gradient are updated as with a gradient of zero"
+    assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == text
+
+
 ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
 
 

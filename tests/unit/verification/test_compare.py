@@ -17,7 +17,7 @@ from shardmark.equivalence.compare import (
     first_deviation,
 )
 from shardmark.results.verification import LARGEST, Check
-from tests.unit.verification.court import array, handmade, tight, with_tensor
+from tests.unit.verification.court import array, handmade, tight, tolerances_of, with_tensor
 
 
 def off(part: str) -> Capture:
@@ -87,14 +87,14 @@ def test_disturbed_runs_widen_the_tolerance_of_their_own_quantity_alone() -> Non
     )
     tolerances = tight(near, far)
     for widened, kept in (
-        (tolerances.array("gradient", "weight"), tolerances.array("parameters", "weight")),
-        (tolerances.loss(1, 1), tolerances.loss(0, 0)),
-        (tolerances.buffer(1, "mean"), tolerances.buffer(0, "mean")),
+        (("tensors", "gradient", "weight"), ("tensors", "parameters", "weight")),
+        (("losses", 1, 1), ("losses", 0, 0)),
+        (("buffers", 1, "mean"), ("buffers", 0, "mean")),
     ):
-        assert widened == pytest.approx(MARGIN * 0.5, rel=2e-3)
-        assert kept <= 0.002
-    assert tolerances.quality("validation_loss") == pytest.approx(MARGIN * 0.25 + 0.002)
-    assert tolerances.quality("accuracy_top1") == pytest.approx(0.01)
+        assert tolerances.of(*widened) == pytest.approx(MARGIN * 0.5, rel=2e-3)
+        assert tolerances.of(*kept) <= 0.002
+    assert tolerances.of("quality", "validation_loss") == pytest.approx(MARGIN * 0.25 + 0.002)
+    assert tolerances.of("quality", "accuracy_top1") == pytest.approx(0.01)
     assert failing(off("gradient"), tolerances) == []
     assert len(failing(off("parameters"), tolerances)) == 1
 
@@ -104,8 +104,8 @@ def test_a_share_may_differ_by_one_sample() -> None:
     one = handmade(quality={"validation_loss": 2.0, "accuracy_top1": 0.51 - 1e-12})
     assert failing(one) == []
     made = handmade(quality={"map": 0.5, "mask_map": None})
-    tolerances = Tolerances(reference=made, disturbed=(made, made), floor=0.001)
-    assert tolerances.quality("map") == pytest.approx(0.01)
+    tolerances = tolerances_of(made)
+    assert tolerances.of("quality", "map") == pytest.approx(0.01)
     near = handmade(quality={"map": 0.51 - 1e-12, "mask_map": None})
     assert failing(near, tolerances) == []
     far = handmade(quality={"map": 0.52, "mask_map": None})
@@ -145,7 +145,7 @@ def test_a_missing_tensor_counts_as_zeros(part: str) -> None:
 def test_tensors_that_nobody_has_make_an_empty_check() -> None:
     """SGD without momentum keeps no state; a model without norms has no buffers."""
     bare = with_tensor(handmade(buffers=({}, {})), "optimizer state", {})
-    tolerances = Tolerances(reference=bare, disturbed=[bare], floor=1e-3)
+    tolerances = tolerances_of(bare)
     assert failing(bare, tolerances) == []
 
 

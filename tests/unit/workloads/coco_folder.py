@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardmark.workloads.datasets import annotated_data_set
-from shardmark.workloads.detection.annotated import AnnotatedPictures, Objects
+from shardmark.workloads.detection import data
+from shardmark.workloads.detection.annotated import Objects
+from shardmark.workloads.detection.coco import AnnotatedPictures
 from shardmark.workloads.detection.options import DetectionOptions
 
-COCO = annotated_data_set("coco")
 SQUARE = [[2, 2, 6, 2, 6, 6, 2, 6]]
 Document = dict[str, Any]
 Change = Callable[[Document], None]
@@ -83,8 +83,8 @@ def options(folder: Path, **fields: Any) -> DetectionOptions:
 
 
 def load(folder: Path, **fields: Any) -> AnnotatedPictures:
-    COCO.check(options(folder, **fields))
-    return COCO.load(options(folder, **fields), 0)
+    data.check(options(folder, **fields))
+    return data.load(options(folder, **fields), 0)
 
 
 def shown(data: AnnotatedPictures, split: str = "training") -> dict[int, Objects]:

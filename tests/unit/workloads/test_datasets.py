@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets import picture_data_set
+from shardmark.workloads import build_workload, check_data
 from shardmark.workloads.datasets import sources as _sources
 from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
+from shardmark.workloads.vision import data
 from shardmark.workloads.vision.options import ClassificationOptions
 
 
 def load(seed: int = 0, **fields: Any) -> LabelledPictures:
     chosen = ClassificationOptions.model_validate(fields)
-    return picture_data_set(chosen.dataset).load(chosen, seed)
+    return data.load(chosen, seed)
 
 
 def everything(source: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,9 +134,9 @@ def test_missing_files_are_named(name: str, file: str, tmp_path: Path) -> None:
     {"mnist": write_mnist, "cifar10": write_cifar10}[name](tmp_path)
     (tmp_path / file).unlink()
     options = ClassificationOptions.model_validate({"dataset": name, "data_dir": str(tmp_path)})
-    for check in (options.check_data, lambda: options.build(0)):
+    for call in (check_data, lambda options: build_workload(options, 0)):
         with pytest.raises(DataError) as caught:
-            check()
+            call(options)
         found = str(caught.value)
         assert found.startswith(f"{tmp_path}: no {file} for {name}; expected ")
         assert "`download: true` fetches them" in found
@@ -143,7 +144,7 @@ def test_missing_files_are_named(name: str, file: str, tmp_path: Path) -> None:
 
 def test_files_that_may_be_downloaded_are_not_missed(tmp_path: Path) -> None:
     data_dir = str(tmp_path / "new")
-    ClassificationOptions(dataset="mnist", data_dir=data_dir, download=True).check_data()
+    check_data(ClassificationOptions(dataset="mnist", data_dir=data_dir, download=True))
 
 
 def test_download_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,4 +165,4 @@ def test_corrupted_files(tmp_path: Path) -> None:
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardmark.workloads.datasets.digits.find_spec", lambda _: None)
     with pytest.raises(DataError, match="pip install scikit-learn"):
-        ClassificationOptions().check_data()
+        check_data(ClassificationOptions())

@@ -14,14 +14,13 @@ from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
 
 from shardmark.core.errors import DataError
+from shardmark.workloads import check_data
 from shardmark.workloads.datasets.digits import read_splits
-from shardmark.workloads.detection import digits_detection
+from shardmark.workloads.detection import data, digits_detection
 from shardmark.workloads.detection.digit_canvases import (
     CANVAS_SIZE,
     CATEGORY_IDS,
     Glyphs,
-    draw_canvas,
-    run_lengths,
 )
 from shardmark.workloads.detection.digits_detection import make
 from shardmark.workloads.detection.options import DetectionOptions
@@ -102,33 +101,6 @@ def test_all_kinds_of_pictures_occur(made: Path) -> None:
     assert 0 < sum(mark["iscrowd"] for mark in marks) < len(content["images"]) / 20
 
 
-def test_canvas_depends_on_its_number_alone() -> None:
-    drawn, again, other, of_validation = (
-        draw_canvas(glyphs(0), split=split, index=index).pixels
-        for split, index in ((0, 7), (0, 7), (0, 8), (1, 7))
-    )
-    assert np.array_equal(drawn, again)
-    assert not np.array_equal(drawn, other)
-    assert not np.array_equal(drawn, of_validation)
-
-
-@pytest.mark.parametrize("corner", [False, True])
-def test_run_lengths(corner: bool) -> None:
-    mask = np.zeros((3, 2), np.bool_)
-    mask[0, 0], mask[1:, 1] = corner, True
-    assert run_lengths(mask) == ([0, 1, 3, 2] if corner else [4, 2])
-
-
-def test_digits_are_where_the_masks_say() -> None:
-    """Ink differs from the canvas around it."""
-    for index in range(20):
-        canvas = draw_canvas(glyphs(0), split=0, index=index)
-        if canvas.marked:
-            grey = canvas.pixels.mean(2)
-            inked = np.logical_or.reduce([mark.mask for mark in canvas.marked])
-            assert abs(np.median(grey[inked]) - np.median(grey[~inked])) > 40
-
-
 def test_each_split_shows_its_own_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No validation digit is a training digit."""
     (training, _), (validation, _) = read_splits()
@@ -136,7 +108,7 @@ def test_each_split_shows_its_own_digits(tmp_path: Path, monkeypatch: pytest.Mon
     zeros, ones = glyphs(0, slice(0, 1)), glyphs(1, slice(1, 2))
     assert zeros.labels != ones.labels
     shown = tuple((each.pictures[:, None], each.labels) for each in (zeros, ones))
-    monkeypatch.setattr("shardmark.workloads.datasets.digits.read_splits", lambda: shown)
+    monkeypatch.setattr("shardmark.workloads.detection.digits_detection.read_splits", lambda: shown)
     make(tmp_path / "digits", training=5, validation=5)
     for split, only in zip(COUNTS, (zeros, ones), strict=True):
         marks = annotated(tmp_path / "digits", split)["annotations"]
@@ -153,14 +125,6 @@ def test_made_once_by_several_at_once(tmp_path: Path) -> None:
     few(folder)
     assert path.stat().st_mtime_ns == changed
     assert [path.name for path in folder.parent.iterdir()] == ["digits"], "nothing is left over"
-
-
-def test_made_in_an_empty_folder_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    few(tmp_path / "link")
-    assert (tmp_path / "link").is_symlink()
-    assert len(annotated(tmp_path / "real")["images"]) == 2
 
 
 def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +171,11 @@ def test_made_in_the_users_folder_or_the_cache(
     options = DetectionOptions(
         data_dir=None if below is None else str(tmp_path / below), validation_samples=4
     )
-    options.check_data()
+    check_data(options)
     folder = tmp_path / (below or f"cache/digits-detection-{digits_detection.VERSION}")
     assert len(annotated(folder)["images"]) == 9
-    data = digits_detection.load(options, 0)
-    assert (len(data.training), len(data.validation)) == (9, 4)
-    assert (data.classes, data.category_ids) == (tuple("0123456789"), CATEGORY_IDS)
-    assert not data.synthetic, "real handwriting"
-    assert data.training.read(np.arange(2)).pictures[0].shape == (3, CANVAS_SIZE, CANVAS_SIZE)
+    made = data.load(options, 0)
+    assert (len(made.training), len(made.validation)) == (9, 4)
+    assert made.classes == tuple("0123456789")
+    assert not made.synthetic, "real handwriting"
+    assert made.training.read(np.arange(2)).pictures[0].shape == (3, CANVAS_SIZE, CANVAS_SIZE)

@@ -17,6 +17,7 @@ from torch import nn
 
 from shardmark.core.errors import DataError
 from shardmark.core.shares import Shard
+from shardmark.workloads import check_data
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.vision.options import ClassificationOptions
 from shardmark.workloads.vision.task import Classification
@@ -41,7 +42,7 @@ def test_layout(make_folder: MakeFolder, validation: str) -> None:
     (folder / "train" / "ant" / "notes.txt").write_text("no picture")
     (folder / "train" / "ant" / "more").mkdir()
     shutil.copy(folder / "train" / "ant" / "0.png", folder / "train" / "ant" / "more" / "9.PNG")
-    options(folder).check_data()
+    check_data(options(folder))
     made = Classification(options(folder), 0)
     assert made.classes == ("ant", "bee", "cat")
     assert (made.training_samples, made.validation_samples) == (13, 12)
@@ -68,11 +69,6 @@ def test_pictures_are_decoded_and_normalised(make_folder: MakeFolder) -> None:
     Image.new("L", (30, 20), 100).save(folder / "train" / "ant" / "0.png")
     assert first_batch(folder).pictures.shape == (12, 3, 224, 224), "the first is not square"
     assert first_batch(folder, image_size=16).pictures.shape == (12, 3, 16, 16)
-
-
-def test_subset(make_folder: MakeFolder) -> None:
-    made = Classification(options(make_folder(), training_samples=6, validation_samples=5), 0)
-    assert (made.training_samples, made.validation_samples) == (6, 5)
 
 
 def remove(folder: Path) -> None:
@@ -103,9 +99,9 @@ def test_wrong_layout(
 ) -> None:
     folder = make_folder()
     break_it(folder / below)
-    for check in (options(folder).check_data, lambda: options(folder).build(0)):
+    for call in (check_data, lambda chosen: Classification(chosen, 0)):
         with pytest.raises(DataError) as caught:
-            check()
+            call(options(folder))
         assert str(caught.value).startswith(f"{folder / where}: {message}")
 
 
@@ -113,12 +109,12 @@ def test_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_text("")
     with pytest.raises(DataError, match="data: is not a folder; expected train/CLASS"):
-        options(file).check_data()
+        check_data(options(file))
 
 
 def test_one_class_is_no_classification(make_folder: MakeFolder) -> None:
     with pytest.raises(DataError, match="one class only: ant; at least two are needed"):
-        options(make_folder(classes=("ant",))).check_data()
+        check_data(options(make_folder(classes=("ant",))))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -164,12 +160,3 @@ def test_broken_validation_picture_is_left_out(make_folder: MakeFolder) -> None:
     assert [line.split(": ")[0] for line in made.data_errors] == [str(broken)]
     with pytest.raises(DataError, match=r"2\.png: cannot be read as a picture"):
         Classification(options(folder), 0).evaluate(model, WHOLE, torch.device("cpu"))
-
-
-def test_no_picture_can_be_read(make_folder: MakeFolder) -> None:
-    folder = make_folder()
-    for path in folder.glob("train/*/*"):
-        path.write_bytes(b"")
-    made = Classification(options(folder, on_broken="skip"), 0)
-    with pytest.raises(DataError, match="no picture can be read"):
-        ids(made, 1)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.unit.workloads import detection_folder as detection
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads import WORKLOADS, build_workload, options
+from shardmark.workloads import build_workload, check_data, options, shortened
 from shardmark.workloads.datasets import DATASETS
 from shardmark.workloads.detection.options import DETECTORS, DetectionOptions
 from shardmark.workloads.models import MODELS, model_known, registered_names
@@ -77,22 +77,6 @@ def test_wrong_fields_of_detection(fields: dict[str, Any], message: str) -> None
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"name": "classification", "dataset": "random", "classes": 7},
-        {"name": "detection", "max_size": 100},
-        {"name": "detection", "weights": "coco", "trainable_backbone_layers": 0},
-        {"name": "detection", "model": "json:loads", "model_options": {"depth": 3, "a": None}},
-        {"name": "detection", "dataset": "coco", "data_dir": "~/coco", "on_broken": "skip"},
-    ],
-)
-def test_options_survive_a_file(fields: dict[str, Any]) -> None:
-    chosen = options(fields)
-    assert type(chosen) is WORKLOADS[fields["name"]]
-    assert options(json.loads(json.dumps(chosen.model_dump(mode="json")))) == chosen
-
-
 def test_timm_model_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardmark.workloads.models.find_spec", lambda _: None)
     registered_names.cache_clear()
@@ -137,33 +121,33 @@ def test_a_verification_evaluates_few_or_all_there_are(
     make_folder: Callable[..., Path], detection_folder: Path
 ) -> None:
     chosen = ClassificationOptions(dataset="imagefolder", data_dir=str(make_folder()))
-    assert chosen.shortened() == chosen, "there are only 12"
-    assert ClassificationOptions().shortened().validation_samples == 256
-    assert ClassificationOptions(validation_samples=20).shortened().validation_samples == 20
+    assert shortened(chosen) == chosen, "there are only 12"
+    assert shortened(ClassificationOptions()).validation_samples == 256
+    assert shortened(ClassificationOptions(validation_samples=20)).validation_samples == 20
     few = detection.options(detection_folder)
-    assert few.shortened() == few, "there are only 6"
+    assert shortened(few) == few, "there are only 6"
     file = detection_folder / "annotations" / "instances_val2017.json"
     content = json.loads(file.read_text())
     content["images"] += [content["images"][0] | {"id": number} for number in range(200, 206)]
     file.write_text(json.dumps(content))
     for given, evaluated in ((None, 8), (3, 3), (9, 8)):
-        short = detection.options(detection_folder, validation_samples=given).shortened()
+        short = shortened(detection.options(detection_folder, validation_samples=given))
         assert short.validation_samples == evaluated
-    nowhere = detection.options(detection_folder / "nowhere").shortened()
+    nowhere = shortened(detection.options(detection_folder / "nowhere"))
     with pytest.raises(DataError):
-        nowhere.check_data()
+        check_data(nowhere)
 
 
 def test_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for dataset, name in (("cifar10", "classification"), ("coco", "detection")):
         with pytest.raises(DataError, match=f"{tmp_path}/data: no such folder"):
-            options({"name": name, "dataset": dataset, "data_dir": "~/data"}).check_data()
+            check_data(options({"name": name, "dataset": dataset, "data_dir": "~/data"}))
 
 
 @pytest.mark.parametrize(("key", "most"), [("training_samples", 1437), ("validation_samples", 360)])
 def test_more_samples_than_there_are(key: str, most: int) -> None:
-    mapping = {"name": "classification", key: most + 1}
-    for check in (lambda: options(mapping).check_data(), lambda: build_workload(mapping, 0)):
+    chosen = options({"name": "classification", key: most + 1})
+    for call in (check_data, lambda chosen: build_workload(chosen, 0)):
         with pytest.raises(InputError, match=rf"workload.{key}: found {most + 1}; .* {most} at"):
-            check()
+            call(chosen)

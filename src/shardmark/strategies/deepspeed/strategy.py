@@ -17,7 +17,7 @@ from shardmark.core.machine import Machine
 from shardmark.core.tools import tool_path
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import RankContext, Strategy, common_settings
-from shardmark.strategies.checks import check_devices, check_offload_device, check_precision
+from shardmark.strategies.checks import check_machine
 from shardmark.strategies.wire import FP32_BYTES, PRECISION_BYTES, all_reduced, times
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ class Zero(Strategy):
                     f"DeepSpeed compiles an operator on the CPU and finds no {missing[0]}",
                     "install a C++ compiler and ninja (apt-get install g++; pip install ninja)",
                 )
-        check_devices(self.name, world_size, machine)
-        check_precision(self.name, machine, recipe)
-        check_offload_device(self.name, machine, recipe)
+        check_machine(self.name, world_size, machine, recipe, offload_instead=None)
         if recipe.cpu_offload and self.stage == 0:
             raise StrategyUnavailable(
                 self.name,

@@ -16,8 +16,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
-from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import CheckpointState, HeldState, RankContext, Worker
+from shardmark.strategies.base import CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import build_on
 from shardmark.strategies.checkpoint_state import (
     copied_into,
@@ -35,15 +34,8 @@ from shardmark.strategies.deepspeed.private import (
     REPLICATED_PARAMETERS,
     SCALERS,
 )
-from shardmark.strategies.step import (
-    autocast,
-    build_optimizer,
-    copies,
-    forward_backward,
-    state_keys,
-    state_tensors,
-)
-from shardmark.workloads.base import Batch, Workload
+from shardmark.strategies.step import StepWorker, build_optimizer, state_keys, state_tensors
+from shardmark.workloads.base import Workload
 
 
 def start_engine(
@@ -62,45 +54,31 @@ def start_engine(
     return ZeroWorker(engine, workload, recipe, context.device)
 
 
-class ZeroWorker(Worker):
-    """Forward, backward and step through DeepSpeed's engine, which divides and reduces itself."""
+class ZeroWorker(StepWorker):
+    """Forward, backward and step through DeepSpeed's engine, which reduces itself."""
 
     def __init__(
         self, engine: Any, workload: Workload, recipe: Recipe, device: torch.device
     ) -> None:
-        self._engine = engine
-        self._workload = workload
-        self._recipe = recipe
-        self._device = device
-        self._native = engine.bfloat16_enabled() or engine.fp16_enabled()
-        self._steps_called = 0
-        self._steps_taken = 0
-        self._counted_call = 0
-        self._base_optimizer().register_step_post_hook(self._count_step)
-
-    def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        self._steps_called += 1
-        loss = forward_backward(
-            batch,
-            recorder,
-            micro_batches=self._recipe.gradient_accumulation,
-            loss_of=self._loss,
-            backward=self._backward,
+        super().__init__(
+            engine.module,
+            workload=workload,
+            recipe=recipe,
+            device=device,
+            called=engine,
+            autocasts=not (engine.bfloat16_enabled() or engine.fp16_enabled()),
         )
-        with recorder.span("optimizer"):
-            self._engine.step()
-        return loss
+        self._engine = engine
+        self._count_updates_of(self._base_optimizer())
 
-    def _loss(self, micro_batch: Batch) -> Tensor:
-        if self._native:
-            return self._workload.loss(self._engine, micro_batch)
-        with autocast(self._recipe, self._device):
-            return self._workload.loss(self._engine, micro_batch)
-
-    def _backward(self, loss: Tensor, last: bool) -> None:
-        self._engine.backward(loss)
+    def _backward(self, share: Tensor, last: bool) -> None:
+        self._engine.backward(share, scale_wrt_gas=False)
         if not last:
             self._engine.step()  # only counts the micro-batch
+
+    def _update(self) -> None:
+        self._steps_called += 1
+        self._engine.step()
 
     def _base_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._engine.optimizer
@@ -108,12 +86,7 @@ class ZeroWorker(Worker):
         assert isinstance(base, torch.optim.Optimizer)
         return base
 
-    def _count_step(self, *_: object) -> None:
-        if self._counted_call != self._steps_called:  # stage 3 steps once for each sub-group
-            self._counted_call = self._steps_called
-            self._steps_taken += 1
-
-    def _scaler(self) -> torch.amp.GradScaler | None:
+    def _loss_scaler(self) -> torch.amp.GradScaler | None:
         scalers = (
             getattr(owner, name, None)
             for owner in (self._engine, self._engine.optimizer)
@@ -125,13 +98,10 @@ class ZeroWorker(Worker):
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
 
-    def skipped_steps(self) -> int:
-        return self._steps_called - self._steps_taken
-
     def full_parameters(self) -> dict[str, Tensor]:
         sharded = self._engine.zero_optimization()
         full = {}
-        for name, parameter in self._engine.module.named_parameters():
+        for name, parameter in self._module.named_parameters():
             value = safe_get_full_fp32_param(parameter) if sharded else parameter
             full[name] = value.detach().float().cpu().clone()
         return full
@@ -140,10 +110,10 @@ class ZeroWorker(Worker):
         sharded = self._engine.zero_optimization()
         gradients = {
             name: safe_get_full_grad(parameter) if sharded else parameter.grad
-            for name, parameter in self._engine.module.named_parameters()
+            for name, parameter in self._module.named_parameters()
         }
         # Loss-scaled gradients are unscaled in the optimizer step, which is still to come.
-        scaler = self._scaler()
+        scaler = self._loss_scaler()
         scale = 1.0 if scaler is None else scaler.get_scale()
         return {
             name: gradient.detach().float().cpu().clone() / scale
@@ -155,7 +125,7 @@ class ZeroWorker(Worker):
         sharded = self._engine.zero_optimization()
         state: dict[str, dict[str, Tensor]] = {}
         keys = state_keys(self._recipe.optimizer)
-        for name, parameter in self._engine.module.named_parameters():
+        for name, parameter in self._module.named_parameters():
             if sharded:
                 held = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
             else:
@@ -167,12 +137,9 @@ class ZeroWorker(Worker):
             }
         return state
 
-    def buffers(self) -> dict[str, Tensor]:
-        return copies(self._engine.module.named_buffers())
-
     def held_state(self) -> HeldState:
         optimizer = self._engine.optimizer
-        parameters = list(self._engine.module.parameters())
+        parameters = list(self._module.parameters())
         masters = list(attributes(optimizer, MASTERS))
         shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
         gradients = [p.grad for p in (*parameters, *masters) if p.grad is not None]
@@ -185,35 +152,27 @@ class ZeroWorker(Worker):
 
     def checkpoint_state(self) -> CheckpointState:
         """The flat partitions that this rank holds; stage 0 is the same on all ranks."""
-        scaler = self._scaler()
         state = optimizer_tensors(self._base_optimizer(), self._updated())
         whole = {f"parameter/{n}": t.detach() for n, t in self._whole_parameters().items()}
         own = {f"partition/{n}": t.detach() for n, t in self._partitions().items()}
-        own |= named_buffers(self._engine.module)
+        own |= named_buffers(self._module)
         replicated = self._engine.zero_optimization_stage() == 0
         return CheckpointState(
             own=own if replicated else own | state,
             shared=whole | state if replicated else whole,
-            counts={
-                "steps_called": self._steps_called,
-                "steps_taken": self._steps_taken,
-                "scaler": {} if scaler is None else scaler.state_dict(),
-            },
+            counts=self._checkpoint_counts(),
         )
 
     def load_checkpoint_state(self, state: CheckpointState) -> None:
         """Collective in stage 3, which keeps small parameters whole everywhere."""
         tensors = {**state.own, **state.shared}
         optimizer, partitions = self._engine.optimizer, self._partitions()
-        load_buffers(self._engine.module, tensors)
+        load_buffers(self._module, tensors)
         for name, target in self._whole_parameters().items():
             copied_into(target, tensors[f"parameter/{name}"])
         for name, target in partitions.items():
             copied_into(target, tensors[f"partition/{name}"])
         restore_optimizer(self._base_optimizer(), self._updated(), tensors)
-        scaler = self._scaler()
-        if scaler is not None and state.counts["scaler"]:
-            scaler.load_state_dict(dict(state.counts["scaler"]))
         # Stage 3 computes with copies of its partitions (views of them, where there is no copy).
         for index, computed in enumerate(getattr(optimizer, COMPUTED_PARTITIONS, ())):
             copied_into(computed, partitions[str(index)])
@@ -221,8 +180,7 @@ class ZeroWorker(Worker):
         if small:
             small[0].partition(small, has_been_updated=False)
             small[0].all_gather(small)
-        self._steps_called = self._counted_call = int(state.counts["steps_called"])
-        self._steps_taken = int(state.counts["steps_taken"])
+        self._restore_counts(state.counts)
 
     def _updated(self) -> dict[str, nn.Parameter]:
         """What the base optimizer updates: all parameters, or this rank's partitions of them."""
@@ -231,7 +189,7 @@ class ZeroWorker(Worker):
         return self._partitions()
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in self._engine.module.named_parameters() if p.requires_grad}
+        return {n: p for n, p in self._module.named_parameters() if p.requires_grad}
 
     def _partitions(self) -> dict[str, nn.Parameter]:
         """The fp32 partitions by number; none in stage 0."""

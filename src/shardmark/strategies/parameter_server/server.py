@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -42,7 +42,7 @@ from shardmark.strategies.parameter_server.staleness_gate import StalenessGate
 from shardmark.strategies.step import build_optimizer, state_keys, state_tensors
 
 
-@dataclass(slots=True)
+@dataclass
 class Counts:
     """What one server counts.  Changed by one thread at a time, or under a key of its own."""
 
@@ -56,24 +56,14 @@ class Counts:
     received_bytes: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
-        counters = {name: dict(getattr(self, name)) for name in COUNTERS}
-        return {
-            "updates": self.updates,
-            "pushes": self.pushes,
-            "pulls": self.pulls,
-            **counters,
-        }
+        return {name: v if isinstance(v, int) else dict(v) for name, v in vars(self).items()}
 
-    def restore(self, stored: Mapping[str, Any]) -> None:
-        """Go on counting from there."""
-        self.updates = stored["updates"]
-        self.pushes = stored["pushes"]
-        self.pulls = stored["pulls"]
-        for name in COUNTERS:
-            getattr(self, name).update(stored[name])
-
-
-COUNTERS = ("staleness", "sent_bytes", "received_bytes")
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Counts:
+        counts: dict[str, Any] = {name: stored[name] for name in cls.__dataclass_fields__}
+        for name in ("staleness", "sent_bytes", "received_bytes"):
+            counts[name] = Counter(counts[name])
+        return cls(**counts)
 
 
 class GradientServer:
@@ -130,9 +120,9 @@ class GradientServer:
         self._answers: dict[Kind, Callable[[int, Header], None]] = {
             Kind.PUSH: self._take_push,
             Kind.PULL: self._answer_pull,
-            Kind.GRADIENTS: self._send_gradients,
-            Kind.PARAMETERS: self._send_parameters,
-            Kind.STATE: self._send_state,
+            Kind.GRADIENTS: self._send_tensors,
+            Kind.PARAMETERS: self._send_tensors,
+            Kind.STATE: self._send_tensors,
             Kind.STEP_SHARD: self._send_step_shard,
             Kind.GATHER: self._gather,
             Kind.CHECKPOINT: self._checkpoint,
@@ -249,28 +239,25 @@ class GradientServer:
         self._optimizer.step()
         self._counts.updates += 1
 
-    def _send_gradients(self, rank: int, header: Header) -> None:  # noqa: ARG002
+    def _send_tensors(self, rank: int, header: Header) -> None:
+        """The averaged gradient of the step under way, the parameters, or the optimizer's state."""
         with self._gate.changed:
-            if self._together:
+            tensors: list[Tensor | None] = list(self._flat)
+            if header.kind is Kind.GRADIENTS and self._together:
                 self._gate.changed.wait_for(lambda: self._averaged >= self._rounds[rank])
-            gradients = self._averages if self._together else [f.grad for f in self._flat]
-            copies = _copies(gradient for gradient in gradients if gradient is not None)
-        _send_all(copies, rank)
-
-    def _send_parameters(self, rank: int, header: Header) -> None:  # noqa: ARG002
-        with self._gate.changed:
-            copies = _copies(self._flat)
-        _send_all(copies, rank)
-
-    def _send_state(self, rank: int, header: Header) -> None:  # noqa: ARG002
-        with self._gate.changed:
-            states = [self._optimizer.state.get(flat, {}) for flat in self._flat]
-            copies = _copies(
-                state[key] if key in state else torch.zeros(flat.numel())
-                for key in state_keys(self._recipe.optimizer)
-                for flat, state in zip(self._flat, states, strict=True)
-            )
-        _send_all(copies, rank)
+                tensors = list(self._averages)
+            elif header.kind is Kind.GRADIENTS:
+                tensors = [flat.grad for flat in self._flat]
+            elif header.kind is Kind.STATE:
+                states = [self._optimizer.state.get(flat, {}) for flat in self._flat]
+                tensors = [
+                    state.get(key, torch.zeros_like(flat))
+                    for key in state_keys(self._recipe.optimizer)
+                    for flat, state in zip(self._flat, states, strict=True)
+                ]
+            copies = [tensor.detach().cpu().clone() for tensor in tensors if tensor is not None]
+        for tensor in copies:
+            send(tensor, rank)
 
     def _send_step_shard(self, rank: int, header: Header) -> None:
         step_shard = self._gate.step_shard(rank, header.number)
@@ -330,7 +317,7 @@ class GradientServer:
         for name, flat in self._numbered.items():
             copied_into(local(flat), state.own[f"parameter/{name}"])
         restore_optimizer(self._optimizer, self._numbered, state.own)
-        self._counts.restore(state.counts)
+        self._counts = Counts.from_json(state.counts)
         self._read = dict.fromkeys(self._read, self._counts.updates)
         self._gate.go_on_from(
             state.counts["step_shards"], wait_seconds=state.counts["wait_seconds"]
@@ -349,12 +336,3 @@ def clipping_factor(
         dist.all_reduce(squares, group=group)
     factor = (largest_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
     return factor.to(parts[0].device)
-
-
-def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [tensor.detach().cpu().clone() for tensor in tensors]
-
-
-def _send_all(tensors: Iterable[Tensor], rank: int) -> None:
-    for tensor in tensors:
-        send(tensor, rank)

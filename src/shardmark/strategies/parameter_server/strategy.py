@@ -13,7 +13,7 @@ from shardmark.core.layout import Fractions, Layout, RankLayout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import RankContext, Server, Strategy, common_settings
-from shardmark.strategies.checks import check_devices, check_no_offload
+from shardmark.strategies.checks import check_machine
 from shardmark.strategies.wire import PRECISION_BYTES
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ class ParameterServer(Strategy):
         return None
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        on_device = self.servers if self.server_device == "cuda" else 0
-        check_devices(self.name, world_size + on_device, machine)
         if self.server_device == "cuda" and machine.device_type != "cuda":
             raise StrategyUnavailable(
                 self.name, "server_device is cuda, and the workers are on the CPU", "set it to cpu"
@@ -67,7 +65,9 @@ class ParameterServer(Strategy):
                 "fp16 needs one loss scale for all workers, which pushes gradients too late",
                 "set recipe.precision to bf16 or fp32",
             )
-        check_no_offload(self.name, recipe, "server_device: cpu, which is the default")
+        on_device = self.servers if self.server_device == "cuda" else 0
+        instead = "server_device: cpu, which is the default"
+        check_machine(self.name, world_size + on_device, machine, recipe, offload_instead=instead)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """A server has a gradient of each worker at once, of its part of the parameters."""

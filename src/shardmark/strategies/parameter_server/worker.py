@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,7 +16,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.schema import ExchangeRecord
-from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup, Worker
+from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup
 from shardmark.strategies.checkpoint_state import copied_into, load_buffers, named_buffers
 from shardmark.strategies.parameter_server.buckets import Bucket, Partition
 from shardmark.strategies.parameter_server.messages import (
@@ -32,7 +32,7 @@ from shardmark.strategies.parameter_server.messages import (
     send_header,
     to_bytes,
 )
-from shardmark.strategies.step import autocast, copies, forward_backward, state_keys
+from shardmark.strategies.step import StepWorker, state_keys
 from shardmark.workloads.base import Batch, Workload
 
 
@@ -206,7 +206,15 @@ class GradientSender:
         self.pushes += 1
 
 
-class PushPullWorker(Worker):
+def flattened(bucket: Bucket, named: Mapping[str, nn.Parameter]) -> Tensor:
+    """The bucket's parameters in one tensor, of which they become views."""
+    flat = torch.cat([named[segment.name].detach().flatten() for segment in bucket.segments])
+    for segment in bucket.segments:
+        named[segment.name].data = segment.of(flat)
+    return flat
+
+
+class PushPullWorker(StepWorker):
     """Forward and backward on a copy of the parameters, whose gradients leave as they are ready.
 
     `bound` is the strategy's: 0 waits for all workers in each step.
@@ -223,16 +231,16 @@ class PushPullWorker(Worker):
         workers: int,
         bound: int | None,
     ) -> None:
-        self._model = model
-        self._workload = workload
-        self._recipe = recipe
-        self._device = device
+        # A gradient that is clipped by itself can only leave when all of it is there.
+        self._clipping = recipe.gradient_clipping if bound != 0 else None
+        early = self._clipping is None
         self._workers = workers
         self._bound = bound
         self._servers = range(workers, workers + len(partition))
         self._partition = partition
         self._rate = recipe.optimizer.lr
-        self._flat = [[self._flattened(bucket) for bucket in part] for part in partition]
+        named = dict(model.named_parameters())
+        self._flat = [[flattened(bucket, named) for bucket in part] for part in partition]
         self._inboxes = [
             [
                 flat if bucket.travels_as(flat) else bucket.message_buffer(device)
@@ -240,21 +248,18 @@ class PushPullWorker(Worker):
             ]
             for flats, part in zip(self._flat, partition, strict=True)
         ]
-        # A gradient that is clipped by itself can only leave when all of it is there.
-        self._clipping = recipe.gradient_clipping if bound != 0 else None
         self._sender = GradientSender(
-            model, partition, first_server=workers, device=device, early=self._clipping is None
+            model, partition, first_server=workers, device=device, early=early
+        )
+        super().__init__(
+            model,
+            workload=workload,
+            recipe=recipe,
+            device=device,
+            synchronise=self._sender.last_pass,
         )
         self._pulls = 0
         self._received: Counter[str] = Counter()
-
-    def _flattened(self, bucket: Bucket) -> Tensor:
-        """The bucket's parameters in one tensor, of which they become views."""
-        named = dict(self._model.named_parameters())
-        flat = torch.cat([named[segment.name].detach().flatten() for segment in bucket.segments])
-        for segment in bucket.segments:
-            named[segment.name].data = segment.of(flat)
-        return flat
 
     @cached_property
     def group(self) -> TrainingGroup:
@@ -263,29 +268,13 @@ class PushPullWorker(Worker):
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         with talking_to_servers():
             self._sender.begin(self._rate)
-            loss = forward_backward(
-                batch,
-                recorder,
-                micro_batches=self._recipe.gradient_accumulation,
-                loss_of=self._loss,
-                backward=self._backward,
-                synchronise=self._sender.last_pass,
-            )
+            loss = self._forward_backward(batch, recorder)
             if self._clipping is not None:
-                nn.utils.clip_grad_norm_(self._model.parameters(), self._clipping)
+                nn.utils.clip_grad_norm_(self._module.parameters(), self._clipping)
             self._sender.end()
             with recorder.span("optimizer"):
                 self._pull()
         return loss
-
-    def _loss(self, micro_batch: Batch) -> Tensor:
-        with autocast(self._recipe, self._device):
-            return self._workload.loss(self._model, micro_batch)
-
-    def _backward(self, loss: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
-        count = self._recipe.gradient_accumulation
-        share = loss / count if count > 1 else loss
-        share.backward()  # type: ignore[no-untyped-call]  # torch's
 
     def _pull(self) -> None:
         """With a bound the first server answers late: the others are asked after it."""
@@ -307,9 +296,6 @@ class PushPullWorker(Worker):
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._rate = learning_rate
-
-    def skipped_steps(self) -> int:
-        return 0
 
     def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
         """None if all wait for all anyway; else whatever the first server hands out."""
@@ -342,7 +328,7 @@ class PushPullWorker(Worker):
         held = self._asked(Kind.PARAMETERS)
         return {
             name: held[name] if name in held else parameter.detach().cpu().clone()
-            for name, parameter in self._model.named_parameters()
+            for name, parameter in self._module.named_parameters()
         }
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -375,12 +361,9 @@ class PushPullWorker(Worker):
             receive(flat, server)
             yield bucket, flat
 
-    def buffers(self) -> dict[str, Tensor]:
-        return copies(self._model.named_buffers())
-
     def held_state(self) -> HeldState:
         return HeldState(
-            parameters=tuple(self._model.parameters()),
+            parameters=tuple(self._module.parameters()),
             gradients=tuple(self._sender.gradients),
             optimizer_state=(),
         )
@@ -388,7 +371,7 @@ class PushPullWorker(Worker):
     def checkpoint_state(self) -> CheckpointState:
         """The servers have the rest."""
         return CheckpointState(
-            own=named_buffers(self._model),
+            own=named_buffers(self._module),
             counts={
                 "pulls": self._pulls,
                 "received_bytes": dict(self._received),
@@ -398,7 +381,7 @@ class PushPullWorker(Worker):
         )
 
     def load_checkpoint_state(self, state: CheckpointState) -> None:
-        load_buffers(self._model, state.own)
+        load_buffers(self._module, state.own)
         self._pulls = state.counts["pulls"]
         self._received.update(state.counts["received_bytes"])
         self._sender.pushes = state.counts["pushes"]

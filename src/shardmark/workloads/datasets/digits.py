@@ -26,11 +26,16 @@ MEAN = (0.306, 0.306, 0.306)
 STD = (0.324, 0.324, 0.324)
 
 
-def check(options: ClassificationOptions) -> None:
+def check(options: ClassificationOptions) -> int:
     """Raise `DataError` without scikit-learn, `InputError` for more samples than there are."""
     if find_spec("sklearn") is None:
         raise DataError("digits", "scikit-learn is not installed", "pip install scikit-learn")
-    options.check_sample_counts(SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
+    return options.check_sample_counts(SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
+
+
+def paths(options: ClassificationOptions) -> tuple[Path, ...]:  # noqa: ARG001  (one signature)
+    """scikit-learn ships them, so that its version tells which they are."""
+    return ()
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:

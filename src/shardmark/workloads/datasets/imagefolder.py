@@ -1,10 +1,10 @@
-"""The user's own pictures, in one folder a class.  Imports torch only in `load`."""
+"""The user's own pictures, in one folder a class.  Imports torch only to read pictures."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets.reading import BrokenPictures, few_of
+from shardmark.workloads.datasets.reading import BrokenPictures, few_of, read_pictures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from PIL import Image
 
-    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.datasets.sources import LabelledPictures, Reading
     from shardmark.workloads.vision.options import ClassificationOptions
 
 LARGEST_OWN_SIZE = 224
@@ -31,60 +32,89 @@ LAYOUT = "expected train/CLASS/*.jpg and test/CLASS/*.jpg (or val/, validation/)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderSplit:
-    """The pictures of one split, sorted by class, then by name."""
+class PictureFolder:
+    """A `Source`: the pictures of one split, sorted by class, then by name.
+
+    They are decoded when they are read: RGB, resized to a square if they have another size.
+    """
 
     root: Path
     classes: tuple[str, ...]
     names: tuple[str, ...]
-    """Each picture's path below its class folder."""
+    """Each picture's path below the root."""
     labels: NDArray[np.int64]
+    broken: BrokenPictures
+    image_size: int
+
+    def __len__(self) -> int:
+        return len(self.names)
 
     def path(self, sample: int) -> Path:
-        return self.root / self.classes[int(self.labels[sample])] / self.names[sample]
+        return self.root / self.names[sample]
 
-    def select(self, ids: NDArray[np.int64]) -> FolderSplit:
+    def select(self, ids: NDArray[np.int64]) -> PictureFolder:
         names = tuple(self.names[sample] for sample in ids.tolist())
-        return FolderSplit(
-            root=self.root, classes=self.classes, names=names, labels=self.labels[ids]
+        return replace(self, names=names, labels=self.labels[ids])
+
+    def read(self, ids: NDArray[np.int64]) -> Reading:
+        import torch
+
+        from shardmark.workloads.datasets.sources import Reading
+
+        read, decoded, errors = read_pictures(
+            ids.tolist(), self._decode, path=self.path, samples=len(self), broken=self.broken
+        )
+        pictures = np.empty((len(read), 3, self.image_size, self.image_size), np.uint8)
+        for place, picture in zip(pictures, decoded, strict=True):
+            place[:] = np.asarray(picture).transpose(2, 0, 1)
+        return Reading(
+            pictures=torch.from_numpy(pictures),
+            labels=torch.from_numpy(self.labels[np.array(read, np.int64)]),
+            sample_ids=tuple(read),
+            errors=errors,
         )
 
+    def _decode(self, sample: int) -> Image.Image:
+        from PIL import Image
 
-def check(options: ClassificationOptions) -> None:
+        with Image.open(self.path(sample)) as opened:
+            picture = opened.convert("RGB")
+        size = (self.image_size, self.image_size)
+        return picture if picture.size == size else picture.resize(size, Image.Resampling.BILINEAR)
+
+
+def check(options: ClassificationOptions) -> int:
     """Raise `DataError` unless both splits have the same classes, and a picture in each."""
-    training, validation = find_splits(options.folder)
-    options.check_sample_counts(len(training.names), len(validation.names))
+    training, validation = _splits(options)
+    return options.check_sample_counts(len(training), len(validation))
+
+
+def paths(options: ClassificationOptions) -> tuple[Path, ...]:
+    """The folders of both splits."""
+    return options.folder / "train", _validation_folder(options.folder)
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """Find the files; pictures are decoded when they are read."""
-    from shardmark.workloads.datasets.sources import Files, LabelledPictures
+    from shardmark.workloads.datasets.sources import LabelledPictures
 
-    splits = find_splits(options.folder)
-    image_size = options.image_size or own_size(splits[0])
-    training, validation = (
-        Files(
-            split=split,
-            image_size=image_size,
-            broken=BrokenPictures(skip=options.on_broken == "skip", replace=split is splits[0]),
-        )
-        for split in splits
-    )
+    training, validation = _splits(options)
+    image_size = options.image_size or _own_size(training)
     return LabelledPictures(
-        training=training,
-        validation=validation,
-        classes=splits[0].classes,
+        training=replace(training, image_size=image_size),
+        validation=replace(validation, image_size=image_size),
+        classes=training.classes,
         image_size=image_size,
         mean=MEAN,
         std=STD,
     ).reduced(options, seed)
 
 
-def own_size(split: FolderSplit) -> int:
+def _own_size(split: PictureFolder) -> int:
     """Side of the first picture whose size can be read, if square and under 224; else 224."""
     from PIL import Image
 
-    for sample in islice(range(len(split.names)), 16):
+    for sample in islice(range(len(split)), 16):
         try:
             with Image.open(split.path(sample)) as picture:
                 width, height = picture.size
@@ -94,23 +124,21 @@ def own_size(split: FolderSplit) -> int:
     return LARGEST_OWN_SIZE
 
 
-def find_splits(folder: Path) -> tuple[FolderSplit, FolderSplit]:
-    """The training and the validation split below `folder`; `DataError` for any other layout."""
+def _splits(options: ClassificationOptions) -> tuple[PictureFolder, PictureFolder]:
+    """The training and the validation split; `DataError` for any other layout."""
+    folder, skip = options.folder, options.on_broken == "skip"
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "no such folder"
         raise DataError(str(folder), what, LAYOUT)
-    training = _find_split(folder / "train")
-    there = [folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()]
-    validation = _find_split(there[0] if there else folder / VALIDATION_NAMES[0])
-    if training.classes != validation.classes:
-        only_training = sorted(set(training.classes) - set(validation.classes))
-        only_validation = sorted(set(validation.classes) - set(training.classes))
-        found = "; ".join(
-            f"{few_of(names)} only in {split.root.name}/"
-            for names, split in ((only_training, training), (only_validation, validation))
-            if names
-        )
-        raise DataError(str(folder), f"class folders differ: {found}", "make them agree")
+    training = _split(folder / "train", BrokenPictures(skip=skip, replace=True))
+    validation = _split(_validation_folder(folder), BrokenPictures(skip=skip, replace=False))
+    differing = "; ".join(
+        f"{few_of(sorted(names))} only in {split.root.name}/"
+        for split, other in ((training, validation), (validation, training))
+        if (names := set(split.classes) - set(other.classes))
+    )
+    if differing:
+        raise DataError(str(folder), f"class folders differ: {differing}", "make them agree")
     if len(training.classes) < 2:
         raise DataError(
             str(training.root), f"one class only: {training.classes[0]}", "at least two are needed"
@@ -118,32 +146,38 @@ def find_splits(folder: Path) -> tuple[FolderSplit, FolderSplit]:
     return training, validation
 
 
-def _find_split(root: Path) -> FolderSplit:
+def _validation_folder(folder: Path) -> Path:
+    there = [folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()]
+    return there[0] if there else folder / VALIDATION_NAMES[0]
+
+
+def _split(root: Path, broken: BrokenPictures) -> PictureFolder:
     if not root.is_dir():
         raise DataError(str(root), "no such folder", LAYOUT)
     with os.scandir(root) as entries:
-        found = (entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
-        classes = tuple(sorted(found))
+        classes = sorted(e.name for e in entries if e.is_dir() and e.name[0] != ".")
     if not classes:
         raise DataError(str(root), "holds no class folder", LAYOUT)
-    names: list[str] = []
-    counts: list[int] = []
-    for name in classes:
-        pictures = sorted(_pictures(str(root / name), ""))
+    by_class = [sorted(_pictures(str(root / name), f"{name}/")) for name in classes]
+    for name, pictures in zip(classes, by_class, strict=True):
         if not pictures:
             raise DataError(
                 str(root / name),
                 "no picture in this class folder",
                 f"put pictures there ({' '.join(SUFFIXES)}), or remove it in every split",
             )
-        names += pictures
-        counts.append(len(pictures))
-    labels = np.repeat(np.arange(len(classes), dtype=np.int64), counts)
-    return FolderSplit(root=root, classes=classes, names=tuple(names), labels=labels)
+    return PictureFolder(
+        root=root,
+        classes=tuple(classes),
+        names=tuple(name for pictures in by_class for name in pictures),
+        labels=np.repeat(np.arange(len(classes), dtype=np.int64), list(map(len, by_class))),
+        broken=broken,
+        image_size=LARGEST_OWN_SIZE,
+    )
 
 
 def _pictures(folder: str, below: str) -> Iterator[str]:
-    """Paths of the pictures in the folder and its subfolders, relative to the class folder."""
+    """Paths of the pictures in the folder and its subfolders, `below` put before each."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == ".":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,9 +21,14 @@ _PATTERN = 4
 """A class's pattern has so many by so many tiles."""
 
 
-def check(options: ClassificationOptions) -> None:
+def check(options: ClassificationOptions) -> int:
     """Nothing can be missing."""
-    del options
+    return options.training_samples or TRAINING_SAMPLES
+
+
+def paths(options: ClassificationOptions) -> tuple[Path, ...]:  # noqa: ARG001  (one signature)
+    """Nothing is read."""
+    return ()
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:

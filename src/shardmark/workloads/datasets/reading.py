@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import NamedTuple, TypeVar
 
 from shardmark.core.errors import DataError
 
 Decoded = TypeVar("Decoded")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokenPictures:
+class BrokenPictures(NamedTuple):
     """What becomes of pictures that cannot be read."""
 
     skip: bool
     """Go on without them, and name them; else the first one ends the trial."""
     replace: bool
     """Let the next readable sample take the place, as training needs; else leave it out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadPictures(Generic[Decoded]):
-    """What could be read of the samples that were asked for."""
-
-    sample_ids: list[int]
-    pictures: list[Decoded]
-    errors: tuple[str, ...]
 
 
 def read_pictures(
@@ -40,8 +29,11 @@ def read_pictures(
     path: Callable[[int], Path],
     samples: int,
     broken: BrokenPictures,
-) -> ReadPictures[Decoded]:
-    """`decode` each of the samples, of so many that there are; `path` names one's file."""
+) -> tuple[list[int], list[Decoded], tuple[str, ...]]:
+    """Samples that could be read of those asked for, what `decode` made of them, and the errors.
+
+    `path` names the file of one of so many `samples` that there are.
+    """
     from PIL import Image
 
     # What Pillow raises for files that are cut off, or no pictures.
@@ -69,7 +61,7 @@ def read_pictures(
             if broken.replace:
                 folder = str(path(wanted).parent)
                 raise DataError(folder, "no picture can be read", "put readable ones there")
-    return ReadPictures(sample_ids=read, pictures=pictures, errors=tuple(errors))
+    return read, pictures, tuple(errors)
 
 
 def few_of(names: Sequence[object]) -> str:

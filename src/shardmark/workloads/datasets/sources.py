@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import torch
-from PIL import Image
 from torch.nn import functional
 
 from shardmark.workloads import order
-from shardmark.workloads.datasets.reading import BrokenPictures, read_pictures
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from shardmark.workloads.datasets.imagefolder import FolderSplit
     from shardmark.workloads.vision.options import ClassificationOptions
 
 RESIZE_WHOLE_BYTES = 2**30
@@ -103,44 +100,3 @@ def _resized(pictures: Tensor, image_size: int) -> Tensor:
     """uint8 (n, channels, height, width) -> square, bilinear with antialiasing."""
     size = (image_size, image_size)
     return functional.interpolate(pictures, size, mode="bilinear", antialias=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """Pictures decoded when they are read: RGB, resized to a square if they have another size."""
-
-    split: FolderSplit
-    image_size: int
-    broken: BrokenPictures
-
-    def __len__(self) -> int:
-        return len(self.split.labels)
-
-    def read(self, ids: NDArray[np.int64]) -> Reading:
-        read = read_pictures(
-            ids.tolist(),
-            self._decode,
-            path=self.split.path,
-            samples=len(self),
-            broken=self.broken,
-        )
-        pictures = np.empty((len(read.pictures), 3, self.image_size, self.image_size), np.uint8)
-        for place, picture in zip(pictures, read.pictures, strict=True):
-            place[:] = np.asarray(picture).transpose(2, 0, 1)
-        return Reading(
-            pictures=torch.from_numpy(pictures),
-            labels=torch.from_numpy(self.split.labels[np.array(read.sample_ids, np.int64)]),
-            sample_ids=tuple(read.sample_ids),
-            errors=read.errors,
-        )
-
-    def select(self, ids: NDArray[np.int64]) -> Files:
-        return replace(self, split=self.split.select(ids))
-
-    def _decode(self, sample: int) -> Image.Image:
-        with Image.open(self.split.path(sample)) as opened:
-            picture = opened.convert("RGB")
-        size = (self.image_size, self.image_size)
-        if picture.size != size:
-            picture = picture.resize(size, Image.Resampling.BILINEAR)
-        return picture

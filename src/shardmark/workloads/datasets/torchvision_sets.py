@@ -36,10 +36,13 @@ class TorchvisionSet:
     pictures_of: Callable[[Any], Tensor]
     """A split of torchvision's -> (n, channels, height, width), uint8."""
 
-    def check(self, options: ClassificationOptions) -> None:
+    def check(self, options: ClassificationOptions) -> int:
         """Raise `DataError` for missing files, `InputError` for more samples than there are."""
         self._check_files(options)
-        options.check_sample_counts(self.training_samples, self.validation_samples)
+        return options.check_sample_counts(self.training_samples, self.validation_samples)
+
+    def paths(self, options: ClassificationOptions) -> tuple[Path, ...]:
+        return tuple(options.folder / name for name in self.files)
 
     def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
         import torch

@@ -1,11 +1,9 @@
-"""Pictures with boxes, labels and masks: what a detection data set offers.  Imports no torch."""
+"""What is marked in pictures: boxes, labels and masks.  Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-from shardmark.workloads.order import Source
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,28 +45,3 @@ class AnnotatedReading:
     sample_ids: tuple[int, ...]
     """Those really read: a broken sample's place is taken by the next one, or is left out."""
     errors: tuple[str, ...] = ()
-
-
-class AnnotatedSource(Source, Protocol):
-    """One split of a data set.
-
-    A training split shows no crowds and no boxes without area; a validation split shows crowds.
-    """
-
-    def read(self, ids: NDArray[np.int64]) -> AnnotatedReading:
-        """Decode these samples, in this order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnotatedPictures:
-    """A data set, ready to be read."""
-
-    training: AnnotatedSource
-    validation: AnnotatedSource
-    classes: tuple[str, ...]
-    """Names of labels 1, 2, ..."""
-    category_ids: tuple[int, ...]
-    """The annotation file's numbers of labels 1, 2, ..."""
-    notes: tuple[str, ...] = ()
-    """What was left out of training, one line each; these are data errors."""
-    synthetic: bool = False

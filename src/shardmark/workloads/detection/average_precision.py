@@ -76,8 +76,8 @@ def average_precision(
     )
     for picture in ordered:
         metric.update(picture)
-    found = metric.compute()
-    return {name: _fraction(found[theirs]) for name, theirs in names.items()}
+    averages = metric.compute()
+    return {name: _fraction(averages[theirs]) for name, theirs in names.items()}
 
 
 class _Metric(MeanAveragePrecision):

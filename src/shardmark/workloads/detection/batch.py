@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from shardmark.workloads.order import micro_batches
+from shardmark.workloads.picture_task import PictureBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,22 +32,16 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetectionBatch:
-    """Some samples of one step."""
+class DetectionBatch(PictureBatch):
+    """Annotated pictures of one step."""
 
     pictures: tuple[Tensor, ...]
     """Each (3, height, width): uint8 as stored, float32 from 0 to 1 once moved to a device."""
     targets: tuple[Target, ...]
-    sample_ids: tuple[int, ...]
     masks: tuple[Tensor, ...] | None = None
     """Each (n, height, width), uint8; None where nobody learns masks."""
-    errors: tuple[str, ...] = ()
-    """One line for each unreadable picture met while making this batch."""
     model_targets: list[dict[str, Any]] = field(default_factory=list)
     """torchvision's form of the targets, on the device; empty before."""
-
-    def __len__(self) -> int:
-        return len(self.sample_ids)
 
     def to(self, device: torch.device) -> Self:
         """A copy on the device, its pictures as torchvision's `ToTensor` makes them."""
@@ -73,22 +67,13 @@ class DetectionBatch:
             target["masks"] = masks.to(device, non_blocking=True)
         return made
 
-    def split(self, parts: int) -> tuple[Self, ...]:
-        """Equal, consecutive micro-batches."""
-        if parts == 1:
-            return (self,)
-        return tuple(self._part(part) for part in micro_batches(len(self), parts))
-
-    def _part(self, which: slice) -> Self:
-        return replace(
-            self,
-            pictures=self.pictures[which],
-            targets=self.targets[which],
-            sample_ids=self.sample_ids[which],
-            masks=None if self.masks is None else self.masks[which],
-            errors=(),
-            model_targets=self.model_targets[which],
-        )
+    def _contents_of(self, which: slice) -> dict[str, Any]:
+        return {
+            "pictures": self.pictures[which],
+            "targets": self.targets[which],
+            "masks": None if self.masks is None else self.masks[which],
+            "model_targets": self.model_targets[which],
+        }
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory; the loader's pinning thread calls it."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads.detection.own_detectors import OWN_DETECTORS
-from shardmark.workloads.detection.weights import PUBLISHED, ensure
+from shardmark.workloads.detection.weights import PUBLISHED, address, ensure, path
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.models import is_user_function
 
@@ -56,8 +56,7 @@ def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: i
 
 def _from_published(options: DetectionOptions, weights: str, classes: Sequence[str]) -> nn.Module:
     """torchvision's own file, which it would fetch unasked where it is not there."""
-    file = PUBLISHED[weights](options.model)
-    assert file is not None, "checked with the options"
+    file = PUBLISHED[weights][options.model]
     ensure(file, download=options.download)
     try:
         if weights == "imagenet":
@@ -65,7 +64,7 @@ def _from_published(options: DetectionOptions, weights: str, classes: Sequence[s
         model = _construct(options, outputs=None, weights="COCO_V1")
     except _BROKEN_FILE as error:
         raise DataError(
-            str(file.path), f"cannot be loaded ({error})", f"replace it by {file.address}"
+            str(path(file)), f"cannot be loaded ({error})", f"replace it by {address(file)}"
         ) from error
     fit_heads(model, coco_rows(classes))
     return model
@@ -126,7 +125,7 @@ def _from_file(options: DetectionOptions, file: Path, classes: Sequence[str]) ->
     tensors = _load(file)
     outputs = len(classes) + 1
     model = _construct(options, outputs=outputs)
-    if head_outputs(model, tensors) == COCO_OUTPUTS != outputs:
+    if outputs != COCO_OUTPUTS and has_coco_heads(model, tensors, outputs):
         model = _construct(options, outputs=COCO_OUTPUTS)
         _put(model, file, tensors)
         fit_heads(model, coco_rows(classes))
@@ -174,77 +173,41 @@ def coco_rows(classes: Sequence[str]) -> list[int | None]:
     return [0, *(numbers.get(name) for name in classes)]
 
 
-def head_outputs(model: nn.Module, tensors: Mapping[str, Tensor]) -> int | None:
-    """Outputs of the heads whose tensors these are; None where the model's heads are unknown."""
-    own = dict(model.named_modules())
-    for name, inner in _LAYERS:
-        if name not in own or f"{name}.bias" not in tensors:
-            continue
-        if name.endswith("bbox_pred"):
-            return len(tensors[f"{name}.bias"]) // 4
-        anchors = _anchors(model) if inner else 1
-        return len(tensors[f"{name}.bias"]) // anchors
-    return None
+def has_coco_heads(model: nn.Module, tensors: Mapping[str, Tensor], outputs: int) -> bool:
+    """Whether the tensors have COCO's outputs where the model has so many."""
+    own = dict(model.named_parameters())
+    heads = (f"{name}.bias" for name, _ in _LAYERS)
+    head = next((name for name in heads if name in own and name in tensors), None)
+    return head is not None and len(tensors[head]) * outputs == len(own[head]) * COCO_OUTPUTS
 
 
 def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
-    """Keep these outputs, in this order; those without a source stay as they were drawn."""
+    """Keep these of COCO's outputs, in this order; what has no source is drawn."""
     modules = dict(model.named_modules())
+    drawn = torch.tensor(
+        [index for index, row in enumerate(rows) if row is None], dtype=torch.int64
+    )
+    kept = torch.tensor([row or 0 for row in rows])
     for name, inner in _LAYERS:
-        if name not in modules:
+        layer = modules.get(name)
+        if layer is None:
             continue
-        parent, _, attribute = name.rpartition(".")
-        layer = modules[name]
         assert isinstance(layer, nn.Linear | nn.Conv2d)
-        setattr(modules[parent], attribute, _with_outputs(layer, rows, inner, _anchors(model)))
-        if inner:
-            modules[parent].num_classes = len(rows)
-
-
-def _anchors(model: nn.Module) -> int:
-    """Anchors at each place of a one-stage detector: its heads' outputs are so many times more."""
-    generator = getattr(model, "anchor_generator", None)
-    if generator is None:
-        return 1
-    counts = set(generator.num_anchors_per_location())
-    assert len(counts) == 1, "torchvision's heads have as many anchors on each level"
-    return int(counts.pop())
-
-
-def _with_outputs(
-    layer: nn.Linear | nn.Conv2d, rows: Sequence[int | None], inner: bool, anchors: int
-) -> nn.Linear | nn.Conv2d:
-    """A layer of the same kind with `rows` for its classes."""
-    assert layer.bias is not None
-    per_class = anchors if inner else 1
-    if not inner:
-        per_class = len(layer.bias) // COCO_OUTPUTS  # 1, or a box's 4 edges
-    outputs = len(rows) * per_class
-    if isinstance(layer, nn.Linear):
-        made: nn.Linear | nn.Conv2d = nn.Linear(layer.in_features, outputs)
-    else:
-        made = nn.Conv2d(
-            layer.in_channels,
-            outputs,
-            layer.kernel_size,  # type: ignore[arg-type]  # a pair, as torch keeps it
-            layer.stride,  # type: ignore[arg-type]
-            layer.padding,  # type: ignore[arg-type]
+        assert layer.bias is not None
+        per_class = len(layer.bias) // COCO_OUTPUTS  # anchors, a box's 4 edges, or 1
+        # A one-stage detector's new classes begin as rare as its rarest.
+        bias = float(layer.bias.detach().min()) if inner else 0.0
+        for attribute, mean, deviation in (("weight", 0.0, 0.01), ("bias", bias, 0.0)):
+            old = getattr(layer, attribute).detach()
+            sizes = (per_class, COCO_OUTPUTS) if inner else (COCO_OUTPUTS, per_class)
+            new = old.unflatten(0, sizes).index_select(int(inner), kept)
+            fresh = mean + deviation * torch.randn_like(new)
+            new.index_copy_(int(inner), drawn, fresh.index_select(int(inner), drawn))
+            setattr(layer, attribute, nn.Parameter(new.flatten(0, 1)))
+        setattr(
+            layer,
+            "out_features" if isinstance(layer, nn.Linear) else "out_channels",
+            len(rows) * per_class,
         )
-        nn.init.normal_(made.weight, std=0.01)
-    assert made.bias is not None
-    nn.init.constant_(made.bias, float(layer.bias.detach().min()) if inner else 0.0)
-    with torch.no_grad():
-        for source, target in ((layer.weight, made.weight), (layer.bias, made.bias)):
-            old, new = _by_class(source, inner, per_class), _by_class(target, inner, per_class)
-            for index, row in enumerate(rows):
-                if row is not None:
-                    new[:, index] = old[:, row]
-    return made
-
-
-def _by_class(tensor: Tensor, inner: bool, per_class: int) -> Tensor:
-    """A view (places, classes, ...) of a layer's weight or bias."""
-    rest = tensor.shape[1:]
-    if inner:
-        return tensor.view(per_class, -1, *rest)
-    return tensor.view(1, -1, per_class, *rest)
+        if inner:
+            modules[name.rpartition(".")[0]].num_classes = len(rows)

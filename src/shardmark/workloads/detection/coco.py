@@ -12,7 +12,7 @@ import numpy as np
 
 from shardmark.core.errors import DataError
 from shardmark.workloads.datasets.reading import BrokenPictures, few_of, read_pictures
-from shardmark.workloads.detection.annotated import AnnotatedPictures, AnnotatedReading, Objects
+from shardmark.workloads.detection.annotated import AnnotatedReading, Objects
 from shardmark.workloads.detection.coco_file import CocoFile, read_coco
 from shardmark.workloads.models import is_user_function
 from shardmark.workloads.order import reduced
@@ -32,8 +32,11 @@ SMALLEST_SIDE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CocoSource:
-    """An `AnnotatedSource`: p pictures of one annotation file, and which of its objects count."""
+class CocoSplit:
+    """A `Source`: p pictures of one annotation file, and which of its objects count.
+
+    A training split shows no crowds and no boxes without area; a validation split shows all.
+    """
 
     file: Path
     root: Path
@@ -51,7 +54,7 @@ class CocoSource:
     def __len__(self) -> int:
         return len(self.pictures)
 
-    def select(self, ids: NDArray[np.int64]) -> CocoSource:
+    def select(self, ids: NDArray[np.int64]) -> CocoSplit:
         return replace(self, pictures=self.pictures[ids])
 
     def path(self, sample: int) -> Path:
@@ -65,23 +68,20 @@ class CocoSource:
 
     def read(self, ids: NDArray[np.int64]) -> AnnotatedReading:
         """Pictures, their values laid out in memory as (height, width, 3), and their objects."""
-        read = read_pictures(
+        samples, read, errors = read_pictures(
             ids.tolist(), self._decode, path=self.path, samples=len(self), broken=self.broken
         )
         return AnnotatedReading(
-            pictures=tuple(picture for picture, _ in read.pictures),
-            objects=tuple(objects for _, objects in read.pictures),
-            image_ids=tuple(self.content.image_ids[self.pictures[read.sample_ids]].tolist()),
-            sample_ids=tuple(read.sample_ids),
-            errors=read.errors,
+            pictures=tuple(picture for picture, _ in read),
+            objects=tuple(objects for _, objects in read),
+            image_ids=tuple(self.content.image_ids[self.pictures[samples]].tolist()),
+            sample_ids=tuple(samples),
+            errors=errors,
         )
 
     def _decode(self, sample: int) -> tuple[Tensor, Objects]:
-        picture = decoded(self.path(sample))
-        return picture, self._objects(int(self.pictures[sample]), picture)
-
-    def _objects(self, number: int, picture: Tensor) -> Objects:
         """Raises `ValueError` where the annotations are of a picture of another size."""
+        picture, number = decoded(self.path(sample)), int(self.pictures[sample])
         height, width = picture.shape[-2:]
         annotated = tuple(self.content.sizes[number].tolist())
         if annotated != (width, height):
@@ -91,51 +91,47 @@ class CocoSource:
             )
         first, last = self.content.offsets[number : number + 2].tolist()
         rows = first + np.flatnonzero(self.shown[first:last])
-        masks = None
-        if self.with_masks:
-            ends = self.content.mask_offsets
-            masks = tuple(
-                {
-                    "size": [height, width],
-                    "counts": self.content.masks[ends[row] : ends[row + 1]].tobytes(),
-                }
-                for row in rows.tolist()
-            )
-        return Objects(
+        size, ends = [height, width], self.content.mask_offsets
+        masks = tuple(
+            {"size": size, "counts": self.content.masks[ends[row] : ends[row + 1]].tobytes()}
+            for row in rows.tolist()
+        )
+        return picture, Objects(
             boxes=self.boxes[rows],
             labels=self.content.labels[rows],
             areas=self.content.areas[rows],
             crowds=self.content.crowds[rows],
-            masks=masks,
+            masks=masks if self.with_masks else None,
         )
 
 
-def check(options: DetectionOptions) -> None:
-    """Raise `DataError` or `InputError` for what is wrong; keep the annotations in the cache."""
-    read_splits(options.folder, options)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnotatedPictures:
+    """A data set, ready to be read."""
+
+    training: CocoSplit
+    validation: CocoSplit
+    classes: tuple[str, ...]
+    """Names of labels 1, 2, ..."""
+    notes: tuple[str, ...]
+    """What was left out of training, one line each; these are data errors."""
+    synthetic: bool = False
 
 
-def load(options: DetectionOptions, seed: int) -> AnnotatedPictures:
-    """Find the pictures; they are decoded when they are read."""
-    return load_folder(options.folder, options, seed)
-
-
-def load_folder(folder: Path, options: DetectionOptions, seed: int) -> AnnotatedPictures:
-    """As `load`, for data in this folder.  Samples are pictures by ascending id."""
+def load(folder: Path, options: DetectionOptions, seed: int) -> AnnotatedPictures:
+    """The data in this folder.  Samples are pictures by ascending id."""
     training, validation, notes = read_splits(folder, options)
-    categories = training.content.categories
     return AnnotatedPictures(
         training=reduced(training, options.training_samples, seed=seed, split=0),
         validation=reduced(validation, options.validation_samples, seed=seed, split=1),
-        classes=tuple(categories.values()),
-        category_ids=tuple(categories),
+        classes=tuple(training.content.categories.values()),
         notes=notes,
     )
 
 
 def read_splits(
     folder: Path, options: DetectionOptions
-) -> tuple[CocoSource, CocoSource, tuple[str, ...]]:
+) -> tuple[CocoSplit, CocoSplit, tuple[str, ...]]:
     """Training and validation before subsets are drawn, and what was left out.  No torch."""
     training, notes = _learnable(_split(folder, "train", options))
     validation = _split(folder, "val", options)
@@ -157,13 +153,13 @@ def read_splits(
     )
 
 
-def _split(folder: Path, name: str, options: DetectionOptions) -> CocoSource:
+def _split(folder: Path, name: str, options: DetectionOptions) -> CocoSplit:
     """The split `train` or `val` with all its objects, as the file has them."""
     file, root = _find(folder, name)
     content = read_coco(file, with_masks=options.with_masks)
     with np.errstate(over="ignore"):
         boxes = content.boxes.astype(np.float32)
-    return CocoSource(
+    return CocoSplit(
         file=file,
         root=root,
         content=content,
@@ -174,7 +170,7 @@ def _split(folder: Path, name: str, options: DetectionOptions) -> CocoSource:
     )
 
 
-def _learnable(source: CocoSource) -> tuple[CocoSource, tuple[str, ...]]:
+def _learnable(source: CocoSplit) -> tuple[CocoSplit, tuple[str, ...]]:
     """Only objects that can be learned, clipped to their picture; and a note on the others."""
     content = source.content
     finite = np.isfinite(content.boxes).all(axis=1)
@@ -188,6 +184,11 @@ def _learnable(source: CocoSource) -> tuple[CocoSource, tuple[str, ...]]:
         notes = (f"{source.file}: boxes without area, not trained on: annotations {ids}",)
     shown = has_area & ~content.crowds
     return replace(source, boxes=boxes.astype(np.float32), shown=shown), notes
+
+
+def paths(folder: Path) -> tuple[Path, ...]:
+    """Annotation file and picture folder of both splits."""
+    return (*_find(folder, "train"), *_find(folder, "val"))
 
 
 def _find(folder: Path, name: str) -> tuple[Path, Path]:
@@ -215,24 +216,23 @@ def _find(folder: Path, name: str) -> tuple[Path, Path]:
     return files[0], root
 
 
-def _check_same_categories(training: CocoSource, validation: CocoSource) -> None:
+def _check_same_categories(training: CocoSplit, validation: CocoSplit) -> None:
     """Raise `DataError` unless each category has the same id and name in both files."""
-    first, second = training.content.categories, validation.content.categories
+    first, second = (set(split.content.categories.items()) for split in (training, validation))
     differing = sorted(
-        (identity, f"{identity} {name!r} only in {split.file.name}")
-        for split, own, other in ((training, first, second), (validation, second, first))
-        for identity, name in own.items()
-        if other.get(identity) != name
+        f"{identity} {name!r} only in {split.file.name}"
+        for split, only in ((training, first - second), (validation, second - first))
+        for identity, name in only
     )
     if differing:
         raise DataError(
             str(training.file.parent),
-            f"categories differ: {few_of([text for _, text in differing])}",
+            f"categories differ: {few_of(differing)}",
             "make them agree",
         )
 
 
-def _without_missing(source: CocoSource) -> tuple[CocoSource, tuple[str, ...]]:
+def _without_missing(source: CocoSplit) -> tuple[CocoSplit, tuple[str, ...]]:
     """Without the pictures whose file is not there, and a line for each of them."""
     there: dict[Path, frozenset[str]] = {}
     missing = []
@@ -258,7 +258,7 @@ def _without_missing(source: CocoSource) -> tuple[CocoSource, tuple[str, ...]]:
     return source.select(np.delete(np.arange(len(source)), missing)), notes
 
 
-def _with_masks(options: DetectionOptions, *splits: CocoSource) -> bool:
+def _with_masks(options: DetectionOptions, *splits: CocoSplit) -> bool:
     """Whether masks are read: if the model learns them, and all objects have one."""
     if not options.with_masks:
         return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,10 @@ def draw_canvas(glyphs: Glyphs, *, split: int, index: int) -> Canvas:
         glyph = draws.number(0, len(glyphs))
         mask = _stamp(pixels, glyphs.pictures[glyph], place, _ink(draws, dark=dark))
         digit = int(glyphs.labels[glyph])
-        marked = [_covered(one, mask) for one in marked]
+        marked = [replace(mark, mask=mark.mask & ~mask) for mark in marked]
         marked.append(Marked(digit=digit, mask=mask, crowd=False))
-    return Canvas(pixels=_clipped(pixels), marked=tuple(one for one in marked if one.mask.any()))
+    visible = tuple(mark for mark in marked if mark.mask.any())
+    return Canvas(pixels=_clipped(pixels), marked=visible)
 
 
 def _background(draws: _Draws, *, dark: bool) -> NDArray[np.int32]:
@@ -142,20 +143,17 @@ def _free_place(draws: _Draws, places: list[Place], *, width: int, height: int) 
         left = draws.number(0, CANVAS_SIZE - width + 1)
         top = draws.number(0, CANVAS_SIZE - height + 1)
         place = (left, top, width, height)
-        if all(_common_area(place, other) * 8 <= _smaller_area(place, other) for other in places):
+        if not any(_crowded(place, other) for other in places):
             places.append(place)
             return place
     return None
 
 
-def _common_area(one: Place, other: Place) -> int:
-    width = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
-    height = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
-    return max(0, width) * max(0, height)
-
-
-def _smaller_area(one: Place, other: Place) -> int:
-    return min(one[2] * one[3], other[2] * other[3])
+def _crowded(place: Place, other: Place) -> bool:
+    """Whether they share more than an eighth of the smaller one."""
+    ends = (min(place[axis] + place[axis + 2], other[axis] + other[axis + 2]) for axis in (0, 1))
+    width, height = (max(0, end - max(place[i], other[i])) for i, end in enumerate(ends))
+    return width * height * 8 > min(place[2] * place[3], other[2] * other[3])
 
 
 def _stamp(pixels: NDArray[np.int32], glyph: Pixels, place: Place, ink: NDArray[np.int64]) -> Mask:
@@ -193,10 +191,6 @@ def _draw_crowd(
             pixels, glyph, (left + column, top + row, size, size), _ink(draws, dark=dark)
         )
     return Marked(digit=digit, mask=mask, crowd=True)
-
-
-def _covered(one: Marked, mask: Mask) -> Marked:
-    return Marked(digit=one.digit, mask=one.mask & ~mask, crowd=one.crowd)
 
 
 def _clipped(pixels: NDArray[np.int32]) -> Pixels:
@@ -247,14 +241,14 @@ def _annotations(marked: Sequence[Marked], image_id: int, first_id: int) -> list
         {
             "id": first_id + index,
             "image_id": image_id,
-            "category_id": CATEGORY_IDS[one.digit],
-            "bbox": list(one.box),
-            "area": int(one.mask.sum()),
-            "iscrowd": int(one.crowd),
+            "category_id": CATEGORY_IDS[mark.digit],
+            "bbox": list(mark.box),
+            "area": int(mark.mask.sum()),
+            "iscrowd": int(mark.crowd),
             "segmentation": {
                 "size": [CANVAS_SIZE, CANVAS_SIZE],
-                "counts": run_lengths(one.mask),
+                "counts": run_lengths(mark.mask),
             },
         }
-        for index, one in enumerate(marked)
+        for index, mark in enumerate(marked)
     ]

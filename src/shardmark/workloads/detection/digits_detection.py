@@ -1,8 +1,7 @@
 """Handwritten digits on canvases: the embedded default of detection.
 
 Made once, from scikit-learn's digits and a seed of its own, in COCO's layout: what is read and
-evaluated later is read and evaluated as any other data set in that layout.  Imports torch only in
-`load`.
+evaluated later is read and evaluated as any other data set in that layout.
 """
 
 from __future__ import annotations
@@ -11,36 +10,21 @@ import shutil
 import uuid
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shardmark.core.errors import DataError
 from shardmark.workloads.datasets.cache import cache_folder
-
-if TYPE_CHECKING:
-    from shardmark.workloads.detection.annotated import AnnotatedPictures
-    from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.workloads.datasets.digits import read_splits
 
 VERSION = 1
 """Goes up when any pixel or annotation changes."""
 TRAINING_PICTURES = 1600
 VALIDATION_PICTURES = 250
 
-_FIRST_IDS = (1, 100_001)
 _MARKER = "digits-detection.txt"
 
 
-def check(options: DetectionOptions) -> None:
-    """Make the data where they are not there yet; raise `DataError` where that cannot be."""
-    from shardmark.workloads.detection.coco import read_splits
-
-    read_splits(_made(options), options)
-
-
-def load(options: DetectionOptions, seed: int) -> AnnotatedPictures:
-    """Training canvases show the training digits of `digits`, validation canvases the others."""
-    from shardmark.workloads.detection.coco import load_folder
-
-    return load_folder(_made(options), options, seed)
+def default_folder() -> Path:
+    return cache_folder() / f"digits-detection-{VERSION}"
 
 
 def make(
@@ -72,12 +56,6 @@ def make(
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _made(options: DetectionOptions) -> Path:
-    folder = options.folder if options.data_dir else cache_folder() / f"digits-detection-{VERSION}"
-    make(folder)
-    return folder
-
-
 def _is_finished(folder: Path, content: str) -> bool:
     """Whether the data set is there; raises `DataError` where something else is."""
     marker = folder / _MARKER
@@ -104,17 +82,10 @@ def _write(folder: Path, training: int, validation: int) -> None:
         raise DataError(
             "digits-detection", "scikit-learn is not installed", "pip install scikit-learn"
         )
-    from shardmark.workloads.datasets.digits import read_splits
     from shardmark.workloads.detection.digit_canvases import Glyphs, write_split
 
-    names, counts = ("train2017", "val2017"), (training, validation)
+    wanted = (("train2017", 1, training), ("val2017", 100_001, validation))
     for split, (pictures, labels) in enumerate(read_splits()):
+        name, first_id, count = wanted[split]
         glyphs = Glyphs(pictures=pictures[:, 0], labels=labels)
-        write_split(
-            folder,
-            names[split],
-            glyphs,
-            split=split,
-            first_id=_FIRST_IDS[split],
-            count=counts[split],
-        )
+        write_split(folder, name, glyphs, split=split, first_id=first_id, count=count)

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from shardmark.core.errors import DataError
-from shardmark.workloads.datasets import annotated_data_set
-from shardmark.workloads.detection.weights import PUBLISHED, ensure
+from shardmark.workloads.detection.weights import PUBLISHED
 from shardmark.workloads.models import check_function_spelling, check_model_name, is_user_function
 from shardmark.workloads.options import PictureOptions
-
-if TYPE_CHECKING:
-    from shardmark.workloads.base import Workload
 
 DETECTORS: dict[str, str] = {
     "fasterrcnn_resnet50_fpn": "detector: Faster R-CNN with feature pyramid, 41.8 M parameters"
@@ -104,7 +98,7 @@ class DetectionOptions(PictureOptions):
                     f"model_options.{key} cannot be given: use workload.{_KEYS_OF_WORKLOAD[key]}"
                 )
         published = PUBLISHED.get(self.weights or "")
-        if published and (is_user_function(self.model) or published(self.model) is None):
+        if published is not None and self.model not in published:
             raise ValueError(
                 f"weights is {self.weights}; torchvision has none for {self.model}, which takes"
                 " null or a file"
@@ -124,29 +118,3 @@ class DetectionOptions(PictureOptions):
     def with_masks(self) -> bool:
         """Whether the model learns masks.  A model of your own may, so it gets them."""
         return self.model.startswith("maskrcnn") or is_user_function(self.model)
-
-    def check_data(self) -> None:
-        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
-        annotated_data_set(self.dataset).check(self)
-        if self.weights is None:
-            return
-        published = PUBLISHED.get(self.weights)
-        if published is not None:
-            file = published(self.model)
-            assert file is not None, "checked with the options"
-            ensure(file, download=self.download)
-        elif not Path(self.weights).expanduser().is_file():
-            raise DataError(
-                "workload.weights",
-                f"there is no file {self.weights}",
-                "null, coco, imagenet, or a file of the model's state dictionary",
-            )
-
-    def loads(self) -> tuple[str, ...]:
-        return ("shardmark.workloads.detection.task",)
-
-    def build(self, seed: int) -> Workload:
-        """Find the data and make the task."""
-        from shardmark.workloads.detection.task import Detection
-
-        return Detection(self, seed)

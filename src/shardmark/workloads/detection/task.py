@@ -1,4 +1,4 @@
-"""Object detection as a workload.  Imports torch: `detection` holds the options."""
+"""Object detection as a workload."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from shardmark.core.errors import InputError
 from shardmark.workloads.base import BatchPlan
-from shardmark.workloads.datasets import annotated_data_set
 from shardmark.workloads.detection.average_precision import (
     Detections,
     EvaluatedPicture,
@@ -19,6 +18,7 @@ from shardmark.workloads.detection.average_precision import (
 )
 from shardmark.workloads.detection.batch import DetectionBatch, Target, decoded_masks, mirrored
 from shardmark.workloads.detection.building import build_detector
+from shardmark.workloads.detection.data import load
 from shardmark.workloads.detection.proposals import PictureSampler, sample_by_picture
 from shardmark.workloads.flops import counted_flops
 from shardmark.workloads.order import Share, generator, seed_of
@@ -40,17 +40,16 @@ COUNTED_PICTURES = 2
 
 
 class Detection(PictureTask[DetectionBatch]):
-    """A `Workload`: the sum of a detector's losses on annotated pictures."""
+    """The sum of a detector's losses on annotated pictures."""
 
     def __init__(self, options: DetectionOptions, seed: int) -> None:
         self._options = options
         self._seed = seed
-        self._data = annotated_data_set(options.dataset).load(options, seed)
+        self._data = load(options, seed)
         self._samplers: Sequence[PictureSampler] = ()
         super().__init__(options, self._data, self._data.notes)
 
     def build_model(self) -> nn.Module:
-        """The same initial weights in every process; on the CPU, in training mode."""
         model = build_detector(self._options, classes=self._data.classes, seed=self._seed)
         self._samplers = sample_by_picture(model)
         return model
@@ -96,7 +95,7 @@ class Detection(PictureTask[DetectionBatch]):
             raise InputError(
                 "workload.model",
                 f"{self._options.model} returns a {type(losses).__name__} in training mode",
-                "a dictionary of losses, as torchvision's detectors do",
+                "expected a dictionary of losses, as torchvision's detectors do",
             )
         # DataParallel returns a value from each device.
         total: Tensor = sum(loss.float().mean() for loss in losses.values())
@@ -109,9 +108,9 @@ class Detection(PictureTask[DetectionBatch]):
             sampler.record = drawn.append
 
         def told() -> tuple[str, ...]:
-            found = tuple(sorted(drawn))
+            since_last = tuple(sorted(drawn))
             drawn.clear()
-            return found
+            return since_last
 
         return told
 
@@ -186,3 +185,6 @@ def _detections(found: Mapping[str, Tensor], with_masks: bool) -> Detections:
         labels=found["labels"].cpu().numpy(),
         masks=masks,
     )
+
+
+build = Detection

@@ -1,131 +1,75 @@
-"""Trained weights for detectors: which files they are, where they lie, how heads are fitted.
-
-Imports torch only where tensors are touched.
-"""
+"""Trained weights for detectors: which of torchvision's files they are, and where they lie."""
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
-import shutil
-import tempfile
-import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
 from http.client import HTTPException
-from importlib.util import find_spec
 from pathlib import Path
 
 from shardmark.core.errors import DataError
 
-_CLASS = re.compile(r"^class (\w+)_Weights\(WeightsEnum\):\n((?:    .*\n|\n)+)", re.MULTILINE)
-_ENTRY = re.compile(r"^    (\w+) = Weights\(\s*\n\s*url=\"([^\"]+)\"", re.MULTILINE)
-
-BACKBONES = {
-    "resnet50": "resnet50",
-    "resnet18": "resnet18",
-    "mobilenet_v3_large": "mobilenet_v3_large",
-    "swin_t": "swin_t",
+_COCO = {
+    "fasterrcnn_resnet50_fpn": "fasterrcnn_resnet50_fpn_coco-258fb6c6",
+    "fasterrcnn_resnet50_fpn_v2": "fasterrcnn_resnet50_fpn_v2_coco-dd69338a",
+    "fasterrcnn_mobilenet_v3_large_fpn": "fasterrcnn_mobilenet_v3_large_fpn-fb6a3cc7",
+    "fasterrcnn_mobilenet_v3_large_320_fpn": "fasterrcnn_mobilenet_v3_large_320_fpn-907ea3f9",
+    "maskrcnn_resnet50_fpn": "maskrcnn_resnet50_fpn_coco-bf2d0c1e",
+    "maskrcnn_resnet50_fpn_v2": "maskrcnn_resnet50_fpn_v2_coco-73cbd019",
+    "retinanet_resnet50_fpn": "retinanet_resnet50_fpn_coco-eeacb38b",
+    "retinanet_resnet50_fpn_v2": "retinanet_resnet50_fpn_v2_coco-5905b1c5",
+    "fcos_resnet50_fpn": "fcos_resnet50_fpn_coco-99b0c9b7",
 }
-"""Part of a detector's name -> the classification model that its backbone is."""
+_BACKBONES = {
+    "resnet50": "resnet50-0676ba61",
+    "resnet18": "resnet18-f37072fd",
+    "mobilenet_v3_large": "mobilenet_v3_large-8738ca79",
+    "swin_t": "swin_t-704ceda3",
+}
+
+PUBLISHED: dict[str, dict[str, str]] = {
+    "coco": _COCO,
+    "imagenet": {
+        detector: file
+        for detector in (*_COCO, "fasterrcnn_swin_t_fpn", "fcos_resnet18_fpn")
+        for backbone, file in _BACKBONES.items()
+        if backbone in detector
+    },
+}
+"""Value of `workload.weights` -> detector -> NAME-HASH, with the first digits of the SHA-256.
+
+Of the detector trained on COCO, and of its backbone trained on ImageNet.
+"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightsFile:
-    """One file of torchvision's."""
-
-    address: str
+def address(name: str) -> str:
     """Where torchvision fetches it from."""
-
-    @property
-    def path(self) -> Path:
-        """Where torch keeps it (`torch.hub.get_dir`)."""
-        cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        home = Path(os.environ.get("TORCH_HOME") or cache_folder / "torch").expanduser()
-        return home / "hub" / "checkpoints" / self.address.rpartition("/")[2]
+    return f"https://download.pytorch.org/models/{name}.pth"
 
 
-def coco_weights(detector: str) -> WeightsFile | None:
-    """torchvision's first COCO weights of the detector; None if there are none."""
-    return _published("models/detection", detector, "COCO")
+def path(name: str) -> Path:
+    """Where torch keeps it (`torch.hub.get_dir`)."""
+    cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    home = Path(os.environ.get("TORCH_HOME") or cache_folder / "torch").expanduser()
+    return home / "hub" / "checkpoints" / f"{name}.pth"
 
 
-def imagenet_weights(detector: str) -> WeightsFile | None:
-    """torchvision's first ImageNet weights of the detector's backbone; None if there are none."""
-    backbone = next((model for part, model in BACKBONES.items() if part in detector), None)
-    return None if backbone is None else _published("models", backbone, "IMAGENET1K")
-
-
-PUBLISHED: dict[str, Callable[[str], WeightsFile | None]] = {
-    "coco": coco_weights,
-    "imagenet": imagenet_weights,
-}
-"""Value of `workload.weights` -> the detector's file."""
-
-
-def ensure(file: WeightsFile, *, download: bool) -> None:
+def ensure(name: str, *, download: bool) -> None:
     """Raise `DataError` that says which file to place where, unless it is there or can be had."""
-    if file.path.is_file():
+    file = path(name)
+    if file.is_file():
         return
-    remedy = f"place {file.address} at {file.path}, or name a file of yours in workload.weights"
+    remedy = f"place {address(name)} at {file}, or name a file of yours in workload.weights"
     if not download:
         raise DataError(
-            str(file.path),
-            "is missing, and workload.download is false",
-            f"set it to true, {remedy}",
+            str(file), "is missing, and workload.download is false", f"set it to true, {remedy}"
         )
+    from torch.hub import download_url_to_file
+
     try:
-        _fetch(file)
-    except (OSError, HTTPException, ValueError) as error:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        digits = name.rpartition("-")[2]
+        download_url_to_file(address(name), str(file), hash_prefix=digits, progress=False)
+    except (OSError, HTTPException, ValueError, RuntimeError) as error:
         raise DataError(
-            str(file.path), f"is missing and could not be fetched ({error})", remedy
+            str(file), f"is missing and could not be fetched ({error})", remedy
         ) from error
-
-
-def _fetch(file: WeightsFile) -> None:
-    file.path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.path.parent, delete=False) as partial:
-        try:
-            with urllib.request.urlopen(file.address, timeout=60) as answer:
-                shutil.copyfileobj(answer, partial)
-            partial.close()
-            _check_hash(file, Path(partial.name))
-            Path(partial.name).rename(file.path)
-        finally:
-            Path(partial.name).unlink(missing_ok=True)
-
-
-def _check_hash(file: WeightsFile, found: Path) -> None:
-    """torch names such files NAME-HASH.pth, with the first digits of the SHA-256."""
-    with found.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    wanted = file.path.stem.rpartition("-")[2]
-    if not digest.startswith(wanted):
-        raise ValueError(f"its SHA-256 begins {digest[:8]}, not {wanted}")
-
-
-def _published(folder: str, model: str, start: str) -> WeightsFile | None:
-    """The first entry of the model's weights whose name starts so."""
-    for entry, address in _addresses(folder).get(model.replace("_", ""), ()):
-        if entry.startswith(start):
-            return WeightsFile(address=address)
-    return None
-
-
-@cache
-def _addresses(folder: str) -> dict[str, list[tuple[str, str]]]:
-    """Model, without underscores -> (entry, address) of its weights.
-
-    Read from torchvision's source, which is not imported.
-    """
-    spec = find_spec("torchvision")
-    assert spec is not None, "torchvision is a dependency"
-    assert spec.origin is not None
-    found: dict[str, list[tuple[str, str]]] = {}
-    for path in sorted((Path(spec.origin).parent / folder).glob("[!_]*.py")):
-        for name, body in _CLASS.findall(path.read_text(encoding="utf-8")):
-            entries = found.setdefault(name.lower().replace("_", ""), [])
-            entries += _ENTRY.findall(body)
-    return found

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from shardmark.workloads.datasets import picture_data_set
 from shardmark.workloads.models import check_model_name, is_user_function
 from shardmark.workloads.options import PictureOptions
-
-if TYPE_CHECKING:
-    from shardmark.workloads.base import Workload
 
 _ON_DISK = ("mnist", "cifar10", "imagefolder")
 _FROM_THE_SEED = ("pretrained", "weights", "weights_backbone")
@@ -63,13 +59,3 @@ class ClassificationOptions(PictureOptions):
         if self.dataset != "random" and self.classes is not None:
             raise ValueError(f"classes is {self.classes}; only random data let you choose it")
         return self
-
-    def check_data(self) -> None:
-        """Raise `DataError` or `InputError` if the data cannot be there.  Imports no torch."""
-        picture_data_set(self.dataset).check(self)
-
-    def build(self, seed: int) -> Workload:
-        """Read the data and make the task."""
-        from shardmark.workloads.vision.task import Classification
-
-        return Classification(self, seed)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
-from shardmark.workloads.order import generator, micro_batches
-from shardmark.workloads.picture_task import gpu_in_use
+from shardmark.workloads.order import generator
+from shardmark.workloads.picture_task import PictureBatch, gpu_in_use
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,23 +21,15 @@ PADDING = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageBatch:
-    """Some samples of one step, ready for the model."""
+class ImageBatch(PictureBatch):
+    """Labelled pictures of one step, ready for the model."""
 
     pictures: Tensor
     """(n, 3, height, width), float32, normalised."""
     labels: Tensor
     """(n,), int64."""
-    sample_ids: tuple[int, ...]
-    """Index of each sample in the training set, in order."""
-    errors: tuple[str, ...] = ()
-    """One line for each unreadable picture met while making this batch."""
-
-    def __len__(self) -> int:
-        return len(self.sample_ids)
 
     def to(self, device: torch.device) -> Self:
-        """A copy on the device; asynchronous where the memory is pinned."""
         if device.type == "cpu":
             return self
         pinned = self.pictures.is_pinned()
@@ -47,20 +39,8 @@ class ImageBatch:
             labels=self.labels.to(device, non_blocking=pinned),
         )
 
-    def split(self, parts: int) -> tuple[Self, ...]:
-        """Equal, consecutive micro-batches."""
-        if parts == 1:
-            return (self,)
-        return tuple(
-            replace(
-                self,
-                pictures=self.pictures[part],
-                labels=self.labels[part],
-                sample_ids=self.sample_ids[part],
-                errors=(),
-            )
-            for part in micro_batches(len(self), parts)
-        )
+    def _contents_of(self, which: slice) -> dict[str, Any]:
+        return {"pictures": self.pictures[which], "labels": self.labels[which]}
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory; the loader's pinning thread calls it."""

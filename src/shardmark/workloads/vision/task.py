@@ -11,10 +11,10 @@ import torch
 from torch.nn import functional
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.datasets import picture_data_set
 from shardmark.workloads.flops import training_flops
 from shardmark.workloads.model_building import build_model
 from shardmark.workloads.picture_task import PictureTask
+from shardmark.workloads.vision.data import load
 from shardmark.workloads.vision.pictures import ImageBatch, Normalise, crop_flip, crop_flip_draws
 
 if TYPE_CHECKING:
@@ -42,17 +42,16 @@ class EvaluationPart:
 
 
 class Classification(PictureTask[ImageBatch]):
-    """A `Workload`: cross entropy on labelled pictures."""
+    """Cross entropy on labelled pictures."""
 
     def __init__(self, options: ClassificationOptions, seed: int) -> None:
         self._options = options
         self._seed = seed
-        self._data = picture_data_set(options.dataset).load(options, seed)
+        self._data = load(options, seed)
         self._normalise = Normalise(self._data.mean, self._data.std)
         super().__init__(options, self._data)
 
     def build_model(self) -> nn.Module:
-        """The same initial weights in every process; on the CPU, in training mode."""
         return build_model(
             self._options.model,
             self._options.model_options,
@@ -119,7 +118,6 @@ class Classification(PictureTask[ImageBatch]):
         return metrics
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Operations of one forward and backward pass per sample; None if unknown."""
         size = self._data.image_size
         return training_flops(model, (3, size, size), len(self.classes))
 
@@ -128,15 +126,16 @@ class Classification(PictureTask[ImageBatch]):
         expected = (len(batch), len(self.classes))
         if isinstance(logits, torch.Tensor) and tuple(logits.shape) == expected:
             return logits.float()
+        kind = type(logits).__name__
         returned = (
-            f"logits of shape {tuple(logits.shape)}"
+            f"a tensor of shape {tuple(logits.shape)}"
             if isinstance(logits, torch.Tensor)
-            else f"a {type(logits).__name__}"
+            else f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
         )
         raise InputError(
             "workload.model",
             f"{self._options.model} returns {returned}",
-            f"one tensor of shape {expected}: a logit for each sample and class",
+            f"expected one tensor of shape {expected}: a logit for each sample and class",
         )
 
     def _validation_batches(self, shard: Shard) -> Iterator[ImageBatch]:
@@ -147,3 +146,6 @@ class Classification(PictureTask[ImageBatch]):
             return self._batch(read, read.pictures)
 
         return self._in_order(make, range(0, len(mine), EVALUATION_BATCH))
+
+
+build = Classification

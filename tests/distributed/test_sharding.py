@@ -1,0 +1,109 @@
+"""What each strategy's ranks hold and send in real groups, and the hybrid's mathematics on four."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shardmark.core.shares import Shard
+from shardmark.equivalence.capture import Capture
+from shardmark.equivalence.verdict import ReferenceCache, verdict_on
+from shardmark.measure.step.collectives import CollectiveCounter
+from shardmark.measure.step.recorder import NoSpans
+from shardmark.results.schema import CollectiveRecord
+from shardmark.strategies import build_strategy
+from shardmark.strategies.base import RankContext, Server
+from shardmark.train.probe import HeldSpans
+from shardmark.trials.trial import Trial
+from shardmark.workloads import build_workload
+from shardmark.workloads.base import BatchPlan
+from tests.distributed.ranks import run_ranks
+from tests.distributed.test_verify import SHIPPED, STEPS, captured, recipe, trial
+
+WIDE = "tests.distributed.models:wide"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    held: dict[str, int]
+    collectives: dict[str, CollectiveRecord]
+
+
+def probed(context: RankContext, name: str) -> Probed:
+    """The second step's state and the third one's collectives, of SGD with momentum."""
+    tried = trial(name, recipe(), model=WIDE)
+    workload = build_workload(tried.workload, seed=3)
+    worker = build_strategy(name, {}).start(workload, tried.recipe, context)
+    assert not isinstance(worker, Server)
+    shard = Shard(index=context.rank, count=context.world_size)
+    batches = workload.batches(BatchPlan(global_batch=32, seed=3), shard)
+    worker.step(next(batches), NoSpans())
+    held = HeldSpans(worker)
+    worker.step(next(batches), held)
+    with CollectiveCounter() as counter:
+        worker.step(next(batches), NoSpans())
+    return Probed(held=held.largest, collectives=counter.counts)
+
+
+def probe_all(context: RankContext) -> dict[str, Probed]:
+    return {name: probed(context, name) for name in SHIPPED}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Probed]:
+    """Of the first rank."""
+    ranks = run_ranks(probe_all, world_size=2, directory=tmp_path_factory.mktemp("two"))
+    first: dict[str, Probed] = ranks[0]
+    return first
+
+
+def test_what_is_held_is_what_the_strategy_shards(two_ranks: dict[str, Probed]) -> None:
+    """Parameters, gradients and momentum are P bytes each when whole."""
+    held = {name: two_ranks[name].held for name in SHIPPED}
+    whole = held["ddp"]["parameter_bytes"]
+    assert set(held["ddp"].values()) == {whole}
+    assert held["fsdp"] == dict.fromkeys(held["fsdp"], pytest.approx(whole / 2, rel=0.01))
+    assert held["zero-0"]["optimizer_state_bytes"] == whole
+    # DeepSpeed's stages 1 to 3 hold half of the momentum and half of an fp32 copy.
+    for stage in ("zero-1", "zero-2", "zero-3"):
+        assert held[stage]["optimizer_state_bytes"] == pytest.approx(whole, rel=0.01)
+    # Half, and the layer whose gradient is under way.
+    assert held["zero-2"]["gradient_bytes"] < 0.8 * whole
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "parts"),
+    [
+        ("ddp", "all_reduce", 1),
+        # A rank's own part of every gather: half of the parameters, before forward and backward.
+        ("fsdp", "all_gather", 1),
+        ("fsdp", "reduce_scatter", 1),
+        ("fsdp-grad-op", "all_gather", 0.5),
+    ],
+)
+def test_collectives_carry_what_the_strategy_says(
+    two_ranks: dict[str, Probed], name: str, kind: str, parts: float
+) -> None:
+    whole = two_ranks["ddp"].held["parameter_bytes"]
+    payload_bytes = two_ranks[name].collectives[kind].payload_bytes
+    assert payload_bytes == pytest.approx(parts * whole, rel=0.0 if name == "ddp" else 0.01)
+
+
+def hybrid() -> Trial:
+    """Two groups of two ranks, which is the default on one node."""
+    return trial("fsdp-hybrid", recipe(gradient_clipping=0.1), world_size=4)
+
+
+def work_on_four(context: RankContext) -> tuple[Capture, Probed]:
+    return captured(context, hybrid()), probed(context, "fsdp-hybrid")
+
+
+def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
+    ranks = run_ranks(work_on_four, world_size=4, directory=tmp_path)
+    capture = Capture.of_shares([capture for capture, _ in ranks])
+    verdict = verdict_on(capture, hybrid(), STEPS, ReferenceCache())
+    assert verdict.equivalent, [check for check in verdict.checks if not check.holds]
+    kinds = {"all_gather", "reduce_scatter", "all_reduce"}
+    assert all(kinds <= probed.collectives.keys() for _, probed in ranks)
