@@ -18,494 +18,388 @@ Over = Literal["maximum", "sum", "mean", "trial"]
 Better = Literal["lower", "higher"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """One line of `shardmark list metrics`."""
 
     name: str
-    unit: str
-    """Base units: seconds, bytes, samples/s, FLOP/s, ratio, percent, watts, joules, ..."""
+    definition: str
+    source: str
+    """Where the number is read: clock, allocator, /proc, NVML, ..."""
     group: Group
     over: Over
     """How a trial's value comes from its ranks; `trial` where it is not a rank's."""
     better: Better | None
-    definition: str
-    source: str = ""
-    """Where the number is read: clock, allocator, /proc, NVML, ..."""
+    unit: str
+    """Base units: seconds, bytes, samples/s, FLOP/s, ratio, percent, watts, joules, ..."""
 
 
+_HOST, _COMPARED = "host clock", "comparison"
 _WALL = "wall clock of each rank, device idle at both ends of a window"
 _SPANS = "marks around the span: CUDA events on a GPU, the host's clock on a CPU"
 _PROBE = "untimed steps after the training"
-
-_time_metric = partial(Metric, group="time", unit="seconds", over="maximum", better="lower")
-TIME = (
-    _time_metric(
-        name="startup_seconds",
-        definition="From the launch of the trial to the first training step of the slowest rank.",
-        source="host clock",
-    ),
-    _time_metric(
-        name="epoch_seconds",
-        over="trial",
-        definition="Training time of one pass: the windows' seconds over the measured steps, times"
-        " the steps of a complete epoch; evaluation excluded. Null when the trial took fewer steps"
-        " than one epoch.",
-        source=_WALL,
-    ),
-    _time_metric(
-        name="step_seconds",
-        definition="One optimizer step: median over the measured steps of the slowest rank.",
-        source=_SPANS,
-    ),
-    _time_metric(
-        name="step_seconds_p95",
-        definition="95th percentile of step_seconds over the measured steps of the slowest rank.",
-        source=_SPANS,
-    ),
-    _time_metric(
-        name="step_seconds_p99",
-        definition="99th percentile of step_seconds over the measured steps of the slowest rank.",
-        source=_SPANS,
-    ),
-    _time_metric(
-        name="data_seconds",
-        definition="Waiting for the batch and moving it to the device: median per measured step.",
-        source=_SPANS,
-    ),
-    _time_metric(
-        name="forward_seconds",
-        definition="Forward pass and loss, micro-batches added up: median per measured step.",
-        source=_SPANS,
-    ),
-    _time_metric(
-        name="backward_seconds",
-        definition="Backward pass with the communication that it waits for, micro-batches added"
-        " up: median per measured step.",
-        source=_SPANS,
-    ),
-    _time_metric(
-        name="optimizer_seconds",
-        definition="Clipping, update of the weights and zeroing of the gradients: median per"
-        " measured step.",
-        source=_SPANS,
-    ),
-    _time_metric(
-        name="exposed_communication_seconds",
-        definition="Per step: time in which communication ran and no computation did, from"
-        " profiled untimed steps.",
-        source=f"profiler, {_PROBE}",
-    ),
-    _time_metric(
-        name="evaluation_seconds",
-        definition="One pass over the whole validation set, of the slowest rank.",
-        source="host clock",
-    ),
-    _time_metric(
-        name="total_seconds",
-        over="trial",
-        definition="From the launch of the trial to its end: start-up, training, evaluation and"
-        " untimed steps.",
-        source="host clock",
-    ),
-)
-
-_rate_metric = partial(Metric, group="rate", unit="ratio", over="trial", better="higher")
-RATE = (
-    _rate_metric(
-        name="samples_per_second",
-        unit="samples/s",
-        definition="All ranks' samples in the windows, counted, over the slowest rank's windows.",
-        source=_WALL,
-    ),
-    _rate_metric(
-        name="samples_per_second_per_rank",
-        unit="samples/s",
-        definition="samples_per_second over the number of ranks that train.",
-        source=_WALL,
-    ),
-    _rate_metric(
-        name="model_flops_per_second",
-        unit="FLOP/s",
-        definition="samples_per_second times the floating-point operations of one sample's forward"
-        " and backward pass; recomputation does not count.",
-        source=f"{_WALL}; operators counted in {_PROBE}",
-    ),
-    _rate_metric(
-        name="mfu",
-        definition="Model FLOP/s utilization: model_flops_per_second over the dense peak of all"
-        " devices together at the precision. Null where the peak is not known.",
-        source="table of vendors' dense peaks",
-    ),
-    _rate_metric(
-        name="speedup",
-        definition="samples_per_second over that of the baseline, everything else that varies"
-        " being the same. Exists in a comparison only.",
-        source="comparison",
-    ),
-    _rate_metric(
-        name="scaling_efficiency",
-        definition="Throughput per rank that trains over that of the same strategy at its smallest"
-        " world size, or of `single` where there is no smaller one. Exists in a comparison only.",
-        source="comparison",
-    ),
-)
-
 _PROC = "/proc of the rank and its children, sampled from outside"
 _NVML = "NVML, sampled from outside"
+_TRAFFIC = "/proc/net/dev and the ranks' sockets, interpolated to the windows"
+_EVALUATED = "evaluation of the assembled model"
+_ONLY_COMPARED = "Exists in a comparison only."
+_STATE = "the larger of two marks, start of the backward pass and of the optimizer"
+_IOU = {"": "over IoU 0.5, 0.55, ..., 0.95", "_50": "at IoU 0.5", "_75": "at IoU 0.75"}
 
-_memory_metric = partial(Metric, group="memory", unit="bytes", over="maximum", better="lower")
-MEMORY = (
-    _memory_metric(
-        name="peak_memory_bytes",
-        definition="Most bytes held by tensors at once.",
+_time = partial(Metric, source=_SPANS, group="time", over="maximum", better="lower", unit="seconds")
+_rate = partial(Metric, source=_WALL, group="rate", over="trial", better="higher", unit="ratio")
+_memory = partial(
+    Metric, source=_PROBE, group="memory", over="maximum", better="lower", unit="bytes"
+)
+_network = partial(
+    Metric, source=_TRAFFIC, group="network", over="trial", better="lower", unit="bytes"
+)
+_processes = partial(Metric, source=_PROC, group="processes", over="maximum", better=None)
+_device = partial(Metric, source=_NVML, group="device", over="sum", better="lower")
+_quality = partial(
+    Metric, source=_EVALUATED, group="quality", over="trial", better="higher", unit="fraction"
+)
+_server = partial(Metric, source="parameter servers", group="servers", over="trial", better="lower")
+_error = partial(Metric, source="training", group="errors", over="maximum", better="lower")
+
+_CATALOGUE = (
+    _time(
+        "startup_seconds",
+        "Launch of the trial to the slowest rank's first training step.",
+        source=_HOST,
+    ),
+    _time(
+        "epoch_seconds",
+        "Training time of one pass: seconds of a measured step times the steps of a complete epoch;"
+        " evaluation excluded. Null when the trial took fewer steps than one epoch.",
+        source=_WALL,
+        over="trial",
+    ),
+    _time("step_seconds", "One optimizer step: median over the slowest rank's measured steps."),
+    _time("step_seconds_p95", "95th percentile of step_seconds, of the slowest rank."),
+    _time("step_seconds_p99", "99th percentile of step_seconds, of the slowest rank."),
+    _time(
+        "data_seconds",
+        "Waiting for the batch and moving it to the device: median per measured step.",
+    ),
+    _time(
+        "forward_seconds",
+        "Forward pass and loss, micro-batches added up: median per measured step.",
+    ),
+    _time(
+        "backward_seconds",
+        "Backward pass with the communication that it waits for, micro-batches added up: median"
+        " per measured step.",
+    ),
+    _time(
+        "optimizer_seconds",
+        "Clipping, update of the weights and zeroing of the gradients: median per measured step.",
+    ),
+    _time(
+        "exposed_communication_seconds",
+        "Per step: time in which communication ran and no computation did.",
+        source=f"profiler, {_PROBE}",
+    ),
+    _time(
+        "evaluation_seconds",
+        "One pass over the whole validation set, of the slowest rank.",
+        source=_HOST,
+    ),
+    _time(
+        "total_seconds",
+        "Launch of the trial to its end: start-up, training, evaluation and untimed steps.",
+        source=_HOST,
+        over="trial",
+    ),
+    _time(
+        "measured_steps",
+        "Steps in the windows, of the rank with fewest. Under 10 make no firm rate.",
+        source="counted",
+        over="trial",
+        better=None,
+        unit="steps",
+    ),
+    _rate(
+        "samples_per_second",
+        "All ranks' samples in the windows, counted, over the slowest rank's windows.",
+        unit="samples/s",
+    ),
+    _rate(
+        "samples_per_second_per_rank",
+        "samples_per_second over the number of ranks that train.",
+        unit="samples/s",
+    ),
+    _rate(
+        "model_flops_per_second",
+        "samples_per_second times the floating-point operations of one sample's forward and"
+        " backward pass; recomputation does not count.",
+        source=f"{_WALL}; operators counted in {_PROBE}",
+        unit="FLOP/s",
+    ),
+    _rate(
+        "mfu",
+        "Model FLOP/s utilization: model_flops_per_second over the dense peak of all devices"
+        " together at the precision. Null where the peak is not known.",
+        source="table of vendors' dense peaks",
+    ),
+    _rate(
+        "speedup",
+        "samples_per_second over that of the baseline, everything else that varies being the"
+        f" same. {_ONLY_COMPARED}",
+        source=_COMPARED,
+    ),
+    _rate(
+        "scaling_efficiency",
+        "Throughput per rank that trains over that of the same strategy at its smallest world"
+        f" size, or of `single` where there is no smaller one. {_ONLY_COMPARED}",
+        source=_COMPARED,
+    ),
+    _memory(
+        "peak_memory_bytes",
+        "Most bytes held by tensors at once.",
         source=f"CUDA allocator in the windows; on a CPU, allocations counted in {_PROBE}",
     ),
-    _memory_metric(
-        name="peak_reserved_bytes",
-        definition="Most bytes that the caching allocator had taken from the device.",
+    _memory(
+        "peak_reserved_bytes",
+        "Most bytes that the caching allocator had taken from the device.",
         source="CUDA allocator in the windows",
     ),
-    _memory_metric(
-        name="parameter_bytes",
-        definition="Parameters held by one rank: the larger of two marks, start of the backward"
-        " pass and start of the optimizer; each storage counted once.",
-        source=_PROBE,
+    _memory(
+        "parameter_bytes",
+        f"Parameters held by one rank: {_STATE}; each storage counted once.",
     ),
-    _memory_metric(
-        name="gradient_bytes",
-        definition="Gradients held by one rank: the larger of two marks, start of the backward"
-        " pass and start of the optimizer; each storage counted once.",
-        source=_PROBE,
+    _memory(
+        "gradient_bytes",
+        f"Gradients held by one rank: {_STATE}; each storage counted once.",
     ),
-    _memory_metric(
-        name="optimizer_state_bytes",
-        definition="Optimizer state held by one rank, master weights included: the larger of two"
-        " marks, start of the backward pass and start of the optimizer.",
-        source=_PROBE,
+    _memory(
+        "optimizer_state_bytes",
+        f"Optimizer state held by one rank, master weights included: {_STATE}.",
     ),
-    _memory_metric(
-        name="activation_peak_bytes",
-        definition="peak_memory_bytes minus parameters, gradients and optimizer state: activations,"
+    _memory(
+        "activation_peak_bytes",
+        "peak_memory_bytes minus parameters, gradients and optimizer state: activations,"
         " temporaries and communication buffers.",
         source="derived",
     ),
-    _memory_metric(
-        name="peak_rss_bytes",
-        definition="Largest sampled resident memory of a rank's process and its children.",
+    _memory(
+        "peak_rss_bytes",
+        "Largest sampled resident memory of a rank's process and its children.",
         source=_PROC,
     ),
-    _memory_metric(
-        name="device_used_bytes",
-        definition="Largest sampled use of a GPU's memory by everything on it.",
+    _memory(
+        "device_used_bytes",
+        "Largest sampled use of a GPU's memory by everything on it.",
         source=_NVML,
     ),
-    _memory_metric(
-        name="memory_ratio",
-        unit="ratio",
+    _memory(
+        "memory_ratio",
+        f"peak_memory_bytes over that of the baseline. {_ONLY_COMPARED}",
+        source=_COMPARED,
         over="trial",
-        definition="peak_memory_bytes over that of the baseline. Exists in a comparison only.",
-        source="comparison",
+        unit="ratio",
     ),
-)
-
-_network_metric = partial(Metric, group="network", unit="bytes", over="trial", better="lower")
-NETWORK = (
-    _network_metric(
-        name="collective_calls",
+    _network(
+        "collective_calls",
+        "Collectives that one rank calls in one step; by kind in the rank records.",
+        source=_PROBE,
+        over="maximum",
         unit="calls/step",
-        over="maximum",
-        definition="Collectives that one rank calls in one step; by kind in the rank records.",
-        source=_PROBE,
     ),
-    _network_metric(
-        name="collective_bytes",
+    _network(
+        "collective_bytes",
+        "Bytes of the tensors that one rank gives to collectives in one step; by kind in the rank"
+        " records.",
+        source=_PROBE,
+        over="maximum",
         unit="bytes/step",
-        over="maximum",
-        definition="Bytes of the tensors that one rank gives to collectives in one step; by kind"
-        " in the rank records.",
-        source=_PROBE,
     ),
-    _network_metric(
-        name="network_sent_bytes",
-        definition="Sent in the windows over all interfaces of the host, loopback included.",
-        source="/proc/net/dev, interpolated to the windows",
+    _network(
+        "network_sent_bytes",
+        "Sent in the windows over all interfaces of the host; over the loopback by the ranks' own"
+        " connections, where the kernel tells them.",
     ),
-    _network_metric(
-        name="network_received_bytes",
-        definition="Received in the windows over all interfaces of the host, loopback included.",
-        source="/proc/net/dev, interpolated to the windows",
-    ),
-    _network_metric(
-        name="network_bytes_per_second",
-        unit="bytes/s",
+    _network("network_received_bytes", "Received in the windows, as network_sent_bytes."),
+    _network(
+        "network_bytes_per_second",
+        "Bytes sent in the windows over the windows' seconds.",
         better=None,
-        definition="Bytes sent in the windows over the windows' seconds.",
-        source="/proc/net/dev, interpolated to the windows",
+        unit="bytes/s",
     ),
-)
-
-_processes_metric = partial(Metric, group="processes", over="maximum", better=None)
-PROCESSES = (
-    _processes_metric(
-        name="cpu_percent",
-        unit="percent",
+    _processes(
+        "cpu_percent",
+        "CPU time of a rank and its children over the windows' time; 100 is one busy core.",
         over="mean",
-        definition="CPU time of a rank and its children over the windows' time; 100 is one core"
-        " kept busy.",
-        source=_PROC,
+        unit="percent",
     ),
-    _processes_metric(
-        name="threads",
-        unit="threads",
-        definition="Most threads sampled in one rank and its children.",
-        source=_PROC,
-    ),
-    _processes_metric(
-        name="processes",
-        unit="processes",
+    _processes("threads", "Most threads sampled in one rank and its children.", unit="threads"),
+    _processes(
+        "processes",
+        "Most processes sampled, all ranks and their children together.",
         over="sum",
-        definition="Most processes sampled, all ranks and their children together.",
-        source=_PROC,
+        unit="processes",
     ),
-    _processes_metric(
-        name="open_files",
+    _processes(
+        "open_files",
+        "Most open file descriptors sampled in one rank and its children.",
         unit="files",
-        definition="Most open file descriptors sampled in one rank and its children.",
-        source=_PROC,
     ),
-    _processes_metric(
-        name="context_switches",
-        unit="switches",
+    _processes(
+        "context_switches",
+        "Voluntary and involuntary context switches in the windows, all ranks.",
+        source=f"{_PROC}, interpolated to the windows",
         over="sum",
         better="lower",
-        definition="Voluntary and involuntary context switches in the windows, all ranks.",
-        source=f"{_PROC}, interpolated to the windows",
+        unit="switches",
     ),
-)
-
-_device_metric = partial(Metric, group="device", over="sum", better="lower")
-DEVICE = (
-    _device_metric(
-        name="gpu_utilization",
-        unit="percent",
+    _device(
+        "gpu_utilization",
+        "Share of the windows in which a kernel ran on the GPU; says nothing of how well it ran.",
         over="mean",
         better="higher",
-        definition="Share of the windows in which a kernel ran on the GPU; says nothing of how"
-        " well it ran.",
-        source=_NVML,
+        unit="percent",
     ),
-    _device_metric(
-        name="power_watts",
-        unit="watts",
-        definition="Mean power in the windows, all GPUs in use together.",
-        source=_NVML,
-    ),
-    _device_metric(
-        name="energy_joules",
-        unit="joules",
-        definition="Energy used in the windows by all GPUs in use.",
+    _device("power_watts", "Mean power in the windows, all GPUs in use together.", unit="watts"),
+    _device(
+        "energy_joules",
+        "Energy used in the windows by all GPUs in use.",
         source=f"{_NVML}, interpolated to the windows",
+        unit="joules",
     ),
-    _device_metric(
-        name="temperature_celsius",
-        unit="celsius",
+    _device(
+        "temperature_celsius",
+        "Highest sampled temperature of a GPU in use.",
         over="maximum",
-        definition="Highest sampled temperature of a GPU in use.",
-        source=_NVML,
+        unit="celsius",
     ),
-)
-
-_OVERLAPS = {
-    "": "over IoU 0.5, 0.55, ..., 0.95",
-    "_50": "at IoU 0.5",
-    "_75": "at IoU 0.75",
-}
-_quality_metric = partial(Metric, group="quality", over="trial", better="lower")
-QUALITY = (
-    _quality_metric(
-        name="train_loss",
-        unit="loss",
-        definition="Mean loss of the last epoch's training steps over all ranks.",
+    _quality(
+        "train_loss",
+        "Mean loss of the last epoch's training steps over all ranks.",
         source="training",
-    ),
-    _quality_metric(
-        name="validation_loss",
+        better="lower",
         unit="loss",
-        definition="Mean loss over the whole validation set, each sample once, after the last"
-        " epoch.",
-        source="evaluation of the assembled model",
     ),
-    _quality_metric(
-        name="accuracy_top1",
-        unit="fraction",
-        better="higher",
-        definition="Share of the validation set whose class is the model's first guess, 0 to 1.",
-        source="evaluation of the assembled model",
+    _quality(
+        "validation_loss",
+        "Mean loss over the whole validation set, each sample once, after the last epoch.",
+        better="lower",
+        unit="loss",
     ),
-    _quality_metric(
-        name="accuracy_top5",
-        unit="fraction",
-        better="higher",
-        definition="Share of the validation set whose class is among the model's first five"
-        " guesses, 0 to 1.",
-        source="evaluation of the assembled model",
+    _quality(
+        "accuracy_top1", "Share of the validation set whose class is the first guess, 0 to 1."
+    ),
+    _quality(
+        "accuracy_top5",
+        "Share of the validation set whose class is among the first five guesses, 0 to 1.",
     ),
     *(
-        _quality_metric(
-            name=f"{prefix}map{suffix}",
-            unit="fraction",
-            better="higher",
-            definition=f"Average precision of {kind} {overlap}, mean over the categories, 0 to 1;"
-            " interpolated at 101 recalls, from the best 100 detections of a category in a"
-            " picture, as COCO defines it.",
-            source="evaluation of the assembled model (Lin et al., arXiv 1405.0312)",
+        _quality(
+            f"{prefix}map{suffix}",
+            f"Average precision of {kind} {overlap}, mean over the categories, 0 to 1; interpolated"
+            " at 101 recalls, from the best 100 detections of a category in a picture, as COCO"
+            " defines it.",
+            source=f"{_EVALUATED} (Lin et al., arXiv 1405.0312)",
         )
         for prefix, kind in (("", "boxes"), ("mask_", "masks"))
-        for suffix, overlap in _OVERLAPS.items()
+        for suffix, overlap in _IOU.items()
     ),
-)
-
-_server_metric = partial(Metric, group="servers", over="trial", better="lower")
-SERVERS = (
-    _server_metric(
-        name="staleness_mean",
-        unit="updates",
-        definition="Updates that a server took between handing out parameters and using the"
-        " gradient that was computed from them; mean over all gradients.",
+    _server(
+        "staleness_mean",
+        "Updates that a server took between handing out parameters and using the gradient that was"
+        " computed from them; mean over all gradients.",
         source="parameter servers (Ho et al., NIPS 2013)",
-    ),
-    _server_metric(
-        name="staleness_max",
         unit="updates",
-        definition="The stalest gradient that a server used, as staleness_mean.",
-        source="parameter servers",
     ),
-    _server_metric(
-        name="push_count",
+    _server("staleness_max", "The stalest gradient used, as staleness_mean.", unit="updates"),
+    _server(
+        "push_count",
+        "Gradients that workers sent in the whole training, one for each worker's step.",
+        better="higher",
         unit="pushes",
-        better="higher",
-        definition="Gradients that workers sent in the whole training, one for each worker's step.",
-        source="parameter servers",
     ),
-    _server_metric(
-        name="pull_count",
+    _server(
+        "pull_count",
+        "Times that workers got parameters in the whole training.",
+        better="higher",
         unit="pulls",
+    ),
+    _server("push_bytes", "Gradients that a worker sends in one step, all servers.", unit="bytes"),
+    _server("pull_bytes", "Parameters that a worker gets in one step, all servers.", unit="bytes"),
+    _server(
+        "updates_per_second",
+        "Optimizer steps of a server per second of the measured windows.",
         better="higher",
-        definition="Times that workers got parameters in the whole training.",
-        source="parameter servers",
-    ),
-    _server_metric(
-        name="push_bytes",
-        unit="bytes",
-        definition="Gradients that a worker sends in one step, to all servers.",
-        source="parameter servers",
-    ),
-    _server_metric(
-        name="pull_bytes",
-        unit="bytes",
-        definition="Parameters that a worker gets in one step, from all servers.",
-        source="parameter servers",
-    ),
-    _server_metric(
-        name="updates_per_second",
         unit="updates/s",
-        better="higher",
-        definition="Optimizer steps of a server per second of the measured windows.",
-        source="parameter servers",
     ),
-    _server_metric(
-        name="server_wait_seconds",
+    _server(
+        "server_wait_seconds",
+        "Time for which a worker's step waits at the barrier or the bound; mean.",
         unit="seconds",
-        definition="Time for which a worker's step waits at the barrier or the bound; mean.",
-        source="parameter servers",
     ),
-    _server_metric(
-        name="lost_samples",
+    _server(
+        "lost_samples",
+        "Samples handed to workers which died before they sent a gradient.",
         unit="samples",
-        definition="Samples handed to workers which died before they sent a gradient.",
-        source="parameter servers",
     ),
-)
-
-_errors_metric = partial(Metric, group="errors", over="maximum", better="lower")
-ERRORS = (
-    _errors_metric(
-        name="nonfinite_steps",
+    _error(
+        "nonfinite_steps",
+        "Steps of the whole training whose loss was not a finite number.",
         unit="steps",
-        definition="Steps of the whole training whose loss was not a finite number.",
-        source="training",
     ),
-    _errors_metric(
-        name="skipped_steps",
-        unit="steps",
-        definition="Optimizer steps left out because a loss-scaled gradient was not finite.",
+    _error(
+        "skipped_steps",
+        "Optimizer steps left out because a loss-scaled gradient was not finite.",
         source="strategy",
+        unit="steps",
     ),
-    _errors_metric(
-        name="data_errors",
-        unit="samples",
-        over="sum",
-        definition="Unreadable samples that were left out, all ranks.",
+    _error(
+        "data_errors",
+        "Unreadable samples that were left out, all ranks.",
         source="workload",
+        over="sum",
+        unit="samples",
     ),
-    _errors_metric(
-        name="restarts",
-        unit="restarts",
-        over="trial",
-        definition="Times that the launcher started the ranks anew within the trial.",
+    _error(
+        "restarts",
+        "Times that the launcher started the ranks anew within the trial.",
         source="launcher",
+        over="trial",
+        unit="restarts",
     ),
-    _errors_metric(
-        name="lost_seconds",
-        unit="seconds",
-        definition="Wall time that did not bring the training on: over all restarts, from when"
-        " training last stood at the step that was gone back to, until it went on from there.",
+    _error(
+        "lost_seconds",
+        "Wall time that did not bring the training on: over all restarts, from when training last"
+        " stood at the step that was gone back to, until it went on from there.",
         source="wall clock of the ranks",
-    ),
-    _errors_metric(
-        name="checkpoint_seconds",
         unit="seconds",
-        definition="Time of one checkpoint, in which nobody trains, mean of those kept.",
-        source="wall clock, outside the windows",
     ),
-    _errors_metric(
-        name="checkpoint_bytes",
-        unit="bytes",
-        definition="Bytes that a rank writes for one checkpoint, mean of those kept; what all ranks"
-        " hold alike, the first rank of each node writes.",
+    _error(
+        "checkpoint_seconds",
+        "Time of one checkpoint, in which nobody trains, mean of those kept.",
+        source="wall clock, outside the windows",
+        unit="seconds",
+    ),
+    _error(
+        "checkpoint_bytes",
+        "Bytes that a rank writes for one checkpoint, mean of those kept; what all ranks hold"
+        " alike, the first rank of each node writes.",
         source="size of the files",
+        unit="bytes",
     ),
 )
 
-METRICS: Mapping[str, Metric] = MappingProxyType(
-    {
-        metric.name: metric
-        for metric in (
-            *TIME,
-            *RATE,
-            *MEMORY,
-            *NETWORK,
-            *PROCESSES,
-            *DEVICE,
-            *QUALITY,
-            *SERVERS,
-            *ERRORS,
-        )
-    }
-)
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _CATALOGUE})
 """By name, in the order in which tables show them."""
 
 NO_SERVERS = "the strategy has no parameter server"
 """Why most strategies have no staleness; tables do not say it."""
 NO_SUCH_METRIC = "the workload has no such metric"
 """Why a detector has no accuracy and a classifier no average precision; tables do not say it."""
-
 NO_CHECKPOINTS = "no checkpoint was written"
 """Why a trial without `limits.max_restarts` has no checkpoint_seconds; tables do not say it."""
 
 COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio"})
-"""Relations between trials: only `analysis.comparison` computes them."""
+"""Relations between trials: only `analysis.compare.comparison` computes them."""
 
 TRIAL_METRICS = tuple(name for name in METRICS if name not in COMPARISON_METRICS)
 """What `TrialResult.metrics` holds: a value, or None with a reason in `missing`."""

@@ -14,8 +14,10 @@ SAMPLES_FILE = "samples.jsonl"
 without headers; null where the kernel does not tell), `network`: bytes_sent and bytes_received by
 interface (cumulative), `gpus`: one object a CUDA device in use with uuid, utilization_percent,
 power_watts, energy_joules (cumulative), temperature_celsius, memory_used_bytes, clock_limits
-(NVML's bits of what holds the clocks down), `machine`: cpu_seconds that its cores were busy
-(cumulative), cores."""
+(NVML's bits of what holds the clocks down), other_processes (that compute on it and are no rank's),
+`machine`: cores that the ranks may use, and cumulative: cpu_seconds for which these were busy,
+cpu_pressure_seconds and memory_pressure_seconds in which some task waited, throttled_seconds in
+which heat slowed the CPU; null where the kernel does not tell."""
 
 LOG_FILE = "log.txt"
 TRIAL_FILE = "trial.json"

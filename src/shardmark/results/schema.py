@@ -232,7 +232,18 @@ class StabilityKind(StrEnum):
     SLOW_STEPS = "slow steps"
     OUTLYING_REPEAT = "outlying repeat"
     OTHER_PROCESSES = "other processes"
+    SHARED_DEVICE = "other processes on the device"
+    MEMORY_PRESSURE = "memory pressure"
     SLOWED_DEVICE = "device slowed down"
+
+
+DISTURBING = (
+    StabilityKind.OTHER_PROCESSES,
+    StabilityKind.SHARED_DEVICE,
+    StabilityKind.MEMORY_PRESSURE,
+    StabilityKind.SLOWED_DEVICE,
+)
+"""What comes from outside the trial: no speed is decided from it.  The most telling first."""
 
 
 class StabilityFinding(Stored):
@@ -282,6 +293,12 @@ class TrialResult(Stored):
     stability: tuple[StabilityFinding, ...] = ()
     """Of a trial that ended `ok`."""
     files: dict[str, FileRecord]
+
+    @property
+    def disturbed(self) -> str | None:
+        """What else took so much of the machine that the times decide nothing; None if nothing."""
+        worst = [each for kind in DISTURBING for each in self.stability if each.kind is kind]
+        return worst[0].text if worst else None
 
 
 RankRecord.model_rebuild()

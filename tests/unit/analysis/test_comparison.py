@@ -289,3 +289,27 @@ def test_nodes_differ_and_are_compared() -> None:
         assert row.metrics["speedup"] is not None
         assert row.baseline == "single on 1 rank, nodes=1"
         assert row.metrics["scaling_efficiency"] is not None
+
+
+@pytest.mark.parametrize(("factor", "doubted"), [(1.4, False), (1.7, True)])
+def test_more_than_caches_allow_is_not_believed(factor: float, doubted: bool) -> None:
+    """Of perfect scaling: one of the two was disturbed, though nobody saw by whom."""
+    trials = [invented_trial("single", 1, repeat, metrics=rate(100 + repeat)) for repeat in (0, 1)]
+    trials += [invented_trial(repeat=n, metrics=rate(200 * factor + n)) for n in (0, 1)]
+    row = row_of(compared(*trials), "ddp", 2)
+    assert bool(row.disturbed) is doubted
+    assert (row.verdict == "not decided") is doubted
+    for name in ("speedup", "scaling_efficiency"):
+        assert (row.metrics[name] is None) is doubted
+        assert not doubted or "1.7 times the rate of perfect scaling" in row.missing[name]
+
+
+def test_a_share_s_interval_ends_at_one() -> None:
+    (row,) = compared(
+        *(invented_trial(repeat=n, metrics={"accuracy_top1": 0.9 + n / 20}) for n in (0, 1))
+    ).rows
+    estimate = row.metrics["accuracy_top1"]
+    assert estimate is not None
+    assert estimate.low is not None
+    assert 0 < estimate.low < 0.9
+    assert estimate.high == 1.0

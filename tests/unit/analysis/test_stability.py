@@ -17,12 +17,8 @@ from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.rows import Row, rows_of
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
-from shardmark.analysis.diagnose.trial_stability import (
-    FALSE_ALARM_RATE,
-    share_of_others,
-    stability_of_trial,
-)
-from shardmark.analysis.statistics.changes import jump_of, thinned, trend_of
+from shardmark.analysis.diagnose.trial_stability import FALSE_ALARM_RATE, stability_of_trial
+from shardmark.analysis.statistics.changes import jump_of, medians, trend_of
 from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.analysis.trial.raw_files import raw_lines
 from shardmark.report.table.notes import NoteKind, notes_of
@@ -171,7 +167,7 @@ def test_calm_repeats_raise_few_alarms(repeats: int) -> None:
     assert alarms / runs <= promised + 3 * math.sqrt(promised * (1 - promised) / runs)
 
 
-@pytest.mark.parametrize(("last", "direction"), [(1.3, "30% longer"), (0.8, "20% shorter")])
+@pytest.mark.parametrize(("last", "direction"), [(1.3, "30 % longer"), (0.8, "20 % shorter")])
 def test_drift_within_a_trial(last: float, direction: str) -> None:
     draw = random.Random(2)
 
@@ -204,7 +200,7 @@ def test_slow_steps() -> None:
     random.Random(3).shuffle(steps)
     warning = only(measured(lambda: steps))
     assert warning.kind is Kind.SLOW_STEPS
-    assert warning.text == ("3 of 100 steps took over 2 times the median: 13% of the time")
+    assert warning.text == ("3 of 100 steps took over 2 times the median: 13 % of the time")
 
 
 def test_drift_over_repeats_and_an_outlying_repeat() -> None:
@@ -216,20 +212,21 @@ def test_drift_over_repeats_and_an_outlying_repeat() -> None:
     drifting = {f"strategy-{index}": rates((1, 0.95, 0.9)) for index in range(8)}
     warning = only(with_rates(drifting))
     assert (warning.kind, warning.place) == (Kind.RUN_DRIFT, "invented")
-    assert "10% slower" in warning.text
+    assert "10 % slower" in warning.text
     calm = {f"strategy-{index}": rates((1, 1, 1)) for index in range(8)}
     warning = only(with_rates(calm | {"strategy-2": rates((1, 0.7, 1))}))
     assert (warning.kind, warning.place) == (Kind.OUTLYING_REPEAT, "strategy-2-2-1")
-    assert warning.text.startswith(("29%", "30%", "31%"))
+    assert warning.text.startswith(("29 %", "30 %", "31 %"))
     assert kinds(with_rates({"ddp": [100.0, 115.0, 90.0]})) == [], "nobody tells the odd one of 3"
 
 
-def cpu(others_cores: float, *, cores: int = 4) -> Callable[[float], dict[str, Any]]:
-    """Two ranks use a core each, others so many."""
+def cpu(others_cores: float, **counters: float) -> Callable[[float], dict[str, Any]]:
+    """Two ranks use a core each of four, others so many; further counters rise at that rate."""
 
     def sample_at(at: float) -> dict[str, Any]:
+        machine = {"cpu_seconds": 1000 + (2 + others_cores) * at, "cores": 4}
         return {
-            "machine": {"cpu_seconds": 1000 + (2 + others_cores) * at, "cores": cores},
+            "machine": machine | {name: 5 + rate * at for name, rate in counters.items()},
             "ranks": [{"rank": rank, "pid": 4000 + rank, "cpu_seconds": at} for rank in (0, 1)],
             "gpus": [],
         }
@@ -237,43 +234,80 @@ def cpu(others_cores: float, *, cores: int = 4) -> Callable[[float], dict[str, A
     return sample_at
 
 
-def test_other_processes_during_a_trial() -> None:
-    warning = only(measured(sample_at=cpu(1.5)))
-    assert warning.kind is Kind.OTHER_PROCESSES
-    assert warning.text == "other programs used 38% of the 4 cores"
-    assert "stop them" in warning.remedy
-
-
-def test_others_on_one_of_two_machines() -> None:
-    """Each machine has a counter of its own; on a bench both nodes read the same one."""
-    calm, busy = cpu(0.0), cpu(2.0)
-    calm_start = {"cpu_seconds": 90_000.0, "cores": 4}
-    lines: list[dict[str, Any]] = []
-    for at in (float(one) for one in range(20)):
-        first, second = calm(at), busy(at)
-        first["ranks"], second["ranks"] = first["ranks"][:1], second["ranks"][1:]
-        first["machine"] = calm_start | {"cpu_seconds": 90_000.0 + at}
-        second["machine"]["cpu_seconds"] -= at  # one rank is on the other machine
-        lines += [{"node": 0, "at_seconds": at, **first}, {"node": 1, "at_seconds": at, **second}]
-    assert share_of_others(lines, [(2.0, 12.0)]) == pytest.approx((0.5, 4))
-    together = [{**line, "machine": cpu(2.0)(line["at_seconds"])["machine"]} for line in lines]
-    assert share_of_others(together, [(2.0, 12.0)]) == pytest.approx((0.5, 4))
-    assert share_of_others(lines, [(2.0, 30.0)]) is None
+@pytest.mark.parametrize(
+    ("sample_at", "kind", "said"),
+    [
+        (cpu(1.6), Kind.OTHER_PROCESSES, "other programs used 40 % of the CPU"),
+        (cpu(0.92, cpu_pressure_seconds=0.4), Kind.OTHER_PROCESSES, "used 23 % of the CPU"),
+        (cpu(0.0, memory_pressure_seconds=0.3), Kind.MEMORY_PRESSURE, "30 % of the time"),
+        (cpu(0.0, throttled_seconds=0.5), Kind.SLOWED_DEVICE, "heat slowed the CPU down"),
+    ],
+)
+def test_what_others_take_marks_a_trial(
+    sample_at: Callable[[float], Mapping[str, Any]], kind: Kind, said: str
+) -> None:
+    comparison = measured(sample_at=sample_at)
+    warning = only(comparison)
+    assert warning.kind is kind
+    assert said in warning.text
+    assert comparison.rows[0].disturbed == warning.text
 
 
 @pytest.mark.parametrize(
     "sample_at",
     [
-        lambda at: cpu(0.1 if at < 14.5 else 400.0)(at),  # others outside the windows
+        cpu(1.6, cpu_pressure_seconds=0.05),
+        cpu(0.9),
+        cpu(0.3, cpu_pressure_seconds=0.9),
+        lambda at: cpu(0.1 if at < 14.5 else 400.0)(at),
         lambda _at: {},
         lambda at: cpu(2.0)(at) | {"machine": None},
         lambda at: cpu(2.0)(at) | {"ranks": []},
         lambda at: cpu(2.0)(at) if at < 9 else {},
         lambda _at: {"machine": {"cpu_seconds": "much"}, "ranks": 3, "gpus": None},
     ],
+    ids=[
+        *("nobody waited", "room for all", "the ranks wait for one another"),
+        *("others outside the windows", "no samples", "no counter", "no rank", "ends early"),
+        "not what was asked for",
+    ],
 )
-def test_samples_that_do_not_tell(sample_at: Callable[[float], Mapping[str, Any]]) -> None:
-    assert kinds(measured(sample_at=sample_at)) == []
+def test_samples_that_tell_of_no_disturbance(
+    sample_at: Callable[[float], Mapping[str, Any]],
+) -> None:
+    comparison = measured(sample_at=sample_at)
+    assert kinds(comparison) == []
+    assert comparison.rows[0].disturbed is None
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_nodes_are_told_apart_by_their_machine(machines: int) -> None:
+    """Each machine has a counter of its own; on a bench both nodes read the same one."""
+    trial = invented_trial()
+    ranks = tuple(
+        rank.model_copy(update={"node": rank.rank, "host": f"host-{rank.rank % machines}"})
+        for rank in trial.ranks
+    )
+    lines: list[dict[str, Any]] = []
+    for line in sample_lines(cpu(1.6 if machines == 1 else 2.0)):
+        for node, own in enumerate(line["ranks"]):
+            of_node = {**line, "node": node, "ranks": [own]}
+            if machines == 2 and node == 0:
+                calm = {"cpu_seconds": 90_000.0 + own["cpu_seconds"], "cores": 4}
+                of_node["machine"] = calm
+            lines.append(of_node)
+    (finding,) = stability_of_trial(ranks, [], lines)
+    share = 40 if machines == 1 else 75  # there a rank is on the other machine
+    assert finding.text == f"other programs used {share} % of the CPU"
+
+
+def test_other_processes_on_a_device() -> None:
+    def sample_at(at: float) -> dict[str, Any]:
+        return {"gpus": [{"uuid": "GPU-a", "other_processes": 2 if at > 9 else 0}]}
+
+    warning = only(measured(sample_at=sample_at))
+    assert (warning.kind, warning.severity > 0.5) == (Kind.SHARED_DEVICE, True)
+    assert warning.text == "2 other processes ran on GPU-a"
 
 
 def test_device_that_is_too_hot() -> None:
@@ -286,7 +320,7 @@ def test_device_that_is_too_hot() -> None:
     assert warning.kind is Kind.SLOWED_DEVICE
     share = sum(12 < 7.5 + tick / 4 <= 14.25 for tick in range(28)) / 27
     assert warning.text == (
-        f"GPU-a was slowed down in {share:.0%} of the samples"
+        f"GPU-a was slowed down in {100 * share:.0f} % of the samples"
         " (too hot, by the hardware, at most 86 °C)"
     )
 
@@ -299,7 +333,7 @@ def test_notes_have_a_line_a_kind() -> None:
         draw.shuffle(found)
         return found
 
-    comparison = measured(steps, cpu(1.5), repeats=3)
+    comparison = measured(steps, cpu(1.6), repeats=3)
     worst, *others = [one for one in warnings_of(comparison) if one.kind is Kind.SLOW_STEPS]
     assert len(others) == 2
     unstable = [note.text for note in notes_of(comparison) if note.kind is NoteKind.UNSTABLE]
@@ -333,9 +367,9 @@ def test_trend_is_senss_slope_and_kendalls_test() -> None:
     assert trend_of([[(0.0, 1.0)], []]) is None
 
 
-def test_thinned_series_keep_their_course() -> None:
+def test_medians_of_a_series_keep_their_course() -> None:
     points = [(float(index), float(index)) for index in range(100)]
-    found = thinned(points)
+    found = medians(points)
     assert len(found) == 20
     assert found[0] == (2.0, 2.0)
-    assert thinned(points[:15]) == points[:15]
+    assert medians(points[:15]) == points[:15]

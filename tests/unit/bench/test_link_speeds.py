@@ -17,10 +17,9 @@ from benchmarks.cluster.link_speeds_report import markdown, steps_table
 from benchmarks.cluster.link_speeds_runs import load_lines, over_all
 from benchmarks.cluster.link_speeds_turns import crossings_of, turns_of
 
-from shardmark.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.core.errors import InputError
 from shardmark.report.figures.chart import log_ticks
-from shardmark.results.schema import TrialResult
+from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
 from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS
 
@@ -72,12 +71,11 @@ def trials(steps: Mapping[str, float], repeats: int = 3) -> Sequence[TrialResult
 def write_speed(
     folder: Path, name: str, made: Sequence[TrialResult], repeats: int = 3, others: float = 0.0
 ) -> None:
-    """`others`: share of the cores that is not the ranks'."""
+    """`others`: share of the CPU that is not the ranks'."""
     lines: list[dict[str, Any]] = [
         {
             "node": node,
             "at_seconds": FIRST_STEP_AT_SECONDS + at,
-            "machine": {"cpu_seconds": 2 * at * others, "cores": 2},
             "ranks": [{"rank": 2 * node, "pid": node, "cpu_seconds": 0.0}],
             "network": {
                 name: {"bytes_sent": at * rate, "bytes_received": at * rate}
@@ -92,10 +90,13 @@ def write_speed(
         "placement": {"nodes": 2, "ranks_per_node": 2},
         "measure": {"repeats": repeats},
     }
-    ended = [
-        trial.model_copy(update={"stability": stability_of_trial(trial.ranks, [], lines)})
-        for trial in made
-    ]
+    kind, text = (
+        StabilityKind.OTHER_PROCESSES,
+        f"other programs used {100 * others:.0f} % of the CPU",
+    )
+    found = StabilityFinding(kind=kind, text=text, severity=others)
+    stability = (found,) if others else ()
+    ended = [trial.model_copy(update={"stability": stability}) for trial in made]
     write_run(
         folder / name,
         ended,
@@ -226,7 +227,7 @@ def test_other_programs_are_said_with_the_load(runs: Path, tmp_path: Path) -> No
     speeds = read_speeds(runs)
     text = markdown(speeds, [])
     assert "| unlimited | nothing found | - | - |" in text
-    assert "| 10gbit | other processes | 9 of 9 | other programs used 40% of the 2 cores" in text
+    assert "| 10gbit | other processes | 9 of 9 | other programs used 40 % of the CPU" in text
     assert "| 10gbit | 2026-11-21 12:00 | 9 of 9 | no | 0.1, 0.1, 0.1 |" in text
     assert "**Other programs used the machine" in text
 

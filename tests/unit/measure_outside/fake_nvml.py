@@ -30,6 +30,7 @@ class FakeNvml:
         self.library = library
         self.energy = energy
         self.open = 0
+        self.pids: tuple[int, ...] = ()
         self.energy_queries = 0
 
     def nvmlInit(self) -> None:  # noqa: N802
@@ -80,6 +81,9 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:  # noqa: ARG002, N802
         return SimpleNamespace(used=1024, total=4096)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:  # noqa: ARG002, N802
+        return [SimpleNamespace(pid=pid) for pid in self.pids]
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: ARG002, N802
         return 0x4

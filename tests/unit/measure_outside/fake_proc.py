@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardmark.measure.system.process_tree import TICKS_PER_SECOND
+from shardmark.measure.system.machine_load import TICKS_PER_SECOND
 
 
 def write_process(

@@ -24,7 +24,7 @@ def install(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> FakeNvml:
 def test_reads_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = install(monkeypatch, FakeNvml("GPU-a", "GPU-b"))
     reader = GpuReader(["b"])  # as torch spells it
-    assert reader.read() == [
+    assert reader.read({}) == [
         {
             "uuid": "GPU-b",
             "utilization_percent": 75,
@@ -33,24 +33,25 @@ def test_reads_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
             "temperature_celsius": 61,
             "memory_used_bytes": 1024,
             "clock_limits": 4,
+            "other_processes": 0,
         }
     ]
     reader.close()
     reader.close()
     assert nvml.open == 0
-    assert reader.read() == []
+    assert reader.read({}) == []
 
 
 def test_both_spellings_are_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml("GPU-a"))
-    assert len(GpuReader(["a", "GPU-a"]).read()) == 1
+    assert len(GpuReader(["a", "GPU-a"]).read({})) == 1
 
 
 def test_unsupported_value_is_none_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = install(monkeypatch, FakeNvml("GPU-a", energy=False))
     reader = GpuReader(["a"])
     for _ in range(3):
-        (found,) = reader.read()
+        (found,) = reader.read({})
         assert found["energy_joules"] is None
         assert found["power_watts"] == 350.5
     assert reader.reasons["GPU-a"] == {"energy_joules": "Not Supported"}
@@ -60,21 +61,21 @@ def test_unsupported_value_is_none_and_asked_once(monkeypatch: pytest.MonkeyPatc
 def test_unknown_device_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml("GPU-a"))
     reader = GpuReader(["x"])
-    assert reader.read() == []
+    assert reader.read({}) == []
     assert reader.reasons == {"GPU-x": {"device": "Not Found"}}
 
 
 def test_mig_slice_without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml("MIG-a"))
     reader = GpuReader(["a"])
-    assert [one["uuid"] for one in reader.read()] == ["GPU-a"]
+    assert [one["uuid"] for one in reader.read({})] == ["GPU-a"]
     assert "device" not in reader.reasons["GPU-a"]
 
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml(library=False))
     reader = GpuReader(["a"])
-    assert reader.read() == []
+    assert reader.read({}) == []
     assert reader.reason == "NVML: Library Not Found"
     reader.close()
     assert all_cuda_devices().reason == "NVML: Library Not Found"
@@ -120,3 +121,16 @@ def test_visible_devices(value: str | None, expected: list[str]) -> None:
     )
     variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     assert [one.uuid for one in visible_cuda_devices(found, variables)] == expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "others"),
+    [((11, 21, 99), 1), ((11,), 0), ((501, 502), 0), ((501, 502, 503), 1)],
+    ids=["another one", "ours", "ours by numbers of the host", "another by number alone"],
+)
+def test_other_processes_of_a_device(
+    monkeypatch: pytest.MonkeyPatch, listed: tuple[int, ...], others: int
+) -> None:
+    install(monkeypatch, FakeNvml("GPU-a")).pids = listed
+    (device,) = GpuReader(["a"]).read({0: (10, 11), 1: (20, 21)})
+    assert device["other_processes"] == others

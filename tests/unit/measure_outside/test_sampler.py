@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardmark.measure.system.gpus import GpuReader
-from shardmark.measure.system.process_tree import TICKS_PER_SECOND
+from shardmark.measure.system.machine_load import TICKS_PER_SECOND, MachineLoad
 from shardmark.measure.system.sampler import SystemSampler, network_counters
 from tests.unit.measure_outside.fake_proc import end_process, write_process
 
@@ -29,7 +29,7 @@ class FakeGpus(GpuReader):
         self.reasons = {uuid: {"energy_joules": "Not Supported"} for uuid in self.uuids}
         self.closed = False
 
-    def read(self) -> list[dict[str, object]]:
+    def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:  # noqa: ARG002
         return [{"uuid": uuid} for uuid in self.uuids]
 
     def close(self) -> None:
@@ -92,20 +92,42 @@ def test_ranks_appear_and_vanish(tmp_path: Path, sampler: SystemSampler) -> None
     }
 
 
-def test_the_whole_machines_cpu(tmp_path: Path, sampler: SystemSampler) -> None:
-    proc = tmp_path / "proc"
-    proc.mkdir()
+def test_load_of_the_cores_that_may_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2})
     # user nice system idle iowait irq softirq steal guest guest_nice
-    total = [tick * TICKS_PER_SECOND for tick in (100, 10, 20, 5000, 300, 1, 2, 4, 50, 5)]
-    core = "0 " * 10
-    text = f"cpu  {' '.join(map(str, total))}\ncpu0 {core}\ncpu1 {core}\nintr 5 0\nctxt 9\n"
-    (proc / "stat").write_text(text)
-    sampler.start()
-    (proc / "stat").unlink()
-    sampler.stop()
-    first, last = lines(tmp_path)
-    assert first["machine"] == {"cpu_seconds": 137.0, "cores": 2}
-    assert last["machine"] is None
+    ticks = [second * TICKS_PER_SECOND for second in (100, 10, 20, 5000, 300, 1, 2, 4, 50, 5)]
+    core = " ".join(map(str, ticks))
+    stat = f"cpu  {core}\ncpu0 {core}\ncpu1 {core}\ncpu2 {core}\ncpu12 {core}\nintr 5 0\n"
+    waited = "some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0.00 total=7\n"
+    heat = "sys/devices/system/cpu/cpu1/thermal_throttle/package_throttle_total_time_ms"
+    for name, text in {
+        "proc/stat": stat,
+        "proc/pressure/cpu": waited,
+        "proc/pressure/memory": "",
+        heat: "1500\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    load = MachineLoad(tmp_path / "proc")
+    assert load.read() == {
+        "cpu_seconds": 2 * 137.0,
+        "cores": 2,
+        "cpu_pressure_seconds": 2.5,
+        "memory_pressure_seconds": None,
+        "throttled_seconds": 1.5,
+    }
+    own = tmp_path / "sys/fs/cgroup/batch"
+    own.mkdir(parents=True)
+    (own / "cpu.pressure").write_text(waited.replace("2500000", "1000000"))
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/batch\n")
+    of_group = MachineLoad(tmp_path / "proc").read()
+    assert of_group is not None
+    assert of_group["cpu_pressure_seconds"] == 1.0, "its own group's tasks are those that matter"
+    (tmp_path / "proc/stat").unlink()
+    assert load.read() is None
 
 
 def test_many_threads_are_counted_less_often(tmp_path: Path, sampler: SystemSampler) -> None:
@@ -174,7 +196,7 @@ def test_network_counters() -> None:
 
 
 class FullGpus(FakeGpus):
-    def read(self) -> list[dict[str, object]]:
+    def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:  # noqa: ARG002
         used = (5 * 2**30, 7 * 2**30, None)
         return [{"uuid": u, "memory_used_bytes": b} for u, b in zip(self.uuids, used, strict=True)]
 

@@ -9,12 +9,24 @@ from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
+from shardmark.results.schema import (
+    Failure,
+    Outcome,
+    RankRecord,
+    StabilityFinding,
+    StabilityKind,
+    TrialResult,
+)
 from shardmark.results.store import load_run
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, trained, write_run
 
 BATCH = 64
 MIB = 2.0**20
+OTHERS = StabilityFinding(
+    kind=StabilityKind.OTHER_PROCESSES,
+    text="other programs used 95 % of the CPU",
+    severity=0.95,
+)
 ONLY_WHERE_GIVEN = (
     *(name for name in TRIAL_METRICS if METRICS[name].group == "quality"),
     *("staleness_mean", "staleness_max", "exposed_communication_seconds", "cpu_percent"),
@@ -40,6 +52,8 @@ class Cell:
     precision: str = "fp32"
     threads: int = 1
     exposed_by_rank: Sequence[float] | None = None
+    disturbed: Sequence[int] = ()
+    """Repeats beside which other programs ran."""
 
 
 def steps(
@@ -81,6 +95,7 @@ def _trial(cell: Cell, repeat: int) -> TrialResult:
         outcome=cell.outcome,
         failure=Failure(reason=cell.reason) if failed else None,
         metrics=_metrics(cell, repeat),
+        stability=(OTHERS,) if repeat in cell.disturbed else (),
         varied=dict(cell.varied),
         precision=cell.precision,
         ranks=() if failed else tuple(_rank(cell, n, repeat) for n in range(cell.world_size)),

@@ -17,8 +17,8 @@ from shardmark.report.answers.answers import (
     answers_json,
     next_commands,
 )
-from shardmark.results.schema import Outcome, StabilityFinding, StabilityKind
-from tests.unit.recommendation.invented_rows import MIB, Cell, compared
+from shardmark.results.schema import Outcome
+from tests.unit.recommendation.invented_rows import MIB, OTHERS, Cell, compared
 
 SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))
 DDP = Cell(strategy="ddp", world_size=2, rates=(180, 182, 181), peaks=(80 * MIB,))
@@ -61,22 +61,38 @@ def test_one_repeat_is_provisional(tmp_path: Path) -> None:
     assert (fastest.strategy, fastest.decided) == ("ddp", False)
     (command,) = next_commands(comparison)
     folder = tmp_path / "run"
-    assert command.endswith(f"{folder}/experiment.yaml --set measure.repeats=3 --out {folder}")
+    assert command.endswith(f"{folder}/experiment.yaml --out {folder} --set measure.repeats=3")
 
 
-def test_a_disturbed_trial_decides_nothing(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, [SINGLE, DDP])
-    finding = StabilityFinding(
-        kind=StabilityKind.OTHER_PROCESSES,
-        text="other programs used 95% of the 2 cores",
-        severity=0.95,
-    )
-    row = comparison.rows[1]
-    trials = [trial.model_copy(update={"stability": (finding,)}) for trial in row.trials]
-    rows = (comparison.rows[0], replace(row, trials=tuple(trials)))
-    caution, fastest, *_ = answers(replace(comparison, rows=rows))
-    assert caution.text == "Do not trust these times: other programs used 95% of the 2 cores."
-    assert not fastest.decided
+@pytest.mark.parametrize(
+    ("cells", "whose"),
+    [
+        ([SINGLE, replace(DDP, disturbed=range(3))], "the times of ddp on 2 ranks"),
+        ([replace(cell, disturbed=range(3)) for cell in (SINGLE, DDP)], "these times"),
+    ],
+)
+def test_nothing_is_decided_from_disturbed_trials(
+    tmp_path: Path, cells: list[Cell], whose: str
+) -> None:
+    comparison = compared(tmp_path, cells)
+    caution, fastest, memory, _ = answers(comparison)
+    assert caution.text == f"Do not trust {whose}: {OTHERS.text}."
+    assert (fastest.decided, fastest.strategy) == (False, None)
+    assert fastest.text == f"not decided: {OTHERS.text}"
+    assert (memory.decided, memory.strategy) == (True, "ddp"), "bytes are what they are"
+    ddp = next(row for row in comparison.rows if row.strategy == "ddp")
+    assert (ddp.verdict, ddp.metrics["speedup"]) == ("not decided", None)
+    assert ddp.missing["speedup"] == f"not decided: {OTHERS.text}"
+    assert ddp.metrics["samples_per_second"] is not None, "measured, and kept"
+    assert next_commands(comparison)[0].endswith("--remeasure")
+
+
+def test_a_disturbed_trial_does_not_count_beside_others(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [SINGLE, replace(DDP, rates=(180, 20, 181), disturbed=(1,))])
+    caution, fastest, *_ = answers(comparison)
+    assert caution.text == "1 disturbed trial does not count."
+    assert (fastest.decided, fastest.strategy) == (True, "ddp")
+    assert fastest.text.startswith("ddp, 180 samples/s")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +128,7 @@ def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
         ([SINGLE, DDP, replace(DDP, world_size=4, rates=(300, 301, 302))], "fastest", "ddp",
          "ddp on 4 ranks, 301 samples/s (single on 1 rank 100, 0.33x)"),
         ([DDP, replace(FSDP, rates=(179, 183, 180))], "fastest", None, "ddp or fsdp"),
-        ([DDP, ASYNC], "fastest", "ddp", "ps-async 240 trains otherwise"),
+        ([DDP, ASYNC], "fastest", "ddp", "ps-async 240 trains differently"),
         ([DDP, ASYNC], "equivalent", None, "ps-async differs by design"),
         ([FSDP, replace(DDP, outcome=Outcome.OUT_OF_MEMORY)], "memory", "fsdp",
          "out of memory: ddp on 2 ranks"),

@@ -88,7 +88,7 @@ def memory_cell(strategy: str, state: float, activations: float, rest: float = 0
     [
         (memory_cell("ddp", 1, 97), memory_cell("fsdp", 0.5, 97), ["only 1.5 %", "97 % of ddp's"]),
         (memory_cell("ddp", 20, 40), memory_cell("zero-3", 10, 40, rest=35),
-         ["zero-3 save no memory", "30 MiB less model state, 35 MiB more of the rest"]),
+         ["zero-3 save no memory", "30 MiB less model state, 35 MiB more other memory"]),
         (memory_cell("ddp", 30, 10), memory_cell("zero-0", 30, 10), None),
         (memory_cell("ddp", 30, 10), memory_cell("fsdp", 15, 10), None),
     ],

@@ -46,6 +46,7 @@ def value(metrics: dict[str, Summary | None], name: str) -> float:
         ("epoch_seconds", 6.6),
         ("evaluation_seconds", 2.0),
         ("total_seconds", 60.0),
+        ("measured_steps", 6),
         ("samples_per_second", 20.0),
         ("samples_per_second_per_rank", 10.0),
         ("model_flops_per_second", 20e9),
@@ -274,8 +275,20 @@ def test_network_is_the_sum_over_nodes() -> None:
         assert value(together, name) == pytest.approx(2 * value(alone, name))
 
 
+def test_loopback_of_other_programs_is_not_credited() -> None:
+    lines: list[dict[str, Any]] = sample_lines()
+    for second, line in enumerate(lines):
+        own = {"bytes_sent": 30 * second, "bytes_received": 20 * second}
+        line["ranks"] = [rank | {"network": {"lo": own}} for rank in line["ranks"]]
+    lines[-1]["ranks"] = []  # they have ended
+    metrics, _ = summarised(samples=lines)
+    assert value(metrics, "network_sent_bytes") == pytest.approx(6.6 * (2 * 30 + 10))
+    assert value(metrics, "network_received_bytes") == pytest.approx(6.6 * (2 * 20 + 1000))
+
+
 NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
 NO_EVALUATION = "the validation set was not evaluated"
+TOO_MANY = probe(0).model_copy(update={"flops_per_sample": 10**15})
 FAILED_PROBE = ProbeRecord(reasons={"flops_per_sample": "the model has its own operator"})
 UNMARKED = [{k: v for k, v in line.items() if k != "forward_seconds"} for line in step_lines()]
 
@@ -343,6 +356,10 @@ def both(**changes: Any) -> list[RankRecord]:
         (
             {"ranks": both(epochs=epochs({"validation_loss": None}))},
             {"validation_loss": "the evaluation gave no finite number"},
+        ),
+        (
+            {"ranks": both(device="NVIDIA H200", probe=TOO_MANY), "device_type": "cuda"},
+            {"mfu": "more than the peak: the table's peak, or the count of operations, is wrong"},
         ),
         (
             {"ranks": both(device="NVIDIA X1"), "device_type": "cuda"},

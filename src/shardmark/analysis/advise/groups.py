@@ -9,24 +9,33 @@ from typing import Any
 from shardmark.analysis.compare.rows import EXECUTION_KEYS, Row, plain
 from shardmark.results.schema import Outcome
 
-HEADLINE_QUALITIES = ("accuracy_top1", "map", "perplexity", "validation_loss")
-"""What may stand for quality, the most telling first."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparableGroup:
     """All rows of one experiment, workload, precision and training."""
 
-    experiment: str
-    workload: str
-    precision: str
-    varied: Mapping[str, Any]
-    """What varies and changes the training, by dotted key."""
     rows: tuple[Row, ...]
     candidates: tuple[Row, ...]
     """Rows with a result that may win: shown to be equivalent, or nothing was verified."""
     by_design: tuple[Row, ...]
     """Rows that are not meant to be equivalent, such as asynchronous servers."""
+
+    @property
+    def experiment(self) -> str:
+        return self.rows[0].experiment
+
+    @property
+    def workload(self) -> str:
+        return self.rows[0].workload
+
+    @property
+    def precision(self) -> str:
+        return self.rows[0].precision
+
+    @property
+    def varied(self) -> Mapping[str, Any]:
+        """What varies and changes the training, by dotted key."""
+        return conditions_of(self.rows[0])
 
     @property
     def out_of_memory(self) -> tuple[Row, ...]:
@@ -43,16 +52,7 @@ def groups_of(rows: Sequence[Row]) -> tuple[ComparableGroup, ...]:
     for row in rows:
         key = (row.experiment, row.workload, row.precision, plain(conditions_of(row)))
         groups.setdefault(key, []).append(row)
-    return tuple(_group(members) for members in groups.values())
-
-
-def headline_quality(rows: Sequence[Row]) -> str | None:
-    """The quality that most rows have; None where the data are made up or nothing was evaluated."""
-    if any(row.synthetic for row in rows):
-        return None
-    counts = {name: sum(bool(row.metrics.get(name)) for row in rows) for name in HEADLINE_QUALITIES}
-    best = max(HEADLINE_QUALITIES, key=lambda name: counts[name])
-    return best if counts[best] else None
+    return tuple(map(_group, groups.values()))
 
 
 def conditions_of(row: Row) -> dict[str, Any]:
@@ -68,12 +68,7 @@ def is_by_design(row: Row) -> bool:
 def _group(rows: Sequence[Row]) -> ComparableGroup:
     measured = [row for row in rows if row.ok_trials and not _lost_rank(row)]
     unverified = all(row.equivalent is None and row.guarantee is None for row in measured)
-    first = rows[0]
     return ComparableGroup(
-        experiment=first.experiment,
-        workload=first.workload,
-        precision=first.precision,
-        varied=conditions_of(first),
         rows=tuple(rows),
         candidates=tuple(row for row in measured if unverified or row.equivalent is True),
         by_design=tuple(row for row in measured if is_by_design(row)),

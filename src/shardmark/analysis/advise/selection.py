@@ -14,7 +14,7 @@ from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.statistics.verdicts import METRIC, is_different, verdict_between
 from shardmark.core.metrics import METRICS
 
-State = Literal["shown", "tie", "not shown", "alone"]
+State = Literal["shown", "tie", "not shown", "alone", "disturbed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +25,16 @@ class Selection:
     """With the best mean: a winner only where `state` is `shown`."""
     state: State
     """`shown`: better than every row that can be judged.  `tie`: `ties` may be as good.
-    `not shown`: repeats are too few for any test.  `alone`: nobody competed."""
+    `not shown`: repeats are too few for any test.  `alone`: nobody competed.
+    `disturbed`: other work disturbed some row's times, and nothing is decided."""
     ties: tuple[Row, ...]
     """Rows that are not shown to be worse by an amount that matters, the better ones first."""
     values: tuple[tuple[Row, float], ...]
     """Every competitor's mean, the best first."""
+
+    @property
+    def decided(self) -> bool:
+        return self.state in ("shown", "alone")
 
     @property
     def rival(self) -> Row | None:
@@ -62,14 +67,16 @@ def select(rows: Sequence[Row], metric: str) -> Selection | None:
     effects = between_all([row.values[metric] for row in ordered])
     left = [at for at in range(1, len(ordered)) if not _is_out(ordered, effects, at, metric, sign)]
     ties = tuple(ordered[at] for at in left if (0, at) in effects)
-    judged = any((0, at) in effects for at in range(1, len(ordered)))
-    state: State = "tie" if ties else "shown" if judged else "not shown"
-    return Selection(
-        best=ordered[0],
-        state="alone" if len(ordered) == 1 else state,
-        ties=ties,
-        values=tuple(means),
-    )
+    state: State = "not shown"
+    if metric == METRIC and any(row.disturbed for row in known):
+        state = "disturbed"
+    elif len(ordered) == 1:
+        state = "alone"
+    elif ties:
+        state = "tie"
+    elif any((0, at) in effects for at in range(1, len(ordered))):
+        state = "shown"
+    return Selection(best=ordered[0], state=state, ties=ties, values=tuple(means))
 
 
 def times_better(row: Row, other: Row, metric: str) -> Estimate | None:

@@ -15,6 +15,8 @@ from shardmark.core.errors import InputError
 from shardmark.results.store import Damaged, StoredRun
 
 DEFAULT_BASELINE = "single"
+MOST_EFFICIENCY = 1.5
+"""Of perfect scaling: caches give a little more than 1, and never as much as this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
     if baseline is not None:
         _check_baseline(baseline, rows)
     strategy = baseline or DEFAULT_BASELINE
+    rows = [_doubted(row, scaling_reference(row, rows)) for row in rows]
     bases = [_baseline_of(row, _comparable(row, rows), strategy) for row in rows]
     related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
     return Comparison(
@@ -65,6 +68,17 @@ def _check_baseline(baseline: str, rows: Sequence[Row]) -> None:
 
 def _comparable(row: Row, rows: Sequence[Row]) -> list[Row]:
     return [other for other in rows if row.comparable(other)]
+
+
+def _doubted(row: Row, reference: Row | None) -> Row:
+    """Marked as disturbed where it is faster than its devices can be: one of the two was."""
+    if reference is None or row.disturbed or not row.differing(reference) <= {NODES}:
+        return row
+    efficiency = ratio_between(row, reference, METRIC, per_device=True)
+    if efficiency is None or (efficiency.low or efficiency.value) <= MOST_EFFICIENCY:
+        return row
+    doubt = f"{row.place} has {efficiency.value:.1f} times the rate of perfect scaling"
+    return replace(row, disturbed=doubt)
 
 
 def _relate(
@@ -98,6 +112,8 @@ def _relate(
 
 def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[str]:
     """Other conditions than the baseline's, and repeats that only one of the two has."""
+    if row.disturbed or base.disturbed:
+        return []  # the answers say so, once for all
     if no_speedup is not None:
         return [] if _value(row, METRIC) is None else [f"no speed-up: {no_speedup}"]
     notes = [f"{row.place} is compared with {base.place}"] if row.differing(base) else []
@@ -163,8 +179,11 @@ def ratio_between(
     """The row's metric over the other's, with a 95 % interval from the repeats that both have.
 
     With fewer than two common repeats the ratio of the means, without interval; None where one of
-    the two was not measured or the other is zero.  `per_device` divides each by its devices first.
+    the two was not measured, or disturbed (its throughput), or the other is zero.  `per_device`
+    divides each by its devices first.
     """
+    if metric == METRIC and (row.disturbed or other.disturbed):
+        return None
     above, below = row.values.get(metric), other.values.get(metric)
     if not above or not below or sum(below.values()) <= 0:
         return None
@@ -204,5 +223,7 @@ def _no_baseline(row: Row, baseline: str) -> str:
 
 
 def _no_ratio(row: Row, base: Row, name: str) -> str:
+    if name == METRIC and (disturbed := row.disturbed or base.disturbed):
+        return f"not decided: {disturbed}"
     lacking = row if _value(row, name) is None else base
     return f"{lacking.place} has no {name}: {lacking.missing.get(name, 'it is zero')}"

@@ -84,8 +84,10 @@ class Row:
     """The cause where it is not equivalent."""
     guarantee: str | None = None
     """What was shown of a strategy that is not meant to be equivalent."""
+    disturbed: str | None = None
+    """What else took so much of the machine that the row's times decide nothing."""
     verdict: str | None = None
-    """`baseline`, `faster`, `slower` or `no difference shown`; None without two common repeats."""
+    """One of `analysis.statistics.verdicts`; None without two common repeats."""
     effect: Effect | None = None
     """Throughput beside the baseline's, on which the verdict rests."""
 
@@ -127,7 +129,12 @@ class Row:
 
     @property
     def ok_trials(self) -> tuple[TrialResult, ...]:
-        return tuple(result for result in self.trials if result.outcome is Outcome.OK)
+        """Trials that ended ok and count: a disturbed one only where all were disturbed."""
+        return _counted(self.trials)
+
+    @property
+    def disturbed_trials(self) -> int:
+        return sum(result.disturbed is not None for result in self.trials)
 
     def comparable(self, other: Row) -> bool:
         """Whether both trained the same thing in the same experiment."""
@@ -242,13 +249,13 @@ def _workload_label(result: TrialResult) -> str:
 
 def _row(experiment: str, trials: Sequence[TrialResult]) -> Row:
     first = trials[0]
-    ok = [result for result in trials if result.outcome is Outcome.OK]
+    ok = _counted(trials)
     recorded = sorted({name for result in ok for name in result.metrics} - METRICS.keys())
     values = {name: _values(ok, name) for name in (*TRIAL_METRICS, *recorded)}
     metrics: dict[str, Estimate | None] = dict.fromkeys((*METRICS, *recorded))
     for name, by_repeat in values.items():
         if by_repeat:
-            metrics[name] = estimate_mean(list(by_repeat.values()))
+            metrics[name] = _estimate(name, list(by_repeat.values()))
     return Row(
         experiment=experiment,
         workload=_workload_label(first),
@@ -261,6 +268,7 @@ def _row(experiment: str, trials: Sequence[TrialResult]) -> Row:
         weak_scaling=first.trial.get("recipe", {}).get("per_rank_batch") is not None,
         outcomes=dict(sorted(Counter(str(result.outcome) for result in trials).items())),
         failed=_failed(trials),
+        disturbed=next((result.disturbed for result in ok), None),
         metrics=metrics,
         missing={
             name: _reason(ok, name)
@@ -270,6 +278,20 @@ def _row(experiment: str, trials: Sequence[TrialResult]) -> Row:
         values=values,
         trials=tuple(sorted(trials, key=lambda result: result.repeat)),
     )
+
+
+def _counted(trials: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
+    ok = tuple(result for result in trials if result.outcome is Outcome.OK)
+    return tuple(result for result in ok if result.disturbed is None) or ok
+
+
+def _estimate(name: str, values: Sequence[float]) -> Estimate:
+    """A fraction's interval ends at 1."""
+    estimate = estimate_mean(values)
+    whole = name in METRICS and METRICS[name].unit == "fraction" and max(values) <= 1
+    if not whole or estimate.high is None:
+        return estimate
+    return replace(estimate, high=min(estimate.high, 1.0))
 
 
 def _values(ok: Sequence[TrialResult], name: str) -> dict[int, float]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
-from shardmark.analysis.advise.groups import ComparableGroup, headline_quality
+from shardmark.analysis.advise.groups import ComparableGroup
 from shardmark.analysis.advise.selection import times_better
 from shardmark.analysis.compare.comparison import DEFAULT_BASELINE, difference_between
-from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.rows import Row, main_quality, rate_of
 from shardmark.analysis.statistics.effects import between_all, holm
 from shardmark.analysis.statistics.intervals import estimate_difference, two_sided_p_value
 from shardmark.analysis.statistics.sampling import beyond_sampling
@@ -69,7 +69,7 @@ def _slower(group: ComparableGroup) -> Iterator[Explanation]:
 
     All pairs of the group are one family, since the fastest was chosen by looking.
     """
-    rows = [row for row in (*group.candidates, *group.by_design) if row.values.get(RATE)]
+    rows = _timed(group)
     effects = between_all([row.values[RATE] for row in rows])
     corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
     places = {id(row): place for place, row in enumerate(rows)}
@@ -87,22 +87,24 @@ def _slower(group: ComparableGroup) -> Iterator[Explanation]:
 
 def _faster_rivals(row: Row, rows: Sequence[Row], candidates: Sequence[Row]) -> Iterator[Row]:
     """The fastest candidate on as many ranks, and the same strategy (or the baseline) on fewer."""
-    measured = [other for other in candidates if other.values.get(RATE)]
+    measured = [other for other in rows if any(other is each for each in candidates)]
     same_size = [other for other in measured if other.world_size == row.world_size]
-    fastest = max(same_size, key=_rate, default=row)
+    fastest = max(same_size, key=rate_of, default=row)
     if fastest is not row:
         yield fastest
     fewer = [other for other in rows if other.world_size < row.world_size]
     same = [other for other in fewer if other.label == row.label and not row.differing(other)]
-    alone = [one for one in fewer if one.strategy == DEFAULT_BASELINE and one.world_size == 1]
+    alone = [each for each in fewer if each.strategy == DEFAULT_BASELINE and each.world_size == 1]
     if same:
         yield max(same, key=lambda other: other.world_size)
     elif alone:
         yield min(alone, key=lambda other: len(row.differing(other)))
 
 
-def _rate(row: Row) -> float:
-    return fmean(row.values[RATE].values())
+def _timed(group: ComparableGroup) -> list[Row]:
+    """The rows whose times count."""
+    rows = (*group.candidates, *group.by_design)
+    return [row for row in rows if row.values.get(RATE) and not row.disturbed]
 
 
 def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
@@ -177,12 +179,9 @@ def _memory(group: ComparableGroup) -> Iterator[Explanation]:
             continue
         whole = min(wholes, key=lambda other: (len(other.strategy_options), _value(other, PEAK)))
         ratio = times_better(row, whole, PEAK)
-        least = 1 - HOPED_SHARE * (1 - held)
-        if ratio is None or 1 / ratio.value <= least:
+        most = 1 / (1 - HOPED_SHARE * (1 - held))
+        if ratio is None or (ratio.high or ratio.value) >= most:
             continue
-        if ratio.high is not None and 1 / ratio.high <= least:
-            continue
-        share = 1 / ratio.value
         saved = _value(whole, PEAK) - _value(row, PEAK)
         state = _state(whole) - _state(row)
         activations = _value(whole, ACTIVATIONS) - _value(row, ACTIVATIONS)
@@ -190,12 +189,12 @@ def _memory(group: ComparableGroup) -> Iterator[Explanation]:
             kind="little memory saved",
             row=row,
             other=whole,
-            size=share,
+            size=1 / ratio.value,
             difference=saved,
             parts={
                 "model state": state,
                 "activations": activations,
-                "the rest": saved - state - activations,
+                "other memory": saved - state - activations,
             },
             facts={
                 "peak_bytes": _value(whole, PEAK),
@@ -227,7 +226,7 @@ def _waits(group: ComparableGroup) -> Iterator[Explanation]:
     The rank that has the least exposed communication comes last.  All ranks could have been the
     one, so the error is shared among them.  Some rank is always last: one repeat shows nothing.
     """
-    for row in (*group.candidates, *group.by_design):
+    for row in _timed(group):
         exposed = [_exposed_by_rank(trial) for trial in row.ok_trials]
         step = row.metrics.get("step_seconds")
         if step is None or len(exposed) < 2 or len(exposed[0]) < 2:
@@ -263,7 +262,7 @@ def _exposed_by_rank(trial: TrialResult) -> dict[int, float]:
 
 def _stale(group: ComparableGroup) -> Iterator[Explanation]:
     """Worse quality than an equivalent row on as many ranks, with gradients that were old."""
-    quality = headline_quality(group.rows)
+    quality = main_quality(group.rows)
     for row in group.by_design if quality else ():
         mean, most = (row.metrics.get(f"staleness_{which}") for which in ("mean", "max"))
         same = [one for one in group.candidates if one.world_size == row.world_size]

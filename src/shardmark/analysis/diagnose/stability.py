@@ -13,7 +13,7 @@ from statistics import fmean
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.diagnose.trial_stability import DRIFT, FALSE_ALARM_RATE
+from shardmark.analysis.diagnose.trial_stability import DRIFT, FALSE_ALARM_RATE, percent
 from shardmark.analysis.statistics.changes import trend_of
 from shardmark.analysis.statistics.intervals import t_probability
 from shardmark.analysis.statistics.verdicts import METRIC
@@ -25,10 +25,12 @@ OUTLYING = 0.1
 REMEDIES = {
     StabilityKind.TRIAL_DRIFT: "raise measure.warmup_steps if steps became shorter; else look for"
     " heat, growing memory or a slower link",
-    StabilityKind.RUN_DRIFT: "warm the machine up first; ratios of the same repeat hold",
+    StabilityKind.RUN_DRIFT: "warm the machine up first; ratios within a repeat hold",
     StabilityKind.SLOW_STEPS: "look for pauses such as late data, or measure more steps",
     StabilityKind.OUTLYING_REPEAT: "read the trial's log.txt, and run more repeats",
     StabilityKind.OTHER_PROCESSES: "stop them and run again",
+    StabilityKind.SHARED_DEVICE: "stop them, or take a free device",
+    StabilityKind.MEMORY_PRESSURE: "free memory, or train something smaller",
     StabilityKind.SLOWED_DEVICE: "cool the device, or lower its power limit",
 }
 
@@ -94,7 +96,7 @@ def _run_drifts(rows: Sequence[Row]) -> Iterator[Instability]:
             yield Instability(
                 kind=StabilityKind.RUN_DRIFT,
                 place=of_run[0].experiment if folder is None else str(folder),
-                text=f"trials became {abs(change):.0%} {_faster(change)} over the repeats",
+                text=f"trials became {percent(abs(change))} {_faster(change)} over the repeats",
                 severity=abs(change),
             )
 
@@ -120,11 +122,12 @@ def _outlying_repeats(rows: Sequence[Row]) -> Iterator[Instability]:
                 error = math.sqrt(without / left)
                 p_value = t_probability(distance / error, degrees) if error > 0 else 0.0
                 off = math.expm1(distance)
+                text = f"{percent(abs(off))} {_faster(off)} than the other repeats of {row.place}"
                 if abs(off) >= OUTLYING and p_value * count <= FALSE_ALARM_RATE:
                     yield Instability(
                         kind=StabilityKind.OUTLYING_REPEAT,
                         place=next(t.id for t in row.ok_trials if t.repeat == repeat),
-                        text=f"{abs(off):.0%} {_faster(off)} than the other repeats of {row.place}",
+                        text=text,
                         severity=abs(off),
                     )
 

@@ -1,4 +1,4 @@
-"""What disturbed one trial, from its raw files when it ends: drifts, pauses, others on the machine.
+"""What disturbed one trial, from its raw files when it ends: drifts, pauses, other work.
 
 Every kind has a practical threshold, below which nobody need care, and where chance could reach it
 also a test, whose p value is stored: a comparison corrects it for the number of its trials.
@@ -7,13 +7,20 @@ also a test, whose p value is stored: a comparison corrects it for the number of
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from statistics import median
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean, median
 
-from shardmark.analysis.statistics.changes import JUMP_POINTS, jump_of, thinned, trend_of
-from shardmark.analysis.trial.raw_files import number
+from shardmark.analysis.statistics.changes import JUMP_POINTS, jump_of, medians, trend_of
+from shardmark.analysis.trial.rank_metrics import windows_of
+from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number
+from shardmark.analysis.trial.sampled_metrics import (
+    Windows,
+    counter_increase,
+    device_points,
+    device_uuids,
+    levels,
+    process_points,
+)
 from shardmark.measure.system.gpus import CLOCK_LIMITS
 from shardmark.results.schema import RankRecord, StabilityFinding, StabilityKind
 
@@ -28,20 +35,24 @@ SLOW_FACTOR = 2.0
 SLOW_SHARE = 0.05
 """Of the measured time, that slow steps took beyond the median."""
 OTHERS_SHARE = 0.1
-"""Of the machine's cores."""
+"""Of the cores' time, or of a device's samples, that other programs may use."""
+WAITING_SHARE = 0.1
+"""Of the time: where tasks waited for a core no longer than this, others took none away."""
+FULL_SHARE = 0.8
+"""Of the cores' time: the same where the kernel does not tell who waited."""
+MEMORY_SHARE = 0.05
+"""Of the time, in which some task waited for memory."""
 SLOWED_SHARE = 0.1
-"""Of the samples in which a device was slowed down."""
+"""Of the time in which a device was slowed down."""
+SHORTEST_SECONDS = 0.2
+"""Of windows: in less, the kernel's ticks of 10 ms are too coarse for a share."""
 FEWEST_STEPS = 12
-
-Line = Mapping[str, object]
-Span = tuple[float, float]
-"""Unix time."""
 
 
 def stability_of_trial(
     ranks: Sequence[RankRecord], steps: Iterable[Line], samples: Sequence[Line]
 ) -> tuple[StabilityFinding, ...]:
-    """Of the first rank that measured; `steps` and `samples` are the lines of the raw files."""
+    """Steps of the first rank that measured; `steps` and `samples` are lines of the raw files."""
     rank = next((rank for rank in ranks if rank.windows), None)
     if rank is None:
         return ()
@@ -58,22 +69,28 @@ def stability_of_trial(
     if len(points) >= FEWEST_STEPS:
         findings += _drift(points)
         findings += _slow_steps([seconds for _, seconds in points])
-    return (*findings, *_of_machine(samples, spans_of(rank)))
+    for host in dict.fromkeys(rank.host for rank in ranks):
+        findings += _of_machine([rank for rank in ranks if rank.host == host], samples)
+    return (*findings, *_of_devices(samples, windows_of(rank)))
 
 
 def _drift(points: Sequence[tuple[float, float]]) -> Iterator[StabilityFinding]:
     """Of the logarithm: a share of the step's time, whatever the step's time is."""
     logs = sorted((step, math.log(seconds)) for step, seconds in points)
-    jump = jump_of(thinned(logs, JUMP_POINTS))
+    jump = jump_of(medians(logs, JUMP_POINTS))
     if jump is not None and abs(jump.size) >= math.log(LEAST_JUMP):
         times = f"{math.exp(abs(jump.size)):.1f} times {_longer(jump.size)}"
         text = f"steps became {times}, and stayed so, from about step {jump.time:.0f} on"
         yield from _finding(StabilityKind.TRIAL_DRIFT, text, abs(jump.size), jump.p_value)
-    trend = trend_of([thinned(logs)])
+    trend = trend_of([medians(logs)])
     change = 0.0 if trend is None else math.expm1(trend.slope * (logs[-1][0] - logs[0][0]))
     if trend is not None and abs(change) >= DRIFT:
-        text = f"steps became {abs(change):.0%} {_longer(change)} from the first to the last"
+        text = f"steps became {percent(abs(change))} {_longer(change)} from the first to the last"
         yield from _finding(StabilityKind.TRIAL_DRIFT, text, abs(math.log1p(change)), trend.p_value)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _longer(change: float) -> str:
@@ -85,24 +102,10 @@ def _slow_steps(seconds: Sequence[float]) -> Iterator[StabilityFinding]:
     slow = [each for each in seconds if each > SLOW_FACTOR * middle]
     share = sum(each - middle for each in slow) / sum(seconds)
     if share >= SLOW_SHARE:
-        text = (
-            f"{len(slow)} of {len(seconds)} steps took over {SLOW_FACTOR:g} times the median:"
-            f" {share:.0%} of the time"
+        counts = f"{len(slow)} of {len(seconds)} steps took over {SLOW_FACTOR:g} times the median"
+        yield from _finding(
+            StabilityKind.SLOW_STEPS, f"{counts}: {percent(share)} of the time", share
         )
-        yield from _finding(StabilityKind.SLOW_STEPS, text, share)
-
-
-def _of_machine(samples: Sequence[Line], spans: Sequence[Span]) -> Iterator[StabilityFinding]:
-    others = share_of_others(samples, spans)
-    if others is not None and others[0] >= OTHERS_SHARE:
-        text = f"other programs used {others[0]:.0%} of the {others[1]} cores"
-        yield from _finding(StabilityKind.OTHER_PROCESSES, text, others[0])
-    for uuid, share, reasons in slowed_devices(samples, spans):
-        if share >= SLOWED_SHARE:
-            hottest = hottest_celsius(samples, uuid)
-            heat = "" if hottest is None else f", at most {hottest:.0f} °C"
-            text = f"{uuid} was slowed down in {share:.0%} of the samples ({reasons}{heat})"
-            yield from _finding(StabilityKind.SLOWED_DEVICE, text, share)
 
 
 def _finding(
@@ -113,110 +116,76 @@ def _finding(
         yield StabilityFinding(kind=kind, text=text, severity=severity, p_value=p_value)
 
 
-def spans_of(rank: RankRecord) -> list[Span]:
-    """When the rank's steps were measured."""
+def _of_machine(ranks: Sequence[RankRecord], samples: Sequence[Line]) -> Iterator[StabilityFinding]:
+    """Other work on one machine, in the windows of the ranks there."""
+    nodes = {rank.node for rank in ranks}  # several on one machine read the same counters
+    here = [line for node, own in by_node(samples).items() if node in nodes for line in own]
+    here.sort(key=lambda line: number(line.get("at_seconds")) or 0.0)
+    windows = windows_of(next((rank for rank in ranks if rank.windows), None))
+
+    def share_of_time(counter: str) -> float | None:
+        seconds = counter_increase(_machine_points(here, counter), windows)
+        return None if isinstance(seconds, str) else seconds / windows.seconds
+
+    cores = max((cores for _, cores in _machine_points(here, "cores")), default=1.0)
+    busy, ours = share_of_time("cpu_seconds"), _cores_of(ranks, here, windows)
+    if busy is not None and ours is not None and windows.seconds >= SHORTEST_SECONDS:
+        others, waiting = max(0.0, busy - ours) / cores, share_of_time("cpu_pressure_seconds")
+        in_the_way = busy / cores >= FULL_SHARE if waiting is None else waiting >= WAITING_SHARE
+        if others >= OTHERS_SHARE and in_the_way:
+            text = f"other programs used {percent(others)} of the CPU"
+            yield from _finding(StabilityKind.OTHER_PROCESSES, text, others)
+    short = share_of_time("memory_pressure_seconds") or 0.0
+    if short >= MEMORY_SHARE:
+        text = f"programs waited for memory in {percent(short)} of the time"
+        yield from _finding(StabilityKind.MEMORY_PRESSURE, text, short)
+    hot = share_of_time("throttled_seconds") or 0.0
+    if hot >= SLOWED_SHARE:
+        text = f"heat slowed the CPU down in {percent(hot)} of the time"
+        yield from _finding(StabilityKind.SLOWED_DEVICE, text, hot)
+
+
+def _machine_points(samples: Sequence[Line], counter: str) -> list[tuple[float, float]]:
     return [
-        (one.started_at_seconds, one.started_at_seconds + one.window_seconds)
-        for one in rank.windows
+        (at, value)
+        for line in samples
+        if (at := number(line.get("at_seconds"))) is not None
+        and (value := number(mapping(line.get("machine")).get(counter))) is not None
     ]
 
 
-def share_of_others(samples: Sequence[Line], spans: Sequence[Span]) -> tuple[float, int] | None:
-    """Share of the machine's CPU time that no rank used in those spans, and the number of cores.
-
-    Of several machines, that of which others used most.  None where the samples do not tell: they
-    do not lie around a span, or are of an older version.
-    """
-    together = _share_of_others(samples, spans)
-    nodes = dict.fromkeys(sample.get("node") for sample in samples)
-    if together is not None or len(nodes) < 2:
-        return together  # nodes on one machine, as those of a bench, read the same counter
-    each = (
-        _share_of_others([sample for sample in samples if sample.get("node") == node], spans)
-        for node in nodes
-    )
-    return max((one for one in each if one is not None), default=None)
+def _cores_of(
+    ranks: Sequence[RankRecord], samples: Sequence[Line], windows: Windows
+) -> float | None:
+    """Cores that the ranks kept busy, mean over the windows; None where one is not known."""
+    total = 0.0
+    for rank in ranks:
+        seconds = counter_increase(process_points(samples, rank, "cpu_seconds"), windows)
+        if isinstance(seconds, str):
+            if rank.lost is None:
+                return None
+            continue
+        total += seconds / windows.seconds
+    return total
 
 
-def _share_of_others(samples: Sequence[Line], spans: Sequence[Span]) -> tuple[float, int] | None:
-    machine = [
-        (at, used, cores)
-        for sample in samples
-        if (at := number(sample.get("at_seconds"))) is not None
-        and isinstance(of_machine := sample.get("machine"), Mapping)
-        and (used := number(of_machine.get("cpu_seconds"))) is not None
-        and (cores := number(of_machine.get("cores"))) is not None
-    ]
-    seconds = sum(end - start for start, end in spans)
-    if not machine or seconds <= 0 or machine[0][2] < 1:
-        return None
-    if any(before - after > cores for (_, before, cores), (_, after, _) in pairwise(machine)):
-        return None  # of several machines; a little less may be two readings at the same moment
-    increase = _increase([(at, used) for at, used, _ in machine], spans)
-    ours = [_increase(points, spans) for points in _by_rank(samples).values()]
-    known = [one for one in ours if one is not None]
-    if increase is None or not known or len(known) < len(ours):
-        return None
-    cores = int(machine[0][2])
-    return max(0.0, increase - sum(known)) / (cores * seconds), cores
-
-
-def slowed_devices(samples: Sequence[Line], spans: Sequence[Span]) -> list[tuple[str, float, str]]:
-    """UUID, share of the samples in those spans in which it was slowed down, and by what."""
-    bits: dict[str, list[int]] = {}
-    for sample in samples:
-        at = number(sample.get("at_seconds"))
-        if at is not None and any(start <= at <= end for start, end in spans):
-            for gpu in _objects(sample.get("gpus")):
-                found = number(gpu.get("clock_limits"))
-                if found is not None:
-                    bits.setdefault(str(gpu.get("uuid")), []).append(int(found))
-    mask = sum(CLOCK_LIMITS)
-    result = []
-    for uuid, each in sorted(bits.items()):
-        slowed = [found for found in each if found & mask]
-        reasons = [text for bit, text in CLOCK_LIMITS.items() if any(one & bit for one in slowed)]
-        if slowed:
-            result.append((uuid, len(slowed) / len(each), ", ".join(reasons)))
-    return result
-
-
-def hottest_celsius(samples: Sequence[Line], uuid: str) -> float | None:
-    found = [
-        number(gpu.get("temperature_celsius"))
-        for sample in samples
-        for gpu in _objects(sample.get("gpus"))
-        if gpu.get("uuid") == uuid
-    ]
-    return max((one for one in found if one is not None), default=None)
-
-
-def _by_rank(samples: Sequence[Line]) -> dict[tuple[object, object], list[tuple[float, float]]]:
-    """By number and process, since a process that is started again counts from zero."""
-    points: dict[tuple[object, object], list[tuple[float, float]]] = {}
-    for sample in samples:
-        at = number(sample.get("at_seconds"))
-        for one in _objects(sample.get("ranks")):
-            used = number(one.get("cpu_seconds"))
-            if at is not None and used is not None:
-                points.setdefault((one.get("rank"), one.get("pid")), []).append((at, used))
-    return points
-
-
-def _increase(points: Sequence[tuple[float, float]], spans: Sequence[Span]) -> float | None:
-    """Of a counter within the spans, interpolated; None where a span has no sample around it."""
-    if len(points) < 2 or any(a > b for (a, _), (b, _) in pairwise(points)):
-        return None
-    if any(start < points[0][0] or end > points[-1][0] for start, end in spans):
-        return None
-    return sum(_value_at(points, end) - _value_at(points, start) for start, end in spans)
-
-
-def _value_at(points: Sequence[tuple[float, float]], time: float) -> float:
-    index = min(max(bisect_left(points, (time, float("-inf"))), 1), len(points) - 1)
-    (before, low), (after, high) = points[index - 1], points[index]
-    return low if after == before else low + (high - low) * (time - before) / (after - before)
-
-
-def _objects(found: object) -> list[Mapping[str, object]]:
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+def _of_devices(samples: Sequence[Line], windows: Windows) -> Iterator[StabilityFinding]:
+    """What else ran on CUDA devices, and what held their clocks down."""
+    for uuid in device_uuids(samples):
+        others = levels(device_points(samples, uuid, "other_processes"), windows)
+        share = fmean(count > 0 for count in others) if others else 0.0
+        if share >= OTHERS_SHARE:
+            count = max(others)
+            text = f"{count:.0f} other process{'es' if count > 1 else ''} ran on {uuid}"
+            yield from _finding(StabilityKind.SHARED_DEVICE, text, share)
+        limits = [
+            int(bits) for bits in levels(device_points(samples, uuid, "clock_limits"), windows)
+        ]
+        reasons = [text for bit, text in CLOCK_LIMITS.items() if any(bits & bit for bits in limits)]
+        share = fmean(bool(bits & sum(CLOCK_LIMITS)) for bits in limits) if limits else 0.0
+        if share >= SLOWED_SHARE:
+            celsius = [value for _, value in device_points(samples, uuid, "temperature_celsius")]
+            heat = [f"at most {max(celsius):.0f} °C"] if celsius else []
+            text = f"{uuid} was slowed down in {percent(share)} of the samples"
+            text += f" ({', '.join([*reasons, *heat])})"
+            yield from _finding(StabilityKind.SLOWED_DEVICE, text, share)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from statistics import fmean
 from typing import Literal
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.rank_metrics import slowest, windows_of
+from shardmark.analysis.trial.rank_metrics import measured_steps, slowest, windows_of
 from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects, raw_lines
-from shardmark.analysis.trial.sampled_metrics import Point, Windows, counter_increase
-from shardmark.analysis.trial.series import SHORTEST_SECONDS, OverTime, thinned
+from shardmark.analysis.trial.sampled_metrics import (
+    Point,
+    Windows,
+    counter_increase,
+    interface_points,
+)
+from shardmark.analysis.trial.series import OverTime, rates_between, thinned
 from shardmark.core.run_files import SAMPLES_FILE
 from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.results.store import RunFolder
@@ -94,28 +100,19 @@ class _Trial:
     """Of the slowest worker of each node, by that node's clock; of all where none trains there."""
     first_step_at_seconds: Mapping[int, float]
 
-    def points(self, node: int, interface: str, way: Way) -> list[Point]:
-        """An interface's cumulative counter."""
-        counted = (
-            (number(sample.get("at_seconds")), _counter(sample.get("network"), interface, way))
-            for sample in self.nodes.get(node, ())
-        )
-        return [(at, value) for at, value in counted if at is not None and value is not None]
-
-    def of_process(self, rank: RankRecord) -> Iterator[tuple[float, Mapping[str, object]]]:
+    def of_process(self, rank: RankRecord) -> Iterator[tuple[float, Line]]:
         """The rank's connections by interface in each sample; its bytes count on over restarts."""
         for sample in self.nodes.get(rank.node, ()):
-            at_seconds = number(sample.get("at_seconds"))
+            at_seconds = number(sample.get("at_seconds")) or 0.0
             for process in objects(sample, "ranks"):
                 same = rank.resumes or process.get("pid") == rank.pid
                 network = process.get("network")
                 if process.get("rank") == rank.rank and same and isinstance(network, Mapping):
-                    assert at_seconds is not None, "samples without their time are left out"
                     yield at_seconds, network
 
 
 def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
-    """From the raw samples of the trials that ended ok, or of the first `repeats` of them."""
+    """From the raw samples of the trials that count, or of the first `repeats` of them."""
     read = (_read(row, trial) for trial in row.ok_trials[:repeats])
     trials = [trial for trial in read if trial is not None]
     if not trials:
@@ -139,47 +136,38 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
         )
         for node, name in sorted(places)
     ]
-    busiest = max((interface.carried_bytes_per_second for interface in interfaces), default=0.0)
+    least = IDLE_SHARE * max((each.carried_bytes_per_second for each in interfaces), default=0.0)
     ranks = tuple(_ranks(trials))
     if not ranks:
         missing["ranks"] = "the samples do not tell the ranks' bytes apart"
-    return TrafficOfRow(
-        row=row,
-        interfaces=tuple(
-            interface
-            for interface in interfaces
-            if interface.carried_bytes_per_second > IDLE_SHARE * busiest
-        ),
-        ranks=ranks,
-        missing=missing,
-    )
+    shown = tuple(each for each in interfaces if each.carried_bytes_per_second > least)
+    return TrafficOfRow(row=row, interfaces=shown, ranks=ranks, missing=missing)
 
 
 def _read(row: Row, result: TrialResult) -> _Trial | None:
     """None where there are no samples, or nothing was measured."""
     workers = [rank for rank in result.ranks if rank.role == "worker" and rank.lost is None]
-    steps = sum(w.end_step - w.first_step for rank in workers for w in rank.windows)
+    steps = sum(map(measured_steps, workers))
     if row.folder is None or not steps:
         return None
-    samples = raw_lines(RunFolder(row.folder).trial_folder(result.id) / SAMPLES_FILE)
-    nodes = by_node(s for s in samples if number(s.get("at_seconds")) is not None)
+    lines = raw_lines(RunFolder(row.folder).trial_folder(result.id) / SAMPLES_FILE)
+    samples = by_node(line for line in lines if number(line.get("at_seconds")) is not None)
     windows: dict[int, Windows] = {}
     began: dict[int, float] = {}
-    for node in {*nodes, *(rank.node for rank in result.ranks)}:
+    for node in {*samples, *(rank.node for rank in result.ranks)}:
         there = [rank for rank in workers if rank.node == node] or workers
-        starts = [rank.first_step_at_seconds for rank in there]
         windows[node] = windows_of(slowest(there))
-        began[node] = min((at for at in starts if at is not None), default=0.0)
+        began[node] = min((rank.first_step_at_seconds or 0.0 for rank in there), default=0.0)
         if not windows[node].spans or not began[node]:
             return None
-    if not nodes:
+    if not samples:
         return None
     return _Trial(
         result=result,
         steps=steps / len(workers),
         nodes={
             node: sorted(own, key=lambda sample: number(sample["at_seconds"]) or 0.0)
-            for node, own in nodes.items()
+            for node, own in samples.items()
         },
         windows=windows,
         first_step_at_seconds=began,
@@ -195,7 +183,8 @@ def _one_way(
     shares: list[float] = []
     most_readings = 0
     for trial in trials:
-        points, windows = trial.points(node, name, way), trial.windows[node]
+        windows = trial.windows[node]
+        points = interface_points(trial.nodes.get(node, ()), name, way)
         increase = counter_increase(points, windows)
         if isinstance(increase, str):
             missing["interfaces"] = increase
@@ -203,26 +192,28 @@ def _one_way(
             step_bytes.append(increase / trial.steps)
             means.append(increase / windows.seconds)
         within = [
-            rate
-            for rate in _rates(points)
-            if any(start <= rate[0] <= end for start, end in windows.spans)
+            (seconds, speed)
+            for middle, seconds, speed in rates_between(points)
+            if any(start <= middle <= end for start, end in windows.spans)
         ]
         most_readings = max(most_readings, len(within))
         if len(within) >= FEWEST_READINGS:
-            peaks.append(max(speed for _, _, speed in within))
-            busy = fsum(seconds for _, seconds, speed in within if speed > peaks[-1] / 2)
-            shares.append(busy / fsum(seconds for _, seconds, _ in within))
+            peaks.append(max(speed for _, speed in within))
+            busy = fsum(seconds for seconds, speed in within if speed > peaks[-1] / 2)
+            shares.append(busy / fsum(seconds for seconds, _ in within))
     if not peaks:
         missing["peaks"] = (
-            f"at most {most_readings} samples in the windows of a repeat, and a peak or busy share"
-            f" needs {FEWEST_READINGS}: train longer, or shorten measure.sample_seconds"
+            f"at most {most_readings} samples in the windows of a repeat, and a peak needs"
+            f" {FEWEST_READINGS}: train longer, or shorten measure.sample_seconds"
         )
     return OneWay(
         step_bytes=estimate_mean(step_bytes) if len(step_bytes) == len(trials) else None,
-        mean_bytes_per_second=_mean(means),
+        mean_bytes_per_second=fmean(means) if means else None,
         peak_bytes_per_second=max(peaks, default=None),
-        busy_share=_mean(shares),
-        over_time=_over_time(trials[0], node, trials[0].points(node, name, way)),
+        busy_share=fmean(shares) if shares else None,
+        over_time=_over_time(
+            trials[0], node, interface_points(trials[0].nodes.get(node, ()), name, way)
+        ),
     )
 
 
@@ -230,20 +221,8 @@ def _over_time(trial: _Trial, node: int, points: Sequence[Point]) -> OverTime:
     """To the end of the last window, evaluations included."""
     start = trial.first_step_at_seconds[node]
     stop = max(end for _, end in trial.windows[node].spans)
-    return thinned(
-        [(middle - start, speed) for middle, _, speed in _rates(points) if start <= middle <= stop]
-    )
-
-
-def _rates(points: Sequence[Point]) -> list[tuple[float, float, float]]:
-    """(middle, seconds, bytes per second) between readings not too close for a counter."""
-    rates: list[tuple[float, float, float]] = []
-    before, old = points[0] if points else (0.0, 0.0)
-    for at, value in points[1:]:
-        if (seconds := at - before) >= SHORTEST_SECONDS:
-            rates.append(((before + at) / 2, seconds, max(0.0, value - old) / seconds))
-            before, old = at, value
-    return rates
+    rates = [(middle, speed) for middle, _, speed in rates_between(points)]
+    return thinned([(middle - start, speed) for middle, speed in rates if start <= middle <= stop])
 
 
 def _ranks(trials: Sequence[_Trial]) -> Iterator[OfRank]:
@@ -252,10 +231,8 @@ def _ranks(trials: Sequence[_Trial]) -> Iterator[OfRank]:
         same = [(t, r) for t in trials for r in t.result.ranks if r.rank == rank.rank]
         names = {str(name) for t, r in same for _, network in t.of_process(r) for name in network}
         for name in sorted(names):
-            sent, received = (
-                [_rank_step_bytes(t, r, name, way) for t, r in same]
-                for way in ("bytes_sent", "bytes_received")
-            )
+            sent = [_rank_step_bytes(t, r, name, "bytes_sent") for t, r in same]
+            received = [_rank_step_bytes(t, r, name, "bytes_received") for t, r in same]
             known = [value for value in (*sent, *received) if value is not None]
             if len(known) == 2 * len(trials):
                 yield OfRank(
@@ -268,16 +245,11 @@ def _ranks(trials: Sequence[_Trial]) -> Iterator[OfRank]:
                 )
 
 
-def _rank_step_bytes(trial: _Trial, rank: RankRecord, name: str, way: str) -> float | None:
+def _rank_step_bytes(trial: _Trial, rank: RankRecord, name: str, way: Way) -> float | None:
     """In the windows; a connection that is made later has sent nothing before."""
-    points = [(at, _counter(own, name, way) or 0.0) for at, own in trial.of_process(rank)]
+    points = [
+        (at, number(mapping(network.get(name)).get(way)) or 0.0)
+        for at, network in trial.of_process(rank)
+    ]
     increase = counter_increase(points, trial.windows[rank.node])
     return None if isinstance(increase, str) else increase / trial.steps
-
-
-def _counter(network: object, name: str, way: str) -> float | None:
-    return number(mapping(mapping(network).get(name)).get(way))
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fsum(values) / len(values) if values else None

@@ -85,7 +85,7 @@ def jump_of(points: Sequence[Point]) -> Jump | None:
     return None
 
 
-def thinned(points: Sequence[Point], most_points: int = TREND_POINTS) -> list[Point]:
+def medians(points: Sequence[Point], most_points: int = TREND_POINTS) -> list[Point]:
     """Medians of consecutive points, so that neighbours depend less on one another."""
     size = max(1, len(points) // most_points)
     blocks = [points[start : start + size] for start in range(0, len(points) - size + 1, size)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
@@ -62,12 +62,18 @@ def _effects(rows: Sequence[Row], goals: Sequence[str]) -> dict[tuple[int, int, 
     silent: dict[tuple[int, int, str], Effect] = {}
     for goal in goals:
         quality = _is_quality(goal)
-        pairs = between_all([row.values.get(goal, {}) for row in rows], exact=not quality)
+        pairs = between_all([_values(row, goal) for row in rows], exact=not quality)
         for (above, below), effect in pairs.items():
             can_be_shown = not quality or _tells(rows[above], rows[below], goal)
             (found if can_be_shown else silent)[above, below, goal] = effect
     never = {key: replace(effect, p_corrected=1.0) for key, effect in silent.items()}
     return never | dict(zip(found, holm(list(found.values())), strict=True))
+
+
+def _values(row: Row, goal: str) -> Mapping[int, float]:
+    """None of the times of a disturbed row, which decide nothing."""
+    timed = METRICS[goal].group in ("time", "rate")
+    return {} if row.disturbed and timed else row.values.get(goal, {})
 
 
 def _tells(row: Row, other: Row, quality: str) -> bool:

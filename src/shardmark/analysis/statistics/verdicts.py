@@ -15,6 +15,8 @@ SLOWER = "slower"
 TIE = "tie"
 """A difference that is shown, and too small to matter."""
 NO_DIFFERENCE = "no difference shown"
+NOT_DECIDED = "not decided"
+"""Other work disturbed one of the two."""
 
 FAMILY_ERROR_RATE = 0.05
 """Highest probability of one or more false `faster` or `slower` in the whole comparison."""
@@ -32,10 +34,10 @@ def judged(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, .
         None if _same(row, base) else effect_between(row, base)
         for row, base in zip(rows, baselines, strict=True)
     ]
-    found = _corrected(effects, baselines)
+    corrected = _corrected(effects, baselines)
     return tuple(
-        replace(row, effect=effect, verdict=BASELINE if _same(row, base) else _verdict(effect))
-        for row, base, effect in zip(rows, baselines, found, strict=True)
+        replace(row, effect=effect, verdict=_verdict(row, base, effect))
+        for row, base, effect in zip(rows, baselines, corrected, strict=True)
     )
 
 
@@ -56,9 +58,14 @@ def _corrected(
 
 
 def effect_between(row: Row, base: Row | None) -> Effect | None:
-    """Of the throughput, over the repeats that both have; None for fewer than two of them."""
-    repeats = () if base is None else common_repeats(row, base, METRIC)
-    if base is None or len(repeats) < 2:
+    """Of the throughput, over the repeats that both have.
+
+    None for fewer than two of them, and where other work disturbed one of the two.
+    """
+    if base is None or row.disturbed or base.disturbed:
+        return None
+    repeats = common_repeats(row, base, METRIC)
+    if len(repeats) < 2:
         return None
     return paired_effect(
         [row.values[METRIC][repeat] for repeat in repeats],
@@ -98,7 +105,11 @@ def is_different(effect: Effect) -> bool:
     return is_shown(effect) and abs(math.log(effect.ratio.value)) >= math.log1p(LEAST_GAIN)
 
 
-def _verdict(effect: Effect | None) -> str | None:
+def _verdict(row: Row, base: Row | None, effect: Effect | None) -> str | None:
+    if _same(row, base):
+        return BASELINE
+    if base is not None and (row.disturbed or base.disturbed):
+        return NOT_DECIDED
     if effect is None:
         return None
     if not is_different(effect):

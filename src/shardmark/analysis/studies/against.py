@@ -25,30 +25,14 @@ RATE = "samples_per_second"
 class Pair:
     """One training: published, measured or both."""
 
+    title: str
+    world_size: int
+    conditions: str
+    """What tells trainings of one strategy and number of ranks apart."""
     figures: Figures | None
     row: Row | None
     published: Mapping[str, float]
     measured: Mapping[str, Estimate | None]
-
-    @property
-    def title(self) -> str:
-        return self.row.label if self.row is not None else self._published.title
-
-    @property
-    def world_size(self) -> int:
-        return self.row.world_size if self.row is not None else self._published.world_size
-
-    @property
-    def conditions(self) -> str:
-        """What tells trainings of one strategy and number of ranks apart."""
-        if self.row is not None:
-            return ", ".join(plain(value) for value in self.row.varied.values())
-        return ", ".join(plain(value) for value in self._published.conditions.values())
-
-    @property
-    def _published(self) -> Figures:
-        assert self.figures is not None, "a pair has at least one side"
-        return self.figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +173,18 @@ def _pair(study: Study, figures: Figures | None, row: Row | None, rows: Sequence
             SPEEDUP: _ratio(row, _find(row, rows, few, row.strategy, same=True), RATE),
             RELATIVE_TIME: _ratio(_find(row, rows, size, study.reference), row, RATE),
         }
-    return Pair(figures=figures, row=row, published=published, measured=measured)
+    told: Row | Figures | None = row or figures
+    assert told is not None, "a pair has at least one side"
+    conditions = told.varied if isinstance(told, Row) else told.conditions
+    return Pair(
+        title=told.label if isinstance(told, Row) else told.title,
+        world_size=told.world_size,
+        conditions=", ".join(map(plain, conditions.values())),
+        figures=figures,
+        row=row,
+        published=published,
+        measured=measured,
+    )
 
 
 def _fewest_published(study: Study, row: Row) -> int | None:

@@ -11,6 +11,7 @@ from shardmark.results.schema import RankRecord, Summary
 Value = float | str
 """A number, or why there is none."""
 Result = Summary | str
+OfRank = Callable[[RankRecord], Value]
 
 ON_CPU = "the device is a CPU"
 
@@ -46,9 +47,12 @@ def over_all(name: str, values: Sequence[Value]) -> Result:
     )
 
 
-def over_ranks(
-    name: str, ranks: Sequence[RankRecord], value_of: Callable[[RankRecord], Value]
-) -> Result:
+def each_over_ranks(ranks: Sequence[RankRecord], **values: OfRank) -> dict[str, Result]:
+    """Each metric from its value of a rank."""
+    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+
+
+def over_ranks(name: str, ranks: Sequence[RankRecord], value_of: OfRank) -> Result:
     """Every worker must have a value; a rank that only holds parameters counts where it has one."""
     values = [(rank, value_of(rank)) for rank in ranks]
     return over_all(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from statistics import fmean
 
-import numpy as np
-
-from shardmark.analysis.trial.over_ranks import ON_CPU, Result, Value, over_ranks, trial_value
+from shardmark.analysis.trial.over_ranks import (
+    ON_CPU,
+    OfRank,
+    Result,
+    Value,
+    each_over_ranks,
+    trial_value,
+)
 from shardmark.analysis.trial.raw_files import Line, number
 from shardmark.analysis.trial.sampled_metrics import Windows
 from shardmark.core.layout import Layout
@@ -19,6 +23,7 @@ from shardmark.core.peaks import peak_flops_per_second
 from shardmark.results.schema import RankRecord
 
 NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
+NO_EVALUATION = "the validation set was not evaluated"
 
 _QUANTILES = {
     "step_seconds": ("step_seconds", 0.5),
@@ -29,6 +34,10 @@ _QUANTILES = {
     "backward_seconds": ("backward_seconds", 0.5),
     "optimizer_seconds": ("optimizer_seconds", 0.5),
 }
+_RATES = (
+    *("measured_steps", "samples_per_second", "samples_per_second_per_rank"),
+    *("model_flops_per_second", "mfu"),
+)
 _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
 _OF_SERVERS = tuple(name for name, metric in METRICS.items() if metric.group == "servers")
 _EVALUATED = tuple(
@@ -69,6 +78,10 @@ def window_seconds(rank: RankRecord) -> float:
     return sum(window.window_seconds for window in rank.windows)
 
 
+def measured_steps(rank: RankRecord) -> int:
+    return sum(window.end_step - window.first_step for window in rank.windows)
+
+
 def slowest(workers: Sequence[RankRecord]) -> RankRecord | None:
     """The worker that measured longest; None where some worker measured nothing."""
     if not workers or not all(window_seconds(rank) > 0 for rank in workers):
@@ -95,23 +108,30 @@ def time_metrics(
             return f"rank {rank.rank} took no step"
         return rank.first_step_at_seconds - launched_at_seconds
 
-    def quantile(rank: RankRecord, span: str, share: float) -> Value:
-        if not measured:
-            return no_window
-        seconds = steps.seconds.get(rank.rank, {}).get(span)
-        if not seconds:
-            return f"rank {rank.rank} marked no {span.removesuffix('_seconds')} span"
-        return float(np.quantile(seconds, share))
+    def quantile(span: str, share: float) -> OfRank:
+        def of_rank(rank: RankRecord) -> Value:
+            if not measured:
+                return no_window
+            seconds = steps.seconds.get(rank.rank, {}).get(span)
+            if not seconds:
+                return f"rank {rank.rank} marked no {span.removesuffix('_seconds')} span"
+            return _quantile(sorted(seconds), share)
 
-    def evaluation(rank: RankRecord) -> Value:
-        return _mean(rank.evaluation_seconds, "the validation set was not evaluated")
+        return of_rank
 
-    values: dict[str, Callable[[RankRecord], Value]] = {
-        name: partial(quantile, span=span, share=share)
-        for name, (span, share) in _QUANTILES.items()
-    }
-    values |= {"startup_seconds": startup, "evaluation_seconds": evaluation}
-    return {name: over_ranks(name, workers, value_of) for name, value_of in values.items()}
+    return each_over_ranks(
+        workers,
+        startup_seconds=startup,
+        evaluation_seconds=lambda rank: _mean(rank.evaluation_seconds, NO_EVALUATION),
+        **{name: quantile(*what) for name, what in _QUANTILES.items()},
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Interpolated linearly between the two nearest values."""
+    below, part = divmod(share * (len(ordered) - 1), 1)
+    pair = ordered[int(below) : int(below) + 2]
+    return pair[0] + part * (pair[-1] - pair[0])
 
 
 def epoch_seconds(
@@ -130,10 +150,9 @@ def epoch_seconds(
     if steps_per_epoch is None:
         return "the number of steps in one epoch is not known"
     if steps_taken < steps_per_epoch:
-        return (
-            f"the recipe took {steps_taken} steps, fewer than one epoch ({steps_per_epoch} steps)"
-        )
-    measured = float(sum(window.end_step - window.first_step for window in rank.windows))
+        epoch = f"one epoch ({steps_per_epoch} steps)"
+        return f"the recipe took {steps_taken} steps, fewer than {epoch}"
+    measured = float(measured_steps(rank))
     if samples_per_step is not None and (samples := counted_samples(workers, layout)):
         measured = samples / samples_per_step
     return trial_value(window_seconds(rank) / measured * steps_per_epoch)
@@ -147,11 +166,10 @@ def counted_samples(workers: Sequence[RankRecord], layout: Layout) -> int:
 def rate_metrics(
     workers: Sequence[RankRecord], layout: Layout, peak: Value, no_window: str
 ) -> dict[str, Result]:
-    """`peak` is the FLOP/s of all devices together, or why it is not known."""
+    """And measured_steps.  `peak` is the FLOP/s of all devices together, or why it is not known."""
     longest = slowest(workers)
     if longest is None:
-        names = ("samples_per_second", "samples_per_second_per_rank", "model_flops_per_second")
-        return dict.fromkeys((*names, "mfu"), no_window)
+        return dict.fromkeys(_RATES, no_window)
     rate = counted_samples(workers, layout) / window_seconds(longest)
     # Workers that died have left their devices.
     devices = layout.devices * len(workers) / len(layout.training_ranks)
@@ -161,12 +179,10 @@ def rate_metrics(
     mfu = peak  # an unknown peak is told first: it holds for every recipe on that device
     if not isinstance(peak, str):
         mfu = model_flops if isinstance(model_flops, str) else model_flops / peak
-    return {
-        "samples_per_second": trial_value(rate),
-        "samples_per_second_per_rank": trial_value(rate / devices),
-        "model_flops_per_second": trial_value(model_flops),
-        "mfu": trial_value(mfu),
-    }
+        if not isinstance(mfu, str) and mfu > 1:
+            mfu = "more than the peak: the table's peak, or the count of operations, is wrong"
+    values = (min(map(measured_steps, workers)), rate, rate / devices, model_flops, mfu)
+    return {name: trial_value(value) for name, value in zip(_RATES, values, strict=True)}
 
 
 def peak_of_all(
@@ -208,33 +224,37 @@ def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, R
             left = held if isinstance(held, str) else left - held
         return left if isinstance(left, str) else max(0.0, left)
 
-    values: dict[str, Callable[[RankRecord], Value]] = {
-        name: partial(from_probe, name=name) for name in _STATE
-    }
-    values |= {
-        "peak_memory_bytes": peak,
-        "peak_reserved_bytes": reserved,
-        "activation_peak_bytes": activations,
-    }
-    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+    return each_over_ranks(
+        ranks,
+        peak_memory_bytes=peak,
+        peak_reserved_bytes=reserved,
+        activation_peak_bytes=activations,
+        **{name: _of_probe(name) for name in _STATE},
+    )
 
 
 def communication_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
     """Per step, all kinds of collectives together."""
 
-    def total(rank: RankRecord, count: str) -> Value:
-        collectives = None if rank.probe is None else rank.probe.collectives
-        if collectives is None:
-            return _not_probed(rank, "collectives")
-        return float(sum(getattr(collective, count) for collective in collectives.values()))
+    def total(count: str) -> OfRank:
+        def of_rank(rank: RankRecord) -> Value:
+            collectives = None if rank.probe is None else rank.probe.collectives
+            if collectives is None:
+                return _not_probed(rank, "collectives")
+            return float(sum(getattr(collective, count) for collective in collectives.values()))
 
-    exposed = "exposed_communication_seconds"
-    values: dict[str, Callable[[RankRecord], Value]] = {
-        "collective_calls": partial(total, count="calls"),
-        "collective_bytes": partial(total, count="payload_bytes"),
-        exposed: partial(from_probe, name=exposed),
-    }
-    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+        return of_rank
+
+    return each_over_ranks(
+        ranks,
+        collective_calls=total("calls"),
+        collective_bytes=total("payload_bytes"),
+        exposed_communication_seconds=_of_probe("exposed_communication_seconds"),
+    )
+
+
+def _of_probe(name: str) -> OfRank:
+    return lambda rank: from_probe(rank, name)
 
 
 def from_probe(rank: RankRecord, name: str) -> Value:
@@ -283,9 +303,8 @@ def _updates_per_second(workers: Sequence[RankRecord]) -> Value:
     seconds = max(map(window_seconds, workers), default=0.0)
     if not seconds or all(rank.exchange is None for rank in workers):
         return "no window was measured"
-    steps = sum(window.end_step - window.first_step for r in workers for window in r.windows)
     together = workers[0].settings.get("staleness_bound") == 0
-    return steps / (len(workers) if together else 1) / seconds
+    return sum(map(measured_steps, workers)) / (len(workers) if together else 1) / seconds
 
 
 def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
@@ -295,7 +314,7 @@ def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
 
     def last(name: str) -> Value:
         if not evaluated:
-            return "the validation set was not evaluated"
+            return NO_EVALUATION
         values = [quality[name] for quality in evaluated if name in quality]
         if not values:
             return NO_SUCH_METRIC
@@ -324,20 +343,16 @@ def train_loss(workers: Sequence[RankRecord], epoch: int) -> Value:
 
 def error_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
     """What went wrong on the ranks, and what guarding against it took."""
-    values: dict[str, Callable[[RankRecord], Value]] = {
-        "nonfinite_steps": lambda rank: rank.nonfinite_steps,
-        "skipped_steps": lambda rank: rank.skipped_steps,
-        "data_errors": lambda rank: len(rank.data_errors),
-        "lost_seconds": lambda rank: sum(resume.lost_seconds for resume in rank.resumes),
-        "checkpoint_seconds": lambda rank: _mean(
-            [checkpoint.seconds for checkpoint in rank.checkpoints], NO_CHECKPOINTS
-        ),
-        "checkpoint_bytes": lambda rank: _mean(
-            [checkpoint.written_bytes for checkpoint in rank.checkpoints], NO_CHECKPOINTS
-        ),
-    }
-    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+    return each_over_ranks(
+        ranks,
+        nonfinite_steps=lambda rank: rank.nonfinite_steps,
+        skipped_steps=lambda rank: rank.skipped_steps,
+        data_errors=lambda rank: len(rank.data_errors),
+        lost_seconds=lambda rank: sum(resume.lost_seconds for resume in rank.resumes),
+        checkpoint_seconds=lambda rank: _mean([c.seconds for c in rank.checkpoints]),
+        checkpoint_bytes=lambda rank: _mean([c.written_bytes for c in rank.checkpoints]),
+    )
 
 
-def _mean(values: Sequence[float], otherwise: str) -> Value:
+def _mean(values: Sequence[float], otherwise: str = NO_CHECKPOINTS) -> Value:
     return fmean(values) if values else otherwise

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
-
-import numpy as np
 
 from shardmark.analysis.trial.over_ranks import (
     ON_CPU,
+    OfRank,
     Result,
     Value,
+    each_over_ranks,
     over_all,
-    over_ranks,
     trial_value,
 )
 from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects
+from shardmark.measure.network.rank_traffic import LOOPBACK
 from shardmark.results.schema import RankRecord
 
 Point = tuple[float, float]
 """Unix time, and a value read then; in order of time."""
 
-_HIGHEST_OF_PROCESS = {
-    "peak_rss_bytes": "rss_bytes",
-    "threads": "threads",
-    "processes": "processes",
-    "open_files": "open_files",
-}
 _COUNTERS = ("cpu_seconds", "context_switches")
 """Of a process, since it began."""
 _OF_DEVICE: dict[str, tuple[str, Callable[[list[float]], float]]] = {
@@ -66,10 +59,17 @@ def counter_increase(points: Sequence[Point], windows: Windows) -> float | str:
         return "no sample was taken before the first window"
     if points[-1][0] < windows.spans[-1][1]:
         return "no sample was taken after the last window"
-    times, values = zip(*points, strict=True)
-    starts, ends = zip(*windows.spans, strict=True)
-    increase = np.interp(ends, times, values) - np.interp(starts, times, values)
-    return max(float(increase.sum()), 0.0)
+    rises = (value_at(points, end) - value_at(points, start) for start, end in windows.spans)
+    return max(sum(rises), 0.0)
+
+
+def value_at(points: Sequence[Point], time: float) -> float:
+    """Interpolated linearly; the first or last value outside of the points."""
+    after = bisect_left(points, time, key=lambda point: point[0])
+    if after in (0, len(points)):
+        return points[min(after, len(points) - 1)][1]
+    (early, low), (late, high) = points[after - 1 : after + 1]
+    return low + (high - low) * (time - early) / (late - early)
 
 
 def levels(points: Sequence[Point], windows: Windows) -> list[float]:
@@ -85,7 +85,7 @@ def levels(points: Sequence[Point], windows: Windows) -> list[float]:
 
 
 def network_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result]:
-    """Over all interfaces of all nodes, loopback included."""
+    """Over all interfaces of all nodes; see `interface_points` for the loopback."""
     sent = _over_nodes(samples, "bytes_sent", windows)
     rate = sent if isinstance(sent, str) else sent / windows.seconds
     return {
@@ -99,7 +99,7 @@ def _over_nodes(samples: Sequence[Line], field: str, windows: Windows) -> Value:
     nodes = by_node(samples) or {0: []}
     total = 0.0
     for node, own in nodes.items():
-        increase = counter_increase(_network_points(own, field), windows)
+        increase = counter_increase(network_points(own, field), windows)
         if isinstance(increase, str):
             return f"node {node}: {increase}" if len(nodes) > 1 else increase
         total += increase
@@ -111,26 +111,27 @@ def process_metrics(
 ) -> dict[str, Result]:
     """Of each rank's process and its descendants."""
 
-    def increase(rank: RankRecord, field: str) -> Value:
-        rise = counter_increase(_process_points(samples, rank, field), windows)
-        return f"rank {rank.rank}: {rise}" if isinstance(rise, str) else rise
+    def increase(field: str, scale: float = 1.0) -> OfRank:
+        def of_rank(rank: RankRecord) -> Value:
+            rise = counter_increase(process_points(samples, rank, field), windows)
+            return f"rank {rank.rank}: {rise}" if isinstance(rise, str) else scale * rise
 
-    def highest(rank: RankRecord, field: str) -> Value:
-        values = levels(_process_points(samples, rank, field), windows)
-        return max(values) if values else f"rank {rank.rank}: no sample was taken"
+        return of_rank
 
-    def cpu_percent(rank: RankRecord) -> Value:
-        seconds = increase(rank, "cpu_seconds")
-        return seconds if isinstance(seconds, str) else 100 * seconds / windows.seconds
+    def highest(field: str) -> OfRank:
+        def of_rank(rank: RankRecord) -> Value:
+            values = levels(process_points(samples, rank, field), windows)
+            return max(values) if values else f"rank {rank.rank}: no sample was taken"
 
-    values: dict[str, Callable[[RankRecord], Value]] = {
-        name: partial(highest, field=field) for name, field in _HIGHEST_OF_PROCESS.items()
-    }
-    values |= {
-        "cpu_percent": cpu_percent,
-        "context_switches": partial(increase, field="context_switches"),
-    }
-    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+        return of_rank
+
+    return each_over_ranks(
+        ranks,
+        cpu_percent=increase("cpu_seconds", 100 / windows.seconds),
+        context_switches=increase("context_switches"),
+        peak_rss_bytes=highest("rss_bytes"),
+        **{name: highest(name) for name in ("threads", "processes", "open_files")},
+    )
 
 
 def device_metrics(
@@ -143,14 +144,14 @@ def device_metrics(
         return dict.fromkeys((*_OF_DEVICE, _ENERGY), reason)
 
     def reduced(uuid: str, field: str, reduce: Callable[[list[float]], float]) -> Value:
-        values = levels(_device_points(samples, uuid, field), windows)
+        values = levels(device_points(samples, uuid, field), windows)
         return reduce(values) if values else f"the device does not report {field}"
 
     def energy(uuid: str) -> Value:
-        points = _device_points(samples, uuid, _ENERGY)
-        if not points:
-            return f"the device does not report {_ENERGY}"
-        return counter_increase(points, windows)
+        points = device_points(samples, uuid, _ENERGY)
+        return (
+            counter_increase(points, windows) if points else f"the device does not report {_ENERGY}"
+        )
 
     return {
         name: over_all(name, [reduced(uuid, *how) for uuid in uuids])
@@ -163,19 +164,47 @@ def device_uuids(samples: Iterable[Line]) -> tuple[str, ...]:
     return tuple(sorted({str(gpu["uuid"]) for line in samples for gpu in objects(line, "gpus")}))
 
 
-def _network_points(samples: Sequence[Line], field: str) -> list[Point]:
-    """The sum over interfaces that are in every sample, so that none comes or goes within."""
-    by_sample = [mapping(sample.get("network")) for sample in samples]
-    steady = set.intersection(*(set(counters) for counters in by_sample)) if by_sample else set()
-    if not steady:
-        return []
+def network_points(samples: Sequence[Line], field: str) -> list[Point]:
+    """What a node carried over those interfaces that are in every sample."""
+    names = mapping(samples[0].get("network")) if samples else ()
+    each = [interface_points(samples, name, field) for name in names]
+    steady = [points for points in each if len(points) == len(samples)]
     return [
-        (_at(sample), sum(number(mapping(counters[name]).get(field)) or 0.0 for name in steady))
-        for sample, counters in zip(samples, by_sample, strict=True)
+        (points[0][0], sum(value for _, value in points)) for points in zip(*steady, strict=True)
     ]
 
 
-def _process_points(samples: Iterable[Line], rank: RankRecord, field: str) -> list[Point]:
+def interface_points(samples: Sequence[Line], name: str, field: str) -> list[Point]:
+    """An interface's cumulative counter.
+
+    Other programs use the loopback, too: there it is that of the ranks' own connections, where the
+    kernel tells them.
+    """
+    own = _rank_bytes(samples, field) if name == LOOPBACK else []
+    if own:
+        return own
+    counts = (mapping(mapping(sample.get("network")).get(name)).get(field) for sample in samples)
+    pairs = zip(samples, map(number, counts), strict=True)
+    return [(_at(sample), count) for sample, count in pairs if count is not None]
+
+
+def _rank_bytes(samples: Iterable[Line], field: str) -> list[Point]:
+    """What the ranks' connections over the loopback carried; empty where the kernel does not tell.
+
+    A rank that has ended keeps its last count.
+    """
+    carried: dict[object, float] = {}
+    points: list[Point] = []
+    for sample in samples:
+        for process in objects(sample, "ranks"):
+            if isinstance(network := process.get("network"), Mapping):
+                counters = mapping(network.get(LOOPBACK))
+                carried[process.get("rank")] = number(counters.get(field)) or 0.0
+        points.append((_at(sample), sum(carried.values())))
+    return points if carried else []
+
+
+def process_points(samples: Iterable[Line], rank: RankRecord, field: str) -> list[Point]:
     """Of the rank's process, and of those that were the rank before it was restarted."""
     points: list[Point] = []
     pid: object = None
@@ -194,7 +223,7 @@ def _process_points(samples: Iterable[Line], rank: RankRecord, field: str) -> li
     return points if pid == rank.pid else []
 
 
-def _device_points(samples: Iterable[Line], uuid: str, field: str) -> list[Point]:
+def device_points(samples: Iterable[Line], uuid: str, field: str) -> list[Point]:
     return [
         (_at(sample), value)
         for sample in samples

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-import numpy as np
+from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects, raw_lines
-from shardmark.analysis.trial.sampled_metrics import Point
+from shardmark.analysis.trial.raw_files import Line, by_node, number, objects, raw_lines
+from shardmark.analysis.trial.sampled_metrics import Point, network_points, value_at
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 
 MOST_POINTS = 300
@@ -36,7 +34,7 @@ class Sampled:
     """From the first training step to the end of the last window, evaluations included."""
 
     network_bytes_per_second: OverTime
-    """Sent over all interfaces of all nodes, loopback included."""
+    """Sent over all interfaces of all nodes, as network_sent_bytes."""
     cpu_percent: OverTime
     """All ranks and their children together; 100 is one busy core."""
     gpu_percent: OverTime
@@ -46,14 +44,15 @@ class Sampled:
 
 
 def sampled(row: Row) -> Sampled | None:
-    """The samples of the first repeat that ended ok; None without one, or without its file."""
-    trial = _first(row)
-    if trial is None or row.folder is None:
+    """The samples of the first repeat that counts; None without one, or without its file."""
+    if not row.ok_trials or row.folder is None:
         return None
+    trial = row.ok_trials[0]
     began = [rank.first_step_at_seconds for rank in trial.ranks]
     ends = [w.started_at_seconds + w.window_seconds for rank in trial.ranks for w in rank.windows]
     start = min((at for at in began if at is not None), default=None)
-    nodes = by_node(raw_lines(RunFolder(row.folder).trial_folder(trial.id) / SAMPLES_FILE))
+    lines = raw_lines(RunFolder(row.folder).trial_folder(trial.id) / SAMPLES_FILE)
+    nodes = list(by_node(s for s in lines if number(s.get("at_seconds")) is not None).values())
     if start is None or not ends or not nodes:
         return None
     end = max(ends)
@@ -62,27 +61,24 @@ def sampled(row: Row) -> Sampled | None:
         summed = _summed([points for points in by_node if points])
         return thinned([(at - start, scale * y) for at, y in summed if start <= at <= end])
 
-    busy = [_levels(own, "utilization_percent", mean=True) for own in nodes.values()]
+    busy = [_levels(own, "utilization_percent", mean=True) for own in nodes]
     return Sampled(
         network_bytes_per_second=series(
-            [_rates([(_at(sample), _sent(sample)) for sample in own]) for own in nodes.values()]
+            [_speeds(network_points(own, "bytes_sent")) for own in nodes]
         ),
-        cpu_percent=series(
-            [_rates([(_at(sample), _cpu(sample)) for sample in own]) for own in nodes.values()],
-            scale=100,
-        ),
+        cpu_percent=series([_speeds(_cpu_points(own)) for own in nodes], scale=100),
         gpu_percent=series(busy, scale=1 / max(1, sum(map(bool, busy)))),
-        power_watts=series([_levels(own, "power_watts", mean=False) for own in nodes.values()]),
+        power_watts=series([_levels(own, "power_watts", mean=False) for own in nodes]),
     )
 
 
 def loss_by_step(row: Row) -> OverTime:
-    """Training loss of the first repeat that ended ok, mean over the samples of all ranks."""
-    trial = _first(row)
-    if trial is None or row.folder is None:
+    """Training loss of the first repeat that counts, mean over the samples of all ranks."""
+    if not row.ok_trials or row.folder is None:
         return OverTime()
     sums: dict[int, tuple[float, float]] = {}
-    for line in raw_lines(RunFolder(row.folder).trial_folder(trial.id) / STEPS_FILE):
+    folder = RunFolder(row.folder).trial_folder(row.ok_trials[0].id)
+    for line in raw_lines(folder / STEPS_FILE):
         step, loss = number(line.get("step")), number(line.get("loss"))
         if step is None or loss is None or not math.isfinite(loss):
             continue
@@ -111,8 +107,19 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> OverTime:
     )
 
 
-def _first(row: Row) -> TrialResult | None:
-    return next(iter(row.ok_trials), None)
+def rates_between(points: Sequence[Point]) -> list[tuple[float, float, float]]:
+    """Middle, seconds, and increase per second between readings not too close for a counter."""
+    rates: list[tuple[float, float, float]] = []
+    before, old = points[0] if points else (0.0, 0.0)
+    for at, value in points[1:]:
+        if (seconds := at - before) >= SHORTEST_SECONDS:
+            rates.append(((before + at) / 2, seconds, max(0.0, value - old) / seconds))
+            before, old = at, value
+    return rates
+
+
+def _speeds(points: Sequence[Point]) -> list[Point]:
+    return [(middle, speed) for middle, _, speed in rates_between(points)]
 
 
 def _summed(nodes: Sequence[Sequence[Point]]) -> Sequence[Point]:
@@ -122,56 +129,36 @@ def _summed(nodes: Sequence[Sequence[Point]]) -> Sequence[Point]:
     first = max(points[0][0] for points in nodes)
     last = min(points[-1][0] for points in nodes)
     times = [at for at, _ in nodes[0] if first <= at <= last]
-    readings = [np.asarray(points) for points in nodes]
-    total = sum(np.interp(times, points[:, 0], points[:, 1]) for points in readings)
-    return list(zip(times, np.asarray(total).tolist(), strict=True))
+    return [(at, sum(value_at(points, at) for points in nodes)) for at in times]
 
 
-def _rates(readings: Sequence[tuple[float | None, Mapping[object, float]]]) -> list[Point]:
-    """Increase per second of counters, at the middle of two readings, summed over those in both."""
-    known = [(at, counters) for at, counters in readings if at is not None and counters]
-    rates: list[Point] = []
-    if not known:
-        return rates
-    before, old = known[0]
-    for at, counters in known[1:]:
-        if at - before < SHORTEST_SECONDS:
-            continue
-        rises = [counters[key] - old[key] for key in counters.keys() & old.keys()]
-        if rises:
-            rates.append(((before + at) / 2, max(0.0, sum(rises)) / (at - before)))
-        before, old = at, counters
-    return rates
-
-
-def _at(sample: Line) -> float | None:
-    return number(sample.get("at_seconds"))
-
-
-def _sent(sample: Line) -> dict[object, float]:
-    """Bytes sent so far by interface."""
-    return {
-        name: sent
-        for name, counters in mapping(sample.get("network")).items()
-        if (sent := number(mapping(counters).get("bytes_sent"))) is not None
-    }
-
-
-def _cpu(sample: Line) -> dict[object, float]:
-    """CPU seconds so far by process."""
-    return {
-        (process.get("rank"), process.get("pid")): seconds
-        for process in objects(sample, "ranks")
-        if (seconds := number(process.get("cpu_seconds"))) is not None
-    }
+def _cpu_points(samples: Sequence[Line]) -> list[Point]:
+    """CPU seconds of all processes, as far as each is in two samples that follow one another."""
+    points: list[Point] = []
+    before: dict[object, float] = {}
+    total = 0.0
+    for sample in samples:
+        used: dict[object, float] = {
+            (process.get("rank"), process.get("pid")): seconds
+            for process in objects(sample, "ranks")
+            if (seconds := number(process.get("cpu_seconds"))) is not None
+        }
+        if used:
+            total += sum(max(0.0, used[key] - before[key]) for key in used.keys() & before.keys())
+            points.append((_at(sample), total))
+            before = used
+    return points
 
 
 def _levels(samples: Sequence[Line], field: str, *, mean: bool) -> list[Point]:
     """A value of the GPUs at each sampling, mean or sum over them."""
     points: list[Point] = []
     for sample in samples:
-        values = [number(gpu.get(field)) for gpu in objects(sample, "gpus")]
-        known = [value for value in values if value is not None]
-        if (at := _at(sample)) is not None and known:
-            points.append((at, sum(known) / (len(known) if mean else 1)))
+        read = [number(gpu.get(field)) for gpu in objects(sample, "gpus")]
+        if known := [value for value in read if value is not None]:
+            points.append((_at(sample), fmean(known) if mean else sum(known)))
     return points
+
+
+def _at(sample: Line) -> float:
+    return number(sample["at_seconds"]) or 0.0

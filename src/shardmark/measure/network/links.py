@@ -130,19 +130,14 @@ def _affordable(cases: Iterator[Case], meeting: Tensor, seconds: float) -> list[
         what = (case.operation, case.ranks)
         if what in slow:
             continue  # a shorter one took too long already
-        if _warm_up(case, meeting, seconds * WARMUP_SHARE):
+        _time(case, meeting)
+        own = case.seconds.pop() / case.per_call if case.call is not None else 0.0
+        slowest = _slowest(own, meeting)
+        if case.payload_bytes <= ALWAYS_BYTES or slowest <= seconds * WARMUP_SHARE:
             kept.append(case)
         else:
             slow.add(what)
     return kept
-
-
-def _warm_up(case: Case, meeting: Tensor, most_seconds: float) -> bool:
-    """Call it once, and say whether there is time for it.  The same answer on every rank."""
-    _time(case, meeting)
-    own = case.seconds.pop() if case.call is not None else 0.0
-    slowest = _slowest(own / case.per_call, meeting)
-    return case.payload_bytes <= ALWAYS_BYTES or slowest <= most_seconds
 
 
 def _time(case: Case, meeting: Tensor) -> None:

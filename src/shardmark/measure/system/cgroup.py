@@ -21,7 +21,7 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     """The tightest limits of this process's groups and of those around them."""
     cores: list[float] = []
     memory: list[int] = []
-    for folder in _folders(root):
+    for folder in cgroup_folders(root):
         cores.extend(_cores(folder))
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = _read(folder / name)
@@ -41,7 +41,7 @@ def _cores(folder: Path) -> list[float]:
     return []
 
 
-def _folders(root: Path) -> list[Path]:
+def cgroup_folders(root: Path) -> list[Path]:
     """Each group of this process and its parents; a container may show only the mount's top."""
     folders: list[Path] = []
     for line in _read(root / "proc/self/cgroup").splitlines():

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FIELDS = (
-    "utilization_percent",
-    "power_watts",
-    "energy_joules",
-    "temperature_celsius",
-    "memory_used_bytes",
-    "clock_limits",
-)
-
-_QUERIES: dict[str, Callable[[Any, Any], float | int]] = {
+_QUERIES: dict[str, Callable[[Any, Any], Any]] = {
     "utilization_percent": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
     "power_watts": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
     "energy_joules": lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000,
@@ -26,7 +17,12 @@ _QUERIES: dict[str, Callable[[Any, Any], float | int]] = {
     ),
     "memory_used_bytes": lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used,
     "clock_limits": lambda nvml, handle: nvml.nvmlDeviceGetCurrentClocksEventReasons(handle),
+    "other_processes": lambda nvml, handle: {
+        process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    },
 }
+
+FIELDS = tuple(_QUERIES)
 
 CLOCK_LIMITS = {
     0x08: "the hardware slowed it down",
@@ -34,7 +30,7 @@ CLOCK_LIMITS = {
     0x40: "too hot, by the hardware",
     0x80: "the power supply's brake",
 }
-"""Bits of `clock_limits` (NVML's clocks event reasons) that no calm, cooled device shows.  The cap
+"""Bits of `clock_limits` (NVML's clocks event reasons) that a cooled device never shows.  The cap
 of its power, 0x04, is not among them: it is where a busy device ends."""
 
 
@@ -68,14 +64,22 @@ class GpuReader:
                 self.reasons.pop(uuid, None)
                 return
 
-    def read(self) -> list[dict[str, object]]:
-        """One object a device, as `samples.jsonl` has them."""
-        return [
-            {"uuid": uuid, **{field: self._value(uuid, handle, field) for field in FIELDS}}
-            for uuid, handle in self._handles.items()
-        ]
+    def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:
+        """One object a device, as `samples.jsonl` has them; `pids` are each rank's processes."""
+        ours = {pid for own in pids.values() for pid in own}
+        devices = []
+        for uuid, handle in self._handles.items():
+            values = {field: self._value(uuid, handle, field) for field in FIELDS}
+            if (listed := values["other_processes"]) is not None:
+                # A container may have numbers of its own; then only how many there are is known.
+                same_numbers = bool(listed & ours)
+                values["other_processes"] = (
+                    len(listed - ours) if same_numbers else max(0, len(listed) - len(pids))
+                )
+            devices.append({"uuid": uuid, **values})
+        return devices
 
-    def _value(self, uuid: str, handle: Any, field: str) -> float | int | None:
+    def _value(self, uuid: str, handle: Any, field: str) -> Any:
         reasons = self.reasons.setdefault(uuid, {})
         if field in reasons:
             return None

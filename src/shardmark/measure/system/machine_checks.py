@@ -25,7 +25,10 @@ MINIMUM_VERSIONS = {"torch": "2.11", "torchvision": "0.26", "deepspeed": "0.19"}
 ESSENTIAL = ("operating system", "python", "torch", "torchvision")
 """Without one of them nothing can be measured."""
 OPTIONAL = {"timm": "its models", "triton": "compiled kernels on CUDA devices"}
-
+TOOLS = {
+    "C++ compiler": ("g++", "apt-get install g++"),
+    "ninja": ("ninja", "pip install ninja"),
+}
 MINIMUM_SHARED_MEMORY_BYTES = 2**30
 MINIMUM_OPEN_FILES = 4096
 
@@ -47,59 +50,41 @@ class Check:
     remedy: str | None = None
 
 
+def _check(name: str, found: str, *, remedy: str | None, worst: State = State.MISSING) -> Check:
+    """Ok without a remedy, else `worst`."""
+    state = State.OK if remedy is None else worst
+    return Check(name=name, state=state, found=found, remedy=remedy)
+
+
 def software_checks() -> list[Check]:
     """Python, libraries (installed versions, nothing is imported) and the compiler."""
     checks = [_version_check("python", platform.python_version(), MINIMUM_PYTHON)]
-    for name, minimum in MINIMUM_VERSIONS.items():
-        checks.append(_version_check(name, package_version(name), minimum))
+    for name, least in MINIMUM_VERSIONS.items():
+        checks.append(_version_check(name, package_version(name), least))
     for name, use in OPTIONAL.items():
         version = package_version(name)
-        checks.append(
-            Check(name=name, state=State.OK, found=version)
-            if version
-            else Check(
-                name=name,
-                state=State.NOTE,
-                found=f"not installed; only for {use}",
-                remedy=f"pip install {name}",
-            )
-        )
-    return [
-        *checks,
-        _tool_check("C++ compiler", "g++", "apt-get install g++"),
-        _tool_check("ninja", "ninja", "pip install ninja"),
-    ]
+        found = version or f"not installed; only for {use}"
+        remedy = None if version else f"pip install {name}"
+        checks.append(_check(name, found, remedy=remedy, worst=State.NOTE))
+    for name, (command, remedy) in TOOLS.items():
+        path = shutil.which(command)
+        found = path or f"no {command}; DeepSpeed compiles an operator with it"
+        checks.append(_check(name, found, remedy=None if path else remedy))
+    return checks
 
 
 def _version_check(name: str, version: str | None, minimum: str) -> Check:
-    remedy = (
-        f"install Python {minimum} or newer"
-        if name == "python"
-        else f'pip install "{name}>={minimum}"'
-    )
-    if version is None:
-        return Check(name=name, state=State.MISSING, found="not installed", remedy=remedy)
-    if _numbers(version) < _numbers(minimum):
-        found = f"{version}, older than {minimum}"
-        return Check(name=name, state=State.MISSING, found=found, remedy=remedy)
-    return Check(name=name, state=State.OK, found=version)
+    if version is not None and _numbers(version) >= _numbers(minimum):
+        return _check(name, version, remedy=None)
+    found = "not installed" if version is None else f"{version}, older than {minimum}"
+    python = name == "python"
+    remedy = f"install Python {minimum} or newer" if python else f'pip install "{name}>={minimum}"'
+    return _check(name, found, remedy=remedy)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The release's numbers: (2, 11, 0) for `2.11.0+cu130`."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
-
-
-def _tool_check(name: str, command: str, remedy: str) -> Check:
-    path = shutil.which(command)
-    if path is not None:
-        return Check(name=name, state=State.OK, found=path)
-    return Check(
-        name=name,
-        state=State.MISSING,
-        found=f"no {command}; DeepSpeed compiles an operator with it",
-        remedy=remedy,
-    )
 
 
 def device_checks(here: Machine, found: CudaDevices) -> list[Check]:
@@ -108,26 +93,22 @@ def device_checks(here: Machine, found: CudaDevices) -> list[Check]:
     if not found.devices:
         text = f"none: {found.reason}; trials run on the CPU"
         remedy = "install NVIDIA's driver, or give the container its devices (--gpus all)"
-        return [Check(name=name, state=State.NOTE, found=text, remedy=remedy)]
+        return [_check(name, text, remedy=remedy, worst=State.NOTE)]
     if here.device_count == 0:
         text = f"none of {len(found.devices)} can be used; trials run on the CPU"
         remedy = "look at CUDA_VISIBLE_DEVICES, and install torch with CUDA"
-        return [Check(name=name, state=State.NOTE, found=text, remedy=remedy)]
+        return [_check(name, text, remedy=remedy, worst=State.NOTE)]
     text = f"{here.device_count}: {', '.join(here.device_names)}"
-    return [Check(name=name, state=State.OK, found=text), _driver_check(found)]
+    return [_check(name, text, remedy=None), _driver_check(found)]
 
 
 def _driver_check(found: CudaDevices) -> Check:
-    text = f"{found.driver_version}, up to CUDA {found.cuda_version}"
+    name, text = "NVIDIA driver", f"{found.driver_version}, up to CUDA {found.cuda_version}"
     runtime = package_version("nvidia-cuda-runtime") or package_version("nvidia-cuda-runtime-cu12")
     if runtime and found.cuda_version and _numbers(runtime)[0] > _numbers(found.cuda_version)[0]:
-        return Check(
-            name="NVIDIA driver",
-            state=State.MISSING,
-            found=f"{text}; torch was built for CUDA {runtime}",
-            remedy="install a newer driver, or torch for this CUDA version",
-        )
-    return Check(name="NVIDIA driver", state=State.OK, found=text)
+        remedy = "install a newer driver, or torch for this CUDA version"
+        return _check(name, f"{text}; torch was built for CUDA {runtime}", remedy=remedy)
+    return _check(name, text, remedy=None)
 
 
 def host_checks(here: Machine) -> list[Check]:
@@ -137,34 +118,30 @@ def host_checks(here: Machine) -> list[Check]:
     shared = shared_memory_bytes() or 0
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = files == resource.RLIM_INFINITY
-    linux = sys.platform == "linux"
+    use_linux = "use Linux: the system metrics are read from /proc"
+    more_shared = "data-loader workers need it: docker run --shm-size=2g or --ipc=host"
+    enough_files = unlimited or files >= MINIMUM_OPEN_FILES
     return [
-        Check(
-            name="operating system",
-            state=State.OK if linux else State.MISSING,
-            found=platform.platform(),
-            remedy=None if linux else "use Linux: the system metrics are read from /proc",
+        _check(
+            "operating system",
+            platform.platform(),
+            remedy=None if sys.platform == "linux" else use_linux,
         ),
-        Check(name="CPU cores", state=State.OK, found=str(here.cores)),
-        Check(name="memory", state=State.OK, found=_gibibytes(memory)),
-        _size_check(
+        _check("CPU cores", str(here.cores), remedy=None),
+        _check("memory", _gibibytes(memory), remedy=None),
+        _check(
             "shared memory",
             f"/dev/shm has {_gibibytes(shared)}",
-            enough=shared >= MINIMUM_SHARED_MEMORY_BYTES,
-            remedy="data-loader workers need it: docker run --shm-size=2g or --ipc=host",
+            remedy=None if shared >= MINIMUM_SHARED_MEMORY_BYTES else more_shared,
+            worst=State.NOTE,
         ),
-        _size_check(
+        _check(
             "open files",
             "unlimited" if unlimited else f"at most {files} a process",
-            enough=unlimited or files >= MINIMUM_OPEN_FILES,
-            remedy=f"ulimit -n {MINIMUM_OPEN_FILES}",
+            remedy=None if enough_files else f"ulimit -n {MINIMUM_OPEN_FILES}",
+            worst=State.NOTE,
         ),
     ]
-
-
-def _size_check(name: str, found: str, *, enough: bool, remedy: str) -> Check:
-    state = State.OK if enough else State.NOTE
-    return Check(name=name, state=state, found=found, remedy=None if enough else remedy)
 
 
 def _gibibytes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""CPU time of a rank's process, its descendants and the machine, read from /proc.  Linux only."""
+"""What a rank's process and its descendants use, read from /proc.  Linux only."""
 
 from __future__ import annotations
 
@@ -6,33 +6,14 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+from shardmark.measure.system.machine_load import TICKS_PER_SECOND
+
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 THREADS_PER_READING = 24
 """Context switches are kept by thread: with more threads than this they are read less often."""
 
 _READ_BYTES = 64 * 1024
 _ZOMBIE = b"Z"
-_IDLE = (3, 4)  # idle, and waiting for a disk
-_LAST = 8  # stolen by other virtual machines; guests after it are counted in user time already
-
-
-def machine_cpu(proc: Path = Path("/proc")) -> dict[str, float] | None:
-    """Seconds that any core was busy since the machine started, and the number of cores.
-
-    Time that a hypervisor gave to other virtual machines counts as busy.  None where the kernel
-    does not tell.  See proc_stat(5).
-    """
-    try:
-        lines = (proc / "stat").read_bytes().split(b"\n")
-    except OSError:
-        return None
-    if not lines[0].startswith(b"cpu "):
-        return None
-    ticks = [int(count) for count in lines[0].split()[1:]][:_LAST]
-    busy = sum(count for index, count in enumerate(ticks) if index not in _IDLE)
-    cores = sum(line.startswith(b"cpu") for line in lines[1:])
-    return {"cpu_seconds": busy / TICKS_PER_SECOND, "cores": cores}
 
 
 @dataclass(frozen=True, slots=True)

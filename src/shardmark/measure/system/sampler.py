@@ -16,8 +16,9 @@ from typing import Self, TextIO
 
 from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.system.gpus import GpuReader
+from shardmark.measure.system.machine_load import MachineLoad
 from shardmark.measure.system.priority import give_way
-from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree, machine_cpu
+from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree
 
 FLUSH_SECONDS = 5.0
 DESCENDANTS_EVERY = 4
@@ -65,6 +66,7 @@ class SystemSampler:
         self._open_gpus = open_gpus
         self._proc = proc
         self._traffic = RankTraffic(proc) if traffic is None else traffic
+        self._machine = MachineLoad(proc)
         self._lock = threading.Lock()  # one sampling at a time, also from `sample_now`
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -168,24 +170,24 @@ class SystemSampler:
         context_switches = self._samplings % stride == 0
         refresh = self._samplings % (DESCENDANTS_EVERY * stride) == 0
         self._samplings += 1
-        ranks: list[dict[str, object]] = []
-        threads = 0
+        readings: dict[int, dict[str, object]] = {}
         for rank, tree in self._trees.items():
             if refresh:
                 tree.refresh()
             values = tree.read(context_switches=context_switches)
             if values is not None:
-                ranks.append({"rank": rank, **values})
-                threads += int(str(values["threads"]))
-        self._threads_seen = threads
-        pids = {int(str(one["rank"])): self._trees[int(str(one["rank"]))].pids for one in ranks}
+                readings[rank] = values
+        self._threads_seen = sum(int(str(values["threads"])) for values in readings.values())
+        pids = {rank: self._trees[rank].pids for rank in readings}
         sent = self._traffic.read(pids)
-        ranks = [one | {"network": sent.get(int(str(one["rank"])))} for one in ranks]
-        gpus = self._gpus.read() if self._gpus is not None else []
+        ranks = [
+            {"rank": rank, **values, "network": sent.get(rank)} for rank, values in readings.items()
+        ]
+        gpus = self._gpus.read(pids) if self._gpus is not None else []
         self.memory_bytes = _most(gpus, "memory_used_bytes") or _most(ranks, "rss_bytes")
         return {
             "at_seconds": at_seconds,
-            "machine": machine_cpu(self._proc),
+            "machine": self._machine.read(),
             "ranks": ranks,
             "network": self._network(),
             "gpus": gpus,

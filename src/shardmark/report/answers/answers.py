@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
 from shardmark.analysis.advise.groups import ComparableGroup, groups_of, is_by_design
 from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, plain
-from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.report.answers.wording import listed, name, rate, size
 from shardmark.report.table.columns import metric_column
 from shardmark.report.table.table import Column, Table, table_of
-from shardmark.results.schema import StabilityKind
 
 Question = Literal["fastest", "memory", "equivalent", "caution"]
 RATE, PEAK = "samples_per_second", "peak_memory_bytes"
 LABELS = {"fastest": "Fastest", "memory": "Memory", "equivalent": "Same training?"}
 MOST_REASON = 60
 """Characters of a deviation's cause that fit beside an answer."""
+MOST_EXCEPTIONS = 3
+"""Groups that are named beside the winner of most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Answer:
     question: Question
     decided: bool
     """Whether the repeats and the verification settle it."""
-    strategy: str | None
+    strategy: str | None = None
     """The winner, or who deviates; None where there is none, or not the same one everywhere."""
     text: str
     """Strategy first, rival in brackets; without the question."""
@@ -43,14 +44,12 @@ def answers(comparison: Comparison) -> list[Answer]:
     measured = [row for row in comparison.rows if row.ok_trials]
     if not measured:
         return []
-    groups = [group for group in groups_of(comparison.rows) if group.candidates]
-    cautions = _cautions(comparison, measured)
-    disturbed = any(caution.text.startswith(_DISTURBED) for caution in cautions)
+    groups = _competing(comparison)
     labels = group_labels(groups)
     return [
-        *cautions,
-        _over_groups("fastest", [_fastest(group, disturbed) for group in groups], labels),
-        _over_groups("memory", [_memory(group) for group in groups], labels),
+        *(Answer(question="caution", decided=False, text=text) for text in _cautions(measured)),
+        _over_groups("fastest", list(map(_fastest, groups)), labels),
+        _over_groups("memory", list(map(_memory, groups)), labels),
         _equivalent(measured),
     ]
 
@@ -59,41 +58,170 @@ def answer_lines(comparison: Comparison) -> list[str]:
     """The answers as lines for a terminal: cautions first, then a label and a text each."""
     width = max(map(len, LABELS.values())) + 2
     return [
-        f"{LABELS[one.question]:<{width}}{one.text}" if one.question in LABELS else one.text
-        for one in answers(comparison)
+        f"{LABELS[each.question]:<{width}}{each.text}" if each.question in LABELS else each.text
+        for each in answers(comparison)
     ]
 
 
 def answers_json(comparison: Comparison) -> list[dict[str, object]]:
     """`{"question", "decided", "strategy", "text"}` each."""
-    return [asdict(one) for one in answers(comparison)]
+    return [asdict(each) for each in answers(comparison)]
+
+
+def next_commands(comparison: Comparison) -> list[str]:
+    """What to run next: disturbed trials again, more repeats, a proof where one is lacking."""
+    measured = [row for row in comparison.rows if row.ok_trials and row.folder is not None]
+    folders = dict.fromkeys(str(row.folder) for row in measured)
+    if len(folders) != 1:
+        return []
+    (folder,) = folders
+    given = answers(comparison)
+    again = f"shardmark run {folder}/experiment.yaml --out {folder}"
+    commands = []
+    if any(row.disturbed for row in measured):
+        commands.append(f"Again, with other programs stopped:  {again} --remeasure")
+    elif any(not each.decided for each in given if each.question in ("fastest", "memory")):
+        repeats = max(len(row.trials) for row in measured)
+        more = 3 if repeats < 3 else 2 * repeats
+        commands.append(f"Surer:  {again} --set measure.repeats={more}")
+    if any(not each.decided for each in given if each.question == "equivalent"):
+        commands.append(f"Proof:  shardmark verify {folder}/experiment.yaml")
+    return commands
+
+
+def _competing(comparison: Comparison) -> list[ComparableGroup]:
+    return [group for group in groups_of(comparison.rows) if group.candidates]
+
+
+def _cautions(measured: Sequence[Row]) -> list[str]:
+    disturbed = [row for row in measured if row.disturbed]
+    texts = []
+    if disturbed:
+        names = listed([name(row) for row in disturbed])
+        whose = "these times" if len(disturbed) == len(measured) else f"the times of {names}"
+        texts.append(f"Do not trust {whose}: {disturbed[0].disturbed}.")
+    left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
+    if left_out:
+        texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")
+    if max(len(row.ok_trials) for row in measured) == 1:
+        texts.append("PROVISIONAL: 1 repeat; the order may be chance.")
+    return texts
+
+
+def _fastest(group: ComparableGroup) -> Answer:
+    chosen = select(group.candidates, RATE)
+    if chosen is None:
+        return Answer(question="fastest", decided=False, text="not measured")
+    if chosen.state == "disturbed":
+        cause = next(row.disturbed for row in group.candidates if row.disturbed)
+        return Answer(question="fastest", decided=False, text=f"not decided: {cause}")
+    best, value = chosen.values[0]
+    text = f"{_who(chosen, group)}, {rate(value)} samples/s"
+    if chosen.rival is not None:
+        ratio = times_better(chosen.rival, best, RATE)
+        factor = "" if ratio is None else f", {ratio.value:.2f}x"
+        rival = name(chosen.rival, with_ranks=_several_sizes(group))
+        text += f" ({rival} {rate(chosen.value_of(chosen.rival))}{factor})"
+    ahead = max(group.by_design, key=partial(_value, metric=RATE), default=None)
+    if ahead is not None and not ahead.disturbed and _value(ahead, RATE) > value:
+        text += f"; {ahead.label} {rate(_value(ahead, RATE))} trains differently"
+    return Answer(question="fastest", decided=chosen.decided, strategy=_winner(chosen), text=text)
+
+
+def _memory(group: ComparableGroup) -> Answer:
+    chosen = select(group.candidates, PEAK)
+    if chosen is None:
+        return Answer(question="memory", decided=False, text="not measured")
+    _, value = chosen.values[0]
+    text = f"{_who(chosen, group)}, {size(value)} per rank"
+    if chosen.rival is not None:
+        rival = name(chosen.rival, with_ranks=_several_sizes(group))
+        text += f" ({rival} {size(chosen.value_of(chosen.rival), value, unit=False)})"
+    if group.out_of_memory:
+        text += f"; out of memory: {listed([name(row) for row in group.out_of_memory])}"
+    return Answer(question="memory", decided=chosen.decided, strategy=_winner(chosen), text=text)
+
+
+def _who(chosen: Selection, group: ComparableGroup) -> str:
+    """The best; with those that share its place, where some do."""
+    rows = [chosen.best, *chosen.ties]
+    names = listed([name(row, with_ranks=_several_sizes(group)) for row in rows], "or")
+    return f"{names} (no difference shown)" if chosen.ties else names
+
+
+def _winner(chosen: Selection) -> str | None:
+    return chosen.best.strategy if chosen.state != "tie" else None
+
+
+def _equivalent(measured: Sequence[Row]) -> Answer:
+    different = [row for row in measured if row.equivalent is False]
+    by_design = list(dict.fromkeys(row.label for row in measured if is_by_design(row)))
+    verified = [row for row in measured if row.equivalent is True]
+    if different:
+        row = different[0]
+        cause = (row.deviation or "the cause is not known").split(";")[0][:MOST_REASON]
+        others = f" and {len(different) - 1} more" if len(different) > 1 else ""
+        text = f"no: {name(row)}{others} ({cause})"
+        return Answer(question="equivalent", decided=True, strategy=row.strategy, text=text)
+    if not verified and not by_design:
+        return Answer(question="equivalent", decided=False, text="not verified")
+    decided = len(verified) + sum(map(is_by_design, measured)) == len(measured)
+    text = f"{'yes' if decided else 'partly'}, {len(verified)} of {len(measured)} verified"
+    if by_design:
+        text += f"; {listed(by_design)} {'differ' if len(by_design) > 1 else 'differs'} by design"
+    return Answer(question="equivalent", decided=decided, text=text)
+
+
+def _over_groups(question: Question, each: Sequence[Answer], labels: Sequence[str]) -> Answer:
+    """Of one group its answer; of several, who wins in how many and the exceptions."""
+    if not each:
+        text = "not decided: no strategy is shown to train what the reference trains"
+        return Answer(question=question, decided=False, text=text)
+    if len(each) == 1:
+        return each[0]
+    wins = Counter(one.strategy for one in each if one.strategy is not None and one.decided)
+    if not wins:
+        text = f"not decided in any of {len(each)} groups"
+        return Answer(question=question, decided=False, text=text)
+    (winner, most), *others = wins.most_common()
+    parts = [f"{winner} in {most} of {len(each)}"]
+    for strategy, _ in others[:MOST_EXCEPTIONS]:
+        where = next(at for at, one in enumerate(each) if one.strategy == strategy and one.decided)
+        parts.append(f"{strategy} for {labels[where]}")
+    if rest := len(each) - wins.total():
+        parts.append(f"{rest} not decided")
+    return Answer(question=question, decided=not rest, strategy=winner, text="; ".join(parts))
 
 
 def answer_grid(comparison: Comparison) -> Table | None:
     """A matrix answered along its axes: the best strategy of every group; None for one group."""
-    groups = [group for group in groups_of(comparison.rows) if group.candidates]
+    groups = _competing(comparison)
     if len(groups) < 2:
         return None
     axes = _axes(groups)
-    lines = [_GridLine.of(group) for group in groups]
-    axis_columns = [
-        (
-            Column(key=axis, title=axis, numeric=False, names_row=True),
-            lambda line, axis=axis: axes[axis][lines.index(line)],
+    lines = [
+        _GridLine(
+            group=group,
+            place={axis: values[at] for axis, values in axes.items()},
+            chosen={metric: select(group.candidates, metric) for metric in (RATE, PEAK)},
         )
-        for axis in axes
+        for at, group in enumerate(groups)
     ]
+
+    def axis_column(axis: str) -> tuple[Column, Callable[[_GridLine], str]]:
+        column = Column(key=axis, title=axis, numeric=False, names_row=True)
+        return column, lambda line: line.place[axis]
+
+    fastest = Column(key="fastest", title="fastest", numeric=False)
+    least_memory = Column(key="memory", title="least memory", numeric=False)
     return table_of(
         "Best strategy by group",
         lines,
         [
-            *axis_columns,
-            (Column(key="fastest", title="fastest", numeric=False), lambda line: line.who(RATE)),
+            *map(axis_column, axes),
+            (fastest, lambda line: line.who(RATE)),
             (metric_column(RATE), lambda line: line.value(RATE)),
-            (
-                Column(key="memory", title="least memory", numeric=False),
-                lambda line: line.who(PEAK),
-            ),
+            (least_memory, lambda line: line.who(PEAK)),
             (metric_column(PEAK), lambda line: line.value(PEAK)),
         ],
         axis_lines(groups),
@@ -120,133 +248,6 @@ def group_labels(groups: Sequence[ComparableGroup]) -> list[str]:
     """Every value that tells the groups apart; nothing for a single one."""
     axes = _axes(groups)
     return [", ".join(values[at] for values in axes.values()) for at in range(len(groups))]
-
-
-def next_commands(comparison: Comparison) -> list[str]:
-    """What to run next: more repeats where something is open, a proof where nothing is verified."""
-    measured = [row for row in comparison.rows if row.ok_trials and row.folder is not None]
-    folders = dict.fromkeys(str(row.folder) for row in measured)
-    if len(folders) != 1:
-        return []
-    (folder,) = folders
-    commands = []
-    repeats = max(len(row.trials) for row in measured)
-    found = answers(comparison)
-    if any(not one.decided for one in found if one.question in ("fastest", "memory")):
-        more = 3 if repeats < 3 else 2 * repeats
-        commands.append(
-            f"Surer:  shardmark run {folder}/experiment.yaml --set measure.repeats={more}"
-            f" --out {folder}"
-        )
-    if any(not one.decided for one in found if one.question == "equivalent"):
-        commands.append(f"Proof:  shardmark verify {folder}/experiment.yaml")
-    return commands
-
-
-_DISTURBED = "Do not trust these times"
-
-
-def _cautions(comparison: Comparison, measured: Sequence[Row]) -> list[Answer]:
-    kind = StabilityKind.OTHER_PROCESSES
-    disturbed = [warning.text for warning in warnings_of(comparison) if warning.kind is kind]
-    texts = [f"{_DISTURBED}: {disturbed[0]}."] if disturbed else []
-    most = max(len(row.ok_trials) for row in measured)
-    if most == 1:
-        texts.append("PROVISIONAL: 1 repeat; the order may be chance.")
-    return [Answer(question="caution", decided=False, strategy=None, text=one) for one in texts]
-
-
-def _fastest(group: ComparableGroup, disturbed: bool) -> Answer:
-    chosen = select(group.candidates, RATE)
-    if chosen is None:
-        return Answer(question="fastest", decided=False, strategy=None, text="not measured")
-    best, value = chosen.values[0]
-    decided = chosen.state in ("shown", "alone") and not disturbed
-    text = f"{_who(chosen, group)}, {rate(value)} samples/s"
-    if chosen.rival is not None:
-        ratio = times_better(chosen.rival, best, RATE)
-        factor = "" if ratio is None else f", {ratio.value:.2f}x"
-        rival = name(chosen.rival, with_ranks=_several_sizes(group))
-        text += f" ({rival} {rate(chosen.value_of(chosen.rival))}{factor})"
-    ahead = [row for row in group.by_design if _value(row, RATE) > value]
-    if ahead:
-        first = max(ahead, key=lambda row: _value(row, RATE))
-        text += f"; {first.label} {rate(_value(first, RATE))} trains otherwise"
-    return Answer(question="fastest", decided=decided, strategy=_winner(chosen), text=text)
-
-
-def _memory(group: ComparableGroup) -> Answer:
-    chosen = select(group.candidates, PEAK)
-    full = listed([name(row) for row in group.out_of_memory]) if group.out_of_memory else ""
-    if chosen is None:
-        return Answer(question="memory", decided=False, strategy=None, text="not measured")
-    _, value = chosen.values[0]
-    text = f"{_who(chosen, group)}, {size(value)} per rank"
-    if chosen.rival is not None:
-        rival = name(chosen.rival, with_ranks=_several_sizes(group))
-        text += f" ({rival} {size(chosen.value_of(chosen.rival), value, unit=False)})"
-    if full:
-        text += f"; out of memory: {full}"
-    decided = chosen.state in ("shown", "alone")
-    return Answer(question="memory", decided=decided, strategy=_winner(chosen), text=text)
-
-
-def _who(chosen: Selection, group: ComparableGroup) -> str:
-    """The best; with those that share its place, where some do."""
-    rows = [chosen.best, *chosen.ties]
-    names = listed([name(row, with_ranks=_several_sizes(group)) for row in rows], "or")
-    return f"{names} (no difference shown)" if chosen.ties else names
-
-
-def _winner(chosen: Selection) -> str | None:
-    return chosen.best.strategy if chosen.state != "tie" else None
-
-
-def _equivalent(measured: Sequence[Row]) -> Answer:
-    different = [row for row in measured if row.equivalent is False]
-    by_design = list(dict.fromkeys(row.label for row in measured if is_by_design(row)))
-    verified = [row for row in measured if row.equivalent is True]
-    of = f"{len(verified)} of {len(measured)} verified"
-    if different:
-        row = different[0]
-        cause = (row.deviation or "the cause is not known").split(";")[0][:MOST_REASON]
-        others = f" and {len(different) - 1} more" if len(different) > 1 else ""
-        text = f"no: {name(row)}{others} ({cause})"
-        return Answer(question="equivalent", decided=True, strategy=row.strategy, text=text)
-    if not verified and not by_design:
-        return Answer(question="equivalent", decided=False, strategy=None, text="not verified")
-    decided = len(verified) + sum(map(is_by_design, measured)) == len(measured)
-    text = f"{'yes' if decided else 'partly'}, {of}"
-    if by_design:
-        text += f"; {listed(by_design)} differs by design"
-    return Answer(question="equivalent", decided=decided, strategy=None, text=text)
-
-
-def _over_groups(question: Question, each: Sequence[Answer], labels: Sequence[str]) -> Answer:
-    """Of one group its answer; of several, who wins in how many and the exceptions."""
-    if not each:
-        text = "not decided: no strategy is shown to train what the reference trains"
-        return Answer(question=question, decided=False, strategy=None, text=text)
-    if len(each) == 1:
-        return each[0]
-    wins = Counter(one.strategy for one in each if one.strategy is not None and one.decided)
-    if not wins:
-        text = f"not decided in any of {len(each)} groups"
-        return Answer(question=question, decided=False, strategy=None, text=text)
-    parts: list[str] = []
-    for strategy, count in wins.most_common():
-        where = [label for label, one in zip(labels, each, strict=True) if one.strategy == strategy]
-        in_most = f"{strategy} in {count} of {len(each)}"
-        parts.append(f"{strategy} for {where[0]}" if parts else in_most)
-    rest = len(each) - wins.total()
-    if rest:
-        parts.append(f"{rest} not decided")
-    return Answer(
-        question=question,
-        decided=not rest,
-        strategy=wins.most_common(1)[0][0],
-        text="; ".join(parts[:4]),
-    )
 
 
 def _axes(groups: Sequence[ComparableGroup]) -> dict[str, list[str]]:
@@ -280,13 +281,15 @@ def _axis_ratios(
             if axes[axis][at] == value and axes[axis][place] == first and rest[place] == rest[at]
         ]
         chosen = select(group.candidates, RATE) if same else None
-        if chosen is None:
+        if chosen is None or chosen.state == "disturbed":
             continue
         best = chosen.best
         ratios += [
             _value(best, RATE) / _value(row, RATE)
             for row in same[0].candidates
-            if (row.label, row.world_size) == (best.label, best.world_size) and _value(row, RATE)
+            if (row.label, row.world_size) == (best.label, best.world_size)
+            and _value(row, RATE)
+            and not row.disturbed
         ]
     return ratios
 
@@ -305,17 +308,14 @@ def _value(row: Row, metric: str) -> float:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _GridLine:
     group: ComparableGroup
+    place: Mapping[str, str]
+    """Its value on each axis."""
     chosen: Mapping[str, Selection | None]
-
-    @classmethod
-    def of(cls, group: ComparableGroup) -> _GridLine:
-        chosen = {metric: select(group.candidates, metric) for metric in (RATE, PEAK)}
-        return cls(group=group, chosen=chosen)
 
     def who(self, metric: str) -> str | None:
         chosen = self.chosen[metric]
-        if chosen is None:
-            return None
+        if chosen is None or chosen.state == "disturbed":
+            return None if chosen is None else "not decided"
         text = name(chosen.best, with_ranks=_several_sizes(self.group))
         return f"{text} (tie)" if chosen.state == "tie" else text
 

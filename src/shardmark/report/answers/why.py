@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardmark.analysis.advise.groups import groups_of, headline_quality
+from shardmark.analysis.advise.groups import groups_of
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rows import main_quality
 from shardmark.analysis.diagnose.explanations import Explanation, Kind, explain
 from shardmark.analysis.statistics.sampling import seeds_of
 from shardmark.report.answers.wording import milliseconds, name, percent, ranks, short, size
@@ -67,7 +68,7 @@ def _memory(each: Explanation) -> str:
     part, bytes_more = max(grown.items(), key=lambda item: item[1])
     if bytes_more > LEAST_SHARE * each.parts["model state"]:
         state = size(each.parts["model state"])
-        return f"{question}  {state} less model state, {size(bytes_more)} more of {part}"
+        return f"{question}  {state} less model state, {size(bytes_more)} more {part}"
     activations = percent(each.facts["activation_share"])
     return f"{question}  {activations} of {other}'s peak is activations"
 
@@ -83,7 +84,7 @@ def _waits(each: Explanation) -> str:
 
 def _stale(each: Explanation) -> str:
     assert each.other is not None, "worse than something"
-    quality = headline_quality([each.row]) or "quality"
+    quality = main_quality([each.row]) or "quality"
     mean, most = each.facts["mean"], each.facts["most"]
     doubt = "" if min(seeds_of(each.row), seeds_of(each.other)) > 1 else " (one seed)"
     return (

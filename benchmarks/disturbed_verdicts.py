@@ -1,0 +1,165 @@
+"""Verdicts on a disturbed machine: the same experiment idle and beside a burner of every core.
+
+    python benchmarks/disturbed_verdicts.py [--times 10] [--repeats 5] [--steps 25] [--small]
+
+ResNet-18 on digits under `single` and `ddp` on 2 ranks, each run by the command line, idle and
+disturbed in turns.  The burner is a process a core that computes all the time.  What is true is
+taken from all idle trials together.  A verdict is wrong where it says faster or slower and the
+truth is the other way or a tie, or where another strategy than the truly faster one is called
+fastest.
+Disturbed trials are not repeated (`measure.max_remeasure=0`): the burner would still be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from recording import Table, options_of, store, surroundings
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
+from shardmark.analysis.statistics.verdicts import (
+    FASTER,
+    LEAST_GAIN,
+    METRIC,
+    NOT_DECIDED,
+    SLOWER,
+    TIE,
+)
+from shardmark.config.load import from_mapping
+from shardmark.core.strict_yaml import format_yaml
+from shardmark.report.answers.answers import answers
+from shardmark.results.store import load_run
+from sides import add_sources_to_path, experiment_of
+
+NAME = "disturbed_verdicts"
+BASE, OTHER = "single", "ddp"
+IDLE, DISTURBED = "idle", "disturbed"
+BURN = "while True: sum(range(10_000))"
+BAR = "Bar: no wrong verdict, and every idle run decided"
+
+
+@contextmanager
+def burner() -> Iterator[None]:
+    """A busy process a core."""
+    processes = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def measured(experiment: Path, out: Path) -> dict[str, Any]:
+    """One run by the command line: its rates by strategy and repeat, verdict and answer."""
+    subprocess.run(
+        [sys.executable, "-m", "shardmark", "run", str(experiment), "--out", str(out), "--quiet"],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    comparison = compare([load_run(out)])
+    rows = {row.strategy: row for row in comparison.rows}
+    fastest = next(each for each in answers(comparison) if each.question == "fastest")
+    return {
+        "rates": {name: list(row.values[METRIC].values()) for name, row in rows.items()},
+        "verdict": rows[OTHER].verdict,
+        "fastest": {"decided": fastest.decided, "strategy": fastest.strategy, "text": fastest.text},
+        "disturbed": rows[OTHER].disturbed or rows[BASE].disturbed,
+        "disturbed_trials": sum(row.disturbed_trials for row in rows.values()),
+    }
+
+
+def truth_of(runs: list[dict[str, Any]]) -> tuple[str, Estimate]:
+    """What `ddp` truly is beside `single`, and its ratio over the pairs of all idle runs."""
+    rates = {name: [r for run in runs for r in run["rates"][name]] for name in (BASE, OTHER)}
+    ratio = estimate_ratio(rates[OTHER], rates[BASE])
+    if abs(ratio.value - 1) < LEAST_GAIN:
+        return TIE, ratio
+    return FASTER if ratio.value > 1 else SLOWER, ratio
+
+
+def is_wrong(run: dict[str, Any], truth: str) -> bool:
+    best = {FASTER: OTHER, SLOWER: BASE}.get(truth)
+    fastest = run["fastest"]
+    claimed = fastest["strategy"] if fastest["decided"] else None
+    says = run["verdict"] in (FASTER, SLOWER) and run["verdict"] != truth
+    return says or (claimed is not None and claimed != best)
+
+
+def is_decided(run: dict[str, Any]) -> bool:
+    return run["verdict"] in (FASTER, SLOWER, TIE)
+
+
+def row_of(name: str, runs: list[dict[str, Any]], truth: str) -> tuple[str, ...]:
+    counts = {
+        "decided": sum(map(is_decided, runs)),
+        "wrong": sum(is_wrong(run, truth) for run in runs),
+        "not decided": sum(run["verdict"] == NOT_DECIDED for run in runs),
+    }
+    ratios = [estimate_ratio(run["rates"][OTHER], run["rates"][BASE]).value for run in runs]
+    return (
+        name,
+        str(len(runs)),
+        *map(str, counts.values()),
+        str(sum(run["disturbed_trials"] for run in runs)),
+        f"{min(ratios):.2f} to {max(ratios):.2f}",
+    )
+
+
+def main() -> None:
+    parser = options_of(NAME, __doc__)
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=25)
+    options = parser.parse_args()
+    add_sources_to_path()
+    times, repeats, steps = (
+        (1, 3, 12) if options.small else (options.times, options.repeats, options.steps)
+    )
+    around = surroundings()
+    mapping = experiment_of([BASE, OTHER], steps, repeats, warmup_steps=3)
+    mapping["measure"] |= {"probe": False, "verify": False, "max_remeasure": 0}
+    runs: dict[str, list[dict[str, Any]]] = {IDLE: [], DISTURBED: []}
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = Path(folder) / "experiment.yaml"
+        from_mapping(mapping)  # a mistake is told here, once
+        experiment.write_text(format_yaml(mapping))
+        for time in range(times):
+            for kind, beside in ((IDLE, nullcontext()), (DISTURBED, burner())):
+                with beside:
+                    run = measured(experiment, Path(folder) / f"{kind}-{time}")
+                runs[kind].append(run)
+                print(kind, time, json.dumps(run["fastest"]), flush=True)
+    truth, ratio = truth_of(runs[IDLE])
+    wrong = sum(is_wrong(run, truth) for each in runs.values() for run in each)
+    store(
+        NAME,
+        options=options,
+        around=around,
+        bar=BAR,
+        holds=not wrong and all(map(is_decided, runs[IDLE])),
+        table=Table(
+            columns=(
+                *("machine", "runs", "decided", "wrong", "'not decided'", "disturbed trials"),
+                f"{OTHER} / {BASE}",
+            ),
+            rows=tuple(row_of(kind, each, truth) for kind, each in runs.items()),
+            notes=(
+                f"Truth, from all idle trials: {OTHER} is {truth} ({ratio.value:.3f} of {BASE});"
+                f" {repeats} repeats of {steps} steps a run.",
+            ),
+        ),
+        numbers={"truth": truth, "ratio": ratio.value, "runs": runs},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Which cells need no more repeats: narrow intervals, or comparisons that are decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardmark.analysis.advise.groups import groups_of
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.compare.rows import Row, rate_of
+from shardmark.analysis.statistics.effects import between_all, holm
+from shardmark.analysis.statistics.intervals import estimate_mean
+from shardmark.analysis.statistics.verdicts import BASELINE, METRIC
+from shardmark.results.schema import TrialResult
+from shardmark.results.store import StoredRun
+from shardmark.trials.trial import cell_id
+
+STOPPING_LEVEL = 0.001
+"""Of differences, which are looked at after each repeat: so strict that the verdicts, which come
+after the last one, keep their own level.  Sources: Haybittle, British J. Radiology 44 (1971),
+793-797; Peto and others, British J. Cancer 34 (1976), 585-612."""
+
+
+def decided_cells(trials: Sequence[TrialResult], until: float) -> frozenset[str]:
+    """`cell_id` of those that need no more repeats; disturbed trials do not count.
+
+    A cell that never ended ok is decided, too.
+    """
+    rows = compare([StoredRun(path=Path(), trials=tuple(trials))]).rows
+    undecided = [id(row) for row in undecided_rows(rows, until)]
+    return frozenset(cell_id(row.trials[0].trial) for row in rows if id(row) not in undecided)
+
+
+def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
+    """Measured rows that need more repeats; some may come twice.
+
+    A row is decided where its interval's half width is at most `until` of its value, or where its
+    differences to its baseline and to its group's fastest are shown.  As repeats are paired, these
+    two go on as long as a row that is compared with them.
+    """
+    undecided: list[Row] = []
+    for group in groups_of(rows):
+        measured = [row for row in group.rows if row.values.get(METRIC)]
+        effects = between_all([{} if r.disturbed else r.values[METRIC] for r in measured])
+        corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
+        shown = {pair for pair, e in corrected.items() if e.p_corrected <= STOPPING_LEVEL}
+        anchors = {at for at, row in enumerate(measured) if row.verdict == BASELINE}
+        if measured:
+            anchors.add(max(range(len(measured)), key=lambda at: rate_of(measured[at])))
+        for at, row in enumerate(measured):
+            others = range(len(measured)) if at in anchors else anchors
+            pairs = {(min(at, other), max(at, other)) for other in others if other != at}
+            if not (_is_narrow(row, until) or (pairs and pairs <= shown)):
+                undecided += [row, *(measured[other] for other in anchors)]
+    return undecided
+
+
+def _is_narrow(row: Row, until: float) -> bool:
+    estimate = estimate_mean(list(row.values[METRIC].values()))
+    if row.disturbed or estimate.half_width is None:
+        return False
+    return estimate.half_width <= until * estimate.value
