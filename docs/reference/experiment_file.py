@@ -12,7 +12,7 @@ from typing import Any
 
 from markup import code, page, paragraphs, table
 
-from shardmark.config.json_schema import experiment_schema
+from shardmark.config.experiment import experiment_schema
 from shardmark.strategies import SHARED_OPTIONS, fixed_options, strategy_class
 
 Schema = Mapping[str, Any]

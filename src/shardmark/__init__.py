@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardmark.api import Run, load, run
+    from shardmark.api.run import Run, load, run
     from shardmark.core.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
 
 from shardmark.core.version import __version__
@@ -21,7 +21,7 @@ __all__ = [
     "run",
 ]
 
-_HOMES = {"Run": "api", "load": "api", "run": "api"}
+_HOMES = {"Run": "api.run", "load": "api.run", "run": "api.run"}
 """Name -> module, for the names that are not in `errors`; imported when first asked for."""
 
 

@@ -10,9 +10,9 @@ import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
-from shardmark.cli import pace, progress, screen
 from shardmark.cli.run import _terminable
 from shardmark.launch.listener import Reading
+from shardmark.progress import display, lines, pace
 from shardmark.results.schema import Failure, Outcome
 from shardmark.trials.matrix import expand
 from tests.commands.terminal import resize
@@ -24,10 +24,10 @@ MIB = 2**20
 
 
 def main(arguments: list[str]) -> None:
-    for module in (pace, progress, screen):
+    for module in (pace, lines, display):
         module.time = SimpleNamespace(monotonic=lambda: NOW[0])  # type: ignore[attr-defined]
     plan = expand(experiment("matrix.strategy=[ddp]", "measure.repeats=2"), "cpu")
-    listener = progress.listener(quiet="quiet" in arguments)
+    listener = display.listener(quiet="quiet" in arguments)
     with suppress(KeyboardInterrupt), _terminable(), listener as told:
         told.planned(2, 0, ())
         told.doing("verifying [1/1] ddp")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.cli.list import KINDS
 from tests.golden.invented import write_run
-from tests.unit.cli.test_main import KINDS
 from tests.unit.export.runs import exportable
 from tests.unit.report_compare.test_cli import trials
 from tests.unit.workloads import coco_folder, detection_folder
@@ -83,7 +83,7 @@ for place in (given["detection"], given["coco"]):
     "presets": (
         """
 from pathlib import Path
-from shardmark.config.json_schema import experiment_schema
+from shardmark.config.experiment import experiment_schema
 from shardmark.config.load import load_experiment, preset_names, to_yaml
 from shardmark.trials.matrix import expand
 for name in preset_names():

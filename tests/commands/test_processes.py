@@ -56,7 +56,7 @@ def test_reader_that_leaves_is_no_error() -> None:
 
 
 def test_module_can_be_run() -> None:
-    finished = python("-m", "shardmark.cli", "list", "nonsense")
+    finished = python("-m", "shardmark", "list", "nonsense")
     assert finished.returncode == 2
     assert finished.stderr.startswith("error: list: unknown kind 'nonsense'")
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
+from shardmark.core.errors import InputError, StrategyUnavailable
+
 if TYPE_CHECKING:
     from shardmark.core.machine import Machine
+    from shardmark.measure.network.probe import Device
     from shardmark.measure.system.machine_checks import Check
+    from shardmark.results.network import NetworkRecord
 
 RANKS = (2, 1, 3, 4)
 """Numbers of ranks in the order in which a strategy is asked whether it makes sense with them."""
+STARTED_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Format(StrEnum):
@@ -72,24 +78,31 @@ def doctor(
 
     Exit code 1 where something is missing without which nothing can be measured.
     """
+    as_json = form is Format.JSON
     if network:
-        from shardmark.cli.doctor_network import NetworkOptions, measure_network
-
-        measure_network(
-            NetworkOptions(
-                ranks=ranks,
-                experiment=largest_of,
-                device=device,
-                seconds=seconds,
-                run=run,
-                as_json=form is Format.JSON,
-            )
-        )
+        _check_network(device, seconds, run)
+        record = _measure_links(ranks, largest_of, cast("Device", device), seconds)
+        if record is not None:  # else another rank prints
+            _print_network(record, run, as_json=as_json)
         return
-    _refuse_of_network(
-        {"--ranks": ranks, "--for": largest_of, "--run": run},
-        {"--device": (device, "auto"), "--seconds": (seconds, 8.0)},
-    )
+    given = [
+        name
+        for name, value, default in (
+            ("--ranks", ranks, None),
+            ("--for", largest_of, None),
+            ("--run", run, None),
+            ("--device", device, "auto"),
+            ("--seconds", seconds, 8.0),
+        )
+        if value != default
+    ]
+    if given:
+        found = "found without --network"
+        raise InputError(", ".join(given), found, "add --network, or leave this out")
+    _print_findings(as_json=as_json)
+
+
+def _print_findings(*, as_json: bool) -> None:
     from shardmark.measure.system.environment import machine
     from shardmark.measure.system.gpus import all_cuda_devices
     from shardmark.measure.system.machine_checks import (
@@ -103,32 +116,17 @@ def doctor(
     here = machine()
     checks = [*software_checks(), *device_checks(here, all_cuda_devices()), *host_checks(here)]
     strategies = strategy_availability(here)
-    if form is Format.JSON:
+    if as_json:
         findings = {"machine": here, "checks": checks, "strategies": strategies}
         typer.echo(json.dumps(findings, default=asdict, indent=2))
     else:
-        typer.echo(render(here, checks, strategies))
-    broken = [check for check in checks if check.name in ESSENTIAL and check.state is State.MISSING]
-    if broken:
+        typer.echo(_text(here, checks, strategies))
+    if any(check.name in ESSENTIAL and check.state is State.MISSING for check in checks):
         raise typer.Exit(1)
-
-
-def _refuse_of_network(
-    optional: Mapping[str, object], with_default: Mapping[str, tuple[object, object]]
-) -> None:
-    """Raise `InputError` for options that say nothing without --network."""
-    from shardmark.core.errors import InputError
-
-    given = [name for name, value in optional.items() if value is not None]
-    given += [name for name, (value, default) in with_default.items() if value != default]
-    if given:
-        found = "found without --network"
-        raise InputError(", ".join(given), found, "add --network, or leave this out")
 
 
 def strategy_availability(here: Machine) -> list[Availability]:
     """Each strategy with its default options and the first number of ranks that makes sense."""
-    from shardmark.core.errors import StrategyUnavailable
     from shardmark.core.recipe import Recipe
     from shardmark.strategies import STRATEGIES, build_strategy
 
@@ -136,7 +134,8 @@ def strategy_availability(here: Machine) -> list[Availability]:
     answers = []
     for name in STRATEGIES:
         strategy = build_strategy(name, {})
-        ranks = next((one for one in RANKS if strategy.unsupported_reason(one) is None), RANKS[0])
+        supported = (count for count in RANKS if strategy.unsupported_reason(count) is None)
+        ranks = next(supported, RANKS[0])
         reason = remedy = None
         try:
             strategy.check(ranks, here, recipe)
@@ -144,38 +143,23 @@ def strategy_availability(here: Machine) -> list[Availability]:
             reason, remedy = error.reason, error.remedy
         answers.append(
             Availability(
-                strategy=name,
-                ranks=ranks,
-                available=reason is None,
-                reason=reason,
-                remedy=remedy,
+                strategy=name, ranks=ranks, available=reason is None, reason=reason, remedy=remedy
             )
         )
     return answers
 
 
-def render(here: Machine, checks: Iterable[Check], strategies: Iterable[Availability]) -> str:
+def _text(here: Machine, checks: Iterable[Check], strategies: Iterable[Availability]) -> str:
     """For people: one line a finding, the remedy below it."""
-    rows = [(check.state.value, check.name, check.found, check.remedy) for check in checks]
-    offers = [
-        (
-            "ok" if one.available else "no",
-            one.strategy,
-            f"{one.ranks} rank{'s' if one.ranks > 1 else ''}"
-            + (f": {one.reason}" if one.reason else ""),
-            one.remedy,
-        )
-        for one in strategies
-    ]
-    width = max(len(name) for _, name, _, _ in (*rows, *offers))
-    return "\n".join(
-        [
-            *_lines(rows, width),
-            "",
-            f"strategies here, on {here.device_type}:",
-            *_lines(offers, width),
-        ]
-    )
+    findings = [(check.state.value, check.name, check.found, check.remedy) for check in checks]
+    offers = []
+    for offer in strategies:
+        found = "1 rank" if offer.ranks == 1 else f"{offer.ranks} ranks"
+        found += f": {offer.reason}" if offer.reason else ""
+        offers.append(("ok" if offer.available else "no", offer.strategy, found, offer.remedy))
+    width = max(len(name) for _, name, _, _ in (*findings, *offers))
+    heading = f"\nstrategies here, on {here.device_type}:"
+    return "\n".join([*_lines(findings, width), heading, *_lines(offers, width)])
 
 
 def _lines(rows: Iterable[tuple[str, str, str, str | None]], width: int) -> list[str]:
@@ -185,3 +169,64 @@ def _lines(rows: Iterable[tuple[str, str, str, str | None]], width: int) -> list
         if remedy is not None:
             lines.append(f"{'':<8} {'':<{width}}  -> {remedy}")
     return lines
+
+
+def _check_network(device: str, seconds: float, run: Path | None) -> None:
+    from shardmark.measure.network.probe import Device
+    from shardmark.results.store import is_run
+
+    if run is not None and not is_run(run):
+        raise InputError(f"--run {run}", "is no run's folder", "name one that `run` wrote")
+    if seconds <= 0:
+        raise InputError("--seconds", f"found {seconds:g}", "allowed is more than 0")
+    if device not in get_args(Device):
+        allowed = ", ".join(get_args(Device))
+        raise InputError("--device", f"found {device!r}", f"allowed are {allowed}")
+
+
+def _measure_links(
+    ranks: int | None, experiment: str | None, device: Device, seconds: float
+) -> NetworkRecord | None:
+    """Between ranks of this machine, or of `torchrun` on every node: then None on all but one."""
+    if all(name in os.environ for name in STARTED_BY_LAUNCHER):
+        from shardmark.measure.network.links import measure_links, process_group
+
+        if ranks is not None or experiment is not None:
+            raise InputError("--ranks, --for", "found under torchrun", "it says how many there are")
+        with process_group(device) as where:
+            return measure_links(where, seconds=seconds)
+    from shardmark.measure.network.probe import probe_network
+
+    if experiment is not None:
+        if ranks is not None:
+            raise InputError("--ranks, --for", "both are given", "give one of them")
+        ranks = _most_processes(experiment)
+    return probe_network(2 if ranks is None else ranks, device=device, seconds=seconds)
+
+
+def _most_processes(experiment: str) -> int:
+    """Of any trial of the experiment."""
+    from shardmark.config.load import load_experiment
+    from shardmark.trials.matrix import expand
+
+    trials = expand(load_experiment(experiment)).trials
+    most = max((trial.layout.processes for trial in trials), default=1)
+    if most < 2:
+        raise InputError(f"--for {experiment}", "has no trial of several ranks", "give --ranks")
+    return most
+
+
+def _print_network(record: NetworkRecord, run: Path | None, *, as_json: bool) -> None:
+    """Fit, store with the run where one is named, and print."""
+    from shardmark.analysis.network.links import with_fits
+    from shardmark.report.table.formats import render_tables
+    from shardmark.report.views.network import links_table
+    from shardmark.results.network import write_network
+
+    record = with_fits(record)
+    if run is not None:
+        write_network(run, record)
+    if as_json:
+        typer.echo(record.model_dump_json(indent=2))
+    else:
+        typer.echo(render_tables([links_table(record)]), nl=False)

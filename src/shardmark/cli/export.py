@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardmark.cli.arguments import Runs, load_runs
 from shardmark.core.errors import InputError
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
@@ -26,43 +27,33 @@ class To(StrEnum):
     CSV = "csv"
 
 
-Runs = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="RUN", help="Folders that `run` has written; the latest by default."),
-]
-Target = Annotated[
-    To,
-    typer.Option("--to", help="A tracker, or table files; for pandas there is `Run.to_pandas()`."),
-]
-# Text: a path would make one slash of the two in a URI, which then looks like a folder.
-Out = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR_OR_FILE",
-        help="Folder, or for parquet and csv a file for the trials alone;"
-        " exports/TARGET by default.",
-    ),
-]
-TrackingUri = Annotated[
-    str | None,
-    typer.Option(metavar="URI", help="MLflow's server or database, instead of a folder by --out."),
-]
-
-
 def export(
-    to: Target,
+    to: Annotated[
+        To,
+        typer.Option(help="A tracker, or table files; for pandas there is `Run.to_pandas()`."),
+    ],
     runs: Runs = None,
-    out: Out = None,
-    tracking_uri: TrackingUri = None,
+    # Text: a path would make one slash of the two in a URI, which then looks like a folder.
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR_OR_FILE",
+            help="Folder, or for parquet and csv a file for the trials alone;"
+            " exports/TARGET by default.",
+        ),
+    ] = None,
+    tracking_uri: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI", help="MLflow's server or database, instead of a folder by --out."
+        ),
+    ] = None,
 ) -> None:
     """Hand finished runs to TensorBoard, MLflow or Weights & Biases, or write them as tables."""
     from shardmark.report.export import export_runs
-    from shardmark.results.runs_folder import latest_run
-    from shardmark.results.store import load_run
 
     place = _place(to, out, tracking_uri)
-    folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
-    loaded = [load_run(path) for path in folders.values()]
+    loaded = load_runs(runs)
     for damaged in (damaged for run in loaded for damaged in run.damaged):
         typer.echo(f"damaged, left out: {damaged}", err=True)
     done = export_runs(loaded, to.value, place)

@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
+from shardmark.cli.arguments import Baseline, Runs, load_runs
+
 
 def report(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="RUN", help="Folders that `run` has written; the latest by default."
-        ),
-    ] = None,
+    runs: Runs = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -23,13 +20,7 @@ def report(
             " beside it, in NAME-figures.",
         ),
     ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STRATEGY",
-            help="Strategy that speed-up and memory ratio refer to; `single` by default.",
-        ),
-    ] = None,
+    baseline: Baseline = None,
     images: Annotated[
         bool, typer.Option("--images/--no-images", help="Write the figures as PNG and SVG, too.")
     ] = True,
@@ -37,12 +28,9 @@ def report(
     """Write one self-contained, interactive page about one or more runs, and its figures."""
     from shardmark.analysis.compare.comparison import compare
     from shardmark.report.page.page import default_out, write_report
-    from shardmark.results.runs_folder import latest_run
-    from shardmark.results.store import load_run
 
-    folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
-    stored = [load_run(path) for path in folders.values()]
-    page = default_out(list(folders.values())) if out is None else out.expanduser()
+    stored = load_runs(runs)
+    page = default_out([run.path for run in stored]) if out is None else out.expanduser()
     written = write_report(stored, compare(stored, baseline), page, images=images)
     typer.echo(f"report: {written.page}")
     if written.images is not None:

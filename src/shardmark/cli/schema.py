@@ -9,6 +9,6 @@ import typer
 
 def schema() -> None:
     """Print the JSON schema of the experiment file, for editors."""
-    from shardmark.config.json_schema import experiment_schema
+    from shardmark.config.experiment import experiment_schema
 
     typer.echo(json.dumps(experiment_schema(), indent=2))

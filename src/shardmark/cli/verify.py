@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 import tempfile
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.cli.experiment import EngineOption, ExperimentName, Overrides, with_engine
+from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, with_engine
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
@@ -40,10 +39,10 @@ def verify(
 
     Exit code 0 if every strategy that could be tried is equivalent, 1 if some is not.
     """
-    from shardmark.cli.progress import Lines
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
     from shardmark.launch.listener import Silent
+    from shardmark.progress.lines import Lines
     from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
@@ -55,8 +54,9 @@ def verify(
         listener = Silent() if form is Format.JSON else Lines()
         scratch = Path(folder) / "verification"
         verification = verify_experiment(resolved, scratch, plan=plan, progress=listener)
-    typer.echo(as_json(verification) if form is Format.JSON else as_text(verification))
-    if any(not accepted(verdict) for verdict in verification.verdicts):
+    json = form is Format.JSON
+    typer.echo(verification.model_dump_json(indent=1) if json else _text(verification))
+    if any(not _accepted(verdict) for verdict in verification.verdicts):
         raise typer.Exit(NOT_EQUIVALENT)
 
 
@@ -79,18 +79,14 @@ def _delegated(experiment: Experiment, plan: Plan, form: Format) -> int | None:
     return done
 
 
-def accepted(verdict: Verdict) -> bool:
+def _accepted(verdict: Verdict) -> bool:
     """Whether nothing speaks against comparing it: equivalent, declared, or not to be had here."""
     if verdict.equivalent is None and verdict.cause is not None:
         return verdict.cause.evidence.startswith("unavailable")
     return verdict.equivalent is not False
 
 
-def as_json(verification: Verification) -> str:
-    return json.dumps(verification.model_dump(mode="json"), indent=1)
-
-
-def as_text(verification: Verification) -> str:
+def _text(verification: Verification) -> str:
     """The answer, one line a verdict, and under a deviating one its cause and its evidence."""
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
     same = sum(verdict.equivalent is True for verdict in tried)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
@@ -19,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
-from shardmark.config.problems import Location, mistake, refuse, show
+from shardmark.config.messages import Location, mistake, refuse, show
 from shardmark.core.recipe import MOST_RANKS, Measure, Model, Placement, Recipe, SlowRanks
 from shardmark.strategies import SHARED_OPTIONS, STRATEGIES, option_names, strategy_class
 from shardmark.workloads import WORKLOADS
@@ -28,8 +29,12 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 SECTIONS: dict[str, type[Model]] = {"recipe": Recipe, "placement": Placement, "measure": Measure}
-"""Sections whose keys may be axes, also under their last part alone where that is clear."""
+"""Sections whose keys may be axes, beside those of the workload."""
+SHORTENED = (*SECTIONS, "workload")
+"""Sections whose keys may be named by their last part alone, where that is clear."""
 NOT_VARIED = ("measure.repeats", "measure.link_seconds")
+MOST_CELLS = 10_000
+"""A matrix of more was not meant: the largest preset has 132."""
 NODES = "placement.nodes"
 SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
 
@@ -137,7 +142,7 @@ def full_key(key: str) -> str:
     meanings = [
         full
         for full in axis_keys()
-        if full.partition(".")[0] in SECTIONS and full.rpartition(".")[2] == key
+        if full.partition(".")[0] in SHORTENED and full.rpartition(".")[2] == key
     ]
     return meanings[0] if len(meanings) == 1 else key
 
@@ -145,6 +150,10 @@ def full_key(key: str) -> str:
 def check_matrix(matrix: Mapping[str, list[Any]]) -> None:
     """Raise pydantic's `ValidationError` for keys and values that cannot be an axis."""
     matrix_model().model_validate(matrix)
+    cells = math.prod(len(values) for values in matrix.values())
+    if cells > MOST_CELLS:
+        found = f"{cells:,} cells"
+        refuse([mistake((), found, f"allowed are at most {MOST_CELLS:,}", None)])
     mistakes = list(_contradictions(matrix))
     if mistakes:
         refuse(mistakes)

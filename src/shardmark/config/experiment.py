@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from shardmark.config.axes import BareName, check_matrix
+from shardmark.config.axes import SHORTENED, BareName, check_matrix, full_key, matrix_model
 from shardmark.config.engines import EngineOptions, LocalOptions
 from shardmark.core.recipe import Limits, Measure, Model, Placement, Recipe, SlowRanks
 from shardmark.workloads import TaskOptions
@@ -40,3 +40,24 @@ class Experiment(Model):
     def _known_axes(cls, matrix: dict[str, list[Any]]) -> dict[str, list[Any]]:
         check_matrix(matrix)
         return matrix
+
+
+def experiment_schema() -> dict[str, Any]:
+    """JSON schema of the file, for editors; axes have their full keys and their short ones."""
+    schema = Experiment.model_json_schema()
+    matrix = matrix_model().model_json_schema(by_alias=True)
+    schema["$defs"] |= matrix.pop("$defs")
+    axes = {
+        key: {name: part for name, part in axis.items() if name not in ("default", "title")}
+        for key, axis in matrix["properties"].items()
+    }
+    for key in [key for key in axes if key.partition(".")[0] in SHORTENED]:
+        short = key.rpartition(".")[2]
+        if full_key(short) == key:
+            axes[short] = axes[key]
+    described = schema["properties"]["matrix"]["description"]
+    schema["properties"]["matrix"] = {**matrix, "properties": axes, "description": described}
+    schema["patternProperties"] = {"^x-": {"description": "Yours: an anchor's home."}}
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Shardmark experiment"
+    return schema

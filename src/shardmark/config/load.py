@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -12,16 +12,33 @@ from pydantic import ValidationError
 
 from shardmark.config.axes import assigned, full_key, named
 from shardmark.config.experiment import Experiment
-from shardmark.config.problems import Location, dotted, explain, given_at, nearest, show
+from shardmark.config.messages import Location, dotted, nearest, show
+from shardmark.config.problems import explain
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import EXCLUSIVE
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
 
-MOST_BYTES = 2**20
+MOST_BYTES = 2**18
 """No experiment is as large: something else was given."""
+ALLOWED = "allowed is a mapping with name, workload, recipe and matrix"
+OWN_AXES = ("strategy", "world_size")
+"""Keys that exist as axes only."""
 
 
-def load_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One `--set`, or one keyword of Python's `run`."""
+
+    path: tuple[str, ...]
+    """Keys from the outside in; an axis is one key, dots and all."""
+    value: Any
+
+    @property
+    def option(self) -> str:
+        return f"--set {dotted(self.path)}"
+
+
+def load_experiment(source: str | Path, overrides: Sequence[str | Override] = ()) -> Experiment:
     """The experiment of a file, or of the preset of that name, changed by `key=value` overrides.
 
     Raises `InputError` for whatever is wrong, all mistakes at once where they are independent.
@@ -29,28 +46,26 @@ def load_experiment(source: str | Path, overrides: Sequence[str] = ()) -> Experi
     where, text = _read(str(source))
     data = parse_yaml(text, where)
     if data is None:
-        raise InputError(
-            where, "it is empty", "allowed is a mapping with name, workload, recipe ..."
-        )
+        raise InputError(where, "it is empty", ALLOWED)
     return from_mapping(data, overrides, where=where)
 
 
 def from_mapping(
-    data: object, overrides: Sequence[str] = (), *, where: str = "experiment"
+    data: object, overrides: Sequence[str | Override] = (), *, where: str = "experiment"
 ) -> Experiment:
     """The experiment of data such as a YAML file has; `where` names them in messages."""
     if not isinstance(data, Mapping):
-        allowed = "allowed is a mapping with name, workload, recipe ..."
-        raise InputError(where, f"found {show(data)}", allowed)
-    parsed = [_parse_override(text) for text in overrides]
+        raise InputError(where, f"found {show(data)}", ALLOWED)
+    parsed = [each if isinstance(each, Override) else parse_override(each) for each in overrides]
     changed = _overridden(_plain(data, where), parsed)
-    completed = _completed(changed)
+    if changed.keys().isdisjoint(("workload", "recipe", "matrix")):
+        raise InputError(where, "it is no experiment: no workload, recipe or matrix", ALLOWED)
 
     def place(location: Location) -> str:
         """File and dotted key, or the option that set it, or the axis that it came from."""
         for length in range(len(location), 1, -1):
             key = dotted(location[:length])
-            if key in _axes(changed) and not given_at(changed, location[:length]):
+            if key in _axes(changed) and not _is_given(changed, location[:length]):
                 location = ("matrix", key, 0, *location[length:])
                 break
         for override in reversed(parsed):
@@ -64,7 +79,7 @@ def from_mapping(
         return f"{where}: {dotted(location)}" if location else where
 
     try:
-        return Experiment.model_validate(completed)
+        return Experiment.model_validate(_completed(changed))
     except ValidationError as error:
         raise explain(error, place) from None
 
@@ -96,7 +111,7 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
         if (
             path[0] in ("recipe", "measure", "workload")
             and all(holder is None or isinstance(holder, Mapping) for holder in holders)
-            and not given_at(data, path)
+            and not _is_given(data, path)
             and isinstance(values, list)
             and values
         ):
@@ -104,41 +119,40 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _at(data: Any, path: Sequence[str | int]) -> Any:
+def _at(data: Any, path: Iterable[str | int]) -> Any:
     """What the mappings have at that place; None where they have nothing."""
     for part in path:
         data = data.get(part) if isinstance(data, Mapping) else None
     return data
 
 
-@dataclass(frozen=True, slots=True)
-class _Override:
-    """One `--set`."""
-
-    path: tuple[str, ...]
-    """Keys from the outside in; an axis is one key, dots and all."""
-    value: Any
-
-    @property
-    def option(self) -> str:
-        return f"--set {dotted(self.path)}"
+def _is_given(data: Mapping[str, Any], path: Sequence[str | int]) -> bool:
+    """Whether the mappings have something at that place, be it null."""
+    holder = _at(data, path[:-1])
+    return isinstance(holder, Mapping) and path[-1] in holder
 
 
-def _parse_override(text: str) -> _Override:
+def parse_override(text: str) -> Override:
     """`recipe.steps=10` or, where it is clear, `steps=10`; the value is read as YAML."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")):
         raise InputError(f"--set {text}", "not key=value", "allowed is e.g. recipe.steps=10")
+    return override_of(key, parse_yaml(value, f"--set {key}"))
+
+
+def override_of(key: str, value: Any) -> Override:
+    """The key may be short where that is clear; `strategy` and `world_size` are axes."""
     section, _, rest = key.partition(".")
+    if key in OWN_AXES:
+        return Override(("matrix", key), value if isinstance(value, list | tuple) else [value])
     if section == "matrix" and rest:
-        path: tuple[str, ...] = ("matrix", full_key(rest))
-    else:
-        path = tuple((key if key in Experiment.model_fields else full_key(key)).split("."))
-    return _Override(path, parse_yaml(value, f"--set {key}"))
+        return Override(("matrix", full_key(rest)), value)
+    path = key if key in Experiment.model_fields else full_key(key)
+    return Override(tuple(path.split(".")), value)
 
 
-def _overridden(data: dict[str, Any], overrides: Sequence[_Override]) -> dict[str, Any]:
+def _overridden(data: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
     """A copy with the overrides, in order; the last of equal keys holds.
 
     A key of the file that excludes an overridden one is dropped: `recipe.steps=10` drops `epochs`.
@@ -150,7 +164,7 @@ def _overridden(data: dict[str, Any], overrides: Sequence[_Override]) -> dict[st
         if override.path == ("engine", "name") and _at(data, override.path) != override.value:
             data = {**data, "engine": {}}
         data = assigned(data, list(override.path), override.value)
-        if override.path == ("matrix",):
+        if override.path[0] in ("matrix", "engine"):
             data = _plain(data, override.option)
     for override in overrides:
         key = dotted(override.path)
@@ -175,14 +189,12 @@ def resolve(
     experiment: str | Path | Mapping[str, Any] | Experiment, changes: Mapping[str, Any]
 ) -> Experiment:
     """The experiment that Python names: file, preset, mapping or itself, with keys changed."""
-    settings = [f"{key}={format_yaml(value)}" for key, value in _flat(changes)]
+    overrides = [override_of(key, value) for key, value in _flat(changes)]
     if isinstance(experiment, str | Path):
-        return load_experiment(experiment, settings)
-    if isinstance(experiment, Mapping):
-        return from_mapping(experiment, settings)
-    if not settings:
-        return experiment
-    return from_mapping(experiment.model_dump(mode="json"), settings)
+        return load_experiment(experiment, overrides)
+    if isinstance(experiment, Experiment):
+        experiment = experiment.model_dump(mode="json")
+    return from_mapping(experiment, overrides)
 
 
 def _flat(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -244,7 +256,7 @@ def _read(source: str) -> tuple[str, str]:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(source, f"cannot be read: {reason}", "allowed is a YAML file") from None
     if len(content) > MOST_BYTES:
-        raise InputError(source, "larger than 1 MiB", "allowed is an experiment in YAML")
+        raise InputError(source, "larger than 256 KiB", "allowed is an experiment in YAML")
     try:
         return source, content.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -2,88 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
-
+from shardmark.config.experiment import experiment_schema
+from shardmark.config.messages import Location, choices, dotted, join, show
 from shardmark.core.errors import InputError
 
-Location = tuple[str | int, ...]
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
-_SHOWN_CHARACTERS = 60
-_LISTED_NAMES = 20
+Schema = dict[str, Any]
+
 _WANTED = {
-    "model_type": "a mapping (key: value)",
-    "model_attributes_type": "a mapping (key: value)",
-    "dict_type": "a mapping (key: value)",
-    "list_type": "a list in brackets, e.g. [a, b]",
-    "tuple_type": "a list in brackets, e.g. [a, b]",
-    "too_short": "at least one value",
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping (key: value)"),
+    **dict.fromkeys(("list_type", "tuple_type"), "a list in brackets, e.g. [a, b]"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     "string_type": "text",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
+    "too_short": "at least one value",
 }
-
-
-def show(value: object) -> str:
-    """A value as a message quotes it: as YAML has it, on one line, not too long."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
-
-
-def nearest(value: object, names: Iterable[str], count: int = 1) -> str:
-    """` (nearest: 'fsdp')`, or nothing where no name is near."""
-    known = list(names)
-    near = [name for name in known if name.endswith(f".{value}")] or difflib.get_close_matches(
-        str(value), known, n=count, cutoff=0.5
-    )
-    return f" (nearest: {', '.join(map(repr, near))})" if near else ""
-
-
-def choices(value: object, names: Sequence[str]) -> str:
-    """What is allowed instead; of a long list only the nearest names, if any is near."""
-    near = nearest(value, names, 3)
-    if near and len(names) > _LISTED_NAMES:
-        return near.strip(" ()")
-    return f"allowed are {', '.join(names)}{nearest(value, names)}" if names else "remove it"
-
-
-def dotted(location: Iterable[str | int]) -> str:
-    """`("matrix", "strategy", 1)` as `matrix.strategy[1]`."""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return text.removeprefix(".")
-
-
-def mistake(location: Location, found: str, allowed: str, value: object) -> InitErrorDetails:
-    """One mistake for `refuse`; the location is relative to the field that is validated."""
-    error = PydanticCustomError(
-        "mistake", "{found}; {allowed}", {"found": found, "allowed": allowed}
-    )
-    return InitErrorDetails(type=error, loc=location, input=value)
-
-
-def refuse(mistakes: Sequence[InitErrorDetails]) -> NoReturn:
-    """Raise them inside a validator: pydantic puts the field's own location in front."""
-    raise ValidationError.from_exception_data("experiment", list(mistakes))
-
-
-def join(errors: Sequence[InputError]) -> InputError:
-    """One error whose text has a line for each."""
-    where, found, allowed = errors[0].args
-    return InputError(where, found, "\n".join([allowed, *map(str, errors[1:])]))
 
 
 def explain(
@@ -114,34 +55,36 @@ def _in_file(item: ErrorDetails) -> Location:
     return tuple(location)
 
 
-def _found_and_allowed(  # noqa: PLR0911  (a kind of mistake each)
-    item: ErrorDetails, location: Location
-) -> tuple[str, str]:
+def _found_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, str]:
     """One finding of pydantic in our words."""
-    kind, context, value = item["type"], item.get("ctx", {}), item["input"]
+    context, value, place = item.get("ctx", {}), item["input"], item["loc"]
     found = f"found {show(value)}"
-    if kind == "mistake":
-        return context["found"], context["allowed"]
-    if kind == "extra_forbidden":
-        from shardmark.config.json_schema import keys_at
+    match item["type"]:
+        case "mistake":
+            found, allowed = context["found"], context["allowed"]
+        case "value_error":
+            found, _, allowed = str(context["error"]).partition("; ")
+            allowed = allowed or f"change {show(value)}"
+        case "missing":
+            found, allowed = "missing", "this key is required"
+        case "extra_forbidden":
+            what = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
+            found, allowed = f"no such {what}", choices(place[-1], _keys_at(place[:-1]))
+        case "union_tag_not_found":
+            found, allowed = "missing", choices("", _names_at(place))
+        case "union_tag_invalid":
+            found = f"found {show(context['tag'])}"
+            allowed = choices(context["tag"], _quoted(context["expected_tags"]))
+        case _:
+            allowed = _allowed(item, location)
+    return found, allowed
 
-        what = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
-        return f"no such {what}", choices(item["loc"][-1], keys_at(item["loc"][:-1]))
-    if kind == "union_tag_not_found":
-        from shardmark.config.json_schema import names_at
 
-        return "missing", choices("", names_at(item["loc"]))
-    if kind == "missing":
-        return "missing", "this key is required"
-    if kind == "union_tag_invalid":
-        return f"found {show(context['tag'])}", choices(
-            context["tag"], _quoted(context["expected_tags"])
-        )
-    if kind == "value_error":
-        said, _, allowed = str(context["error"]).partition("; ")
-        return said, allowed or f"change {show(value)}"
+def _allowed(item: ErrorDetails, location: Location) -> str:
+    """What a value of the wrong kind should be."""
+    kind, value = item["type"], item["input"]
     if kind == "literal_error":
-        allowed = choices(value, _quoted(context["expected"]))
+        allowed = choices(value, _quoted(item["ctx"]["expected"]))
     elif kind == "string_pattern_mismatch":
         allowed = "allowed are letters, digits, '.', '_' and '-', a letter or digit first"
     else:
@@ -149,17 +92,52 @@ def _found_and_allowed(  # noqa: PLR0911  (a kind of mistake each)
     if isinstance(value, list) and location[0] in ("recipe", "measure", "placement", "workload"):
         key = dotted(location)
         allowed += f"; to compare them, make it an axis: matrix: {{{key}: {show(value)}}}"
-    return found, allowed
+    return allowed
 
 
 def _quoted(text: object) -> list[str]:
     return re.findall(r"'([^']*)'", str(text))
 
 
-def given_at(data: Any, location: Iterable[str | int]) -> bool:
-    """Whether the mappings have something at that place."""
+def _keys_at(location: Location) -> tuple[str, ...]:
+    """The keys allowed in the mapping at that place, as pydantic locates it: with unions' names."""
+    keys = (key for mapping in _mappings_at(location) for key in mapping.get("properties", ()))
+    return tuple(dict.fromkeys(keys))
+
+
+def _names_at(location: Location) -> tuple[str, ...]:
+    """The names of the members of the union at that place."""
+    named = (mapping.get("properties", {}).get("name", {}) for mapping in _mappings_at(location))
+    return tuple(name["const"] for name in named if "const" in name)
+
+
+def _mappings_at(location: Location) -> list[Schema]:
+    root = experiment_schema()
+    mappings = [root]
     for part in location:
-        if not isinstance(data, Mapping) or part not in data:
-            return False
-        data = data[part]
-    return True
+        mappings = [
+            mapping
+            for outer in mappings
+            for inner in _inside(outer, part)
+            for mapping in _mappings(inner, root["$defs"])
+        ]
+    return mappings
+
+
+def _inside(schema: Schema, part: str | int) -> Iterator[Schema]:
+    properties = schema.get("properties", {})
+    if isinstance(part, int):
+        yield schema.get("items", {})
+    elif part in properties:
+        yield properties[part]
+    elif properties.get("name", {}).get("const") == part:
+        yield schema
+
+
+def _mappings(schema: Schema, definitions: Schema) -> Iterator[Schema]:
+    """The schema itself, or what it refers to."""
+    reference = schema.get("$ref", "").removeprefix("#/$defs/")
+    members = [definitions[reference]] if reference else []
+    for member in (*members, *schema.get("oneOf", ()), *schema.get("anyOf", ())):
+        yield from _mappings(member, definitions)
+    yield schema

@@ -11,6 +11,11 @@ from shardmark.core.errors import InputError
 
 _EXPONENT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 """YAML 1.1 wants a point and a sign in `5e-4`."""
+MOST_CHARACTERS = 2**21
+MOST_VALUES = 50_000
+"""Values in one document, each alias counted as what it stands for."""
+LARGEST_INTEGER = 10**18
+"""More is no count of anything, and overflows what reads it."""
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 
@@ -18,11 +23,22 @@ _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 class _Loader(yaml.SafeLoader):
     """Plain values only; nothing may contain itself."""
 
+    _composed = 0
     yaml_constructors: ClassVar = {
         tag: constructor
         for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
         if tag is None or tag.rpartition(":")[2] in _PLAIN_TAGS
     }
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Counted, so that a large text is refused before all of it is read."""
+        node = super().compose_node(parent, index)
+        self._composed += 1
+        if node is not None:
+            _check_count(node, self._composed)
+            if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
+                raise _Mistake(node.start_mark.line + 1, "a NUL character", "leave it out")
+        return node
 
     def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
         self._check_keys(node)
@@ -36,7 +52,10 @@ class _Loader(yaml.SafeLoader):
         if ":" in node.value:
             return node.value
         whole = node.tag.endswith(":int")
-        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+        if whole and abs(number) > LARGEST_INTEGER:
+            raise _Mistake(node.start_mark.line + 1, "too large a whole number", "at most 10^18")
+        return number
 
     def _check_keys(self, node: yaml.MappingNode) -> None:
         lines: dict[str, int] = {}
@@ -46,10 +65,10 @@ class _Loader(yaml.SafeLoader):
                 continue
             if key.tag not in _KEY_TAGS:
                 text = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-                raise _KeyMistake(line, f"the key {text!r} is not text", "put it in quotes")
+                raise _Mistake(line, f"the key {text!r} is not text", "put it in quotes")
             if key.value in lines:
                 found = f"the key {key.value!r} is given twice, first on line {lines[key.value]}"
-                raise _KeyMistake(line, found, "give it once")
+                raise _Mistake(line, found, "give it once")
             lines[key.value] = line
 
 
@@ -69,7 +88,7 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
-class _KeyMistake(Exception):  # noqa: N818
+class _Mistake(Exception):  # noqa: N818
     """Line, found, allowed."""
 
 
@@ -86,11 +105,39 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(_FLOAT_TAG, _EXPONENT, list("-+.0123456789"))
 
 
+def _weigh(node: yaml.Node, weights: dict[yaml.Node, int]) -> int:
+    """Values in the node with every alias written out.  Raises `_Mistake` for too many.
+
+    A file of 600 bytes can hold aliases of aliases that stand for more than memory has.
+    """
+    if node not in weights:
+        weights[node] = 1  # a node that contains itself is refused when it is constructed
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in parts for part in pair]
+        weights[node] += sum(_weigh(part, weights) for part in parts)
+    _check_count(node, weights[node])
+    return weights[node]
+
+
+def _check_count(node: yaml.Node, count: int) -> None:
+    if count > MOST_VALUES:
+        found = f"more than {MOST_VALUES:,} values, aliases written out"
+        raise _Mistake(node.start_mark.line + 1, found, "use fewer")
+
+
 def parse_yaml(text: str, where: str) -> Any:
     """The one document in the text; raises `InputError` with the line of whatever is wrong."""
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(where, "larger than 2 MiB", "allowed is an experiment in YAML")
     try:
-        return yaml.load(text, Loader=_Loader)
-    except _KeyMistake as error:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _weigh(node, {})
+        return loader.construct_document(node)
+    except _Mistake as error:
         line, found, allowed = error.args
         raise InputError(f"{where}, line {line}", found, allowed) from None
     except yaml.MarkedYAMLError as error:

@@ -14,7 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from shardmark.config.axes import NODES, SIZE_AXES, assigned, named
 from shardmark.config.experiment import Experiment
-from shardmark.config.problems import Location, dotted, explain, join, show
+from shardmark.config.messages import Location, dotted, join, show
+from shardmark.config.problems import explain
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import MOST_RANKS, Measure, Recipe, SlowRanks
 from shardmark.strategies import SHARED_OPTIONS, build_strategy, option_names

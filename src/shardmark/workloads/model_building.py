@@ -6,7 +6,9 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -105,17 +107,36 @@ def _timm(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, 
 
 
 def user_function(name: str) -> Callable[..., object]:
-    """`package.module:function`, found from the current folder, too."""
-    module_name, _, function_name = name.partition(":")
-    folder = str(Path.cwd())
+    """`package.module:function`, found from the current folder, too; or `file.py:function`."""
+    module_name, _, function_name = name.rpartition(":")
+    file = Path(module_name).expanduser().absolute() if module_name.endswith(".py") else None
+    folder = str(Path.cwd() if file is None else file.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(module_name) if file is None else _from_file(file)
+        function = getattr(module, function_name)
+    except (ImportError, AttributeError, OSError) as error:
         raise InputError(
             "workload.model", f"cannot import {name}: {error}", "package.module:function"
         ) from error
     if not callable(function):
         raise InputError("workload.model", f"{name} is not callable", "a function or a class")
     return cast("Callable[..., object]", function)
+
+
+def _from_file(file: Path) -> ModuleType:
+    """The file as a module of its own, whatever else has its name."""
+    name = f"shardmark_model_{file.stem}"
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None, "a file of Python has a loader"
+        module = module_from_spec(spec)
+        sys.modules[name] = module  # as `import` does: data classes look themselves up there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]

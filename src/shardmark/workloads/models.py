@@ -29,17 +29,20 @@ MODELS: dict[str, str] = {
 OTHER_MODELS: dict[str, str] = {
     "any other torchvision name": "every classification model of torchvision.models",
     "timm:NAME": "every model of timm, where installed; the bare name too, if only timm has it",
-    "package.module:function": "your own: called with num_classes=N and model_options",
+    "package.module:function": "your own, or folder/file.py:function: called with num_classes=N and"
+    " model_options",
 }
 """How to name the models that are not in the table; a line each for `list models`."""
 
 _USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 _REGISTERED = re.compile(r"^@register_model\b(\([^)]*\))?\s*\n(?:.*\n)*?def (\w+)\(", re.MULTILINE)
 
 
 def is_user_function(name: str) -> bool:
-    """Whether the name has the form `package.module:function`."""
-    return not name.startswith("timm:") and _USER_FUNCTION.fullmatch(name) is not None
+    """Whether the name has the form `package.module:function` or `folder/file.py:function`."""
+    forms = (_USER_FUNCTION, _FILE_FUNCTION)
+    return not name.startswith("timm:") and any(form.fullmatch(name) for form in forms)
 
 
 def model_known(name: str) -> bool:
@@ -99,20 +102,28 @@ def _timm_base(name: str) -> str:
 
 
 def _user_function_problem(name: str) -> str | None:
-    """Why `package.module:function` cannot be imported, as far as its source tells."""
-    module, _, function = name.partition(":")
-    spec = find_without_import(module)
-    if spec is None:
-        return f"no module {module!r}, neither installed nor below the current folder {Path.cwd()}"
-    if spec.origin is None or not spec.origin.endswith(".py"):
+    """Why the user's function cannot be imported, as far as its source tells."""
+    module, _, function = name.rpartition(":")
+    if module.endswith(".py"):
+        origin: str | None = str(Path(module).expanduser())
+        if not Path(str(origin)).is_file():
+            return f"no file {module!r}"
+    else:
+        spec = find_without_import(module)
+        if spec is None:
+            return (
+                f"no module {module!r}, neither installed nor below the current folder {Path.cwd()}"
+            )
+        origin = spec.origin
+    if origin is None or not origin.endswith(".py"):
         return None
     try:
-        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+        tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
-        return f"{spec.origin} is no Python source: {error}"
+        return f"{origin} is no Python source: {error}"
     if function in _bound_names(tree) or "*" in _bound_names(tree):
         return None
-    return f"{spec.origin} has no {function!r}"
+    return f"{origin} has no {function!r}"
 
 
 def find_without_import(module: str) -> ModuleSpec | None:

@@ -1,45 +1,39 @@
-"""The command line: exit codes, messages without a traceback, and nothing heavy imported."""
+"""The command line: exit codes, messages without a traceback, and what every verb prints."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import tomllib
 from pathlib import Path
 
 import pytest
 import typer
-from tests.golden.invented import invented_trial, write_run
 
 import shardmark
 from shardmark import cli
-from shardmark.cli.list import listing
+from shardmark.cli.list import KINDS, listing
 from shardmark.core.metrics import METRICS
+from tests.golden.invented import invented_trial, write_run
 
-ROOT = Path(__file__).parents[3]
-GOLDEN = ROOT / "tests" / "golden" / "v1"
-KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments", "studies")
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
+Captured = pytest.CaptureFixture[str]
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def answer(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error."""
     code = cli.main(arguments)
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
 
-def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = answer(capsys, "--help")
+def test_help_version_and_schema(capsys: Captured) -> None:
+    code, text, _ = answer(capsys, "--help")
     assert code == 0
-    for verb in ("run", "compare", "list", "doctor", "schema"):
-        assert f"\n  {verb} " in out
-
-
-def test_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    version = project.get("version", shardmark.__version__)
-    assert answer(capsys, "--version") == (0, f"shardmark {version}\n", "")
+    verbs = ("run", "compare", "report", "export", "verify", "list", "doctor", "schema")
+    assert [verb for verb in verbs if f"\n  {verb} " not in text] == []
+    assert answer(capsys, "--version") == (0, f"shardmark {shardmark.__version__}\n", "")
+    assert json.loads(answer(capsys, "schema")[1])["type"] == "object"
 
 
 @pytest.mark.parametrize(
@@ -50,6 +44,8 @@ def test_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
         (["list", "--all"], "No such option: --all"),
         (["list", "metric"], "did you mean 'metrics'?"),
         (["compare"], "runs/latest leads to no run"),
+        (["report"], "runs/latest leads to no run"),
+        (["export", "--to", "csv"], "runs/latest leads to no run"),
         (["compare", "--format", "pdf", "x"], "'pdf' is not one of 'text', 'markdown'"),
         (["compare", "no/such/run"], "error: no/such/run: does not exist"),
         (["compare", str(GOLDEN.parent)], f"for example {GOLDEN}"),
@@ -57,8 +53,13 @@ def test_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes_are_messages_and_exit_two(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    capsys: Captured,
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     code, out, err = answer(capsys, *arguments)
     assert code == 2
     assert message in out + err
@@ -80,7 +81,22 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, end: BaseException, code: i
     assert cli.main([]) == code
 
 
-def test_compare_prints_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_run_the_latest_is_taken(
+    capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, strategy in (("older", "single"), ("newer", "ddp")):
+        write_run(Path("runs") / name, [invented_trial(strategy, 2 if strategy == "ddp" else 1)])
+    code, rows, _ = answer(capsys, "compare", "--format", "json")
+    assert code == 0
+    assert [row["strategy"] for row in json.loads(rows)["rows"]] == ["ddp"]
+    assert answer(capsys, "report", "--no-images") == (0, "report: runs/newer/report.html\n", "")
+    assert answer(capsys, "export", "--to", "csv")[0] == 0
+    trials = csv.DictReader(io.StringIO(Path("exports/csv/trials.csv").read_text()))
+    assert [trial["strategy"] for trial in trials] == ["ddp"]
+
+
+def test_compare_prints_every_format(capsys: Captured) -> None:
     texts = {}
     for form in ("text", "markdown", "json", "csv"):
         code, texts[form], err = answer(capsys, "compare", str(GOLDEN), "--format", form)
@@ -92,28 +108,22 @@ def test_compare_prints_every_format(capsys: pytest.CaptureFixture[str]) -> None
     assert {line["strategy"] for line in csv.DictReader(io.StringIO(texts["csv"]))} == names
 
 
-def test_compare_takes_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("compare", str(GOLDEN), "--baseline", "ddp", "--format", "json")
+def test_compare_takes_a_baseline_and_several_runs_each_once(
+    capsys: Captured, tmp_path: Path
+) -> None:
+    again = f"{GOLDEN}/../v1"
+    arguments = ("compare", str(GOLDEN), again, "--baseline", "ddp", "--format", "json")
     single, ddp, _ = json.loads(answer(capsys, *arguments)[1])["rows"]
     assert single["metrics"]["speedup"]["value"] == pytest.approx(0.55)
     assert ddp["verdict"] == "baseline"
-
-
-def test_compare_takes_several_runs_and_each_once(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
     other = write_run(tmp_path / "other", [invented_trial("single", 1)])
-    code, text, _ = answer(capsys, "compare", str(GOLDEN), f"{GOLDEN}/../v1", str(other))
+    code, text, _ = answer(capsys, "compare", str(GOLDEN), str(other))
     assert code == 0
     assert f"invented ({other})" in text
-    _, rows, _ = answer(capsys, "compare", str(GOLDEN), f"{GOLDEN}/../v1", "--format", "json")
-    assert len(json.loads(rows)["rows"]) == 3
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_compare_tells_damage(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str
-) -> None:
+def test_compare_tells_damage(capsys: Captured, tmp_path: Path, form: str) -> None:
     run = write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
     (run / "trials" / "ddp-2-1" / "result.json").write_text('{"half')
     code, out, err = answer(capsys, "compare", str(run), "--format", form)
@@ -123,25 +133,17 @@ def test_compare_tells_damage(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_list_has_one_line_each(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+def test_list_has_one_line_each(capsys: Captured, kind: str) -> None:
     code, out, err = answer(capsys, "list", kind)
     assert (code, err) == (0, "")
     lines = listing(kind)
     assert lines
-    assert len(out.splitlines()) == len(lines)
     for (name, line), printed in zip(lines.items(), out.splitlines(), strict=True):
         assert printed.startswith(name)
         assert line
-        assert "\n" not in line
 
 
 def test_list_tells_units_and_fixed_options() -> None:
     assert set(listing("metrics")) == set(METRICS)
     assert listing("metrics")["step_seconds"].startswith("[seconds] One optimizer step")
     assert listing("strategies")["zero-2"].endswith("[stage=2]")
-
-
-def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = answer(capsys, "schema")
-    assert code == 0
-    assert json.loads(out)["type"] == "object"

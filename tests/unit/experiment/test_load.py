@@ -12,8 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from shardmark.config.engines import LocalOptions, TorchrunOptions
-from shardmark.config.experiment import Experiment
-from shardmark.config.json_schema import experiment_schema
+from shardmark.config.experiment import Experiment, experiment_schema
 from shardmark.config.load import from_mapping, load_experiment, preset_names, presets, to_yaml
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Optimizer, Schedule
@@ -46,7 +45,7 @@ def _message(source: str | Path) -> str:
         ("", "FILE: it is empty; allowed is a mapping"),
         ("- 1", "FILE: found [1]; allowed is a mapping"),
         (b"\xff\xfe\x00\x01", "FILE: not UTF-8 text"),
-        (b"#" * (2**20 + 1), "FILE: larger than 1 MiB"),
+        (b"#" * (2**18 + 1), "FILE: larger than 256 KiB"),
         ("name: a\nname: b", "FILE, line 2: the key 'name' is given twice"),
         (GOOD.replace("epochs", "epoch"), "FILE: recipe.epoch: no such key; allowed are"),
         (GOOD.replace("epochs", "epoch"), "(nearest: 'epochs')"),
@@ -72,9 +71,12 @@ def test_says_all_mistakes_at_once_in_one_order(tmp_path: Path) -> None:
     assert keys == ["name", "recipe.optimizer.lr", "matrix.strategy[1].name"]
 
 
-def test_an_error_can_be_pickled() -> None:
-    with pytest.raises(InputError) as caught:
-        from_mapping({"nmae": 1})
+@pytest.mark.parametrize("data", [{}, {"version": 3, "services": {"db": {"image": "x"}}}])
+def test_a_file_that_is_no_experiment_is_told_once(data: dict[str, Any]) -> None:
+    """Not key by key."""
+    with pytest.raises(InputError, match="it is no experiment") as caught:
+        from_mapping(data)
+    assert len(str(caught.value).splitlines()) == 1
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
@@ -113,20 +115,16 @@ def test_written_optimizers_and_schedules_can_be_read(name: str) -> None:
         assert Schedule.model_validate(schedule.model_dump()) == schedule
 
 
-def test_a_folder_named_like_a_preset_does_not_hide_it(
+def test_every_preset_loads_says_what_it_is_for_and_is_hidden_by_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "quickstart").mkdir()
-    assert load_experiment("quickstart").name == "quickstart"
-
-
-def test_every_preset_loads_and_says_what_it_is_for() -> None:
     assert tuple(presets()) == preset_names()
     assert {"quickstart", "cifar10-strategies", "asu-fsdp-2024"} <= set(preset_names())
     for name, purpose in presets().items():
         assert len(purpose) > 20
-        assert load_experiment(name).matrix["strategy"]
+        (tmp_path / name).mkdir()
+        assert load_experiment(name).name == name
 
 
 def test_python_sequences_will_do_and_nothing_can_be_changed() -> None:
@@ -157,13 +155,23 @@ def test_overrides_drop_what_they_exclude_and_the_last_holds(make: Make) -> None
     assert "precision" not in experiment.matrix
 
 
+def test_short_keys_reach_axes_and_the_workload(make: Make) -> None:
+    experiment = make(
+        "strategy=ddp", "world_size=[2, 4]", "model=resnet50", "matrix.dataset=[random]"
+    )
+    assert experiment.matrix["strategy"] == ["ddp"]
+    assert experiment.matrix["world_size"] == [2, 4]
+    assert experiment.matrix["workload.dataset"] == ["random"]
+    assert experiment.workload.model == "resnet50"
+
+
 def test_engine_is_a_name_or_a_mapping(make: Make) -> None:
     assert make().engine == LocalOptions()
     assert make("engine=torchrun").engine == TorchrunOptions(node_seconds=20.0)
     settings = ("engine={name: torchrun, node_rank: 3}", "engine.name=local")
     assert make(*settings).engine == LocalOptions(), "another engine's options are dropped"
-    numbered = make("engine.name=torchrun", "engine.node_rank=1").engine
-    assert numbered == TorchrunOptions(node_rank=1)
+    for named in ("engine.name=torchrun", "engine=torchrun"):
+        assert make(named, "engine.node_rank=1").engine == TorchrunOptions(node_rank=1)
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -194,12 +202,13 @@ def test_json_schema_is_whole() -> None:
     assert properties["slow_ranks"]["propertyNames"] == {"pattern": "^[0-9]+$"}
     described = definitions["Recipe"]["properties"]["global_batch"]["description"]
     assert described.startswith("Samples per optimizer step")
+    assert schema["patternProperties"].keys() == {"^x-"}, "a home for anchors"
 
 
 def test_json_schema_has_axes_by_full_and_short_keys() -> None:
     axes = experiment_schema()["properties"]["matrix"]["properties"]
     assert {"recipe.precision", "precision", "recipe.optimizer.lr", "lr", "world_size"} <= set(axes)
-    assert {"workload.model", "strategy.bucket_mb", "strategy.staleness"} <= set(axes)
+    assert {"workload.model", "model", "strategy.bucket_mb", "strategy.staleness"} <= set(axes)
     assert {"placement.nodes", "nodes", "slow_ranks"} <= set(axes)
     assert not {"warmup_steps", "measure.repeats", "strategy.precision"} & set(axes)
     assert axes["precision"]["items"]["enum"] == ["fp32", "bf16", "fp16"]

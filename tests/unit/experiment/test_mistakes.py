@@ -108,6 +108,10 @@ def test_says_what_is_wrong(message: Message, setting: str, expected: str) -> No
         ),
         (("matrix.precision=[bf16]", "precision=fp32"), "set matrix.recipe.precision to a list"),
         (("recipe.steps=10", "recipe.epochs=3"), "both are given"),
+        (
+            (f"matrix.seed={[*range(400)]}", f"matrix.steps={[*range(1, 401)]}"),
+            "experiment: matrix: 320,000 cells; allowed are at most 10,000",
+        ),
     ],
 )
 def test_says_what_does_not_go_together(

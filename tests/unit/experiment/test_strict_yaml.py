@@ -73,11 +73,11 @@ def test_says_where_a_text_is_wrong(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-_TEXT = st.text(max_size=8) | st.sampled_from(
-    ["5e-4", "on", "null", "1:30", "2024-01-01", "<<", "=", "a\x85b"]
-)
+_TEXT = st.text(
+    st.characters(exclude_characters="\0", codec="utf-8"), max_size=8
+) | st.sampled_from(["5e-4", "on", "null", "1:30", "2024-01-01", "<<", "=", "a\x85b"])
 _DATA = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | _TEXT,
+    st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.floats(allow_nan=False) | _TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=8,
 )
@@ -86,3 +86,26 @@ _DATA = st.recursive(
 @given(_DATA)
 def test_reads_back_what_it_writes(data: Any) -> None:
     assert parse_yaml(format_yaml(data), "FILE") == data
+
+
+def _bomb(levels: int, line: str) -> str:
+    """Aliases of aliases, each level twice the one before."""
+    return "\n".join(["a0: &a0 [1, 2]", *(line.format(n - 1, n) for n in range(1, levels))])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_bomb(40, "a{1}: &a{1} [*a{0}, *a{0}]"), "FILE, line 15: more than 50,000 values"),
+        (_bomb(40, "a{1}: &a{1} {{x: *a{0}, y: *a{0}}}"), "more than 50,000 values"),
+        ("a: [" + "1, " * 60_000 + "1]", "FILE, line 1: more than 50,000 values"),
+        ("#" * (2**21 + 1), "FILE: larger than 2 MiB"),
+        ("a: 1\nb: 1" + "0" * 400, "FILE, line 2: too large a whole number; at most 10^18"),
+        ('a: "x\\0y"', "FILE, line 1: a NUL character"),
+    ],
+    ids=["lists", "mappings", "long", "large", "integer", "NUL"],
+)
+def test_small_texts_do_not_make_much_work(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_yaml(text, "FILE")
+    assert message in str(caught.value)

@@ -9,8 +9,9 @@ import json
 import pytest
 
 from shardmark import cli
-from shardmark.cli.compare import render, terminal_width
+from shardmark.cli.compare import terminal_width
 from shardmark.report.answers.answers import answer_lines
+from shardmark.report.answers.overview import overview
 from shardmark.report.table.formats import Format
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
@@ -119,7 +120,7 @@ def test_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
 
 @pytest.mark.parametrize("form", Format)
 def test_a_run_without_a_row_works_in_every_format(form: Format) -> None:
-    assert render(compared(), form)
+    assert overview(compared(), form)
 
 
 def test_a_terminal_s_width_divides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +128,6 @@ def test_a_terminal_s_width_divides_the_table(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "50")
     assert terminal_width() == 50
-    text = render(compared(*trials()))
+    text = overview(compared(*trials()), width=terminal_width())
     assert max(map(len, text.splitlines())) <= 50
     assert text.count("strategy  ranks") == 2

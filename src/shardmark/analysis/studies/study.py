@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from shardmark.config.problems import dotted, nearest
+from shardmark.config.messages import dotted, nearest
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import parse_yaml
 

@@ -35,6 +35,7 @@ SETTINGS = (
 CHANGES = [word for setting in SETTINGS for word in ("--set", setting)]
 INTERRUPTED = Ending(how="interrupted", agent_exit_code=-9, failures=(), oom_kills=0)
 Captured = pytest.CaptureFixture[str]
+Stop = Callable[..., Any]
 
 
 def interrupt(*_: Any, **__: Any) -> Any:
@@ -54,22 +55,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     return engine
 
 
-def at_machine(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
-    patch.setattr(engine, "machine", stop)
-
-
-def at_loading(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
-    patch.setattr(engine, "load", stop)
-
-
-def at_verifying(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
-    del engine
-    patch.setattr(controller, "_verify", stop)
-
-
-def at_preparing(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
-    del engine
-
+def _when_emptying(patch: pytest.MonkeyPatch, stop: Stop) -> None:
     def stop_when_emptying(directory: Path, *, keep: Collection[str] = KEPT) -> None:
         if not keep:
             stop()
@@ -78,31 +64,27 @@ def at_preparing(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[.
     patch.setattr("shardmark.launch.trial.clear", stop_when_emptying)
 
 
-def at_starting(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
-    patch.setattr(engine, "run", stop)
-
-
-def at_training(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
-    """As the real engine, which ends the ranks itself and returns."""
-    del patch, stop
-    engine.ends["single"] = INTERRUPTED
-
-
-def at_summing_up(engine: FakeEngine, patch: pytest.MonkeyPatch, stop: Callable[..., Any]) -> None:
-    del engine
-    patch.setattr("shardmark.launch.trial.summarise", stop)
-
-
-BEFORE_A_TRIAL = (at_machine, at_loading, at_verifying)
-IN_A_TRIAL = (at_preparing, at_starting, at_training, at_summing_up)
+BEFORE_A_TRIAL: dict[str, Callable[[FakeEngine, pytest.MonkeyPatch, Stop], None]] = {
+    "machine": lambda engine, patch, stop: patch.setattr(engine, "machine", stop),
+    "loading": lambda engine, patch, stop: patch.setattr(engine, "load", stop),
+    "verifying": lambda _, patch, stop: patch.setattr(controller, "_verify", stop),
+}
+IN_A_TRIAL: dict[str, Callable[[FakeEngine, pytest.MonkeyPatch, Stop], None]] = {
+    "preparing": lambda _, patch, stop: _when_emptying(patch, stop),
+    "starting": lambda engine, patch, stop: patch.setattr(engine, "run", stop),
+    # As the real engine, which ends the ranks itself and returns.
+    "training": lambda engine, *_: engine.ends.update(single=INTERRUPTED),
+    "summing up": lambda _, patch, stop: patch.setattr("shardmark.launch.trial.summarise", stop),
+}
+PHASES = BEFORE_A_TRIAL | IN_A_TRIAL
 
 
 @pytest.mark.parametrize(("stop", "quiet"), [(interrupt, False), (terminate, True)])
-@pytest.mark.parametrize("phase", [*BEFORE_A_TRIAL, *IN_A_TRIAL])
+@pytest.mark.parametrize("phase", PHASES)
 def test_the_way_on_is_told_whatever_the_phase(
     *,
-    phase: Callable[..., None],
-    stop: Callable[..., Any],
+    phase: str,
+    stop: Stop,
     quiet: bool,
     engine: FakeEngine,
     tmp_path: Path,
@@ -112,7 +94,7 @@ def test_the_way_on_is_told_whatever_the_phase(
     monkeypatch.chdir(tmp_path)
     command = ["run", "quickstart", *CHANGES, *(["--quiet"] if quiet else [])]
     with monkeypatch.context() as patched:
-        phase(engine, patched, stop)
+        PHASES[phase](engine, patched, stop)
         assert cli.main(command) == cli.INTERRUPTED
     printed = capsys.readouterr()
     before, _, again = printed.err.rstrip("\n").rpartition("interrupted; go on with: shardmark ")
@@ -121,9 +103,8 @@ def test_the_way_on_is_told_whatever_the_phase(
     folder = Path(words[-1])
     assert words == ["run", "quickstart", *CHANGES, "--out", str(folder)]
     assert folder.parent == Path("runs"), "the folder that was made, though none was named"
-    assert (printed.out == "") == (quiet or phase is at_machine)
-    if not quiet and phase is not at_machine:
-        assert printed.out.startswith(f"writing to {folder}\n")
+    assert not (quiet and printed.out)
+    assert (f"writing to {folder}\n" in printed.out) == (not quiet and phase != "machine")
     engine.ends.clear()
     assert cli.main(words) == 0
     outcomes = [trial.outcome for trial in load_run(folder).trials]
@@ -133,7 +114,7 @@ def test_the_way_on_is_told_whatever_the_phase(
 
 @pytest.mark.parametrize("phase", IN_A_TRIAL)
 def test_the_trial_under_way_is_stored_as_interrupted(
-    phase: Callable[..., None],
+    phase: str,
     engine: FakeEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -141,7 +122,7 @@ def test_the_trial_under_way_is_stored_as_interrupted(
 ) -> None:
     out = tmp_path / "a run"
     with monkeypatch.context() as patched:
-        phase(engine, patched, interrupt)
+        PHASES[phase](engine, patched, interrupt)
         command = ["run", "quickstart", *CHANGES, "--retry", "--out", str(out)]
         assert cli.main(command) == cli.INTERRUPTED
     printed = capsys.readouterr()
@@ -151,16 +132,15 @@ def test_the_trial_under_way_is_stored_as_interrupted(
     assert (trial.outcome, run.damaged, run.missing) == (Outcome.INTERRUPTED, (), ())
     assert printed.out.splitlines()[-1].startswith("[1/2] single on 1 rank, repeat ")
     assert ": interrupted after " in printed.out.splitlines()[-1]
-    assert "--out" not in printed.out
     left = {path.name for path in (out / "trials" / trial.id).iterdir()}
     assert left <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
 
 
+@pytest.mark.usefixtures("engine")
 def test_a_result_that_is_there_already_stays(
-    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted between the result and the end of the trial."""
-    assert engine.calls == []
     written = RunFolder.write_result
 
     def write_and_stop(folder: RunFolder, result: TrialResult) -> TrialResult:
@@ -168,9 +148,9 @@ def test_a_result_that_is_there_already_stays(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "write_result", write_and_stop)
-    out = str(tmp_path / "run")
-    assert cli.main(["run", "quickstart", *CHANGES, "--out", out]) == cli.INTERRUPTED
-    assert [trial.outcome for trial in load_run(Path(out)).trials] == [Outcome.OK]
+    out = tmp_path / "run"
+    assert cli.main(["run", "quickstart", *CHANGES, "--out", str(out)]) == cli.INTERRUPTED
+    assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK]
 
 
 def test_the_runner_alone_gives_the_interrupted_result(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""The foot of a terminal, drawn anew while a run works."""
+"""The trial under way, drawn anew at the foot of a terminal or in a notebook's cell."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from shardmark.cli.progress import Lines, figures
-from shardmark.launch.listener import Reading
+from shardmark.launch.listener import ProgressListener, Reading
+from shardmark.progress.lines import Lines, Quiet, figures
 from shardmark.report.table.table import clean
 from shardmark.trials.trial import Trial
 
@@ -25,11 +26,14 @@ BAR_COLUMNS = 60
 
 
 class Display(Lines):
-    """What is under way is drawn at the foot of the terminal; what has ended stays above it."""
+    """What is under way is drawn in one place; what has ended stays, a line each."""
 
-    def __init__(self, live: Live, folder: Path | None = None) -> None:
+    def __init__(
+        self, console: Console, draw: Callable[[RenderableType], object], folder: Path | None
+    ) -> None:
         super().__init__(folder)
-        self._live = live
+        self._console = console
+        self._draw_now = draw
         self._drawn_at = float("-inf")
 
     def doing(self, text: str) -> None:
@@ -50,14 +54,17 @@ class Display(Lines):
         # Cut at the terminal's edge, since a wrapped line could not be drawn over.
         lines: list[RenderableType] = [_line(clean(heading), style="bold")]
         if done is not None:
-            width = min(self._live.console.width, BAR_COLUMNS)
+            width = min(self._console.width, BAR_COLUMNS)
             bar = ProgressBar(total=1.0, completed=done, width=width)
             lines.append(Padding(bar, 0))  # which ends its line; a bar alone does not
         lines.append(Columns(map(_line, parts), padding=(0, 2)))
-        self._live.update(Group(*lines), refresh=True)
+        self._draw_now(Padding(Group(*lines), 0))  # a notebook shows this, and no bare group
 
     def _print(self, text: str) -> None:
-        self._live.console.print(Text(clean(text)), soft_wrap=True)
+        if self._console.is_jupyter:
+            super()._print(text)  # below the cell's drawing, as plain text
+        else:
+            self._console.print(Text(clean(text)), soft_wrap=True)
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -65,12 +72,24 @@ def _line(text: str, style: str = "") -> Text:
 
 
 @contextmanager
-def display(folder: Path | None) -> Iterator[Lines]:
-    """Standard output's; lines where the terminal cannot move its cursor."""
+def listener(folder: Path | None = None, *, quiet: bool = False) -> Iterator[ProgressListener]:
+    """The listener that fits standard output; it tells the run's folder once that is there.
+
+    Lines where nothing can be drawn: in a pipe, or on a terminal without a cursor to move.
+    """
     console = Console()
-    if console.is_dumb_terminal or not console.is_terminal:
+    if quiet:
+        yield Quiet()
+    elif console.is_jupyter:
+        from IPython.display import display
+
+        cell = display(Text(""), display_id=True)
+        yield Display(console, cell.update, folder)
+        cell.update(Text(""))
+    # Not rich's own question: FORCE_COLOR would make a pipe a terminal, and fill it with codes.
+    elif not sys.stdout.isatty() or console.is_dumb_terminal or not console.is_terminal:
         yield Lines(folder)
-        return
-    # No thread of its own: it would draw more often than there is anything new to tell.
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield Display(live, folder)
+    else:
+        # No thread of its own: it would draw more often than there is anything new to tell.
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield Display(console, lambda drawn: live.update(drawn, refresh=True), folder)

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from shardmark.cli import pace, progress
-from shardmark.cli.progress import (
-    Lines,
-    Quiet,
-    duration,
-    figures,
-    listener,
-    memory,
-    shown,
-    title,
-)
 from shardmark.core.strict_yaml import parse_yaml
 from shardmark.launch.listener import Reading
+from shardmark.progress import display, lines, pace
+from shardmark.progress.display import listener
+from shardmark.progress.lines import Lines, Quiet, duration, figures, memory, shown, title
 from shardmark.results.schema import Failure, Outcome
 from shardmark.trials.matrix import LeftOut, expand
 from shardmark.trials.trial import StrategySpec, Trial
 from tests.golden.invented import invented_trial
-from tests.unit.cli_run.test_pace import Time
 from tests.unit.launch.fakes import experiment
+from tests.unit.progress.test_pace import Time
 
 Printed = Callable[[], list[str]]
 
@@ -42,7 +38,7 @@ TITLE = "ddp on 2 ranks"
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     fake = Time()
-    for module in (progress, pace):
+    for module in (lines, pace):
         monkeypatch.setattr(module, "time", fake)
     return fake
 
@@ -55,43 +51,37 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     return ask
 
 
-def test_plan_tells_what_is_left_out_and_done(printed: Printed, time: Time) -> None:
-    left_out = LeftOut(
-        strategy=StrategySpec(name="single"), world_size=2, reason="single is one device"
-    )
+def test_plan_tells_where_what_is_left_out_and_what_is_done(printed: Printed) -> None:
+    single = StrategySpec(name="single")
+    left_out = LeftOut(strategy=single, world_size=2, reason="single is one device")
     Lines().planned(3, 0, (left_out,))
+    Lines(Path("runs/a\x07b")).planned(3, 2, ())
     assert printed() == [
         "left out: single on 2 ranks: single is one device",
         "3 trials; loading libraries",
-    ]
-    Lines(Path("runs/a\x07b")).planned(3, 2, ())
-    assert printed() == [
         "writing to runs/ab",
         "3 trials, 2 have their result already; loading libraries",
     ]
-    Lines().note("something is damaged")
-    Lines().doing("verifying [1/1] ddp")
-    assert printed() == ["something is damaged", "verifying [1/1] ddp"]
-    assert time.now == 100.0
 
 
 def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Time) -> None:
-    lines = Lines()
-    lines.planned(2, 0, ())
-    lines.trial_started(1, 2, TRIAL)
+    told = Lines()
+    told.planned(2, 0, ())
+    told.doing("verifying [1/1] ddp")
+    told.trial_started(1, 2, TRIAL)
     printed()
     for second in range(1, 71):
         time.now = 100.0 + second
-        lines.trial_stepped(Reading(steps=2 * second, total_steps=200))
+        told.trial_stepped(Reading(steps=2 * second, total_steps=200))
     assert printed() == [
         f"[1/2] {TITLE}: step 60 of 200, 16.0 samples/s, 30 s gone, about 3 min left",
         f"[1/2] {TITLE}: step 120 of 200, 16.0 samples/s, 60 s gone, about 2 min left",
     ]
     time.now = 220.0
-    lines.trial_ended(1, 2, invented_trial(metrics={"samples_per_second": 412.04}))
+    told.trial_ended(1, 2, invented_trial(metrics={"samples_per_second": 412.04}))
     assert printed() == [f"[1/2] {TITLE}: ok in 21.5 s, 412.0 samples/s, about 2 min left"]
-    lines.trial_started(2, 2, TRIAL)
-    lines.trial_ended(2, 2, invented_trial(metrics={"samples_per_second": None}))
+    told.trial_started(2, 2, TRIAL)
+    told.trial_ended(2, 2, invented_trial(metrics={"samples_per_second": None}))
     assert printed() == [f"[2/2] {TITLE}: ok in 21.5 s"]
 
 
@@ -108,36 +98,27 @@ def test_other_ends_have_their_reason_and_place(
     printed: Printed, outcome: str, failure: Failure | None, end: str
 ) -> None:
     """What to do after an interruption stands below, with the folder."""
-    lines = Lines()
-    lines.trial_started(1, 1, TRIAL)
+    told = Lines()
+    told.trial_started(1, 1, TRIAL)
     result = invented_trial(outcome=Outcome(outcome), failure=failure)
-    lines.trial_ended(1, 1, result)
+    told.trial_ended(1, 1, result)
     assert printed() == [f"[1/1] {TITLE}: {outcome}{end} (trials/{result.id})"]
 
 
 @pytest.mark.parametrize(
-    ("outcome", "tail"),
-    [
-        (Outcome.OK, "2 min"),
-        (Outcome.TIMED_OUT, "2 min"),
-        (Outcome.FAILED, "60 s"),
-        (Outcome.OUT_OF_MEMORY, "60 s"),
-        (Outcome.UNAVAILABLE, "60 s"),
-        (Outcome.INTERRUPTED, None),
-    ],
+    ("outcome", "tail"), [("ok", "2 min"), ("timed_out", "2 min"), ("failed", "60 s")]
 )
 def test_time_left_counts_trials_that_ran_through(
-    printed: Printed, time: Time, outcome: Outcome, tail: str | None
+    printed: Printed, time: Time, outcome: str, tail: str
 ) -> None:
-    lines = Lines()
-    lines.planned(3, 0, ())
-    for number, (seconds, ended) in enumerate([(60, Outcome.OK), (180, outcome)], start=1):
-        lines.trial_started(number, 3, TRIAL)
+    told = Lines()
+    told.planned(3, 0, ())
+    for number, (seconds, ended) in enumerate([(60, "ok"), (180, outcome)], start=1):
+        told.trial_started(number, 3, TRIAL)
         time.now += seconds
-        failure = None if ended is Outcome.OK else Failure(reason="why", remedy="do this")
-        lines.trial_ended(number, 3, invented_trial(outcome=ended, failure=failure))
-    last = printed()[-1]
-    assert last.endswith(f", about {tail} left" if tail else "(trials/ddp-2-0)")
+        failure = None if ended == "ok" else Failure(reason="why", remedy="do this")
+        told.trial_ended(number, 3, invented_trial(outcome=Outcome(ended), failure=failure))
+    assert printed()[-1].endswith(f", about {tail} left")
 
 
 @pytest.mark.parametrize(
@@ -156,10 +137,6 @@ def test_title_tells_trials_apart() -> None:
         for precision in ("fp32", "bf16")
         for repeat in (1, 2)
     }
-    (hybrid,) = trials(
-        "matrix.strategy=[{name: fsdp-hybrid, shard_group: 2}]", "matrix.world_size=[4]"
-    )
-    assert title(hybrid) == "fsdp-hybrid (shard_group=2) on 4 ranks"
     nodes = trials("matrix.strategy=[ddp]", "matrix.world_size=[2]", "matrix.nodes=[1, 2]")
     assert {title(trial) for trial in nodes} == {"ddp on 2 ranks", "ddp on 2 ranks of 2 nodes"}
 
@@ -174,9 +151,9 @@ def test_figures_are_those_that_are_known(time: Time) -> None:
     late = Reading(steps=8, total_steps=9, loss=float("nan"), loss_steps=4)
     assert figures(late, watch)[1] == "loss nan at step 4", "that of a GPU's last epoch"
     assert figures(Reading(steps=9, total_steps=9), watch)[1] == "finishing"
-    watch.stepped(1, 9)
-    time.now += 1
-    watch.stepped(2, 9)
+    for seconds, steps in ((0, 1), (1, 2)):
+        time.now += seconds
+        watch.stepped(steps, 9)
     time.now += 60
     assert figures(Reading(steps=2, total_steps=9), watch)[1] == "no step for 60 s"
 
@@ -186,7 +163,6 @@ def test_quiet_says_what_went_wrong_alone(capsys: pytest.CaptureFixture[str]) ->
         assert isinstance(quiet, Quiet)
         quiet.planned(4, 0, ())
         quiet.note("something is damaged")
-        quiet.doing("verifying [1/1] ddp")
         for number, outcome in enumerate(Outcome, start=1):
             quiet.trial_started(number, 6, TRIAL)
             quiet.trial_stepped(Reading(steps=1, total_steps=9))
@@ -207,9 +183,30 @@ def test_listener_prints_lines_where_nothing_can_be_drawn(
     monkeypatch.setenv(name, value)
     if name == "TERM":
         terminal = SimpleNamespace(stdout=SimpleNamespace(isatty=lambda: 1))
-        monkeypatch.setattr(progress, "sys", terminal)
+        monkeypatch.setattr(display, "sys", terminal)
     with listener() as chosen:
         assert type(chosen) is Lines
+
+
+def test_a_notebook_draws_the_trial_in_its_cell(
+    monkeypatch: pytest.MonkeyPatch, printed: Printed
+) -> None:
+    """IPython's own display is enough: no widgets."""
+    cell: list[Any] = []
+    module = ModuleType("IPython.display")
+    handle = SimpleNamespace(update=cell.append)
+    module.__dict__["display"] = lambda _, display_id: handle if display_id else None
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    monkeypatch.setattr(display, "Console", partial(Console, force_jupyter=True))
+    with listener() as told:
+        told.trial_started(1, 1, TRIAL)
+        told.trial_stepped(Reading(steps=3, total_steps=9))
+        told.note("a note")
+    first, *_, last = cell
+    assert f"[1/1] {TITLE}" in first._repr_mimebundle_((), ())["text/plain"]
+    assert printed() == ["a note"]
+    assert str(last) == "", "the bar is gone in the end"
 
 
 def test_durations_and_sizes() -> None:

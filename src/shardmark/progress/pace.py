@@ -12,6 +12,9 @@ STILL_SECONDS = 10.0
 """With no step for so long, and for some steps' time, there is no rate to show."""
 STILL_STEPS = 3
 
+Reached = tuple[float, int]
+"""When the steps changed, and to how many."""
+
 
 class Pace:
     """Watches steps go by.  All times are of the monotonic clock."""
@@ -19,7 +22,7 @@ class Pace:
     def __init__(self) -> None:
         self._trials_left = 0
         self._ended_after: list[float] = []
-        self._begin(samples_per_step=0)
+        self.trial_started(samples_per_step=0)
 
     def planned(self, trials_left: int) -> None:
         """So many trials are to be run."""
@@ -27,19 +30,23 @@ class Pace:
 
     def trial_started(self, samples_per_step: int) -> None:
         self._trials_left = max(0, self._trials_left - 1)
-        self._begin(samples_per_step)
+        self._started_at = time.monotonic()
+        self._samples_per_step = samples_per_step
+        self._remaining = 0
+        self._recent: deque[Reached] = deque()
+        self._first: Reached = (0.0, 0)
 
     def stepped(self, steps: int, total_steps: int) -> None:
         """So many steps have been taken by now."""
         now = time.monotonic()
         self._remaining = total_steps - steps
-        if not self._moves:
+        if not self._recent:
             self._first = (now, steps)
-        elif steps <= self._moves[-1][1]:
+        elif steps <= self._recent[-1][1]:
             return
-        self._moves.append((now, steps))
-        while len(self._moves) > 2 and now - self._moves[1][0] >= RATE_SECONDS:
-            self._moves.popleft()
+        self._recent.append((now, steps))
+        while len(self._recent) > 2 and now - self._recent[1][0] >= RATE_SECONDS:
+            self._recent.popleft()
 
     def trial_ended(self, *, ran_through: bool) -> None:
         """`ran_through` unless it broke off: then its time tells nothing of the trials to come."""
@@ -54,52 +61,37 @@ class Pace:
     @property
     def samples_per_second(self) -> float | None:
         """All ranks' samples between the first and the last of the latest readings with a step."""
-        step_seconds = self._step_seconds()
-        if step_seconds is None or self.still_seconds > 0:
+        if len(self._recent) < 2 or self.still_seconds > 0:
             return None
-        return self._samples_per_step / step_seconds
+        return self._samples_per_step / self._step_seconds(self._recent[0])
 
     @property
     def still_seconds(self) -> float:
         """Time without a step, once it is longer than the steps before give reason to expect."""
-        step_seconds = self._step_seconds()
-        if step_seconds is None:
+        if len(self._recent) < 2:
             return 0.0
-        still = time.monotonic() - self._moves[-1][0]
-        return still if still > max(STILL_SECONDS, STILL_STEPS * step_seconds) else 0.0
+        still = time.monotonic() - self._recent[-1][0]
+        usual = STILL_STEPS * self._step_seconds(self._recent[0])
+        return still if still > max(STILL_SECONDS, usual) else 0.0
 
     def run_left_seconds(self, *, between_trials: bool = False) -> float | None:
         """The trial's own steps, and for each trial to come the mean of those that ran through.
 
         Before one has, the trial under way stands for all, and between trials nothing is known.
         """
-        own = 0.0 if between_trials else self._trial_left_seconds()
+        own = 0.0 if between_trials else None
+        if own is None and len(self._recent) > 1:  # at the mean pace, evaluations included
+            own = self._remaining * self._step_seconds(self._first)
         if self._ended_after:
             each = fmean(self._ended_after)
-            if own is None:
-                own = max(0.0, each - self.trial_seconds)
+            own = max(0.0, each - self.trial_seconds) if own is None else own
         elif own is None or between_trials:
             return None
         else:
             each = self.trial_seconds + own
         return own + self._trials_left * each
 
-    def _trial_left_seconds(self) -> float | None:
-        """The remaining steps at the mean pace since the first reading, evaluations included."""
-        if len(self._moves) < 2:
-            return None
-        (since, before), (until, after) = self._first, self._moves[-1]
-        return self._remaining * (until - since) / (after - before)
-
-    def _step_seconds(self) -> float | None:
-        if len(self._moves) < 2:
-            return None
-        (since, before), (until, after) = self._moves[0], self._moves[-1]
-        return (until - since) / (after - before)
-
-    def _begin(self, samples_per_step: int) -> None:
-        self._started_at = time.monotonic()
-        self._samples_per_step = samples_per_step
-        self._remaining = 0
-        self._moves: deque[tuple[float, int]] = deque()
-        self._first = (0.0, 0)
+    def _step_seconds(self, since: Reached) -> float:
+        """Mean time of a step since then; there are at least two readings."""
+        until, steps = self._recent[-1]
+        return (until - since[0]) / (steps - since[1])

@@ -1,20 +1,17 @@
-"""What a person sees while a run works: a live display on a terminal, plain lines elsewhere."""
+"""A run's progress in plain lines, and the words for it."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import typer
-
-from shardmark.cli.pace import Pace
 from shardmark.config.axes import NODES
-from shardmark.config.problems import show
+from shardmark.config.messages import show
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.launch.listener import Reading, Silent
+from shardmark.progress.pace import Pace
 from shardmark.report.table.table import clean
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.trials.trial import Trial
@@ -22,7 +19,6 @@ from shardmark.trials.trial import Trial
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from shardmark.launch.listener import ProgressListener
     from shardmark.trials.matrix import LeftOut
 
 LINE_EVERY_SECONDS = 30.0
@@ -75,7 +71,7 @@ class Lines:
             self._print(f"{self._title}: {', '.join(figures(reading, self._pace))}")
 
     def _print(self, text: str) -> None:
-        typer.echo(clean(text))
+        print(clean(text), flush=True)
 
 
 class Quiet(Silent):
@@ -86,7 +82,7 @@ class Quiet(Silent):
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
         if result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
-            typer.echo(f"error: {clean(f'{self._title}: {ending(result)}')}", err=True)
+            print(f"error: {clean(f'{self._title}: {ending(result)}')}", file=sys.stderr)
 
 
 def title(trial: Trial) -> str:
@@ -153,19 +149,3 @@ def memory(size_bytes: int) -> str:
     """`812 MiB` or `1.25 GiB`."""
     small = size_bytes < 2**30
     return f"{size_bytes / 2**20:.0f} MiB" if small else f"{size_bytes / 2**30:.2f} GiB"
-
-
-@contextmanager
-def listener(folder: Path | None = None, *, quiet: bool = False) -> Iterator[ProgressListener]:
-    """The listener that fits standard output; it tells the run's folder once that is there."""
-    if quiet:
-        yield Quiet()
-        return
-    # Not rich's own question: FORCE_COLOR would make a pipe a terminal, and fill it with codes.
-    if sys.stdout.isatty():
-        from shardmark.cli.screen import display
-
-        with display(folder) as lines:
-            yield lines
-    else:
-        yield Lines(folder)

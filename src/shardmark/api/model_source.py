@@ -1,0 +1,152 @@
+"""A model's class or function as a name that every rank can import.
+
+What a notebook or a script defines is written to a module of its own: ranks are other processes,
+and must not run the notebook or the script.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import hashlib
+import inspect
+import linecache
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from shardmark.core.errors import InputError
+from shardmark.results.files import write_whole
+
+LITERALS = (bool, int, float, complex, str, bytes, tuple, list, dict, set, type(None))
+Definition = type | FunctionType
+
+
+def by_name(value: object, folder: Path) -> Any:
+    """The same, with each class or function in it as its name, and each path as text."""
+    if isinstance(value, Mapping):
+        return {key: by_name(inner, folder) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [by_name(inner, folder) for inner in value]
+    if isinstance(value, Path):
+        return str(value)
+    return model_name(value, folder) if callable(value) else value
+
+
+def model_name(model: Callable[..., object], folder: Path) -> str:
+    """`module:NAME`; or `FILE.py:NAME` of a new file in the folder.
+
+    Raises `InputError` for what is no class or function, or cannot be written to a file.
+    """
+    if not isinstance(model, type | FunctionType):
+        what = f"found an object of {type(model).__name__}"
+        raise InputError("model", what, "allowed is the class or function that makes it")
+    if model.__qualname__ != model.__name__ or not model.__name__.isidentifier():
+        what = f"{model.__qualname__} is defined inside another, or has no name"
+        raise InputError("model", what, "define it with a name, at the top level")
+    if model.__module__ != "__main__":
+        return f"{model.__module__}:{model.__name__}"
+    text = module_text(model).encode()
+    path = folder / f"{model.__name__}_{hashlib.sha256(text).hexdigest()[:8]}.py"
+    if not path.exists():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+        except OSError as error:
+            reason = f"cannot be written: {error.strerror}"
+            raise InputError(str(path), reason, "name another folder as out") from None
+    return f"{path}:{model.__name__}"
+
+
+def module_text(model: Definition) -> str:
+    """The definition with all of the notebook's or script's that it uses, each before its user."""
+    parts: dict[str, str] = {}
+    _add(model.__name__, model, parts)
+    head = '"""Written by Shardmark: a model of a notebook or script."""'
+    return "\n\n".join([head, "from __future__ import annotations", *parts.values()]) + "\n"
+
+
+def _add(name: str, value: object, parts: dict[str, str]) -> None:
+    """Have the name bound in the module, after what it needs."""
+    if name in parts:
+        return
+    parts[name] = ""  # a function may use itself
+    text = _text(name, value, parts)
+    del parts[name]
+    parts[name] = text
+
+
+def _text(name: str, value: object, parts: dict[str, str]) -> str:
+    """Source that binds the name to the value."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+        if name != value.__name__:
+            _add(value.__name__, value, parts)
+            return f"{name} = {value.__name__}"
+        text = _source(value)
+        namespace = vars(sys.modules["__main__"])
+        for used in sorted(_global_names(text)):
+            if used in namespace and namespace[used] is not vars(builtins).get(used, parts):
+                _add(used, namespace[used], parts)
+        return text
+    if isinstance(value, LITERALS) and _is_literal(value):
+        return f"{name} = {value!r}"
+    own_name = getattr(value, "__name__", name)
+    for module_name, module in [*sys.modules.items()]:
+        here = getattr(module, "__dict__", {})
+        if module_name != "__main__" and here.get(own_name) is value:
+            return f"from {module_name} import {own_name} as {name}"
+    what = f"it uses {name!r}, an object of {type(value).__name__} that only exists here"
+    raise InputError("model", what, "make it inside the model, or move the model to a module")
+
+
+def _is_literal(value: object) -> bool:
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (ValueError, SyntaxError):
+        return False
+
+
+def _global_names(text: str) -> Iterator[str]:
+    """Names that the source takes from its module."""
+    tables = [symtable.symtable(text, "model", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        yield from (each.get_name() for each in table.get_symbols() if each.is_global())
+
+
+def _source(definition: Definition) -> str:
+    """The lines of the class or function, decorators included."""
+    members = vars(definition).values() if isinstance(definition, type) else [definition]
+    for member in members:
+        function = inspect.unwrap(getattr(member, "__func__", member))
+        code = getattr(function, "__code__", None)
+        if code is None:
+            continue
+        lines = linecache.getlines(code.co_filename)
+        for node in _definitions(lines, definition.__name__):
+            first, last = _first_line(node), node.end_lineno or 0
+            if first <= code.co_firstlineno <= last:
+                return textwrap.dedent("".join(lines[first - 1 : last]))
+    what = f"the source of {definition.__name__} is not to be found"
+    raise InputError("model", what, "write it into a file, and name it module:NAME")
+
+
+def _definitions(lines: list[str], name: str) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    """Classes and functions of that name in the source."""
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:  # a cell that awaits
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            yield node
+
+
+def _first_line(node: ast.ClassDef | ast.FunctionDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

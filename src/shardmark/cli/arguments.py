@@ -1,0 +1,55 @@
+"""Arguments that several verbs have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from shardmark.results.store import StoredRun
+
+ExperimentName = Annotated[
+    str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="ENGINE",
+        help="Who starts the ranks: local, torchrun, slurm, ray.  Its options are set by "
+        "--set engine.KEY=...",
+    ),
+]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="RUN", help="Folders that `run` has written; the latest by default."),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STRATEGY",
+        help="Strategy that speed-up and memory ratio refer to; `single` by default.",
+    ),
+]
+
+
+def with_engine(engine: str | None, overrides: Sequence[str] | None) -> list[str]:
+    """The overrides with the engine's name first, so that its options are known."""
+    named = [] if engine is None else [f"engine.name={engine}"]
+    return [*named, *(overrides or ())]
+
+
+def load_runs(runs: Sequence[Path] | None) -> list[StoredRun]:
+    """Each folder once; without any the latest run.  Raises `InputError` for what is no run."""
+    from shardmark.results.runs_folder import latest_run
+    from shardmark.results.store import load_run
+
+    folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
+    return [load_run(path) for path in folders.values()]

@@ -1,0 +1,49 @@
+"""What a comparison says on one screen: answers, table, why, and what to run next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.report.answers.answers import (
+    answer_grid,
+    answer_lines,
+    answers_json,
+    next_commands,
+)
+from shardmark.report.answers.why import why_lines
+from shardmark.report.table.comparison import BRIEF, comparison_json, comparison_table
+from shardmark.report.table.formats import Format, render_json, render_points, render_tables
+
+
+def overview(
+    comparison: Comparison,
+    form: Format = Format.TEXT,
+    columns: Sequence[str] | None = None,
+    width: int | None = 80,
+) -> str:
+    """The comparison in that format; ends with a line break.  CSV is the table alone.
+
+    A text table that is wider than `width` continues below; None is for a file.
+    """
+    if form is Format.JSON:
+        return overview_json(comparison)
+    table = comparison_table(comparison, columns or BRIEF)
+    shown = render_tables([table], form, width, headings=False)
+    if form is Format.CSV:
+        return shown
+    first, grid = answer_lines(comparison), answer_grid(comparison)
+    last = [*why_lines(comparison), *next_commands(comparison)]
+    parts = [
+        render_points(first, form, width) if first else "",
+        "" if grid is None else render_tables([grid], form, width),
+        shown,
+        render_points(last, form, width) if last else "",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def overview_json(comparison: Comparison, views: Mapping[str, object] | None = None) -> str:
+    """`answers`, `rows` and `warnings`, then the views by name."""
+    document = {"answers": answers_json(comparison), **comparison_json(comparison)}
+    return render_json(document | dict(views or {}))

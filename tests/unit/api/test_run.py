@@ -1,0 +1,186 @@
+"""Shardmark from Python: running, and a run's answers, tables and page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import shardmark
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import from_mapping, to_yaml
+from shardmark.core.metrics import TRIAL_METRICS
+from shardmark.launch import controller
+from shardmark.launch.listener import ProgressListener
+from shardmark.results.schema import Outcome
+from tests.golden.invented import invented_trial, write_run
+
+EXPERIMENT = {
+    "name": "from-python",
+    "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
+    "recipe": {"global_batch": 64, "steps": 10},
+    "matrix": {"strategy": ["single"], "world_size": [1]},
+}
+SINGLE, DDP = invented_trial("single", 1), invented_trial("ddp", 2)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in shardmark.__all__:
+        assert getattr(shardmark, name) is not None
+        assert name in dir(shardmark)
+    with pytest.raises(AttributeError, match="module 'shardmark' has no attribute 'nonsense'"):
+        _ = shardmark.nonsense
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> shardmark.Run:
+    trials = [invented_trial(s, n, r) for s, n in (("single", 1), ("ddp", 2)) for r in range(3)]
+    return shardmark.load(write_run(tmp_path / "<b>", trials))
+
+
+def test_load_reads_a_run(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [SINGLE, DDP])
+    (path / "trials" / "ddp-2-0" / "log.txt").unlink()
+    run = shardmark.load(str(path))
+    assert (run.path, run.name) == (path, "invented")
+    assert [trial.strategy for trial in run.trials] == ["single"]
+    assert [damaged.reason for damaged in run.damaged] == ["log.txt is missing"]
+    with pytest.raises(shardmark.InputError, match="measured were single"):
+        run.compare("ddp")
+
+
+def test_a_run_shows_itself(run: shardmark.Run) -> None:
+    """In one line, as the command prints it, and in a notebook, where nothing of it is markup."""
+    assert repr(run) == f"<Run {str(run.path)!r}: 6 ok>"
+    fastest = run.verdict.text
+    for text in (str(run), run._repr_html_()):
+        assert fastest in text
+        assert "samples/s" in text
+    assert "<b>" not in run._repr_html_()
+
+
+def test_answers_and_verdict(run: shardmark.Run) -> None:
+    assert (run.verdict.strategy, run.verdict.decided) == ("ddp", True)
+    assert "single" in run.verdict.text
+    questions = [answer.question for answer in run.answers()]
+    assert questions[-3:] == ["fastest", "memory", "equivalent"]
+    assert run.verdict in run.answers()
+
+
+def test_table_has_base_units_and_intervals(run: shardmark.Run) -> None:
+    table = run.table()
+    assert list(table["strategy"]) == ["ddp", "single"], "the fastest first"
+    rate, low = table["samples_per_second"], table["samples_per_second_low"]
+    assert rate[1] == pytest.approx(404.0)
+    assert (low < rate).all()
+    assert table["peak_memory_bytes"].min() > 1e8
+    chosen = run.table("step_seconds", "verdict", baseline="ddp")
+    assert list(chosen["verdict"]) == ["baseline", "slower"]
+    assert chosen["step_seconds"][0] == pytest.approx(64 / rate[0], rel=0.01)
+    with pytest.raises(shardmark.InputError, match="did you mean 'speedup'"):
+        run.table("speedupp")
+
+
+def test_report_is_written(run: shardmark.Run, tmp_path: Path) -> None:
+    assert run.report(images=False) == run.path / "report.html"
+    page = run.report(tmp_path / "page.html", baseline="ddp", images=False)
+    assert page.read_text().startswith("<!")
+
+
+def test_an_empty_run_has_no_answers(tmp_path: Path) -> None:
+    run = shardmark.load(write_run(tmp_path / "run", []))
+    assert (run.answers(), run.verdict.decided, run.verdict.strategy) == ([], False, None)
+    assert (len(run.table()), len(run.to_pandas())) == (0, 0)
+    assert {"id", "outcome", "step_seconds"} <= set(run.to_pandas().columns)
+    assert "no trials" in run._repr_html_()
+    assert str(run)
+
+
+def test_frame_has_one_row_a_trial(tmp_path: Path) -> None:
+    varied = {"recipe.precision": "bf16", "recipe.global_batch": 64}
+    trials = [
+        invented_trial(varied=varied, precision="bf16"),
+        invented_trial("fsdp", 4, outcome=Outcome.TIMED_OUT),
+    ]
+    frame = shardmark.load(write_run(tmp_path / "run", trials)).to_pandas()
+    what = frame[["strategy", "precision", "outcome", "world_size"]].to_dict("records")
+    assert [*what[0].values()] == ["ddp", "bf16", "ok", 2]
+    assert [*what[1].values()] == ["fsdp", "fp32", "timed_out", 4]
+    assert "recipe.precision" not in frame
+    assert frame["recipe.global_batch"][0] == 64
+    assert pd.isna(frame["recipe.global_batch"][1])
+    assert {str(frame[name].dtype) for name in TRIAL_METRICS} == {"float64"}
+    assert frame["samples_per_second"][0] == pytest.approx(800 / 1.1)
+    assert frame["mfu"].isna().all()
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experiment, Path]]:
+    """A controller that stores one trial, and what it was asked to run."""
+    calls: list[tuple[Experiment, Path]] = []
+
+    def fake(experiment: Experiment, out: Path, *, progress: ProgressListener, **_: Any) -> Path:
+        calls.append((experiment, out))
+        progress.doing("loading torch")
+        return write_run(out, [invented_trial()])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(controller, "run_experiment", fake)
+    return calls
+
+
+Asked = list[tuple[Experiment, Path]]
+
+
+def test_run_takes_a_mapping_a_file_or_an_experiment(
+    asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(to_yaml(from_mapping(EXPERIMENT)))
+    for given in (EXPERIMENT, from_mapping(EXPERIMENT), file, str(file)):
+        run = shardmark.run(given, name="changed", measure={"repeats": 2})
+        assert len(run.trials) == 1
+    assert {experiment.measure.repeats for experiment, _ in asked} == {2}
+    folders = [f"runs/changed{number}" for number in ("", "-2", "-3", "-4")]
+    assert [str(folder) for _, folder in asked] == folders
+    assert capsys.readouterr().out.count("loading torch") == 4, "nobody waits in silence"
+    shardmark.run(EXPERIMENT, out=tmp_path / "out", progress=False)
+    assert asked[-1][1] == tmp_path / "out"
+    assert capsys.readouterr().out == ""
+
+
+def test_keywords_change_keys_of_the_file(asked: Asked) -> None:
+    shardmark.run(
+        EXPERIMENT,
+        steps=7,
+        strategy=["single", {"name": "ddp", "bucket_mb": 1.0}],
+        world_size=2,
+        dataset="random",
+        recipe={"optimizer": {"lr": 0.5}},
+        matrix={"precision": ["bf16"]},
+        data_dir=Path("data"),
+    )
+    ((experiment, _),) = asked
+    assert (experiment.recipe.steps, experiment.recipe.optimizer.lr) == (7, 0.5)
+    assert experiment.matrix["recipe.precision"] == ["bf16"]
+    assert experiment.matrix["world_size"] == [2]
+    assert [str(entry)[:6] for entry in experiment.matrix["strategy"]] == ["single", "{'name"]
+    assert (experiment.workload.dataset, experiment.workload.data_dir) == ("random", "data")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "overrides", "message"),
+    [
+        ("nonsense", {}, "no such file, and no such preset"),
+        (EXPERIMENT, {"stepz": 7}, "no such key"),
+        (EXPERIMENT, {"model": lambda num_classes: num_classes}, "model: <lambda> is defined in"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(
+    asked: Asked, experiment: Any, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(shardmark.InputError, match=message):
+        shardmark.run(experiment, **overrides)
+    assert not asked

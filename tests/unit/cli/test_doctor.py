@@ -1,0 +1,204 @@
+"""`doctor` says what is missing and how to get it; with `--network` it measures links."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.cli import main
+from shardmark.cli.doctor import strategy_availability
+from shardmark.core.machine import Machine
+from shardmark.measure.network import probe as network_probe
+from shardmark.measure.system import machine_checks
+from shardmark.measure.system.gpus import CudaDevice, CudaDevices
+from shardmark.measure.system.machine_checks import (
+    State,
+    device_checks,
+    host_checks,
+    software_checks,
+)
+from shardmark.results.network import NetworkRecord, read_network
+from shardmark.strategies import STRATEGIES
+from tests.golden.test_golden import GOLDEN
+
+CPU = Machine(device_type="cpu", device_count=0, cores=2)
+ONE_GPU = Machine(device_type="cuda", device_count=1, cores=8, device_names=("NVIDIA H200",))
+NO_CUDA = CudaDevices(driver_version=None, cuda_version=None, devices=(), reason="NVML: none")
+H200 = CudaDevices(
+    driver_version="535.1",
+    cuda_version="12.2",
+    devices=(CudaDevice(uuid="GPU-0", name="NVIDIA H200", memory_bytes=1),),
+    reason=None,
+)
+STORED = NetworkRecord.model_validate_json((GOLDEN / "network.json").read_bytes())
+LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+Captured = pytest.CaptureFixture[str]
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    found = {name.replace("_", "-"): version for name, version in versions.items()}
+    monkeypatch.setattr(machine_checks, "package_version", found.get)
+
+
+def test_text_and_json_have_every_finding(capsys: Captured) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert [n for n in ("python", "torch", "shared memory", *STRATEGIES) if n not in text] == []
+    assert main(["doctor", "--format", "json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert set(findings) == {"machine", "checks", "strategies"}
+    assert [offer["strategy"] for offer in findings["strategies"]] == list(STRATEGIES)
+    for check in findings["checks"]:
+        assert (check["state"] == "ok") == (check["remedy"] is None)
+    for offer in findings["strategies"]:
+        assert offer["available"] == (offer["reason"] is None)
+
+
+@pytest.mark.parametrize(
+    ("versions", "exit_code", "remedy"),
+    [
+        ({"torchvision": "0.26.1", "deepspeed": "0.19"}, 1, 'pip install "torch>=2.11"'),
+        ({"torch": "2.11.0+cu130", "torchvision": "0.26.0"}, 0, 'pip install "deepspeed>=0.19"'),
+    ],
+)
+def test_what_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+    versions: dict[str, str],
+    exit_code: int,
+    remedy: str,
+) -> None:
+    """Without torch nothing can be measured, without DeepSpeed the rest runs."""
+    installed(monkeypatch, **versions)
+    assert main(["doctor"]) == exit_code
+    assert remedy in capsys.readouterr().out
+
+
+def test_old_torch_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, torch="2.9.1", torchvision="0.26.0", deepspeed="0.20rc1")
+    monkeypatch.setenv("PATH", "")
+    checks = {check.name: check for check in software_checks()}
+    assert checks["torch"].found == "2.9.1, older than 2.11"
+    missing = [name for name, check in checks.items() if check.state is State.MISSING]
+    assert {"torch", "C++ compiler", "ninja"} <= set(missing)
+    assert checks["torchvision"].state is checks["deepspeed"].state is State.OK
+    assert checks["timm"].state is State.NOTE
+    assert checks["ninja"].remedy == "pip install ninja"
+
+
+@pytest.mark.parametrize(
+    ("devices", "fact"), [(NO_CUDA, "NVML: none"), (H200, "CUDA_VISIBLE_DEVICES")]
+)
+def test_no_or_hidden_devices(devices: CudaDevices, fact: str) -> None:
+    (check,) = device_checks(CPU, devices)
+    assert check.state is State.NOTE
+    assert fact in f"{check.found} {check.remedy}"
+
+
+def test_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, nvidia_cuda_runtime="13.2.86")
+    _, driver = device_checks(ONE_GPU, H200)
+    assert driver.state is State.MISSING
+    assert "torch was built for CUDA 13.2.86" in driver.found
+    installed(monkeypatch, nvidia_cuda_runtime_cu12="12.8.90")  # minor versions are compatible
+    devices, driver = device_checks(ONE_GPU, H200)
+    assert devices.state is driver.state is State.OK
+
+
+def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_checks, "shared_memory_bytes", lambda: 64 * 2**20)
+    check = {check.name: check for check in host_checks(CPU)}["shared memory"]
+    assert check.state is State.NOTE
+    assert "--shm-size" in (check.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("here", "strategy", "ranks", "available"),
+    [
+        (ONE_GPU, "single", 1, True),
+        (ONE_GPU, "ddp", 2, False),
+        (CPU, "ddp", 2, True),
+        (CPU, "dp", 2, False),
+        (CPU, "fsdp-hybrid", 4, True),
+    ],
+)
+def test_strategies(here: Machine, strategy: str, ranks: int, available: bool) -> None:
+    offer = {offer.strategy: offer for offer in strategy_availability(here)}[strategy]
+    assert (offer.ranks, offer.available) == (ranks, available)
+    assert available or offer.remedy
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the probe was asked for; it answers with the stored record, its fits taken off."""
+    calls: list[dict[str, Any]] = []
+    for name in LAUNCHER:
+        monkeypatch.delenv(name, raising=False)
+
+    def probe(ranks: int, **options: Any) -> NetworkRecord:
+        calls.append({"ranks": ranks, **options})
+        bare = tuple(each.model_copy(update={"fit": None}) for each in STORED.operations)
+        return STORED.model_copy(update={"operations": bare})
+
+    monkeypatch.setattr(network_probe, "probe_network", probe)
+    return calls
+
+
+def test_links_are_fitted_printed_and_stored_with_a_run(
+    asked: list[dict[str, Any]], tmp_path: Path, capsys: Captured
+) -> None:
+    assert main(["doctor", "--network"]) == 0
+    assert asked == [{"ranks": 2, "device": "auto", "seconds": network_probe.DEFAULT_SECONDS}]
+    text = capsys.readouterr().out
+    assert "Links between 2 ranks, gloo" in text
+    assert "No fit of reduce_scatter (between hosts): fewer than 3 sizes were measured." in text
+    line = next(line for line in text.splitlines() if line.startswith("point to point"))
+    assert "100.00 (" in line
+    (tmp_path / "trials").mkdir()
+    assert main(["doctor", "--network", "--format", "json", "--run", str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["operations"][0]["fit"]["bytes_per_second"]["value"] == pytest.approx(1.2e8)
+    stored = read_network(tmp_path)
+    assert stored is not None
+    assert stored.model_dump(mode="json") == printed
+
+
+def test_as_many_ranks_as_an_experiment_has(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
+    """Three workers and two servers."""
+    path = tmp_path / "experiment.yaml"
+    path.write_text(
+        "name: x\nworkload: {name: classification, model: resnet18, dataset: digits}\n"
+        "recipe: {global_batch: 12, steps: 1}\n"
+        "matrix: {strategy: [ddp, {name: ps-sync, servers: 2}], world_size: [2, 3]}\n"
+    )
+    assert main(["doctor", "--network", "--for", str(path)]) == 0
+    assert asked[0]["ranks"] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--network --device tpu", "--device: found 'tpu'; allowed are auto, cuda, cpu"),
+        ("--network --seconds 0", "--seconds: found 0"),
+        ("--network --run nowhere", "--run nowhere: is no run's folder"),
+        ("--network --ranks 2 --for quickstart", "--ranks, --for: both are given"),
+        ("--network --ranks 0", "--ranks: found 0; allowed are 2 to 256"),
+        ("--network --ranks 257", "--ranks: found 257; allowed are 2 to 256"),
+        ("--ranks 3", "--ranks: found without --network; add --network"),
+        ("--device cpu --for quickstart", "--for, --device: found without --network"),
+        ("--run nowhere --seconds 1", "--run, --seconds: found without --network"),
+    ],
+)
+def test_wrong_options(options: str, message: str, capsys: Captured) -> None:
+    assert main(["doctor", *options.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_under_torchrun_it_says_how_many(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    for name in LAUNCHER:
+        monkeypatch.setenv(name, "1")
+    assert main(["doctor", "--network", "--ranks", "2"]) == 2
+    assert "found under torchrun" in capsys.readouterr().err
