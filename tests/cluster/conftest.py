@@ -18,6 +18,15 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _secret_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nodes that are given the same command find the same one, as in a shared home folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("home")))
+        patch.delenv("SHARDMARK_SECRET", raising=False)
+        yield
+
+
 @pytest.fixture
 def nodes() -> Iterator[Bench]:
     """Two of them, which share no network but one link."""

@@ -28,6 +28,7 @@ from tests.cluster.one_machine import (
     given,
     wait_for,
 )
+from tests.listening import listening
 
 if TYPE_CHECKING:
     from benchmarks.cluster.bench import Bench
@@ -132,6 +133,10 @@ def test_dead_controller_ends_the_nodes(nodes: Bench, tmp_path: Path) -> None:
     out = tmp_path / "run"
     started = started_from(0, nodes, tmp_path)
     wait_for(lambda: min(steps(out, 0), steps(out, 1)) > 3, 300)
+    for node in nodes.nodes:
+        here = {str(address) for address in listening(namespaces.processes(node.namespace))}
+        assert node.address in here
+        assert here <= {node.address, "127.0.0.1"}
     nodes.kill(0)
     wait_for(lambda: not namespaces.processes(nodes.nodes[1].namespace), 15)
     started.wait(timeout=10)

@@ -14,7 +14,7 @@ from shardmark.launch.engine import RemoteCommand
 from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.slurm import engine as slurm
 from shardmark.launch.slurm.engine import OTHER_TASKS, Steps
-from tests.unit.launch.nodes import KEY
+from tests.unit.launch.nodes import KEY, listening
 from tests.unit.launch.test_slurm import command, do, inside
 
 __all__ = ["command", "inside"]  # fixtures
@@ -63,9 +63,8 @@ def test_shell_of_salloc_goes_to_the_first_node(
 
 @pytest.fixture
 def registry() -> Iterator[NodeRegistry]:
-    made = NodeRegistry(("127.0.0.1", 0), wanted=1, key=KEY, patience_seconds=5)
-    yield made
-    made.close()
+    with listening(1, 5) as made:
+        yield made
 
 
 @pytest.mark.usefixtures("inside")
@@ -84,6 +83,8 @@ def test_step_that_cannot_start_says_why(
     left = (tmp_path / "env").read_text()
     assert not any(f"{name}=" in left for name in OTHER_TASKS), "tasks would get parts of the node"
     assert "SLURM_JOB_ID=7" in left
+    assert f"SHARDMARK_SECRET={steps.secret}" in left
+    assert steps.secret not in (tmp_path / "words").read_text(), "everybody can read those"
 
 
 @pytest.mark.usefixtures("inside")

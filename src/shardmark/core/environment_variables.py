@@ -15,3 +15,15 @@ LAUNCHED_VARIABLE = "SHARDMARK_LAUNCHED_AT"
 
 RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """Set by the launcher, the same on every node."""
+
+STORE_VARIABLE = "SHARDMARK_STORE"
+"""Tells ranks the store at which they meet: `file PATH`, or `tcp HOST PORT PREFIX`."""
+
+RENDEZVOUS_VARIABLE = "SHARDMARK_RENDEZVOUS"
+"""Tells a node's launcher where those of all nodes meet, as JSON; unset with one node."""
+
+SECRET_VARIABLE = "SHARDMARK_SECRET"
+"""What all nodes of a run know, and nobody else."""
+
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""For the ranks of one machine, which nobody outside is to reach; the user's settings yield."""

@@ -1,4 +1,4 @@
-"""The table of engines: how each is made.  Imports no torch."""
+"""The table of engines, and what is asked of an experiment's.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from shardmark.trials.matrix import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EngineKind:
     """One engine; its options come first in each call."""
 
-    summary: str
     build: Callable[[Any, EngineRequest], Engine]
     """Starts nothing yet."""
     submission: Callable[[Any, EngineRequest, Sequence[str]], list[str]]
@@ -32,45 +31,27 @@ class EngineKind:
     submitted and followed to its end, a node that serves.  None where this process is to do it."""
 
 
-def _beyond_this_machine(nodes: int) -> list[str]:
+def _beyond_this_machine(_: Any, request: EngineRequest, __: Sequence[str]) -> list[str]:
     """Which trials the engine `local` cannot run."""
-    if nodes == 1:
+    if request.nodes == 1:
         return []
-    most = "2 nodes" if nodes == 2 else f"2 to {nodes} nodes"
+    most = "2 nodes" if request.nodes == 2 else f"2 to {request.nodes} nodes"
     others = "--engine torchrun, slurm or ray runs them"
     return [f"trials on {most} are recorded as unavailable here; {others}"]
 
 
 ENGINES = {
-    "local": EngineKind(
-        summary="processes of this machine",
-        build=lambda *_: LocalEngine(),
-        submission=lambda _, request, __: _beyond_this_machine(request.nodes),
-    ),
-    "torchrun": EngineKind(
-        summary="hosts without a scheduler: the same command on each, or one over a list of them",
-        build=torchrun.build,
-        submission=torchrun.submission,
-        delegate=torchrun.delegate,
-    ),
-    "ray": EngineKind(
-        summary="a Ray cluster: a placement group for the run, an actor for each node",
-        build=ray.build,
-        submission=ray.submission,
-    ),
-    "slurm": EngineKind(
-        summary="one job for the run, a step of it for each trial",
-        build=slurm.build,
-        submission=slurm.submission,
-        delegate=slurm.delegate,
-    ),
+    "local": EngineKind(lambda *_: LocalEngine(), _beyond_this_machine),
+    "torchrun": EngineKind(torchrun.build, torchrun.submission, torchrun.delegate),
+    "ray": EngineKind(ray.build, ray.submission),
+    "slurm": EngineKind(slurm.build, slurm.submission, slurm.delegate),
 }
 
 
 def build_engine(experiment: Experiment, plan: Plan, tell: Tell) -> Engine:
     """The experiment's engine; nothing is started yet."""
-    kind = ENGINES[experiment.engine.name]
-    return kind.build(experiment.engine, request_of(experiment, plan, tell))
+    request = request_of(experiment, plan, tell)
+    return ENGINES[experiment.engine.name].build(experiment.engine, request)
 
 
 def delegate(experiment: Experiment, plan: Plan, command: RemoteCommand, tell: Tell) -> int | None:
@@ -78,15 +59,14 @@ def delegate(experiment: Experiment, plan: Plan, command: RemoteCommand, tell: T
 
     Raises `JobEndedError` where a job was ended from outside.
     """
-    kind = ENGINES[experiment.engine.name]
-    return kind.delegate(experiment.engine, request_of(experiment, plan, tell), command)
+    request = request_of(experiment, plan, tell)
+    return ENGINES[experiment.engine.name].delegate(experiment.engine, request, command)
 
 
 def submission(experiment: Experiment, plan: Plan, command: Sequence[str]) -> list[str]:
     """What the engine would submit or start, for `--dry-run`."""
-    kind = ENGINES[experiment.engine.name]
     request = request_of(experiment, plan, lambda _: None)
-    return kind.submission(experiment.engine, request, command)
+    return ENGINES[experiment.engine.name].submission(experiment.engine, request, command)
 
 
 def request_of(experiment: Experiment, plan: Plan, tell: Tell) -> EngineRequest:

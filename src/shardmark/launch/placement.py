@@ -1,12 +1,11 @@
-"""Which rank of a trial runs on which node, and whether the nodes can run it.  No torch."""
+"""Where the nodes of a trial meet, and whether they can run it.  No torch."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from shardmark.config.engines import LOOPBACK
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.trials.trial import Trial
 
@@ -15,32 +14,17 @@ if TYPE_CHECKING:
     from shardmark.launch.engine import Engine
 
 
-RENDEZVOUS_FILE = "rendezvous.json"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendezvous:
-    """Where the launchers of a trial's nodes meet, and which of the nodes this one is."""
+class MeetingPoint:
+    """Node 0's store, as one node of a trial sees it; by default this machine is alone."""
 
     node: int = 0
-    endpoint: str = "localhost:0"
-    """HOST:PORT, on node 0."""
-    address: str = "localhost"
-    """Where others reach this node."""
-
-    def write(self, directory: Path) -> None:
-        (directory / RENDEZVOUS_FILE).write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, directory: Path) -> Rendezvous:
-        """What was written for the trial; by default this machine alone."""
-        file = directory / RENDEZVOUS_FILE
-        return cls(**json.loads(file.read_text())) if file.exists() else cls()
-
-
-def ranks_by_node(trial: Trial) -> tuple[tuple[int, ...], ...]:
-    """The ranks of each node, in order of local rank."""
-    return trial.layout.ranks_by_node
+    """This one's number."""
+    host: str = LOOPBACK
+    """Node 0's own address."""
+    port: int = 0
+    address: str = LOOPBACK
+    """This node's own."""
 
 
 def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:

@@ -18,7 +18,7 @@ from shardmark.core.wire import ModelSize, WireBytes
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide, on_node
-from shardmark.launch.placement import check_trial, ranks_by_node
+from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import (
     RankSampler,
     clear,
@@ -202,7 +202,7 @@ def _located(
 ) -> Failure:
     """The failure with its rank's node, where there are several, and the restarts before it."""
     if failure.rank is not None and trial.nodes > 1:
-        nodes = enumerate(ranks_by_node(trial))
+        nodes = enumerate(trial.layout.ranks_by_node)
         node = next(number for number, here in nodes if failure.rank in here)
         host = next((record.host for record in ranks if record.rank == failure.rank), None)
         failure = on_node(failure, node, host)

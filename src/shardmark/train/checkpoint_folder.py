@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
@@ -19,6 +22,8 @@ DEFAULT = "checkpoints"
 """In the trial's folder, which is cleared when the trial has ended."""
 ABSENT_FILE = "absent"
 """The rank died while the others trained on: its last checkpoint may be older than theirs."""
+_MADE = re.compile(r"(?:rank|node)-\d+|shardmark-.+-[0-9a-f]{12}")
+"""Folders that nobody but us has to do with."""
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -46,9 +51,18 @@ def folder_on_node(trial: Trial, run_directory: str, node: int, *, here: bool) -
 
 
 def check_writable(folder: Path) -> None:
-    """Raise `InputError` unless files can be made there; makes the folder."""
+    """Make the folder; raise `InputError` unless files can be made there, and by nobody else.
+
+    Its name can be foreseen, and folders for temporary files are everybody's.
+    """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        for missing in (*reversed(folder.parents), folder):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        for made in takewhile(lambda path: _MADE.fullmatch(path.name), (folder, *folder.parents)):
+            status = made.lstat()
+            private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+            if not private or not stat.S_ISDIR(status.st_mode):
+                raise not_writable(folder, OSError(f"{made} is another user's, or open to others"))
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

@@ -11,8 +11,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed import (  # type: ignore[attr-defined]  # torch exports them lazily
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
-from shardmark.core.environment_variables import NODE_VARIABLE
+from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.core.errors import ShardmarkError, error_kind
 from shardmark.core.run_files import JOINED_FILE
 from shardmark.measure.memory.tensors import CudaPeak
@@ -66,7 +72,7 @@ def message_of(error: Exception) -> str:
 
 
 def join_group(trial: Trial) -> RankContext:
-    """Set threads and device, and join the process group, from torchrun's environment."""
+    """Set threads and device, and join the process group, from the launcher's environment."""
     rank, world_size, local_rank = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     )
@@ -87,7 +93,12 @@ def join_group(trial: Trial) -> RankContext:
     patience = timedelta(seconds=trial.limits.trial_seconds + 60)
     backend = strategy.backend(trial.device_type)
     dist.init_process_group(
-        backend, timeout=patience, device_id=device if backend == "nccl" else None
+        backend,
+        store=store_of_ranks(world_size, patience),
+        rank=rank,
+        world_size=world_size,
+        timeout=patience,
+        device_id=device if backend == "nccl" else None,
     )
     return RankContext(
         rank=rank,
@@ -100,6 +111,20 @@ def join_group(trial: Trial) -> RankContext:
         node=int(os.environ.get(NODE_VARIABLE, "0")),
         nodes=trial.nodes,
     )
+
+
+def store_of_ranks(world_size: int, patience: timedelta) -> Store:
+    """Where all ranks of this attempt meet, as their launcher says: in a file that they inherit,
+    or at the launcher's own store on node 0."""
+    kind, place, *rest = os.environ[STORE_VARIABLE].split()
+    if kind == "file":
+        store: Store = FileStore(place, world_size)
+    else:
+        port, prefix = rest
+        server = TCPStore(place, int(port), is_master=False, wait_for_workers=False)
+        store = PrefixStore(prefix, server)
+    store.set_timeout(patience)
+    return store
 
 
 def note_joined(directory: Path, context: RankContext) -> None:

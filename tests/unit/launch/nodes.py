@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from io import BytesIO
 from typing import Any
 
 from shardmark.config.engines import NodeOptions
@@ -14,6 +16,7 @@ from shardmark.launch.nodes.protocol import Channel, ChannelEndedError, Message,
 from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.trials.trial import Trial
 
+SECRET = "known to the nodes alone"
 KEY = {"recipe": "r", **own_versions()}
 MACHINE: Message = {"device_type": "cpu", "device_count": 0, "cores": 2, "device_names": []}
 ENDED: Message = {"ended": 0, "failures": [], "oom_kills": 0, "restarts": []}
@@ -38,6 +41,31 @@ def node_options(**given: Any) -> NodeOptions:
     return NodeOptions.model_validate({"join_seconds": 5, "node_seconds": 2} | given)
 
 
+@contextmanager
+def listening(wanted: int, patience_seconds: float = 10) -> Iterator[NodeRegistry]:
+    registry = NodeRegistry(
+        ("127.0.0.1", 0),
+        wanted=wanted,
+        secret=SECRET,
+        key=KEY,
+        patience_seconds=patience_seconds,
+    )
+    with closing(registry):
+        yield registry
+
+
+def connected(registry: NodeRegistry) -> Channel:
+    """One that has proved that it knows the secret, and said nothing yet."""
+    channel = Channel(socket.create_connection(("127.0.0.1", registry.port)))
+    channel.prove(SECRET, controls=False)
+    return channel
+
+
+def hello(number: int | None = 1, **changes: Any) -> Message:
+    said = {"number": number, "host": f"host-{number}", "address": "127.0.0.1"}
+    return {**said, "with_files": False, "key": KEY} | changes
+
+
 class FakeNode:
     """Answers what it is asked with what `answers` holds, by request."""
 
@@ -50,10 +78,8 @@ class FakeNode:
         with_files: bool = False,
         **key: str,
     ) -> None:
-        connection = socket.create_connection(("127.0.0.1", registry.port))
-        self.channel = Channel(connection, patience_seconds=30)
-        hello = {"number": number, "host": f"host-{number}", "address": "127.0.0.1"}
-        self.channel.send({**hello, "with_files": with_files, "key": KEY | key})
+        self.channel = connected(registry)
+        self.channel.send(hello(number, with_files=with_files, key=KEY | key))
         self.greeting, _ = self.channel.receive()
         self.heard: list[Message] = []
         self.files: dict[str, bytes] = {}
@@ -66,8 +92,8 @@ class FakeNode:
         }
         self.before_end: Callable[[Channel], None] = lambda _: None
         self._thread = threading.Thread(target=self._serve, daemon=True)
-        self.channel.send({"beat": time.time() + ahead_seconds})
         if "welcome" in self.greeting:
+            self.channel.send({"beat": time.time() + ahead_seconds})
             self.channel.keep_alive(30)
             self._thread.start()
 
@@ -75,6 +101,9 @@ class FakeNode:
         self.channel.close()
         if self._thread.ident is not None:
             self._thread.join()
+
+    def send_file(self, content: bytes, name: str) -> None:
+        self.channel.send_file(BytesIO(content), name)
 
     @property
     def asked(self) -> list[str]:

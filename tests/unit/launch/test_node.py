@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import fcntl
 import json
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from shardmark.core.errors import ShardmarkError
+from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
-from shardmark.launch.nodes import node
-from shardmark.launch.nodes.node import (
+from shardmark.launch.nodes import addresses, node
+from shardmark.launch.nodes.addresses import (
     INTERFACE_VARIABLES,
+    interface_of,
+    interface_variables,
+    listening_address,
+)
+from shardmark.launch.nodes.node import (
     LOCK_FILE,
     SCRATCH_PREFIX,
     Mirror,
     Node,
-    interface_of,
-    interface_variables,
     join,
     remove_abandoned,
     scratch_folder,
 )
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
-from tests.unit.launch.nodes import KEY, FakeNode, node_options, until
+from tests.unit.launch.nodes import KEY, SECRET, FakeNode, listening, node_options, until
 
 
 class FakeForkServer:
@@ -42,7 +47,7 @@ class FakeForkServer:
     def begin(self, directory: Path, task: str, variables: dict[str, str]) -> None:
         assert (task, variables) == ("judge", {})
         cells = [Path(cell) for cell in json.loads((directory / "cells.json").read_text())]
-        told = [(cell / "rank-0.pt").read_text() for cell in cells]
+        told = [(cell / "rank-0.capture.npz").read_text() for cell in cells]
         (directory / "verdicts.json").write_text(json.dumps(told))
 
     def ended(self, _: float) -> int:
@@ -53,7 +58,7 @@ class FakeForkServer:
 
 @pytest.fixture
 def registry() -> Iterator[NodeRegistry]:
-    with closing(NodeRegistry(("127.0.0.1", 0), wanted=2, key=KEY, patience_seconds=10)) as made:
+    with listening(2) as made:
         yield made
 
 
@@ -69,7 +74,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def joined(registry: NodeRegistry, number: int, **key: str) -> Node:
     options = node_options()
     invitation = Invitation.to("127.0.0.1", registry.port, options, KEY | key, number=number)
-    made = join(invitation)
+    made = join(invitation, SECRET)
     until(lambda: registry.nodes)
     return made
 
@@ -81,7 +86,7 @@ def test_small_files_follow_when_they_change(
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
-    registry.keep_files_in(ours)
+    registry.keep_files_in(ours, ((), (1,)))
     sender = FakeNode(registry, 1)
     mirror = Mirror(sender.channel, theirs)
     for name in ("rank-1.json", "rank-1.progress", "rank-1.steps.jsonl", "trial.json"):
@@ -109,7 +114,7 @@ def test_node_answers_and_judges_until_the_run_is_over(
     assert "port" in registry.ask([0], {"do": "port", "address": "127.0.0.1"})[0]
     for number, content in ((0, "first"), (10, "last"), (2, "second")):
         (tmp_path / "evidence").write_text(content)
-        registry.send_file(0, tmp_path / "evidence", f"{number}/rank-0.pt")
+        registry.send_file(0, tmp_path / "evidence", f"{number}/rank-0.capture.npz")
     folder = tmp_path / "judge"
     folder.mkdir()
     registry.keep_files_in(folder)
@@ -158,3 +163,41 @@ def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.Monk
     assert interface_variables("ib0", "127.0.0.1") == dict.fromkeys(INTERFACE_VARIABLES, "ib0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "mine")
     assert interface_variables(None, "127.0.0.1") == {"NCCL_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.parametrize(
+    ("host", "nodes", "interface", "address"),
+    [
+        ("node0", 1, None, "127.0.0.1"),
+        ("localhost", 2, None, "127.0.0.1"),
+        ("192.0.2.7", 2, None, "192.0.2.7"),
+        ("node0", 2, "eth0", "192.0.2.1"),
+        ("node0", 2, "eth9", None),
+        ("node0", 2, None, None),
+    ],
+)
+def test_nodes_are_awaited_at_one_address(
+    host: str,
+    nodes: int,
+    interface: str | None,
+    address: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Never at all of the machine's, also where its own name leads to its loopback."""
+    there = {"lo": "127.0.0.1", "eth0": "192.0.2.1", "eth1": "198.51.100.1"}
+    interfaces = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=known)]
+        for name, known in there.items()
+    }
+    names = {"node0": "127.0.1.1", "localhost": "127.0.0.1"}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr(addresses, "resolved", lambda host, _: names.get(host, host))
+
+    def found() -> str:
+        return listening_address(host, nodes=nodes, interface=interface, option="engine.host")
+
+    if address is not None:
+        assert found() == address
+    else:
+        with pytest.raises(InputError, match=r"engine\.host: node0 leads to 127\.0\.1\.1 here"):
+            found()

@@ -20,7 +20,7 @@ from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
 from shardmark.results.schema import RestartRecord
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import trial_of
-from tests.unit.launch.nodes import MACHINE, PORT, FakeNode, node_options, request, until
+from tests.unit.launch.nodes import MACHINE, PORT, SECRET, FakeNode, node_options, request, until
 
 
 class FakeStarter:
@@ -33,8 +33,10 @@ class FakeStarter:
         self.ending = False
         self.anew_for_each_trial = False
         self.with_files = True
+        self.secret = SECRET
 
-    def address(self) -> tuple[str, int]:
+    def address(self, nodes: int) -> tuple[str, int]:
+        assert nodes
         return ("127.0.0.1", 0)
 
     def start(self, registry: NodeRegistry, title: str) -> None:
@@ -157,7 +159,7 @@ def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
     assert (first["task"], first["directory"]) == ("measure", str(tmp_path.resolve()))
     places = [first["rendezvous"], second["rendezvous"]]
     assert places == [
-        {"node": n, "endpoint": f"127.0.0.1:{PORT}", "address": "127.0.0.1"} for n in (0, 1)
+        {"node": n, "host": "127.0.0.1", "port": PORT, "address": "127.0.0.1"} for n in (0, 1)
     ]
     two_node_trial(tmp_path, nodes=1)
     world.run(tmp_path)
@@ -173,12 +175,12 @@ def test_judge_is_node_0s_and_has_the_evidence(
     cells = [tmp_path / name for name in ("a", "b")]
     for cell in cells:
         cell.mkdir()
-        (cell / "rank-0.pt").write_text(cell.name)
+        (cell / "rank-0.capture.npz").write_text(cell.name)
     (tmp_path / "cells.json").write_text(json.dumps([str(cell) for cell in cells]))
     world.run(tmp_path, task="judge")
     assert [node.asked for node in world.nodes] == [["run"], [], []]
     assert world.nodes[0].heard[-1]["trial"] is None
-    sent = {} if with_files else {"0/rank-0.pt": b"a", "1/rank-0.pt": b"b"}
+    sent = {} if with_files else {"0/rank-0.capture.npz": b"a", "1/rank-0.capture.npz": b"b"}
     assert world.nodes[0].files == sent
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.launch.placement import Rendezvous, check_trial, most_devices, ranks_by_node
+from shardmark.launch.placement import check_trial, most_devices
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.strategies.fsdp import HybridFSDP
 from shardmark.trials.trial import Trial
@@ -39,7 +37,7 @@ def test_neighbours_sit_together_and_servers_in_turn(
 ) -> None:
     """And devices are counted on the fullest node."""
     trial = trial_of(strategy, 4, 2)
-    assert ranks_by_node(trial) == expected
+    assert trial.layout.ranks_by_node == expected
     assert most_devices(trial) == devices
 
 
@@ -107,10 +105,3 @@ def test_what_the_machines_lack_is_said(
         return
     with pytest.raises(StrategyUnavailable, match=lack):
         check_trial(trial, machine, engine)
-
-
-def test_rendezvous_is_kept_beside_the_trial(tmp_path: Path) -> None:
-    assert Rendezvous.read(tmp_path) == Rendezvous()
-    written = Rendezvous(node=1, endpoint="a:1", address="b")
-    written.write(tmp_path)
-    assert Rendezvous.read(tmp_path) == written

@@ -19,7 +19,7 @@ from shardmark.launch.nodes.protocol import key_difference
 from shardmark.launch.nodes.torchrun import HostCommands, own_rank
 from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import experiment
-from tests.unit.launch.nodes import request
+from tests.unit.launch.nodes import SECRET, request
 
 TWO = ("placement.nodes=2", "matrix.strategy=[ddp]")
 COMMAND = RemoteCommand(verb="run", experiment="", options=(), folder=Path("run"))
@@ -31,6 +31,11 @@ REQUESTS = [
 
 def options(**given: object) -> TorchrunOptions:
     return TorchrunOptions.model_validate(given)
+
+
+@pytest.fixture(autouse=True)
+def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDMARK_SECRET", SECRET)
 
 
 def delegate(**given: object) -> int | None:
@@ -123,11 +128,11 @@ def test_remote_command_as_one_word_or_as_words(
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", "/some path")
-    by_ssh = HostCommands(options(hosts=["a", "b"]), {"recipe": "e"}).remote(1, 7)
+    by_ssh = HostCommands(options(hosts=["a", "b"]), {"recipe": "e"}, "").remote(1, 7)
     assert by_ssh[:-1] == ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "b"]
     words = shlex.split(by_ssh[-1])
     netns = options(hosts=["a", "b"], remote="ip netns exec {host} {command}")
-    by_netns = HostCommands(netns, {"recipe": "e"}).remote(1, 7)
+    by_netns = HostCommands(netns, {"recipe": "e"}, "").remote(1, 7)
     assert by_netns == ["ip", "netns", "exec", "b", *words]
     assert words[:2] == ["sh", "-c"]
     *start, invitation = shlex.split(words[2])

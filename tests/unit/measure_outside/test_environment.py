@@ -39,10 +39,12 @@ def test_is_json(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_stored() -> None:
-    stored = {"NCCL_DEBUG": "INFO", "CUDA_PATH": "/cuda", "TORCH_PROXY": "http://***@proxy:80"}
+    stored = {"NCCL_DEBUG": "INFO", "CUDA_PATH": "/cuda", "TORCH_LOGS": "http://***@proxy:80"}
+    masked = {"TORCH_PROXY": "***", "DS_ANYTHING": "***"}
     secret = {"TORCH_API_TOKEN": "x", "DS_PAT": "x", "DS_PAT_2": "x", "HOME": "/root"}
-    given = stored | secret | {"TORCH_PROXY": "http://ann:p@ss@proxy:80"}
-    assert relevant_variables(given) == stored
+    login = "http://ann:p@ss@proxy:80"
+    given = stored | secret | dict.fromkeys(("TORCH_LOGS", *masked), login)
+    assert relevant_variables(given) == stored | masked
 
 
 def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

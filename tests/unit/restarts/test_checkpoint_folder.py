@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from shardmark.core.errors import InputError
 from shardmark.strategies import build_strategy
-from shardmark.train.checkpoint_folder import check_given, folder_on_node, remove
+from shardmark.train.checkpoint_folder import (
+    check_given,
+    check_writable,
+    folder_on_node,
+    rank_folder,
+    remove,
+)
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import trial_of
 
@@ -71,3 +79,35 @@ def test_a_folder_that_cannot_be_made_is_named_by_its_key(tmp_path: Path) -> Non
     check_given([trial(checkpoint_dir=bad), trial(max_restarts=1)])  # nothing is written
     with pytest.raises(InputError, match=r"limits\.checkpoint_dir: .*below on .*Not a directory"):
         check_given([trial(max_restarts=1, checkpoint_dir=bad)])
+
+
+@pytest.mark.parametrize("planted", ["a link", "open to others", "another user's"])
+def test_a_folder_that_others_have_prepared_is_refused(tmp_path: Path, planted: str) -> None:
+    """Its name can be foreseen, and the folder for temporary files is everybody's."""
+    shared = trial(max_restarts=1, checkpoint_dir=str(tmp_path))
+    folder = folder_on_node(shared, "/runs/a", 1, here=False)
+    assert folder is not None
+    if planted == "a link":
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        folder.parent.symlink_to(elsewhere)
+    else:
+        folder.parent.mkdir()
+        folder.parent.chmod(0o777 if planted == "open to others" else 0o755)
+    if planted == "another user's":
+        if os.geteuid():
+            pytest.skip("only root can make a folder of another user")
+        os.chown(folder.parent, 65534, 65534)
+    with pytest.raises(InputError, match=f"limits.checkpoint_dir: .*{folder.parent.name} is"):
+        check_writable(rank_folder(folder, 0))
+
+
+def test_own_folders_are_closed_to_others(tmp_path: Path) -> None:
+    folder = folder_on_node(
+        trial(max_restarts=1, checkpoint_dir=str(tmp_path)), "/runs/a", 1, here=False
+    )
+    assert folder is not None
+    check_writable(rank_folder(folder, 0))
+    check_writable(rank_folder(folder, 0))
+    made = (folder.parent, folder, rank_folder(folder, 0))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}

@@ -12,12 +12,16 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from shardmark.core.environment_variables import NODE_VARIABLE
+from shardmark.core.environment_variables import (
+    NODE_VARIABLE,
+    ON_LOOPBACK,
+    RENDEZVOUS_VARIABLE,
+)
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
 from shardmark.launch.local.fork_server import die_with_parent
 from shardmark.launch.local.launcher import launched
 from shardmark.launch.outcome import describe
-from shardmark.launch.placement import Rendezvous, ranks_by_node
+from shardmark.launch.placement import MeetingPoint
 from shardmark.launch.trial_artifacts import AGENT_FILE
 from shardmark.measure.system.priority import give_way, take_part
 from shardmark.trials.trial import Trial
@@ -41,14 +45,16 @@ def run_agent(directory: str, task: str) -> int:
         return 0
     give_way()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
-    rendezvous = Rendezvous.read(folder)
-    ranks = ranks_by_node(trial)[rendezvous.node]
+    here = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
+    ranks = trial.layout.ranks_by_node[here.node]
+    if trial.nodes == 1:
+        os.environ |= ON_LOOPBACK
     fine, ends = launched(
         rank_main,
-        (trial, folder, task, rendezvous.node, ranks),
+        (trial, folder, task, here.node, ranks),
         folder=folder,
         trial=trial,
-        rendezvous=rendezvous,
+        here=here,
         ranks=ranks,
         max_restarts=trial.limits.max_restarts if task == "measure" else 0,
     )
@@ -64,8 +70,7 @@ def rank_main(trial: Trial, folder: Path, task: str, node: int, ranks: tuple[int
     # The launcher's own handler came along with the fork.  Python could not call it while the rank
     # waits in a collective, and the launcher would wait for half a minute.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The launcher numbers nodes by their addresses.  Its ranks meet at the launcher's own store,
-    # so that their numbers are ours to give.
+    # The launcher numbers ranks node by node; servers sit on each node in turn.
     rank = ranks[int(os.environ["LOCAL_RANK"])]
     os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(node)}
     trains = trial.layout.ranks[rank].share is not None

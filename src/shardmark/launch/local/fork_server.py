@@ -14,20 +14,21 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.tools import tool_path
+from shardmark.launch.started_command import StartedCommand
 
 if TYPE_CHECKING:
     from shardmark.launch.engine import Task
@@ -62,7 +63,7 @@ ENVIRONMENT = {
 
 MESSAGE_BYTES = 2**17
 REAP_SECONDS = 10.0
-SEE_DOCTOR = "set device: cpu, or see `doctor`"
+CLOSE_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -70,9 +71,8 @@ class ForkServer:
     """Its owner's side: starts the process when first asked; one trial at a time."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: StartedCommand | None = None
         self._channel: socket.socket | None = None
-        self._log: IO[bytes] | None = None
         self._agent_pid: int | None = None
 
     def machine(self, device: str) -> Machine:
@@ -113,34 +113,26 @@ class ForkServer:
             return -signal.SIGKILL
         return exit_code
 
-    def close(self) -> None:
-        """End the process, and with it whatever runs; it is started again when asked again."""
-        if self._process is None or self._channel is None or self._log is None:
-            return
-        self._channel.close()
-        try:
-            self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-        self._process = self._channel = self._log = None
+    def close(self) -> str | None:
+        """End the process and whatever runs; its last words.  Asked again, it is started again."""
+        process, channel = self._process, self._channel
+        if process is None or channel is None:
+            return None
+        self._process = self._channel = None
+        channel.close()
+        return process.close(CLOSE_SECONDS)
 
     def _start(self) -> socket.socket:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The user's own model may live in the current folder.
         path = filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
         variables = {"PYTHONPATH": os.pathsep.join(path), "PATH": tool_path()}
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         with its:
-            self._process = subprocess.Popen(
+            self._process = StartedCommand(
                 [sys.executable, "-m", __name__, str(its.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[its.fileno()],
-                env={**ENVIRONMENT, **os.environ, **variables},
-                start_new_session=True,  # the terminal's Ctrl-C reaches the controller alone
+                option="engine",
+                environment={**ENVIRONMENT, **os.environ, **variables},
+                descriptors=[its.fileno()],
             )
         return own
 
@@ -166,16 +158,10 @@ class ForkServer:
             packet = b""
         if not packet:
             raise self._died()
-        return pickle.loads(packet)
+        return pickle.loads(packet)  # a pair of sockets without a name: nobody else writes there
 
     def _died(self) -> ShardmarkError:
-        assert self._log is not None, "it was started"
-        self._log.seek(0)
-        tail = self._log.read().decode(errors="replace").splitlines()[-5:]
-        self.close()
-        return ShardmarkError(
-            "the process that ranks are forked from has died: " + " | ".join(tail or ["no output"])
-        )
+        return ShardmarkError(f"the process that ranks are forked from has died: {self.close()}")
 
     def _end_group(self) -> None:
         if self._agent_pid is not None:
@@ -199,7 +185,7 @@ class _Server:
                     answer = getattr(self, work)(*arguments)
                 except ShardmarkError as error:
                     answer = error
-                self._answer(answer)
+                self._channel.send(pickle.dumps(answer))
                 if work == "fork":
                     self._waiting = threading.Thread(target=self._wait, daemon=True)
                     self._waiting.start()
@@ -209,16 +195,16 @@ class _Server:
             if self._waiting is not None and self._waiting.is_alive():
                 os.killpg(self._agent_pid, signal.SIGKILL)
 
-    def _answer(self, answer: object) -> None:
-        self._channel.send(pickle.dumps(answer))
-
     def machine(self, device: str) -> Machine:
         """What torch can use.  A child asks, since asking CUDA spoils a process for forking."""
         try:
             importlib.import_module("torch")
-        except Exception as error:
-            raise InputError("device", _in_words(error), SEE_DOCTOR) from None
-        return _in_child(lambda: _machine(device))
+            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as child:
+                return child.submit(_machine, device).result()
+        except Exception as error:  # nobody can foresee what importing torch or asking CUDA raises
+            raise InputError(
+                "device", _in_words(error), "set device: cpu, or see `doctor`"
+            ) from None
 
     def load(self, modules: list[str], device_type: str) -> None:
         """Import what ranks will import; what fails, the rank that needs it reports."""
@@ -260,28 +246,7 @@ class _Server:
     def _wait(self) -> None:
         _, status = os.waitpid(self._agent_pid, 0)
         with suppress(OSError):  # the owner is gone
-            self._answer(os.waitstatus_to_exitcode(status))
-
-
-def _in_child(work: Callable[[], Machine]) -> Machine:
-    """The result of `work` from a forked child; `InputError` with its error."""
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        with os.fdopen(writing, "wb") as pipe:
-            try:
-                pickle.dump(work(), pipe)
-            except Exception as error:
-                pickle.dump(_in_words(error), pipe)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        content = pipe.read()
-    os.waitpid(pid, 0)
-    answer = pickle.loads(content) if content else "the process that asked CUDA died"
-    if isinstance(answer, Machine):
-        return answer
-    raise InputError("device", answer, SEE_DOCTOR)
+            self._channel.send(pickle.dumps(os.waitstatus_to_exitcode(status)))
 
 
 def _in_words(error: Exception) -> str:

@@ -20,11 +20,10 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from shardmark.core.environment_variables import LAUNCHED_VARIABLE
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, rank_file
+from shardmark.launch.local.rendezvous import NodesRendezvous
 from shardmark.launch.outcome import (
     Ending,
     NoticedCause,
@@ -34,7 +33,7 @@ from shardmark.launch.outcome import (
     kernel_oom_kills,
     on_node,
 )
-from shardmark.launch.placement import Rendezvous
+from shardmark.launch.placement import MeetingPoint
 from shardmark.launch.trial_artifacts import LOGS, RESTARTS_FILE, rank_record
 from shardmark.measure.step.progress import progress_file
 from shardmark.results.schema import Outcome, RankRecord
@@ -95,6 +94,7 @@ class Launcher(LocalElasticAgent):
         spec: WorkerSpec,
         logs: DefaultLogsSpecs,
         *,
+        rounds: NodesRendezvous,
         folder: Path,
         ranks: Sequence[int],
         node: int | None,
@@ -105,7 +105,7 @@ class Launcher(LocalElasticAgent):
         self._ranks = ranks
         self._node = node
         self._deaths = DeathWatch()
-        self._starts = 0
+        self._rounds = rounds
         self._kills_before = kernel_oom_kills()
 
     def ends(self, failures: dict[int, Any]) -> list[ProcessEnd]:
@@ -157,7 +157,7 @@ class Launcher(LocalElasticAgent):
         first = first_cause(ends)
         times = [end.at_seconds for end in ends] + [error.at_seconds for error in errors]
         cause = NoticedCause(
-            restart=self._starts,
+            restart=self._rounds.round + 1,
             at_seconds=min(times, default=time.time()),
             reason=failure.reason,
             unprovoked=first is not None and first.unprovoked,
@@ -165,24 +165,15 @@ class Launcher(LocalElasticAgent):
         with (self._folder / RESTARTS_FILE).open("a") as file:
             file.write(cause.model_dump_json() + "\n")
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        # torch keeps one store for all rounds: ranks that are started anew would find the addresses
-        # of the dead there, and a node that takes another's place would not find the store.
-        handler: Any = worker_group.spec.rdzv_handler
-        handler._bootstrap_store_info = handler._shared_tcp_store_server = None
-        super()._rendezvous(worker_group)
-
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if worker_group.spec.max_restarts:
-            # A node that finds another one waiting starts its ranks anew without counting it, and
-            # ranks whose numbers of restarts differ would wait for each other at different places.
-            restarts = _agreed(worker_group, self._starts)
-            self._remaining_restarts = worker_group.spec.max_restarts - restarts
-            if self._remaining_restarts < 0:
-                raise RuntimeError(f"{restarts} restarts are more than limits.max_restarts")
-            if restarts:
-                self._tidy()
-            self._starts = restarts + 1
+        # A node that finds another one waiting starts its ranks anew without counting it, and ranks
+        # whose numbers of restarts differ would wait for each other at different places.
+        restarts = self._rounds.round
+        self._remaining_restarts = worker_group.spec.max_restarts - restarts
+        if self._remaining_restarts < 0:
+            raise RuntimeError(f"{restarts} restarts are more than limits.max_restarts")
+        if restarts:
+            self._tidy()
         started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
@@ -206,48 +197,27 @@ def launched(
     *,
     folder: Path,
     trial: Trial,
-    rendezvous: Rendezvous,
+    here: MeetingPoint,
     ranks: Sequence[int],
     max_restarts: int,
 ) -> tuple[bool, list[ProcessEnd]]:
     """Run the trial's ranks of this node; whether all ended well, and how the others ended."""
     os.environ[LAUNCHED_VARIABLE] = str(time.time())
-    handler = get_rendezvous_handler(
-        RendezvousParameters(
-            backend="c10d",
-            endpoint=rendezvous.endpoint,
-            run_id=trial.id,
-            min_nodes=trial.nodes,
-            max_nodes=trial.nodes,
-            local_addr=rendezvous.address,
-            is_host=rendezvous.node == 0,
-        )
-    )
+    rounds = NodesRendezvous(trial.id, trial.nodes, here)
     spec = WorkerSpec(
         role="default",
         local_world_size=len(ranks),
         entrypoint=main,
         args=arguments,
-        rdzv_handler=handler,
+        rdzv_handler=rounds,
         max_restarts=max_restarts,
         monitor_interval=0.1,
-        local_addr=rendezvous.address,
     )
     logs = DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL)
-    node = rendezvous.node if trial.nodes > 1 else None
-    launcher = Launcher(spec, logs, folder=folder, ranks=ranks, node=node)
+    node = here.node if trial.nodes > 1 else None
+    launcher = Launcher(spec, logs, rounds=rounds, folder=folder, ranks=ranks, node=node)
     try:
         result = launcher.run()
     finally:
-        handler.shutdown()
+        rounds.shutdown()
     return not result.is_failed(), launcher.ends(result.failures) if result.is_failed() else []
-
-
-def _agreed(worker_group: WorkerGroup, starts: int) -> int:
-    """The most starts of any node so far; every node's launcher asks once in each rendezvous."""
-    store, own = worker_group.store, worker_group.group_rank
-    assert store is not None, "the nodes have met"
-    assert own is not None, "and know their numbers"
-    store.set(f"starts-{own}", str(starts))
-    nodes = range(worker_group.group_world_size or 1)
-    return max(int(store.get(f"starts-{node}")) for node in nodes)

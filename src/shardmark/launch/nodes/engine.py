@@ -19,7 +19,7 @@ from shardmark.launch.engine import EngineRequest, Task
 from shardmark.launch.nodes.protocol import Message, files_below
 from shardmark.launch.nodes.registry import ConnectedNode, NodeLostError, NodeRegistry
 from shardmark.launch.outcome import Ending, LostNode, NoticedCause, ProcessEnd, first_causes
-from shardmark.launch.placement import Rendezvous, ranks_by_node
+from shardmark.launch.placement import MeetingPoint
 from shardmark.results.schema import RestartRecord
 from shardmark.trials.trial import Trial
 
@@ -41,9 +41,11 @@ class NodeStarter(Protocol):
     """Starts a node process for each node, or waits for them to be started."""
 
     anew_for_each_trial: bool
+    secret: str
+    """What it tells the nodes, and nobody else."""
 
-    def address(self) -> tuple[str, int]:
-        """Where nodes are to come to, on this machine; port 0 takes any that is free."""
+    def address(self, nodes: int) -> tuple[str, int]:
+        """Where so many nodes come to, on this machine; port 0 takes any that is free."""
 
     def start(self, registry: NodeRegistry, title: str) -> None:
         """Have as many nodes as the registry wants come to it, for what the title says."""
@@ -137,7 +139,7 @@ class NodesEngine:
         self._have_loaded(numbers)
         if trial is None and not registry.nodes[0].with_files:
             self._send_evidence(directory)
-        registry.keep_files_in(directory)
+        registry.keep_files_in(directory, () if trial is None else trial.layout.ranks_by_node)
         started = time.monotonic()
         rendezvous_of = self._rendezvous_of(len(numbers))
         request = {"do": "run", "directory": str(directory.resolve()), "trial": text, "task": task}
@@ -172,7 +174,10 @@ class NodesEngine:
             watch.end(stacks=how == "timed_out")
             registry.keep_files_in(None)
         on_tick()
-        return self._ending(watch, trial, how, lost or registry.lost(watch.running))
+        lost = lost or registry.lost(watch.running)
+        for number in watch.running:  # its answer would be taken for that to the next question
+            registry.lose(number, f"it did not end the trial within {END_SECONDS:g} s")
+        return self._ending(watch, trial, how, lost)
 
     def close(self) -> None:
         if self._registry is not None:
@@ -183,11 +188,13 @@ class NodesEngine:
     def _gathered(self, nodes: int | None = None, title: str = COMMON_TITLE) -> NodeRegistry:
         """The registry with all nodes; by default as many as any trial takes."""
         if self._registry is None:
-            host, port = self._starter.address()
+            wanted = nodes or self._request.nodes
+            host, port = self._starter.address(wanted)
             try:
                 self._registry = NodeRegistry(
                     (host, port),
-                    wanted=nodes or self._request.nodes,
+                    wanted=wanted,
+                    secret=self._starter.secret,
                     key=self._request.key,
                     patience_seconds=self._options.node_seconds,
                 )
@@ -239,9 +246,8 @@ class NodesEngine:
         answer = registry.ask([0], {"do": "port", "address": first})[0]
         port = _checked(known[0], answer)["port"]
         addresses = [first, *(node.address for node in known[1:])]
-        endpoint = f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
         return [
-            asdict(Rendezvous(node=number, endpoint=endpoint, address=address))
+            asdict(MeetingPoint(node=number, host=first, port=port, address=address))
             for number, address in enumerate(addresses)
         ]
 
@@ -261,7 +267,7 @@ class NodesEngine:
             for key in ("failures", "restarts")
         )
         codes = [int(answer["ended"]) for answer in watch.answers.values()]
-        ranks_of = ranks_by_node(trial) if trial is not None else ()
+        ranks_of = trial.layout.ranks_by_node if trial is not None else ()
         restarts = first_causes(NoticedCause(**cause) for cause in noticed)
         ending = Ending(
             how=how,  # type: ignore[arg-type]  # one of its three values

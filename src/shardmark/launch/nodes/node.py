@@ -21,29 +21,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 
-import psutil
-
-from shardmark.core.environment_variables import FOLDER_VARIABLE
+from shardmark.core.environment_variables import (
+    FOLDER_VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    SECRET_VARIABLE,
+)
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
+from shardmark.launch.nodes.addresses import free_port, interface_variables
 from shardmark.launch.nodes.protocol import (
     Channel,
     ChannelEndedError,
     Invitation,
     Message,
+    StrangerError,
     files_below,
+    is_result,
     keep_piece,
     own_versions,
 )
+from shardmark.launch.nodes.secret import shared_secret
 from shardmark.launch.outcome import kernel_oom_kills
-from shardmark.launch.placement import RENDEZVOUS_FILE, Rendezvous, ranks_by_node
 from shardmark.launch.trial_artifacts import (
-    AGENT_FILE,
     NODE_SAMPLES,
-    RESTARTS_FILE,
     RankSampler,
     number_logs,
     process_ends,
@@ -59,12 +63,10 @@ MIRROR_SECONDS = 1.0
 """Between two looks for small files that the controller watches while a trial runs."""
 MIRRORED = ("rank-*.json", "rank-*.progress")
 CELLS_FILE = "cells.json"
-NOT_SENT = (TRIAL_FILE, RENDEZVOUS_FILE, CELLS_FILE, AGENT_FILE, RESTARTS_FILE)
 AGENT_LOG = "agent.node-{}.log"
 SCRATCH_PREFIX = "shardmark-node-"
 LOCK_FILE = "node.lock"
 """Locked while its owner lives, frozen or not, and in whatever PID namespace it is."""
-INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Node:
@@ -193,15 +195,17 @@ class Node:
         """Run the trial's ranks of this node; the exit code of their launcher."""
         variables: dict[str, str] = {}
         if request["rendezvous"] is not None:
-            rendezvous = Rendezvous(**request["rendezvous"])
-            rendezvous.write(directory)
-            variables |= interface_variables(self._interface, rendezvous.address)
+            variables[RENDEZVOUS_VARIABLE] = json.dumps(request["rendezvous"])
+            variables |= interface_variables(self._interface, request["rendezvous"]["address"])
         if checkpoints is not None:
             variables[FOLDER_VARIABLE] = str(checkpoints)
         with ExitStack() as stack:
             look: Callable[[], None] = lambda: None  # noqa: E731
             if trial is not None and request["task"] == "measure":
-                ranks, file = ranks_by_node(trial)[self.number], NODE_SAMPLES.format(self.number)
+                ranks, file = (
+                    trial.layout.ranks_by_node[self.number],
+                    NODE_SAMPLES.format(self.number),
+                )
                 sampler = RankSampler(directory, file, ranks, trial.measure.sample_seconds)
                 look = stack.enter_context(sampler).look
             mirror = Mirror(self._channel, directory)
@@ -230,14 +234,15 @@ class Node:
         return False
 
     def _send_files(self, trial: Trial | None, directory: Path) -> None:
-        if trial is not None:
-            number_logs(directory, ranks_by_node(trial)[self.number])
+        ranks = () if trial is None else trial.layout.ranks_by_node[self.number]
+        number_logs(directory, ranks)
         if self._here:
             return
         for path, name in files_below(directory):
-            if name not in NOT_SENT:
-                renamed = AGENT_LOG.format(self.number) if name == "agent.log" else name
-                self._channel.send_file(path, renamed)
+            sent_as = AGENT_LOG.format(self.number) if name == "agent.log" else name
+            if is_result(sent_as, node=self.number, ranks=ranks):
+                with path.open("rb") as file:
+                    self._channel.send_file(file, sent_as)
 
     def _hear(self) -> None:
         try:
@@ -269,7 +274,7 @@ class Mirror:
             with suppress(FileNotFoundError):
                 content = path.read_bytes()
                 if self._sent.get(path.name) != content:
-                    self._channel.send({"file": path.name, "last": True}, content)
+                    self._channel.send_file(BytesIO(content), path.name)
                     self._sent[path.name] = content
 
 
@@ -303,39 +308,14 @@ def remove_abandoned() -> None:
             continue
 
 
-def interface_variables(interface: str | None, address: str) -> dict[str, str]:
-    """What tells gloo and NCCL the network interface; nothing that the user has set himself."""
-    name = interface or interface_of(address)
-    wanted = () if name is None else INTERFACE_VARIABLES
-    return {variable: str(name) for variable in wanted if variable not in os.environ}
-
-
-def interface_of(address: str) -> str | None:
-    """The interface of this machine that has the address."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == address for known in addresses):
-            return str(name)
-    return None
-
-
-def free_port(address: str) -> int:
-    """A port of this machine that nobody listens on."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
-
-
-def join(invitation: Invitation) -> Node:
+def join(invitation: Invitation, secret: str) -> Node:
     """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused."""
     where = f"{invitation.host}:{invitation.port}"
     number = invitation.number
     if invitation.number_variable is not None:
         number = int(os.environ[invitation.number_variable])
     here = invitation.with_files and number == 0
-    seconds = invitation.join_seconds
-    connection = _connected((invitation.host, invitation.port), seconds)
-    channel = Channel(connection, patience_seconds=seconds)
+    channel = _greeted(invitation, secret)
     hello = {"number": number, "host": platform.node(), "address": channel.own_address}
     try:
         channel.send(hello | {"with_files": here, "key": {**invitation.key, **own_versions()}})
@@ -346,21 +326,33 @@ def join(invitation: Invitation) -> Node:
     if "refused" in answer:
         channel.close()
         raise ShardmarkError(f"{where} refuses this node: {answer['refused']}")
+    os.environ.pop(SECRET_VARIABLE, None)  # ranks need not know it
     channel.keep_alive(float(answer["patience_seconds"]))
     number = int(answer["welcome"])
     return Node(channel, number=number, here=here, interface=invitation.interface)
 
 
-def _connected(address: tuple[str, int], join_seconds: float) -> socket.socket:
-    deadline = time.monotonic() + join_seconds
+def _greeted(invitation: Invitation, secret: str) -> Channel:
+    """Connected, and both sides know each other; tried again for as long as nodes wait."""
+    where, seconds = f"{invitation.host}:{invitation.port}", invitation.join_seconds
+    deadline = time.monotonic() + seconds
     while True:
+        channel = None
         try:
-            return socket.create_connection(address, timeout=join_seconds)
-        except OSError as error:
+            address = invitation.host, invitation.port
+            channel = Channel(socket.create_connection(address, timeout=seconds))
+            channel.prove(secret, controls=False)
+            return channel
+        except (OSError, ChannelEndedError) as error:
+            if channel is not None:
+                channel.close()
+            if isinstance(error, StrangerError):
+                remedy = f"have the same {SECRET_VARIABLE}, or secret file, on all nodes"
+                raise ShardmarkError(f"{where} refuses this node: {error}; {remedy}") from None
             if time.monotonic() > deadline:
+                why = getattr(error, "strerror", None) or error
                 raise ShardmarkError(
-                    f"no controller at {address[0]}:{address[1]} within {join_seconds:g} s: "
-                    f"{error.strerror or error}"
+                    f"no controller at {where} within {seconds:g} s: {why}"
                 ) from None
             time.sleep(RETRY_SECONDS)
 
@@ -370,7 +362,10 @@ def main(invitation: str) -> int:
     # An end from outside is tidy: ranks are ended, and folders removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        reason = join(Invitation(**json.loads(invitation))).serve()
+        # Whoever starts a node tells it by standard input or the environment.
+        told = sys.stdin.readline().strip() if sys.stdin is not None else ""
+        secret = told or shared_secret()
+        reason = join(Invitation(**json.loads(invitation)), secret).serve()
     except ShardmarkError as error:
         print(error, file=sys.stderr)
         return 1

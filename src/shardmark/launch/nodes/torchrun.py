@@ -9,14 +9,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shardmark.config.engines import LOOPBACK, TorchrunOptions
+from shardmark.config.engines import TorchrunOptions
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import EngineRequest, RemoteCommand
-from shardmark.launch.nodes.commands import StartedCommand, listening_address, resolved
+from shardmark.launch.nodes.addresses import (
+    interface_of,
+    is_here,
+    listening_address,
+    loops_back,
+    resolved,
+)
 from shardmark.launch.nodes.engine import NodesEngine
-from shardmark.launch.nodes.node import interface_of, join
+from shardmark.launch.nodes.node import join
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
+from shardmark.launch.nodes.secret import fresh_secret, shared_secret
+from shardmark.launch.started_command import StartedCommand
 
 RANK_VARIABLE = "SHARDMARK_NODE_RANK"
 END_SECONDS = 10.0
@@ -28,24 +36,30 @@ class HostCommands:
 
     anew_for_each_trial = False
 
-    def __init__(self, options: TorchrunOptions, key: Mapping[str, str]) -> None:
+    def __init__(self, options: TorchrunOptions, key: Mapping[str, str], secret: str) -> None:
+        self.secret = secret
         self._options = options
         self._key = key
         self._started: dict[int, StartedCommand] = {}
         self._registry: NodeRegistry | None = None
 
-    def address(self) -> tuple[str, int]:
+    def address(self, nodes: int) -> tuple[str, int]:
         host, port = self._options.address
-        return listening_address(resolved(host, "engine.rendezvous")), port
+        interface = self._options.interface
+        option = "engine.rendezvous"
+        return listening_address(host, nodes=nodes, interface=interface, option=option), port
 
     def start(self, registry: NodeRegistry, title: str) -> None:  # noqa: ARG002  # as every starter's
         self._registry = registry
-        host, port = self.address()[0] or LOOPBACK, registry.port
+        host, port = self.address(registry.wanted)[0], registry.port
         here = Invitation.to(host, port, self._options, self._key, number=0, with_files=True)
-        self._started[0] = StartedCommand([sys.executable, *here.words()], option="engine")
+        self._start(0, [sys.executable, *here.words()], "engine")
         for number in range(1, registry.wanted if self._options.hosts else 1):
-            words = self.remote(number, port)
-            self._started[number] = StartedCommand(words, option="engine.remote")
+            self._start(number, self.remote(number, port), "engine.remote")
+
+    def _start(self, number: int, words: Sequence[str], option: str) -> None:
+        # Not among its words, which everybody on the machine can read.
+        self._started[number] = StartedCommand(words, option=option, first_line=self.secret)
 
     def remote(self, number: int, port: int) -> list[str]:
         """The command that starts a node process on another host."""
@@ -102,9 +116,9 @@ def check(options: TorchrunOptions, nodes: int) -> None:
             f"allowed is 0 to {nodes - 1}" if nodes > 1 else "allowed is 0",
         )
     host = options.address[0]
-    if "{host}" in options.remote and _loops_back(host):
+    if "{host}" in options.remote and loops_back(host):
         # By that address, each of the others would come to itself.
-        others = [other for other in options.hosts[1:nodes] if not _is_here(other)]
+        others = [other for other in options.hosts[1:nodes] if not is_here(other)]
         if others:
             raise InputError(
                 "engine.hosts" if options.rendezvous is None else "engine.rendezvous",
@@ -138,9 +152,10 @@ def delegate(
     if rank == 0 or request.nodes == 1:
         return None
     address = resolved(host, "engine.rendezvous")
-    if rank is None and interface_of(address) is not None:
+    if rank is None and (loops_back(address) or interface_of(address) is not None):
         return None
-    node = join(Invitation.to(address, port, options, request.key, number=rank))
+    invitation = Invitation.to(address, port, options, request.key, number=rank)
+    node = join(invitation, shared_secret())
     request.tell(f"this is node {node.number}; {host}:{port} controls the run")
     reason = node.serve()
     if reason is not None:
@@ -151,8 +166,9 @@ def delegate(
 def build(options: TorchrunOptions, request: EngineRequest) -> NodesEngine:
     """The controlling side; nothing is started yet."""
     check(options, request.nodes)
-    starter = HostCommands(options, request.key)
-    starter.address()  # has one, or it is told now
+    told_here = bool(options.hosts) or request.nodes == 1
+    starter = HostCommands(options, request.key, fresh_secret() if told_here else shared_secret())
+    starter.address(request.nodes)  # has one, or it is told now
     return NodesEngine(options, starter, request)
 
 
@@ -164,21 +180,8 @@ def submission(
     if not options.hosts:
         shown = f"on each of {request.nodes} nodes: {shlex.join(command)}"
         return [shown] if request.nodes > 1 else []
-    starter, port = HostCommands(options, {}), options.address[1]
+    starter, port = HostCommands(options, {}, ""), options.address[1]
     return [
         f"node {number}, {options.hosts[number]}: {shlex.join(starter.remote(number, port))}"
         for number in range(1, request.nodes)
     ]
-
-
-def _loops_back(host: str) -> bool:
-    """By its text: a machine's name may lead to its loopback there, elsewhere to the machine."""
-    return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
-
-
-def _is_here(host: str) -> bool:
-    with_address = host.rpartition("@")[2]
-    try:
-        return _loops_back(host) or interface_of(resolved(with_address, "")) is not None
-    except InputError:
-        return False

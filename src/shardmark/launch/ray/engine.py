@@ -28,7 +28,7 @@ from shardmark.launch.nodes.engine import NodesEngine
 from shardmark.launch.nodes.node import join
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
-from shardmark.launch.placement import ranks_by_node
+from shardmark.launch.nodes.secret import fresh_secret
 from shardmark.trials.trial import Trial
 
 REACH_SECONDS = 5.0
@@ -51,7 +51,7 @@ def needs_by_node(trials: Iterable[Trial]) -> tuple[NodeNeeds, ...]:
     """A rank of several devices counts as so many."""
     needs: list[NodeNeeds] = []
     for trial in trials:
-        for node, ranks in enumerate(ranks_by_node(trial)):
+        for node, ranks in enumerate(trial.layout.ranks_by_node):
             at_least = trial.world_size // trial.nodes
             using = sum(not trial.layout.ranks[rank].on_cpu for rank in ranks)
             if node == len(needs):
@@ -109,14 +109,14 @@ class NodeActor:
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*paths, *known]))
         sys.path += [path for path in paths if path not in sys.path]
 
-    def serve(self, invitation: Invitation) -> str | None:
+    def serve(self, invitation: Invitation, secret: str) -> str | None:
         """Until the run is over: None, or why it could not begin or go on."""
         import ray
 
         gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         try:
-            return join(invitation).serve()
+            return join(invitation, secret).serve()
         except ShardmarkError as error:
             return str(error)
 
@@ -129,6 +129,7 @@ class NodeActors:
     def __init__(self, options: RayOptions, request: EngineRequest) -> None:
         self._options = options
         self._request = request
+        self.secret = fresh_secret()
         self._needs = needs_by_node(request.trials)
         self._ray: Any = None
         self._own_connection = False
@@ -136,7 +137,7 @@ class NodeActors:
         self._actors: list[Any] = []
         self._served: list[Any] = []
 
-    def address(self) -> tuple[str, int]:
+    def address(self, nodes: int) -> tuple[str, int]:  # noqa: ARG002  # as every starter's
         """Where Ray knows this machine.  Raises `InputError` without Ray or a cluster."""
         if self._ray is None:
             try:
@@ -154,7 +155,7 @@ class NodeActors:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundled = self._reserve()
-        host, port = self.address()[0], registry.port
+        host, port = self.address(registry.wanted)[0], registry.port
         folder = None if "working_dir" in self._options.runtime_env else str(Path.cwd())
         for number, bundle in enumerate(bundled):
             actor = (
@@ -169,7 +170,7 @@ class NodeActors:
             )
             invitation = Invitation.to(host, port, self._options, self._request.key, number=number)
             self._actors.append(actor)
-            self._served.append(actor.serve.remote(invitation))
+            self._served.append(actor.serve.remote(invitation, self.secret))
 
     def check(self) -> None:
         for number, served in enumerate(self._served):

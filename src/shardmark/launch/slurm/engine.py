@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shardmark.config.engines import SlurmOptions
+from shardmark.config.engines import LOOPBACK, SlurmOptions
+from shardmark.core.environment_variables import SECRET_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import EngineRequest, RemoteCommand
-from shardmark.launch.nodes.commands import StartedCommand, listening_address, resolved
+from shardmark.launch.nodes.addresses import listening_address
 from shardmark.launch.nodes.engine import NodesEngine
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
+from shardmark.launch.nodes.secret import fresh_secret
 from shardmark.launch.slurm.job import (
     command_words,
     flags,
@@ -27,6 +29,7 @@ from shardmark.launch.slurm.job import (
     run_in_job,
     sbatch_options,
 )
+from shardmark.launch.started_command import StartedCommand
 
 NOTICE_SECONDS = 2.0
 """For a job that is being ended to be known as such, once its ranks have been."""
@@ -47,18 +50,22 @@ class Steps:
         self._options = options
         self._key = key
         self._job = job
+        self.secret = fresh_secret()
         self._srun: StartedCommand | None = None
         self.anew_for_each_trial = options.step == "trial"
 
-    def address(self) -> tuple[str, int]:
-        return listening_address(resolved(own_name(self._options), "engine.host")), 0
+    def address(self, nodes: int) -> tuple[str, int]:
+        interface = self._options.interface
+        host = own_name(self._options) if nodes > 1 else LOOPBACK
+        option = "engine.host"
+        return listening_address(host, nodes=nodes, interface=interface, option=option), 0
 
     def start(self, registry: NodeRegistry, title: str) -> None:
-        host, port = own_name(self._options), registry.port
-        words = step_words(
-            self._options, registry.wanted, self._key, title=title, host=host, port=port
-        )
+        nodes, port = registry.wanted, registry.port
+        host, _ = self.address(nodes)
+        words = step_words(self._options, nodes, self._key, title=title, host=host, port=port)
         variables = {k: v for k, v in os.environ.items() if k not in OTHER_TASKS}
+        variables[SECRET_VARIABLE] = self.secret
         self._srun = StartedCommand(words, option="engine.name", environment=variables)
 
     def check(self) -> None:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardmark.core.environment_variables import ON_LOOPBACK
 from shardmark.measure.network.probe import RECORD_FILE
 from shardmark.results.network import (
     MeasuredOperation,
@@ -97,7 +98,7 @@ def measure_links(
         backend=dist.get_backend(),
         device_type=device_type,
         hosts=tuple(host for host, _ in told),
-        interface=os.environ.get(variable),
+        interface=os.environ.get(variable, "").removeprefix("=") or None,
         torch=torch.__version__,
         operations=_operations(kept, slowest),
     )
@@ -256,9 +257,11 @@ def process_group(device_type: str, meeting: Path | None = None) -> Iterator[tor
 
 
 def _probe_rank(rank: int, folder: str, ranks: int, device_type: str, seconds: float) -> None:
-    # Else gloo asks for the host's name, which may not resolve.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= ON_LOOPBACK | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+    }
     with process_group(device_type, Path(folder) / "meeting") as device:
         record = measure_links(device, seconds=seconds)
     if record is not None:

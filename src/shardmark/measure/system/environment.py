@@ -57,6 +57,14 @@ _VARIABLE_PREFIXES = (
     "TORCH_",
     "TORCHINDUCTOR_",
 )
+_SETTINGS = re.compile(
+    r"(CUBLAS|GLOO|GOMP|KMP|MKL|NCCL|OMP|OPENBLAS|DS_BUILD|TORCH_CUDNN|TORCH_NCCL|TORCHINDUCTOR)_\w+"
+    r"|CUDA_(CACHE_\w+|DEVICE_\w+|HOME|LAUNCH_BLOCKING|MODULE_LOADING|PATH|VISIBLE_DEVICES)"
+    r"|DS_(ACCELERATOR|SKIP_CUDA_CHECK)|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)"
+    r"|PYTORCH_(\w*ALLOC_CONF|JIT|NO_CUDA_MEMORY_CACHING)"
+    r"|TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|COMPILE_DISABLE|CUDA_ARCH_LIST|DISTRIBUTED_DEBUG|LOGS)"
+)
+"""Those whose values are stored; of the others only that they are set."""
 _SECRET_NAME = re.compile(r"AUTH|CREDENTIAL|KEY|PASSW|SECRET|TOKEN|(?<![A-Z])PAT(?![A-Z])")
 """PAT is a personal access token; PATH is none."""
 _LOGIN = re.compile(r"(?<=//)[^/\s]*@")
@@ -148,7 +156,7 @@ def shared_memory_bytes() -> int | None:
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Environment variables that steer threads, devices or communication; never a secret."""
     return {
-        name: _LOGIN.sub("***@", value)
+        name: _LOGIN.sub("***@", value) if _SETTINGS.fullmatch(name) else "***"
         for name, value in sorted(variables.items())
         if name.startswith(_VARIABLE_PREFIXES) and not _SECRET_NAME.search(name.upper())
     }

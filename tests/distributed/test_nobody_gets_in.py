@@ -1,0 +1,198 @@
+"""A trial on one machine listens on its loopback alone; where nodes meet, no pickle is read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it lazily
+
+from shardmark.config.load import from_mapping
+from shardmark.core.environment_variables import STORE_VARIABLE
+from shardmark.launch.controller import run_experiment
+from shardmark.launch.local.rendezvous import NodesRendezvous
+from shardmark.launch.placement import MeetingPoint
+from shardmark.results.schema import Outcome
+from shardmark.results.store import load_run
+from shardmark.strategies import STRATEGIES
+from shardmark.train.checkpoint import CheckpointFiles
+from tests.distributed.dying import Death, plan
+from tests.kept_engine import REPOSITORY, KeptEngine
+from tests.listening import Address, is_loopback, of_this_process
+
+SIZES = {"single": 1, "dp": 1, "fsdp-hybrid": 4}
+"""Of two ranks otherwise."""
+CANNOT_HERE = {"dp"}
+
+
+def experiment(strategy: str, **changes: Any) -> dict[str, Any]:
+    model = "tests.distributed.dying:dying"
+    return {
+        "name": "sockets",
+        "workload": {"name": "classification", "model": model, "dataset": "digits"},
+        "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
+        "matrix": {"strategy": [strategy], "world_size": [SIZES.get(strategy, 2)]},
+        "measure": {"warmup_steps": 1, "evaluate": "never", "verify": True, "link_seconds": 0.2},
+        "device": "cpu",
+    } | changes
+
+
+@pytest.fixture
+def seen(kept_engine: KeptEngine, monkeypatch: pytest.MonkeyPatch) -> set[Address]:
+    """Where its trials listened, whatever their task; also when the user's settings are others."""
+    addresses: set[Address] = set()
+    run = kept_engine.run
+
+    def watched(*arguments: Any, on_tick: Callable[[], None], **more: Any) -> Any:
+        def look() -> None:
+            addresses.update(of_this_process())
+            on_tick()
+
+        return run(*arguments, on_tick=look, **more)
+
+    monkeypatch.setattr(kept_engine, "run", watched)
+    return addresses
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.timeout(300)
+def test_nobody_listens_but_on_loopback(
+    strategy: str, seen: set[Address], kept_engine: KeptEngine, tmp_path: Path
+) -> None:
+    """Nor verification and links, nor `ddp` when a rank dies and all are started anew."""
+    limits = {"trial_seconds": 120, "max_restarts": int(strategy == "ddp")}
+    if strategy == "ddp":
+        plan(kept_engine.deaths, tmp_path, Death(rank=1, processes=2, victim=1, at_pass=5))
+    out = tmp_path / "run"
+    mapping = experiment(strategy, limits=limits)
+    if strategy != "fsdp":
+        mapping["measure"] |= {"verify": False, "link_seconds": 0}
+    run_experiment(from_mapping(mapping), out, engine=kept_engine)
+    kept_engine.deaths.unlink(missing_ok=True)
+    (trial,) = load_run(out).trials
+    assert trial.outcome is (Outcome.UNAVAILABLE if strategy in CANNOT_HERE else Outcome.OK)
+    assert len(trial.restarts) == limits["max_restarts"]
+    assert all(map(is_loopback, seen)), seen
+    if SIZES.get(strategy, 2) > 1:
+        assert seen, "gloo connects ranks by TCP"
+
+
+@pytest.mark.timeout(300)
+def test_one_node_of_an_engine_for_several_is_no_more_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its controller and node process speak on the loopback, and the settings yield."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "an interface of the cluster")
+    addresses: set[Address] = set()
+
+    class Looking:
+        def trial_stepped(self, _: object) -> None:
+            addresses.update(of_this_process())
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            return lambda *_: None
+
+    engine = {"name": "torchrun", "rendezvous": f"{socket.gethostname()}:29999"}
+    mapping = experiment("ddp", engine=engine)
+    mapping["measure"] |= {"verify": False, "link_seconds": 0}
+    mapping["recipe"] |= {"steps": 60}
+    run_experiment(from_mapping(mapping), tmp_path / "run", progress=Looking())
+    (trial,) = load_run(tmp_path / "run").trials
+    assert trial.outcome is Outcome.OK, trial.failure
+    assert addresses
+    assert all(map(is_loopback, addresses)), addresses
+
+
+class Pwned:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+def meeting_points(nodes: int) -> list[MeetingPoint]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    return [MeetingPoint(node=node, host="127.0.0.1", port=port) for node in range(nodes)]
+
+
+def test_pickles_in_the_store_of_several_nodes_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own store lets anybody in who can reach it: what is there is words to us."""
+    monkeypatch.setenv(STORE_VARIABLE, "")
+    points = meeting_points(2)
+    pickled = pickle.dumps(Pwned(tmp_path / "pwned")).decode("latin-1")
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(lambda here: NodesRendezvous("t", 2, here), points)
+        for number in range(2):
+            waiting = threads.submit(first.next_rendezvous)
+            stranger = TCPStore(
+                "127.0.0.1", points[0].port, is_master=False, timeout=timedelta(seconds=5)
+            )
+            for key in (*stranger.list_keys(), "torch.rendezvous.t", "MASTER_ADDR"):
+                stranger.set(key, pickled)
+            infos = [second.next_rendezvous(), waiting.result(timeout=10)]
+            assert [info.world_size for info in infos] == [2, 2]
+            assert first.round == second.round == number
+        assert not (tmp_path / "pwned").exists()
+        assert os.environ[STORE_VARIABLE] == f"tcp 127.0.0.1 {points[0].port} ranks-1"
+        for rendezvous in (second, first):
+            rendezvous.shutdown()
+
+
+def test_a_node_in_a_lost_ones_place_joins_the_round_that_the_others_wait_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, "")
+    points = meeting_points(2)
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(lambda here: NodesRendezvous("t", 2, here), points)
+        list(threads.map(NodesRendezvous.next_rendezvous, (first, second)))
+        assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
+        returned = NodesRendezvous("t", 2, points[1])
+        coming = threads.submit(returned.next_rendezvous)
+        while not first.num_nodes_waiting():
+            pass
+        first.next_rendezvous()
+        coming.result(timeout=10)
+        assert (first.round, returned.round) == (1, 1)
+        for rendezvous in (returned, first):
+            rendezvous.shutdown()
+
+
+def test_a_checkpoint_that_somebody_planted_runs_nothing(tmp_path: Path) -> None:
+    files = CheckpointFiles(tmp_path, rank=0, leads=True)
+    files.own.mkdir()
+    (files.own / "step-5").write_bytes(pickle.dumps(Pwned(tmp_path / "pwned"), protocol=2))
+    with pytest.raises(pickle.UnpicklingError):
+        files.load(5)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_ranks_of_one_node_meet_in_a_file_that_has_no_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A new one for each start; nothing is left of it, however the trial ends."""
+    monkeypatch.setenv(STORE_VARIABLE, "")
+    alone = NodesRendezvous("t", 1, MeetingPoint())
+    before = of_this_process()
+    for number in range(2):
+        alone.next_rendezvous()
+        kind, path = os.environ[STORE_VARIABLE].split()
+        assert kind == "file"
+        assert "(deleted)" in str(Path(path).readlink())
+        assert alone.round == number
+    assert of_this_process() == before
+    alone.shutdown()

@@ -1,0 +1,243 @@
+"""Attacks on the port of a run over several nodes, each carried out: nobody gets in."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.launch.nodes import protocol
+from shardmark.launch.nodes import registry as registry_module
+from shardmark.launch.nodes.protocol import Channel, ChannelEndedError, Message, StrangerError
+from shardmark.launch.nodes.registry import NodeRegistry
+from shardmark.launch.nodes.secret import fresh_secret, secret_file, shared_secret
+from tests.unit.launch.nodes import FakeNode, connected, hello, listening, until
+
+GREETING_SECONDS = 0.5
+PATIENCE_SECONDS = 1.0
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeRegistry]:
+    monkeypatch.setattr(protocol, "GREETING_SECONDS", GREETING_SECONDS)
+    with listening(2, PATIENCE_SECONDS) as made:
+        yield made
+
+
+def dial(registry: NodeRegistry) -> socket.socket:
+    stranger = socket.create_connection(("127.0.0.1", registry.port))
+    stranger.settimeout(5)
+    return stranger
+
+
+def closed(stranger: socket.socket) -> bool:
+    """Whether the other side ends the connection, and says nothing but its challenge before."""
+    said = b""
+    with suppress(ConnectionError):
+        while piece := stranger.recv(4096):
+            said += piece
+    return len(said) <= protocol.NONCE_BYTES
+
+
+def check_open(registry: NodeRegistry) -> None:
+    """An honest node is still welcome."""
+    with closing(FakeNode(registry, 1)) as node:
+        assert node.greeting["welcome"] == 1
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\xff" * 1000,
+        b"GET / HTTP/1.1\r\n\r\n" * 10,
+        b"\x80\x04cos\nsystem\n(S'touch /tmp/in'\ntR." * 10,
+        b'\x00\x00\x00\x11\x00\x00\x00\x00{"key": "text"}  ' * 10,
+    ],
+)
+def test_who_does_not_know_the_secret_is_told_nothing(registry: NodeRegistry, sent: bytes) -> None:
+    with dial(registry) as stranger:
+        stranger.sendall(sent)
+        assert closed(stranger)
+    assert registry.nodes == {}
+    check_open(registry)
+
+
+def test_proofs_with_another_secret_or_of_another_connection_fail(registry: NodeRegistry) -> None:
+    with dial(registry) as first, dial(registry) as second:
+        challenges = [stranger.recv(protocol.NONCE_BYTES) for stranger in (first, second)]
+        own = bytes(protocol.NONCE_BYTES)
+        replayed = protocol._proof("known to the nodes alone", "node", challenges[0] + own)
+        second.sendall(own + replayed)
+        assert closed(second)
+    channel = Channel(dial(registry))
+    with pytest.raises(StrangerError):
+        channel.prove("a guess of the stranger's", controls=False)
+    channel.close()
+    told: list[str] = []
+    with pytest.raises(ShardmarkError):
+        registry.wait(0.2, lambda: None, told.append)
+    (line,) = told
+    assert "127.0.0.1" in line
+    assert "secret" in line
+
+
+def test_a_controller_that_does_not_know_the_secret_gets_no_node() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as false:
+        node = Channel(socket.create_connection(false.getsockname()))
+        accepted, _ = false.accept()
+        with accepted:
+            accepted.sendall(bytes(protocol.NONCE_BYTES + protocol.PROOF_BYTES))
+            with pytest.raises(StrangerError):
+                node.prove("known to the nodes alone", controls=False)
+        node.close()
+
+
+def test_silent_and_slow_strangers_keep_nobody_waiting(registry: NodeRegistry) -> None:
+    """Two that say nothing, and one that says a byte now and then: one deadline for all of it."""
+    with dial(registry), dial(registry), dial(registry) as slow:
+        check_open(registry)
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            while time.monotonic() - began < 5:
+                slow.sendall(b"x")
+                time.sleep(GREETING_SECONDS / 5)
+        assert time.monotonic() - began < GREETING_SECONDS + 2
+
+
+def test_more_strangers_than_can_be_greeted_do_not_lock_nodes_out(
+    registry: NodeRegistry,
+) -> None:
+    with ExitStack() as strangers:
+        for _ in range(registry_module.GREETINGS + 3):
+            strangers.enter_context(dial(registry))
+        until(lambda: not registry._channels, 5)
+        check_open(registry)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        hello(key="text"),
+        hello() | {"number": "1"},
+        hello() | {"number": True},
+        hello() | {"more": 1},
+        {"key": {}},
+        {"beat": []},
+        {"host": "x" * protocol.GREETING_BYTES},
+    ],
+)
+def test_greetings_that_are_none_end_their_connection_alone(
+    registry: NodeRegistry, said: Message
+) -> None:
+    """Also from one that knows the secret."""
+    channel = connected(registry)
+    channel.send(said)
+    with pytest.raises(ChannelEndedError):
+        channel.receive()
+    channel.close()
+    check_open(registry)
+
+
+@pytest.mark.parametrize("text", [b"5", b"[]", b"[" * 60_000, b'"text"', b"{{", b"\xff"])
+def test_a_node_that_sends_no_object_is_lost(registry: NodeRegistry, text: bytes) -> None:
+    node = FakeNode(registry, 1)
+    until(lambda: registry.nodes)
+    content = protocol._SIZES.pack(len(text), 0) + text
+    with node.channel._sending:
+        seal = node.channel._own_seals.next(content)
+        node.channel._connection.sendall(content + seal)
+    until(lambda: registry.lost([1]))
+    assert "something else than messages" in str(registry.lost([1]))
+    node.close()
+    check_open(registry)
+
+
+def test_a_message_that_was_changed_or_repeated_on_its_way_is_none(registry: NodeRegistry) -> None:
+    node = FakeNode(registry, 1)
+    until(lambda: registry.nodes)
+    text = b'{"beat": 0}'
+    content = protocol._SIZES.pack(len(text), 0) + text
+    with node.channel._sending:
+        sealed = content + node.channel._own_seals.next(content)
+        node.channel._connection.sendall(sealed * 2)
+    until(lambda: registry.lost([1]))
+    assert "does not know the secret" in str(registry.lost([1]))
+    node.close()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("trial.json", "result.json", "result.py", "numpy.py", "cells.json", "logs/numpy.py"),
+        *("rank-0.json", "rank-1.py", "rank-1.json/x", "../rank-1.json", "/tmp/rank-1.json"),
+        *("samples.node-0.jsonl", "verdicts.json", "agent.json", "logs/x/attempt_0/0/stdout.log"),
+    ],
+)
+def test_a_node_sends_its_own_ranks_files_and_no_others(
+    registry: NodeRegistry, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    node = FakeNode(registry, 1)
+    until(lambda: registry.nodes)
+    registry.keep_files_in(folder, ((0,), (1,)))
+    with suppress(ChannelEndedError):
+        node.send_file(b"import os", name)
+    until(lambda: registry.lost([1]))
+    assert list(tmp_path.rglob("*")) == [folder]
+    node.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("SHARDMARK_SECRET", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_secret_is_made_once_for_this_user_alone(home: Path) -> None:
+    first = shared_secret()
+    assert len(first) == 64
+    assert shared_secret() == first
+    assert secret_file().stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in secret_file().parent.iterdir()] == ["secret"]
+    assert fresh_secret() != fresh_secret()
+    assert home in secret_file().parents
+
+
+@pytest.mark.parametrize("made", ["0644", "a link", "a FIFO", "short"])
+def test_a_secret_that_others_may_know_is_refused(home: Path, made: str) -> None:
+    secret = shared_secret()
+    file = secret_file()
+    if made == "0644":
+        file.chmod(0o644)
+    elif made == "a link":
+        file.rename(home / "elsewhere")
+        file.symlink_to(home / "elsewhere")
+    elif made == "a FIFO":
+        file.unlink()
+        os.mkfifo(file, 0o600)
+    else:
+        file.write_text("guess me\n")
+    with pytest.raises(InputError) as caught:
+        shared_secret()
+    assert str(file) in str(caught.value)
+    assert secret not in str(caught.value)
+
+
+def test_the_environment_comes_first_unless_it_can_be_guessed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHARDMARK_SECRET", "a secret of some length")
+    assert shared_secret() == fresh_secret() == "a secret of some length"
+    assert not any(home.iterdir())
+    monkeypatch.setenv("SHARDMARK_SECRET", "short")
+    with pytest.raises(InputError, match="SHARDMARK_SECRET: found 5 characters"):
+        fresh_secret()
