@@ -56,8 +56,9 @@ def check_writable(folder: Path) -> None:
     Its name can be foreseen, and folders for temporary files are everybody's.
     """
     try:
-        for missing in (*reversed(folder.parents), folder):
-            missing.mkdir(mode=0o700, exist_ok=True)
+        for wanted in (*reversed(folder.parents), folder):
+            if not wanted.exists():
+                wanted.mkdir(mode=0o700, exist_ok=True)
         for made in takewhile(lambda path: _MADE.fullmatch(path.name), (folder, *folder.parents)):
             status = made.lstat()
             private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
