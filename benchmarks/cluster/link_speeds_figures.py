@@ -9,7 +9,7 @@ from benchmarks.cluster.link_speeds import Cell, Speed, group_of, labels_of
 from benchmarks.cluster.speed import bits_per_second
 
 from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
-from shardmark.report.figures.chart import Figure, Panel, Series, with_ranges
+from shardmark.report.figures.chart import Figure, Panel, Series
 
 MEGABYTE = 1e6
 REFERENCE = "ddp"
@@ -35,7 +35,7 @@ def figures_of(speeds: Sequence[Speed], stem: str) -> list[Figure]:
         " end.",
         panels=tuple(panels),
     )
-    return [with_ranges(step), _bytes_figure(speeds, stem)]
+    return [step, _bytes_figure(speeds, stem)]
 
 
 def _places(speeds: Sequence[Speed]) -> dict[str, float]:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.report.figures import figures_of
-from shardmark.report.figures.drawing import draw
-from shardmark.report.page.page import render_page
+from shardmark.report.page.page import write_report
 from shardmark.results.store import load_run
 from tests.browser.runs import disturbed_run, grid_run, hostile_run, small_run
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 Opened = Callable[..., Any]
-OPEN_ALL = "document.querySelectorAll('details').forEach((one) => one.open = true)"
+OPEN_ALL = "document.querySelectorAll('details').forEach((part) => part.open = true)"
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
@@ -62,11 +60,11 @@ def opened(browser: Browser) -> Iterator[Opened]:
     """`opened(path, ...)` opens the page; further values are those of a browser's context."""
     contexts = []
 
-    def open_page(path: Path, anchor: str = "", **options: Any) -> Watched:
+    def open_page(path: Path, **options: Any) -> Watched:
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
         contexts.append(context)
         watched = Watched(context.new_page())
-        watched.page.goto(path.as_uri() + anchor)
+        watched.page.goto(path.as_uri())
         return watched
 
     yield open_page
@@ -74,32 +72,29 @@ def opened(browser: Browser) -> Iterator[Opened]:
         context.close()
 
 
-def reported(folder: Path) -> Path:
-    """The report of the run in the folder; the figures' files are left out."""
-    run = load_run(folder)
-    comparison = compare([run])
-    page = folder / "report.html"
-    drawings = draw(figures_of(comparison))
-    page.write_bytes(render_page([run], comparison, drawings, "report-figures").encode())
-    return page
-
-
 @pytest.fixture(scope="package")
-def small_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return reported(small_run(tmp_path_factory.mktemp("small")))
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The report of a run by its name; the figures' files are left out."""
+    makers = {"small": small_run, "grid": grid_run, "disturbed": disturbed_run,
+              "hostile": hostile_run}  # fmt: skip
+    written: dict[str, Path] = {}
+
+    def page_of(name: str) -> Path:
+        if name not in written:
+            run = load_run(makers[name](tmp_path_factory.mktemp(name)))
+            out = run.path / "report.html"
+            written[name] = write_report([run], compare([run]), out, images=False).page
+        return written[name]
+
+    return page_of
 
 
-@pytest.fixture(scope="package")
-def grid_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 trials: two precisions, two batches, six strategies on up to four ranks."""
-    return reported(grid_run(tmp_path_factory.mktemp("grid")))
+@pytest.fixture
+def small_page(pages: Callable[[str], Path]) -> Path:
+    return pages("small")
 
 
-@pytest.fixture(scope="package")
-def disturbed_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return reported(disturbed_run(tmp_path_factory.mktemp("disturbed")))
-
-
-@pytest.fixture(scope="package")
-def hostile_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return reported(hostile_run(tmp_path_factory.mktemp("hostile")))
+@pytest.fixture
+def grid_page(pages: Callable[[str], Path]) -> Path:
+    """96 trials: two precisions, two batches, six strategies on two and four ranks."""
+    return pages("grid")

@@ -1,4 +1,4 @@
-"""Runs to report: many trials with raw files, and one whose every text is hostile."""
+"""Runs to report: small, a grid of 96 trials, disturbed, and one whose every text is hostile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shardmark.results.schema import Failure, Outcome, TrialResult
+from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
 from shardmark.trials.trial import cell_id
 from tests.golden.invented import (
@@ -19,8 +19,7 @@ from tests.golden.invented import (
     write_run,
 )
 
-STEPS = 60
-STEP_SECONDS = 0.125
+STEPS, STEP_SECONDS = 60, 0.125
 BEGAN_AT_SECONDS = STARTED_AT_SECONDS + 6
 STRATEGIES = ("ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "ps-async")
 SPEED = {"single": 1.0, "ddp": 0.9, "fsdp": 0.75, "zero-1": 0.85, "zero-3": 0.6, "ps-sync": 0.4}
@@ -38,9 +37,7 @@ HOSTILE = (
     "\u202eesrever \u05d0\u05d1\u05d2 \u0627\u0644",
     "&lt;b&gt; &amp; \u2028 \U0001f600",
 )
-LOG = "\n".join(
-    [*(f"line {number}" for number in range(100)), "\x1b[31mlast words\x1b[0m", *HOSTILE]
-)
+LOG = "\n".join([*map(str, range(100)), "\x1b[31mlast words\x1b[0m", *HOSTILE])
 
 
 def small_run(path: Path) -> Path:
@@ -55,14 +52,15 @@ def small_run(path: Path) -> Path:
         setting="averaging",
         first_deviation="gradients of the first step",
     )
-    verdicts = (
-        *(verdict("ddp", size, equivalent=True) for size in (2, 4)),
-        verdict("fsdp", 2, equivalent=False, cause=summed),
-        verdict("zero-3", 2, equivalent=None, guarantee="every gradient is applied once"),
+    return store(
+        path,
+        trials,
+        [
+            *(verdict("ddp", size, equivalent=True) for size in (2, 4)),
+            verdict("fsdp", 2, equivalent=False, cause=summed),
+            verdict("zero-3", 2, equivalent=None, guarantee="every gradient is applied once"),
+        ],
     )
-    store(path, trials)
-    write_verification(path, Verification(reference="one process", steps=3, verdicts=verdicts))
-    return path
 
 
 def grid_run(path: Path) -> Path:
@@ -86,7 +84,7 @@ def disturbed_run(path: Path) -> Path:
     """Other programs took the machine: one repeat is far from the others."""
     slow = {"samples_per_second": 150.0, "step_seconds": 64 / 150}
     trials = [
-        trial(name, size, repeat, **({"metrics": slow} if (name, repeat) == ("ddp", 2) else {}))
+        trial(name, size, repeat, slow if (name, repeat) == ("ddp", 2) else {})
         for name, size in (("single", 1), ("ddp", 2), ("fsdp", 2))
         for repeat in range(4)
     ]
@@ -113,11 +111,9 @@ def hostile_run(path: Path) -> Path:
         "load": {"average": [1.0], "busy_processes": [{"name": HOSTILE[1]}]},
     }
     cause = Cause(text=HOSTILE[0], evidence=HOSTILE[1], setting=HOSTILE[2], first_deviation="x")
-    verdicts = (verdict(HOSTILE[0], 2, equivalent=False, cause=cause),)
+    verdicts = [verdict(HOSTILE[0], 2, equivalent=False, cause=cause)]
     named = EXPERIMENT | {"name": HOSTILE[2]}
-    store(path, trials, environment=environment, experiment=named)
-    write_verification(path, Verification(reference=HOSTILE[1], steps=3, verdicts=verdicts))
-    return path
+    return store(path, trials, verdicts, environment=environment, experiment=named)
 
 
 def trial(
@@ -128,8 +124,8 @@ def trial(
     **fields: Any,
 ) -> TrialResult:
     """A trial of `STEPS` steps in three epochs; servers stand beside a parameter server's."""
-    drift = 1 + 0.01 * math.sin(7.0 * repeat + len(strategy))
-    rate = 400.0 * world_size ** SPEED.get(strategy, 0.8) * drift
+    rate = 400.0 * world_size ** SPEED.get(strategy, 0.8)
+    rate *= 1 + 0.01 * math.sin(7.0 * repeat + len(strategy))
     served = strategy.startswith("ps-")
     values: dict[str, float | None] = {
         **{f"{part}_seconds": share * 64 / rate for part, share in PARTS.items()},
@@ -142,17 +138,15 @@ def trial(
     if "outcome" not in fields:
         workers = [trained_rank(number, 64 // world_size) for number in range(world_size)]
         idle = {"rank": world_size, "role": "server", "windows": (), "epochs": (), "samples": 0}
-        servers = [workers[0].model_copy(update=idle)] if served else []
-        fields["ranks"] = (*workers, *servers)
-    result = invented_trial(
-        strategy, world_size, repeat, metrics=values | (metrics or {}), **fields
-    )
+        fields["ranks"] = (*workers, *([workers[0].model_copy(update=idle)] if served else []))
+    changed = values | (metrics or {})
+    result = invented_trial(strategy, world_size, repeat, metrics=changed, **fields)
     spec = {"name": strategy, "options": result.strategy_options}
     inside = {**result.trial, "strategy": spec, "world_size": world_size}
     return result.model_copy(update={"trial": inside})
 
 
-def trained_rank(number: int, samples_per_step: int) -> Any:
+def trained_rank(number: int, samples_per_step: int) -> RankRecord:
     changes = {
         "first_step_at_seconds": BEGAN_AT_SECONDS,
         "steps_per_epoch": STEPS // 3,
@@ -181,9 +175,17 @@ def verdict(strategy: str, world_size: int, **fields: Any) -> Verdict:
     return Verdict.model_validate(content | fields)
 
 
-def store(path: Path, trials: Iterable[TrialResult], **files: Any) -> Path:
+def store(
+    path: Path, trials: Iterable[TrialResult], verdicts: Iterable[Verdict] = (), **files: Any
+) -> Path:
     """With whole raw files for the first repeat, and a log for everything."""
-    return write_run(path, trials, **{"steps": steps, "samples": samples, "log": LOG, **files})
+    write_run(path, trials, **{"steps": steps, "samples": samples, "log": LOG, **files})
+    if verdicts:
+        reference = HOSTILE[1]
+        write_verification(
+            path, Verification(reference=reference, steps=3, verdicts=tuple(verdicts))
+        )
+    return path
 
 
 def steps(result: TrialResult) -> Iterator[dict[str, Any]]:
@@ -203,14 +205,13 @@ def steps(result: TrialResult) -> Iterator[dict[str, Any]]:
 
 def samples(result: TrialResult) -> Iterator[dict[str, Any]]:
     for number in range(40 if result.repeat == 0 else 2):
-        counted = {"cpu_seconds": 0.2 * number, "rss_bytes": 500_000_000, "threads": 4}
+        sent = {"bytes_sent": 10**6 * number**2, "bytes_received": 10**6 * number**2}
+        used = {"cpu_seconds": 0.2 * number, "rss_bytes": 500_000_000, "threads": 4}
         yield {
             "at_seconds": BEGAN_AT_SECONDS - 0.5 + 0.25 * number,
             "ranks": [
-                {"rank": rank, "pid": 4000 + rank, **counted} for rank in range(result.world_size)
+                {"rank": rank, "pid": 4000 + rank, **used} for rank in range(result.world_size)
             ],
-            "network": {
-                "lo": {"bytes_sent": 10**6 * number**2, "bytes_received": 10**6 * number**2}
-            },
+            "network": {"lo": sent},
             "gpus": [],
         }

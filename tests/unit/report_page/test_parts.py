@@ -8,22 +8,13 @@ import pytest
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
-from shardmark.report.page.equivalence import verified
-from shardmark.report.page.facts import (
-    definitions,
-    machine_facts,
-    method,
-    planned_trials,
-    progress_notes,
-)
+from shardmark.report.page.facts import machine_facts, planned_trials, progress_notes
 from shardmark.report.page.outcomes import LINE_CHARACTERS, TAIL_BYTES, TAIL_LINES, log_tail, not_ok
-from shardmark.report.page.trials import ranks_table, trials_table
+from shardmark.report.page.tables import definitions, ranks_table, trials_table, verified
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import load_run
 from shardmark.results.verification import Cause, Check, Verdict, Verification, write_verification
 from tests.golden.invented import invented_rank, invented_trial, write_run
-
-STRATEGY_SPEC = {"name": "ddp", "options": {}}
 
 
 def rows_of_trials(folder: Path, *trials: TrialResult) -> tuple[Row, ...]:
@@ -63,28 +54,24 @@ def test_a_log_is_shown_without_what_moves_a_cursor(tmp_path: Path) -> None:
     )
     tail = log_tail(tmp_path)
     assert tail is not None
-    first, second, overwritten, last = tail.text.split("\n")
-    assert first == "red ok\ufffd\ufffd \ufffd"
-    assert second == "\ttab"
-    assert overwritten == "20 %"
-    assert last == "x" * LINE_CHARACTERS + " ..."
+    long = "x" * LINE_CHARACTERS + " ..."
+    assert tail.text.split("\n") == ["red ok\ufffd\ufffd \ufffd", "\ttab", "20 %", long]
 
 
 def test_alike_failures_are_told_once(tmp_path: Path) -> None:
     broke = Failure(reason="it broke", remedy="mend it", rank=1)
     other = Failure(reason="it broke otherwise")
-    trials = [
+    rows = rows_of_trials(
+        tmp_path / "run",
         *(
-            invented_trial("ddp", 2, repeat, outcome=Outcome.FAILED, failure=broke)
-            for repeat in (0, 1)
+            invented_trial("ddp", 2, repeat, outcome=Outcome.FAILED, failure=failure)
+            for repeat, failure in enumerate((broke, broke, other))
         ),
-        invented_trial("ddp", 2, 2, outcome=Outcome.FAILED, failure=other),
         invented_trial("ddp", 2, 3),
-    ]
-    found = not_ok(rows_of_trials(tmp_path / "run", *trials))
-    assert [(one.repeats, one.reason, one.remedy, one.rank, len(one.logs)) for one in found] == [
-        ("0, 1", "it broke", "mend it", 1, 2),
-        ("2", "it broke otherwise", "", None, 1),
+    )
+    assert [(group.repeats, group.failure, len(group.logs)) for group in not_ok(rows)] == [
+        ("0, 1", broke, 2),
+        ("2", other, 1),
     ]
 
 
@@ -93,24 +80,27 @@ def test_machine_facts_leave_out_what_is_not_known() -> None:
         {
             "host": "here",
             "os": "Debian",
-            "kernel": "6",
+            "kernel": None,
             "cpu": {"model": "EPYC", "usable_cores": 2, "quota_cores": None},
             "memory": {"total_bytes": 2**34, "limit_bytes": None},
             "cuda": {"devices": [{"name": "H200", "memory_bytes": 150 * 2**30}]},
             "packages": {"torch": "2.11", "triton": None},
+            "variables": {"OMP_NUM_THREADS": "1"},
+            "python_executable": "/here",
             "git": {"commit": "0123456789abcdef", "dirty": True},
             "load": {"average": [1, 0.5], "busy_processes": [{"name": "x", "cpu_percent": 9}]},
         }
     )
     assert facts == {
         "host": "here",
-        "system": "Debian, 6",
-        "processor": "EPYC, 2 usable cores",
-        "memory": "16.0 GiB",
-        "GPU": "H200 150.0 GiB",
+        "os": "Debian",
+        "cpu": "model EPYC, usable cores 2",
+        "memory": "total 16.0 GiB",
+        "cuda": "devices name H200, memory 150.0 GiB",
         "packages": "torch 2.11",
-        "git": "0123456789ab, with changes that are not committed",
-        "load at the start": "average 1.00, 0.50; other busy processes: x (9 % CPU)",
+        "variables": "OMP_NUM_THREADS 1",
+        "git": "commit 0123456789abcdef, dirty yes",
+        "load": "average 1; 0.5, busy processes name x, cpu percent 9",
     }
 
 
@@ -119,22 +109,20 @@ def test_machine_facts_leave_out_what_is_not_known() -> None:
 )
 def test_machine_facts_take_whatever_stands_there(value: object) -> None:
     keys = ("date", "os", "cpu", "memory", "cuda", "packages", "variables", "git", "load")
-    for text in machine_facts(dict.fromkeys(keys, value)).values():
-        assert isinstance(text, str)
-        assert text
+    assert all(machine_facts(dict.fromkeys(keys, value)).values())
 
 
 def test_the_plan_is_counted(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", [invented_trial("single", 1)]))
     assert planned_trials(run) == 6, "single on one rank, ddp and fsdp on two; each twice"
     (note,) = progress_notes([run])
-    assert note.startswith("1 of 6 planned trials have a result.")
+    assert note.startswith("1 of 6 planned trials")
     (run.path / "experiment.yaml").write_text("workload: 3")
     assert planned_trials(run) is None
     assert progress_notes([run]) == []
 
 
-def test_every_trial_and_every_rank_is_listed(tmp_path: Path) -> None:
+def test_every_trial_rank_and_known_metric_is_listed(tmp_path: Path) -> None:
     lost = invented_rank(1).model_copy(update={"lost": "was killed"})
     rows = rows_of_trials(
         tmp_path / "run",
@@ -149,63 +137,37 @@ def test_every_trial_and_every_rank_is_listed(tmp_path: Path) -> None:
     assert ranks.cells("rank") == ("0", "0", "1")
     assert ranks.cells("ended early") == ("", "", "was killed")
     assert ranks.cells("samples/s")[0] == "199.7", "1248 samples in windows of 2.75 and 3.5 seconds"
-
-
-def test_only_metrics_with_a_value_are_defined(tmp_path: Path) -> None:
-    rows = rows_of_trials(tmp_path / "run", invented_trial("single", 1))
-    names = [one.name for one in definitions(rows)]
-    assert "samples_per_second" in names
-    assert "mfu" not in names
-
-
-def test_the_method_names_the_runs_own_settings(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", [invented_trial("single", 1)]))
-    text = " ".join(method([run]).values())
-    assert "the first 5 steps" in text
-    assert "run 2 times" in text
-    (run.path / "experiment.yaml").unlink()
-    assert "the warm-up steps" in " ".join(method([run]).values())
-
-
-def checked(result: TrialResult, **fields: object) -> TrialResult:
-    """With all in its trial that a verdict refers to."""
-    inside = {**result.trial, "strategy": STRATEGY_SPEC, "world_size": result.world_size}
-    return result.model_copy(update={"trial": inside, **fields})
-
-
-def verdict_of(result: TrialResult, **fields: object) -> Verdict:
-    from shardmark.trials.trial import cell_id
-
-    content: dict[str, object] = {
-        "id": cell_id(result.trial),
-        "strategy": result.strategy,
-        "strategy_options": {"bucket_mb": 1},
-        "world_size": result.world_size,
-        "precision": "fp32",
-        "varied": {},
-        "equivalent": True,
-        "checks": (),
-        "cause": None,
-    }
-    return Verdict.model_validate(content | fields)
-
-
-CAUSE = Cause(text="summed", evidence="twice", setting="averaging", first_deviation="gradients")
-CHECK = Check(name="losses", holds=False, found=2.0, expected=1.0, tolerance=0.5, in_tolerances=2.0)
+    metrics = definitions(rows).cells("metric")
+    assert "samples_per_second" in metrics
+    assert "mfu" not in metrics
 
 
 def test_verdicts_tell_cause_and_checks(tmp_path: Path) -> None:
-    trial = checked(invented_trial("ddp", 2))
-    folder = write_run(tmp_path / "run", [trial])
-    verdict = verdict_of(trial, equivalent=False, cause=CAUSE, checks=(CHECK,))
-    write_verification(folder, Verification(reference="one", steps=3, verdicts=(verdict,)))
-    ((line,),) = (one.verdicts for one in verified([load_run(folder)]))
-    assert line.place == "ddp (bucket_mb=1) on 2 ranks, fp32"
-    assert (line.word, line.mood, line.worst) == ("not equivalent", "bad", "2")
-    assert line.cause == CAUSE
-    assert line.checks.rows == (("losses", "deviates", "2", "1", "0.5", ""),)
-
-
-def test_nothing_verified_is_nothing_shown(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [invented_trial("ddp", 2)])
     assert verified([load_run(folder)]) == []
+    verdict = Verdict(
+        id="ddp",
+        strategy="ddp",
+        strategy_options={"bucket_mb": 1},
+        world_size=2,
+        precision="fp32",
+        varied={},
+        equivalent=False,
+        checks=(
+            Check(
+                name="losses", holds=False, found=2.0, expected=1.0, tolerance=0.5, in_tolerances=2
+            ),
+        ),
+        cause=Cause(text="summed", evidence="twice", setting="averaging", first_deviation="loss"),
+    )
+    write_verification(folder, Verification(reference="one", steps=3, verdicts=(verdict,)))
+    (run,) = verified([load_run(folder)])
+    assert run.verdicts.rows == (
+        (
+            "ddp (bucket_mb=1) on 2 ranks, fp32",
+            "not equivalent",
+            "2",
+            "summed. Evidence: twice. Setting: averaging. First deviation: loss.",
+        ),
+    )
+    assert [table.rows for table in run.checks] == [(("losses", "deviates", "2", "1", "0.5", ""),)]

@@ -5,11 +5,7 @@ from __future__ import annotations
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.report.figures.chart import Figure, Panel, Series
 from shardmark.report.figures.entries import groups_of
-from shardmark.report.figures.learning import (
-    epoch_seconds_figures,
-    learning_figures,
-    staleness_figures,
-)
+from shardmark.report.figures.learning import learning_figures, staleness_figures
 from shardmark.report.figures.memory import memory_figures
 from shardmark.report.figures.over_time import interface_figures, over_time_figures
 from shardmark.report.figures.speed import scaling_figures, step_figures, throughput_figures
@@ -32,7 +28,6 @@ def figures_of(comparison: Comparison) -> tuple[Figure, ...]:
         *memory_figures(groups),
         *step_figures(groups),
         *learning_figures(groups),
-        *epoch_seconds_figures(groups),
         *over_time_figures(groups),
         *interface_figures(groups),
         *staleness_figures(groups),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, floor, isfinite, log, log10
 from typing import Literal
@@ -36,6 +36,8 @@ class Series:
     """A reference such as ideal scaling: a dashed line without markers, also among points."""
     text: Sequence[str] | None = None
     """What stands at each point, beside `y`."""
+    places: Sequence[str] = ()
+    """What each point is, where the series' name and x do not say it; beside `y`."""
     rows: Sequence[int] = ()
     """Of the comparison, one for each value or one for all: the page's filters hide by it."""
 
@@ -62,8 +64,6 @@ class Panel:
     """Counts, such as epochs: no tick between two of them."""
     x_from_zero: bool = False
     y_from_zero: bool = True
-    y_range: tuple[float, float] | None = None
-    """Ends of the values' axis; None leaves them to the library."""
     category_order: tuple[str, ...] = ()
 
     @property
@@ -72,6 +72,15 @@ class Panel:
         present = dict.fromkeys(str(x) for series in self.series for x in series.x)
         ordered = [name for name in self.category_order if name in present]
         return tuple(dict.fromkeys((*ordered, *present)))
+
+    @property
+    def y_range(self) -> tuple[float, float] | None:
+        """Ends of the values' axis; None leaves them to the library.
+
+        Few repeats on a busy machine have intervals many times as long as what the values differ
+        by: whiskers end at the border then, so that the values are not squeezed together.
+        """
+        return None if self.kind == "stacked" else _range(self)
 
     @property
     def longest(self) -> int:
@@ -90,8 +99,6 @@ class Figure:
     """What one sees and how it was measured, in one or two sentences; plain text."""
     panels: tuple[Panel, ...]
     """In reading order: row by row."""
-    shared_y: bool = False
-    """Panels with the same label have the same range, so that they can be compared by eye."""
 
     @property
     def legend(self) -> dict[str, Series]:
@@ -105,22 +112,51 @@ class Figure:
         return named if len(named) > 1 else {}
 
 
-def figure(
-    name: str, title: str, panels: Iterable[Panel], *captions: str, shared_y: bool = False
-) -> list[Figure]:
-    """The figure with its ranges set; nothing where no panel has anything to draw."""
+def figure(name: str, title: str, panels: Iterable[Panel], *captions: str) -> list[Figure]:
+    """The figure; nothing where no panel has anything to draw."""
     drawn = [panel for panel in panels if panel.series]
     if not drawn:
         return []
     left_out = len(drawn) - MOST_PANELS
     more = f"{left_out} more panels are left out: the tables have all." if left_out > 0 else ""
     caption = " ".join(text for text in (*captions, more) if text)
-    panels = tuple(drawn[:MOST_PANELS])
-    return [
-        with_ranges(
-            Figure(name=name, title=title, caption=caption, panels=panels, shared_y=shared_y)
+    return [Figure(name=name, title=title, caption=caption, panels=tuple(drawn[:MOST_PANELS]))]
+
+
+def stacked_panel(
+    title: str,
+    y_label: str,
+    y_unit: str,
+    bars: Sequence[tuple[str, int, Mapping[str, float | None]]],
+    unit_size: float,
+) -> Panel:
+    """Bars of parts; each bar is its name, its row and the value of each part in base units."""
+    kinds = dict.fromkeys(kind for *_, parts in bars for kind, value in parts.items() if value)
+    series = []
+    for kind in kinds:
+        known = [
+            (name, row, value)
+            for name, row, parts in bars
+            if (value := parts.get(kind)) is not None
+        ]
+        series.append(
+            Series(
+                name=kind,
+                x=tuple(name for name, *_ in known),
+                y=tuple(value / unit_size for *_, value in known),
+                style=kind,
+                rows=tuple(row for _, row, _ in known),
+            )
         )
-    ]
+    return Panel(
+        title=title,
+        kind="stacked",
+        x_label="",
+        y_label=y_label,
+        y_unit=y_unit,
+        series=tuple(series),
+        category_order=tuple(name for name, *_ in bars),
+    )
 
 
 def byte_unit(largest_bytes: float) -> tuple[str, float]:
@@ -144,12 +180,10 @@ def readable(panels: Iterable[Panel]) -> list[Panel]:
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Round values between the two, few over decades and more within one."""
-    steps: tuple[float, ...] = (
-        (1.0, 2.0, 5.0) if high >= 10 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
-    )
+    steps: tuple[float, ...] = (1, 2, 5) if high >= 10 * low else (1, 1.5, 2, 3, 5, 7)
     decades = range(floor(log10(low)), floor(log10(high)) + 1)
     if len(decades) > 4:
-        steps = (1.0,)
+        steps = (1,)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
     return [tick for tick in ticks if low <= tick <= high]
 
@@ -161,38 +195,17 @@ def whole_ticks(low: float, high: float) -> list[int]:
     return list(range(ceil(low / step) * step, floor(high) + 1, step))
 
 
-def with_ranges(figure: Figure) -> Figure:
-    """The figure with `y_range` set where the panels share y, are logarithmic or have intervals.
-
-    Few repeats on a busy machine have intervals many times as long as what the values differ by:
-    whiskers end at the border then, so that the values are not squeezed together.
-    """
-    return replace(
-        figure,
-        panels=tuple(replace(panel, y_range=_range_of(figure, panel)) for panel in figure.panels),
-    )
-
-
-def _range_of(figure: Figure, panel: Panel) -> tuple[float, float] | None:
-    if panel.kind == "stacked":
-        return None
-    alike = [other for other in figure.panels if other.y_label == panel.y_label]
-    series = [line for other in (alike if figure.shared_y else [panel]) for line in other.series]
-    return _range(series, logarithmic=panel.y_logarithmic, from_zero=panel.y_from_zero)
-
-
-def _range(
-    series: Sequence[Series], *, logarithmic: bool, from_zero: bool
-) -> tuple[float, float] | None:
+def _range(panel: Panel) -> tuple[float, float] | None:
     def usable(ends: Iterable[float | None]) -> list[float]:
         numbers = [end for end in ends if end is not None and isfinite(end)]
-        return [log(end) for end in numbers if end > 0] if logarithmic else numbers
+        return [log(end) for end in numbers if end > 0] if panel.y_logarithmic else numbers
 
-    values = usable(y for line in series for y in line.y)
+    values = usable(y for line in panel.series for y in line.y)
     if not values:
         return None
-    ends = usable(end for line in series for ends in (line.low, line.high) for end in ends or ())
-    zero = from_zero and not logarithmic and min(values) >= 0
+    bounds = (ends for line in panel.series for ends in (line.low, line.high) if ends)
+    ends = usable(end for each in bounds for end in each)
+    zero = panel.y_from_zero and not panel.y_logarithmic and min(values) >= 0
     base = 0.0 if zero else min(values)
     span = (max(values) - base) or (max(ends, default=base) - min(ends, default=base))
     if span <= 0:
@@ -200,4 +213,4 @@ def _range(
     high = min(max([*values, *ends]), max(values) + WHISKER_SHARE * span) + 0.05 * span
     low = max(min([*values, *ends]), min(values) - WHISKER_SHARE * span) - 0.05 * span
     low = 0.0 if zero else low
-    return (exp(low), exp(high)) if logarithmic else (low, high)
+    return (exp(low), exp(high)) if panel.y_logarithmic else (low, high)

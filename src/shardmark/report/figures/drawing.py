@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from math import isfinite, log
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ _CONFIG = {
         "offset": 8,
     },
 }
-Record = dict[str, Any]
+Spec = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,77 +70,69 @@ class Drawing:
     panels: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """What a drawn mark stands for; `label` is its `aria-label` in the SVG."""
-
-    label: str
-    series: str
-    rows: tuple[int, ...]
-
-
 def draw(figures: Sequence[Figure]) -> list[Drawing]:
     """Every panel once, `WIDTH` pixels wide.  Nothing is loaded for it."""
     from vl_convert import vegalite_to_svg
 
     def svg(panel: Panel) -> str:
-        return vegalite_to_svg(panel_spec(panel), vl_version=VEGA_LITE, allowed_base_urls=[])
+        spec = panel_spec(panel)
+        return _tagged(vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[]), panel)
 
     return [Drawing(figure, tuple(map(svg, figure.panels))) for figure in figures]
 
 
-def panel_spec(panel: Panel) -> dict[str, Any]:
+def panel_spec(panel: Panel) -> Spec:
     """The panel in Vega-Lite's grammar (vega.github.io/vega-lite, version 6)."""
     bars = panel.kind in ("bars", "stacked")
-    layers = _bar_layers(panel) if bars else _line_layers(panel)
-    height = BAR_PIXELS * len(panel.categories) + 66 if bars else HEIGHT
     return {
         "width": WIDTH,
-        "height": height,
+        "height": BAR_PIXELS * len(panel.categories) + 66 if bars else HEIGHT,
         "autosize": {"type": "fit", "contains": "padding"},
         "padding": {"left": 4, "right": 10, "top": 4, "bottom": 4},
-        "layer": layers,
+        "layer": _bar_layers(panel) if bars else _line_layers(panel),
         "config": _CONFIG,
         **({} if bars else {"title": plain_text(panel.y_label)}),
     }
 
 
-def marks_of(panel: Panel) -> list[Mark]:
-    """Every mark that the pointer can name, with the rows that it shows."""
-    marks = []
+def _tagged(svg: str, panel: Panel) -> str:
+    """With the series and the rows of each mark beside its label: the page's filters read them."""
+    tags = {}
     for series in panel.series:
-        for label, rows in _labels(panel, series):
-            marks.append(Mark(label=label, series=series.name, rows=rows))
-        if panel.kind == "line":
-            marks.append(Mark(plain_text(series.name), series.name, tuple(set(series.rows))))
-    return marks
+        name = plain_text(series.name)
+        labels = list(_labels(panel, series))
+        if panel.kind == "line" or series.dashed:
+            labels.append((name, tuple(series.rows)))
+        for label, rows in labels:
+            known = " ".join(map(str, sorted(set(rows))))
+            tags[label] = f' data-series="{escape(name)}" data-rows="{known}"'
+    return re.sub(
+        r'aria-label="([^"]*)"', lambda found: found[0] + tags.get(unescape(found[1]), ""), svg
+    )
 
 
 def _labels(panel: Panel, series: Series) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What each value of the series is, in words: `ddp, 2 ranks: 812 samples/s (790 to 830)`."""
+    """Each value in words, such as `ddp, 2 ranks: 812 samples/s (790 to 830)`, and its rows."""
     lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
     for index, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
         low, high = lows[index], highs[index]
         interval = "" if low is None or high is None else f" ({_number(low)} to {_number(high)})"
         value = f"{_number(y)} {panel.y_unit}".rstrip() + interval
-        place = str(x) if isinstance(x, str) else f"{series.name}, {_place(panel, series, index)}"
-        part = f", {series.name}" if panel.kind == "stacked" else ""
+        if isinstance(x, str):
+            place = f"{x}, {series.name}" if panel.kind == "stacked" else x
+        else:
+            name = series.places[index] if series.places else series.name
+            at = f"{_number(x)} {panel.x_unit}"
+            place = f"{name}, {at if panel.x_unit else f'{panel.x_label.lower()} {at.rstrip()}'}"
         rows = series.rows[index : index + 1] if len(series.rows) > 1 else series.rows
-        yield plain_text(f"{place}{part}: {value}"), tuple(rows)
-
-
-def _place(panel: Panel, series: Series, index: int) -> str:
-    x = _number(float(series.x[index]))
-    if series.text is not None:
-        return f"{series.text[index]} ranks, {x} {panel.x_unit}"
-    return f"{x} {panel.x_unit}" if panel.x_unit else f"{panel.x_label.lower()} {x}"
+        yield plain_text(f"{place}: {value}"), tuple(rows)
 
 
 def _number(value: float | None) -> str:
-    return "not known" if value is None or not isfinite(value) else f"{value:,.4g}".replace(",", "")
+    return "not known" if value is None or not isfinite(value) else f"{value:.4g}"
 
 
-def _records(panel: Panel, series: Series) -> list[Record]:
+def _records(panel: Panel, series: Series) -> list[Spec]:
     """One for each value that can be drawn; intervals end at the panel's range."""
     look = look_of(series.style or series.name, series.variant)
     bottom, top = panel.y_range or (float("-inf"), float("inf"))
@@ -149,7 +141,7 @@ def _records(panel: Panel, series: Series) -> list[Record]:
     for index, (label, _) in enumerate(_labels(panel, series)):
         x, y, low, high = series.x[index], series.y[index], lows[index], highs[index]
         usable = y is not None and isfinite(y) and (not panel.y_logarithmic or y > 0)
-        record: Record = {
+        record: Spec = {
             "name": plain_text(series.name),
             "x": plain_text(x) if isinstance(x, str) else x,
             "y": y if usable else None,
@@ -168,16 +160,22 @@ def _dash(look: Look, series: Series) -> tuple[int, ...]:
     return (5, 4) if series.dashed else DASHES[look.dash]
 
 
-def _field(name: str, **more: Any) -> dict[str, Any]:
+def _field(name: str) -> Spec:
     """A channel that takes the field as it is."""
-    return {"field": name, "type": "nominal", "scale": None, "legend": None, **more}
+    return {"field": name, "type": "nominal", "scale": None, "legend": None}
 
 
-_LABEL = {"description": {"field": "label", "type": "nominal"}}
-_COLOUR = {"color": _field("colour")}
+def _layer(records: Sequence[Spec], mark: Spec, **encoding: Spec) -> Spec:
+    """Every mark has its label, by which the page names and filters it."""
+    label = {"field": "label", "type": "nominal"}
+    return {
+        "data": {"values": records},
+        "mark": mark,
+        "encoding": {**encoding, "description": label},
+    }
 
 
-def _bar_layers(panel: Panel) -> list[dict[str, Any]]:
+def _bar_layers(panel: Panel) -> list[Spec]:
     """Bars to the right, in the panel's order; single ones with interval and value."""
     records = [record for series in panel.series for record in _records(panel, series)]
     drawn = [record for record in records if record["y"] is not None]
@@ -197,121 +195,80 @@ def _bar_layers(panel: Panel) -> list[dict[str, Any]]:
         },
         "scale": {"paddingInner": 0.3, "paddingOuter": 0.15},
     }
-    stacked = panel.kind == "stacked"
-    value: dict[str, Any] = {
+    value: Spec = {
         "field": "y",
         "type": "quantitative",
         "axis": {"title": plain_text(panel.y_label), "tickCount": 5, "domain": False},
     }
-    bar: dict[str, Any] = {
-        "data": {"values": drawn},
-        "mark": {"type": "bar", "stroke": None},
-        "encoding": {"y": category, "x": value, **_COLOUR, **_LABEL},
-    }
-    if stacked:
+    bar = {"type": "bar", "stroke": None}
+    if panel.kind == "stacked":
+        places = {plain_text(series.name): place for place, series in enumerate(panel.series)}
+        stacked = [{**record, "order": places[record["name"]]} for record in drawn]
+        order_by = {"field": "order", "type": "quantitative"}
         value["stack"] = "zero"
-        kinds = {plain_text(series.name): place for place, series in enumerate(panel.series)}
-        for record in drawn:
-            record["order"] = kinds[record["name"]]
-        bar["encoding"]["order"] = {"field": "order", "type": "quantitative"}
-        return [bar]
-    largest = max((max(record["y"], record.get("high", 0)) for record in drawn), default=1.0)
-    texts = [_number(record["y"]) for record in drawn]
-    room = max(map(len, texts), default=1) * _LETTER_PIXELS + 12
+        return [_layer(stacked, bar, y=category, x=value, color=_field("colour"), order=order_by)]
+    ends = [
+        {**record, "end": max(record["y"], record.get("high", 0)), "text": _number(record["y"])}
+        for record in drawn
+    ]
+    largest = max((record["end"] for record in ends), default=1.0)
+    room = max((len(record["text"]) for record in ends), default=1) * _LETTER_PIXELS + 12
     value["scale"] = {
         "domain": [0, largest * (1 + room / max(60.0, WIDTH - names_pixels - 30 - room))]
     }
-    values = [
-        {**record, "end": max(record["y"], record.get("high", 0)), "text": text}
-        for record, text in zip(drawn, texts, strict=True)
+    text = {"type": "text", "align": "left", "baseline": "middle", "dx": 5}
+    return [
+        _layer(drawn, bar, y=category, x=value, color=_field("colour")),
+        *_whiskers(drawn, {"y": category}, "x", value),
+        _layer(ends, text, y=category, x={**value, "field": "end"}, text=_field("text")),
     ]
-    end = {**value, "field": "end"}
-    text = {
-        "data": {"values": values},
-        "mark": {"type": "text", "align": "left", "baseline": "middle", "dx": 5, "aria": False},
-        "encoding": {"y": category, "x": end, "text": {"field": "text", "type": "nominal"}},
-    }
-    return [bar, *_whiskers(drawn, {"y": category}, "x", value), text]
 
 
-def _whiskers(
-    records: Sequence[Record], place: dict[str, Any], axis: str, value: dict[str, Any]
-) -> list[dict[str, Any]]:
+def _whiskers(records: Sequence[Spec], place: Spec, axis: str, value: Spec) -> list[Spec]:
     """Thin lines over the intervals, where there are some."""
     ends = [record for record in records if "low" in record]
-    if not ends:
-        return []
     channels = {axis: {**value, "field": "low"}, f"{axis}2": {"field": "high"}}
     mark = {"type": "rule", "strokeWidth": 1.5, "color": "currentColor", "opacity": 0.75}
-    return [
-        {
-            "data": {"values": ends},
-            "mark": {**mark, "aria": True},
-            "encoding": {**place, **channels, **_LABEL},
-        }
-    ]
+    return [_layer(ends, {**mark, "aria": True}, **place, **channels)] if ends else []
 
 
-def _line_layers(panel: Panel) -> list[dict[str, Any]]:
+def _line_layers(panel: Panel) -> list[Spec]:
     """Lines with bands or whiskers, or points; what stands at a point is put beside it."""
     measured = [series for series in panel.series if not series.dashed]
     x, y = _x_channel(panel), _y_channel(panel)
-    place = {"x": x, "y": y}
     points = [record for series in measured for record in _records(panel, series)]
-    lined = panel.series if panel.kind == "line" else [s for s in panel.series if s.dashed]
+    drawn = [record for record in points if record["y"] is not None]
     lines = [
         {**record, "label": record["name"], "index": index}
-        for series in lined
+        for series in panel.series
+        if panel.kind == "line" or series.dashed
         for index, record in enumerate(_records(panel, series))
     ]
-    layers: list[dict[str, Any]] = []
+    of_series: Spec = {"detail": {"field": "name"}, "color": _field("colour")}
     if panel.longest > MOST_WHISKERS:
-        layers += [
-            {
-                "data": {"values": [{**record, "label": record["name"]} for record in points]},
-                "mark": {"type": "area", "opacity": 0.18, "aria": False},
-                "encoding": {
-                    "x": x,
-                    "y": {**y, "field": "low"},
-                    "y2": {"field": "high"},
-                    "detail": {"field": "name"},
-                    **_COLOUR,
-                },
-            }
-        ]
+        named = [{**record, "label": record["name"]} for record in points]
+        band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        layers = [_layer(named, {"type": "area", "opacity": 0.18}, x=x, **band, **of_series)]
     else:
-        layers += _whiskers([record for record in points if record["y"] is not None], {"x": x},
-                            "y", y)  # fmt: skip
+        layers = _whiskers(drawn, {"x": x}, "y", y)
     if lines:
+        order = {"field": "index", "type": "quantitative"}
+        line = {"type": "line", "strokeWidth": 2}
         layers.append(
-            {
-                "data": {"values": lines},
-                "mark": {"type": "line", "strokeWidth": 2},
-                "encoding": {
-                    **place,
-                    "detail": {"field": "name"},
-                    "strokeDash": _field("dash"),
-                    "order": {"field": "index", "type": "quantitative"},
-                    **_COLOUR,
-                    **_LABEL,
-                },
-            }
+            _layer(lines, line, x=x, y=y, strokeDash=_field("dash"), order=order, **of_series)
         )
     if panel.kind == "points" or panel.longest <= MOST_MARKED:
-        layers.append(
-            {
-                "data": {"values": [record for record in points if record["y"] is not None]},
-                "mark": {"type": "point", "filled": True, "size": 55, "opacity": 1},
-                "encoding": {**place, "shape": _field("shape"), **_COLOUR, **_LABEL},
-            }
-        )
-    return [*layers, *_texts(panel, measured, place)]
+        point = {"type": "point", "filled": True, "size": 55, "opacity": 1}
+        layers.append(_layer(drawn, point, x=x, y=y, shape=_field("shape"), color=_field("colour")))
+    if any(series.text for series in measured):
+        layers.append(_texts(panel, measured, x, y))
+    return layers
 
 
-def _x_channel(panel: Panel) -> dict[str, Any]:
+def _x_channel(panel: Panel) -> Spec:
     numbers = [float(x) for series in panel.series for x in series.x]
-    axis: dict[str, Any] = {"title": plain_text(panel.x_label), "tickCount": 6, "grid": False}
-    scale: dict[str, Any] = {"zero": panel.x_from_zero, "nice": panel.x_from_zero}
+    axis: Spec = {"title": plain_text(panel.x_label), "tickCount": 6, "grid": False}
+    scale: Spec = {"zero": panel.x_from_zero, "nice": panel.x_from_zero}
     low, high = min(numbers, default=0.0), max(numbers, default=1.0)
     if panel.x_logarithmic:
         scale = {"type": "log", "domain": [low / 1.15, high * 1.15], "nice": False}
@@ -333,16 +290,14 @@ def _x_channel(panel: Panel) -> dict[str, Any]:
     return {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}
 
 
-def _y_channel(panel: Panel) -> dict[str, Any]:
-    axis: dict[str, Any] = {"title": None, "tickCount": 5, "domain": False, "ticks": False}
-    scale: dict[str, Any] = {"zero": panel.y_from_zero, "nice": panel.y_range is None}
+def _y_channel(panel: Panel) -> Spec:
+    axis: Spec = {"title": None, "tickCount": 5, "domain": False, "ticks": False}
+    scale: Spec = {"zero": panel.y_from_zero, "nice": panel.y_range is None}
     if panel.y_range is not None:
-        scale["domain"] = list(panel.y_range)
-        scale["zero"] = False
+        scale |= {"domain": list(panel.y_range), "zero": False}
     if panel.y_logarithmic:
-        scale = {"type": "log", "nice": panel.y_range is None}
+        scale |= {"type": "log", "zero": False}
         if panel.y_range is not None:
-            scale["domain"] = list(panel.y_range)
             axis |= {"values": log_ticks(*panel.y_range), "format": "~r"}
     return {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
 
@@ -359,50 +314,44 @@ _MOVES = ((8, 0, "left"), (-8, 0, "right"), (0, -11, "center"), (0, 12, "center"
 Box = tuple[float, float, float, float]
 
 
-def _texts(panel: Panel, measured: Sequence[Series], place: dict[str, Any]) -> list[dict[str, Any]]:
+def _texts(panel: Panel, measured: Sequence[Series], x: Spec, y: Spec) -> Spec:
     records = [
-        (record, short(text, 24))
+        ({**record, "text": short(text, 24)}, _pixels(record, x, y, panel))
         for series in measured
         for record, text in zip(_records(panel, series), series.text or (), strict=False)
         if record["y"] is not None
     ]
-    if not records:
-        return []
-    spots = [(_pixel(r["x"], "x", place, panel), _pixel(r["y"], "y", place, panel))
-             for r, _ in records]  # fmt: skip
-    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in spots]
+    taken: list[Box] = [(left - 5, top - 5, left + 5, top + 5) for _, (left, top) in records]
     written = []
-    for (record, text), (x, y) in zip(records, spots, strict=True):
+    for record, (left, top) in records:
+        width = len(record["text"]) * _LETTER_PIXELS
         for dx, dy, align in _MOVES:
-            width = len(text) * _LETTER_PIXELS
-            left = x + dx - width * {"left": 0.0, "center": 0.5, "right": 1.0}[align]
-            box = (left, y + dy - 6, left + width, y + dy + 6)
+            start = left + dx - width * {"left": 0.0, "center": 0.5, "right": 1.0}[align]
+            box = (start, top + dy - 6, start + width, top + dy + 6)
             inside = box[0] >= 0 and box[2] <= _PLOT[0] and box[1] >= 0 and box[3] <= _PLOT[1]
             if inside and not any(_touch(box, other) for other in taken):
                 taken.append(box)
-                written.append({**record, "text": text, "dx": dx, "dy": dy, "align": align})
+                written.append({**record, "dx": dx, "dy": dy, "align": align})
                 break
     moves = {key: {"expr": f"datum.{key}"} for key in ("dx", "dy", "align")}
-    return [
-        {
-            "data": {"values": written},
-            "mark": {"type": "text", "baseline": "middle", **moves},
-            "encoding": {**place, "text": {"field": "text", "type": "nominal"}, **_LABEL},
-        }
-    ]
+    mark = {"type": "text", "baseline": "middle", **moves}
+    return _layer(written, mark, x=x, y=y, text=_field("text"))
 
 
-def _pixel(value: float, axis: str, place: dict[str, Any], panel: Panel) -> float:
-    """About where the value is drawn, from the left or from the top."""
-    scale = place[axis]["scale"]
-    values = [
-        float(v) for s in panel.series for v in (s.x if axis == "x" else s.y) if v is not None
-    ]
-    low, high = scale.get("domain") or (0.0 if scale.get("zero") else min(values), max(values))
-    if scale.get("type") == "log":
-        low, high, value = log(low), log(high), log(value)
-    share = (value - low) / (high - low) if high > low else 0.5
-    return share * _PLOT[0] if axis == "x" else (1 - share) * _PLOT[1]
+def _pixels(record: Spec, x: Spec, y: Spec, panel: Panel) -> tuple[float, float]:
+    """About where the point is drawn, from the left and from the top."""
+
+    def share(axis: str, scale: Spec) -> float:
+        values = [
+            float(v) for s in panel.series for v in (s.x if axis == "x" else s.y) if v is not None
+        ]
+        low, high = scale.get("domain") or (0.0 if scale.get("zero") else min(values), max(values))
+        value = record[axis]
+        if scale.get("type") == "log":
+            low, high, value = log(low), log(high), log(value)
+        return (value - low) / (high - low) if high > low else 0.5
+
+    return share("x", x["scale"]) * _PLOT[0], (1 - share("y", y["scale"])) * _PLOT[1]
 
 
 def _touch(box: Box, other: Box) -> bool:
@@ -418,18 +367,16 @@ def figure_svg(drawing: Drawing) -> str:
     """All panels and the legend in one drawing; the title is left to the caption, as papers do."""
     figure = drawing.figure
     columns = min(len(figure.panels), 2)
+    title = _TITLE if any(panel.title for panel in figure.panels) else 0
     pairs = list(zip(figure.panels, drawing.panels, strict=True))
     parts, y = [], _GAP
     for first in range(0, len(pairs), columns):
         line = pairs[first : first + columns]
-        heights = []
         for column, (panel, svg) in enumerate(line):
             x = _GAP + column * (WIDTH + _GAP)
             parts.append(_text(x, y + 12, short(panel.title, 60), weight=600))
-            heights.append(_height_of(svg))
-            shift = _TITLE if panel.title else 0
-            parts.append(svg.replace("<svg ", f'<svg x="{x}" y="{y + shift}" ', 1))
-        y += max(heights) + _GAP + (_TITLE if any(panel.title for panel, _ in line) else 0)
+            parts.append(svg.replace("<svg ", f'<svg x="{x}" y="{y + title}" ', 1))
+        y += max(_height_of(svg) for _, svg in line) + _GAP + title
     width = _GAP + columns * (WIDTH + _GAP)
     x = _GAP
     for name, series in figure.legend.items():

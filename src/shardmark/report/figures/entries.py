@@ -121,6 +121,11 @@ def entries_in(groups: Iterable[Group]) -> list[Entry]:
     return [entry for group in groups for entry in group.entries]
 
 
+def estimates_of(entries: Iterable[Entry], metric: str) -> list[Estimate]:
+    """One for each entry that has the metric."""
+    return [value for entry in entries if (value := entry.row.metrics[metric]) is not None]
+
+
 def estimates_series(
     entries: Sequence[Entry],
     x: Sequence[float] | Sequence[str],
@@ -150,23 +155,6 @@ def intervals(entries: Sequence[Entry]) -> str:
         return "One repeat each: there is no interval."
     repeats = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"Means of {repeats} repeats; whiskers or bands are 95 % intervals of the mean."
-
-
-def not_equivalent(entries: Sequence[Entry]) -> str:
-    """A warning where some row trains something else; empty where none was found."""
-    names = dict.fromkeys(
-        entry.bar for entry in entries if entry.row.equivalent is False and not entry.row.guarantee
-    )
-    return f"Found not to train the same thing: {'; '.join(names)}." if names else ""
-
-
-def references(facets: Sequence[Group]) -> str:
-    """Which rows are drawn more than once."""
-    drawn = entries_in(facets)
-    names = dict.fromkeys(
-        entry.name for entry in drawn if entry.row.world_size == 1 and drawn.count(entry) > 1
-    )
-    return f"{', '.join(names)} (1 rank) is drawn in every panel." if names else ""
 
 
 def rows_read(count: int) -> str:

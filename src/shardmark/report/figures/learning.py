@@ -19,7 +19,6 @@ from shardmark.report.figures.entries import (
     facets_of,
     having,
     intervals,
-    references,
     rows_read,
 )
 
@@ -31,94 +30,72 @@ class _Quantity:
     """A metric of every epoch."""
 
     metric: str
-    name: str
-    """Of the figure."""
+    figure: str
     title: str
     label: str
     unit: str = ""
     scale: float = 1.0
-    from_zero: bool = False
 
 
 _TRAIN_LOSS = _Quantity("train_loss", "training-loss", "Training loss", "Training loss")
 _QUALITIES = (
     _Quantity("validation_loss", "validation-loss", "Validation loss", "Validation loss"),
-    _Quantity("accuracy_top1", "accuracy", "Accuracy", "Top-1 accuracy (%)", "%", scale=100),
+    _Quantity("accuracy_top1", "accuracy", "Accuracy", "Top-1 accuracy (%)", "%", 100),
     _Quantity("map", "map", "Average precision", "mAP of boxes"),
     _Quantity("mask_map", "mask-map", "Precision of masks", "mAP of masks"),
     _Quantity("perplexity", "perplexity", "Perplexity", "Perplexity"),
 )
-_SECONDS = _Quantity(
-    "epoch_seconds",
-    "epoch-seconds",
-    "Seconds per epoch",
-    "Time of an epoch (s)",
-    "s",
-    from_zero=True,
-)
+_SECONDS = _Quantity("epoch_seconds", "epoch-seconds", "Seconds per epoch", "Time (s)", "s")
 
 
 def learning_figures(groups: Sequence[Group]) -> list[Figure]:
     """Loss by step where the recipe counts no epochs; made-up data have no quality."""
     real = having(groups, lambda entry: not entry.row.synthetic)
-    figures = _by_epoch_and_time(groups, _TRAIN_LOSS) + _step_loss(groups)
-    for quality in _QUALITIES:
-        figures += _by_epoch_and_time(real, quality)
-    return figures
+    return [
+        *_by_epoch(groups, _TRAIN_LOSS),
+        *_step_loss(groups),
+        *(drawn for quality in _QUALITIES for drawn in _by_epoch(real, quality)),
+        *_by_epoch(groups, _SECONDS),
+    ]
 
 
-def epoch_seconds_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Time of every epoch, or how long a complete one takes."""
-    facets = _facets(groups, _SECONDS)
-    entries = entries_in(facets)
-    warmup = any(entry.epochs.warmup_steps for entry in entries)
-    return figure(
-        _SECONDS.name,
-        _SECONDS.title,
-        readable(_panel(facet, _SECONDS, "Epoch", _number) for facet in facets),
-        "Training alone, on the slowest rank; evaluations are not in it.",
-        "The first epoch includes the warm-up steps." if warmup else "",
-        intervals(entries),
-        references(facets),
-        shared_y=len(groups) == 1,
+def _by_epoch(groups: Sequence[Group], quantity: _Quantity) -> list[Figure]:
+    """By training time, too, save what is a time itself."""
+    facets = facets_of(having(groups, lambda entry: _series(entry, quantity, _number)))
+    is_time = quantity is _SECONDS
+    axes = [("Epoch", _number), *([] if is_time else [("Training time (s)", _elapsed)])]
+    caption = (
+        "Training alone, on the slowest rank; evaluations are not in it. The first epoch includes"
+        " the warm-up steps."
+        if is_time
+        else f"{quantity.title} by epoch and by training time, counted from the first step;"
+        " evaluations are not in the time."
     )
-
-
-def _by_epoch_and_time(groups: Sequence[Group], quantity: _Quantity) -> list[Figure]:
-    facets = _facets(groups, quantity)
-    axes = (("Epoch", _number), ("Training time (s)", _elapsed))
     return figure(
-        quantity.name,
+        quantity.figure,
         quantity.title,
         readable(_panel(facet, quantity, label, x_of) for facet in facets for label, x_of in axes),
-        f"{quantity.title} by epoch and by training time, counted from the first step;"
-        " evaluations are not in the time.",
+        caption,
         intervals(entries_in(facets)),
-        references(facets),
-        shared_y=len(groups) == 1,
     )
-
-
-def _facets(groups: Sequence[Group], quantity: _Quantity) -> list[Group]:
-    return facets_of(having(groups, lambda entry: _series(entry, quantity, _number)))
 
 
 def _panel(
     facet: Group, quantity: _Quantity, x_label: str, x_of: Callable[[Epoch], float | None]
 ) -> Panel:
-    drawn = [series for e in facet.entries if (series := _series(e, quantity, x_of)) is not None]
+    drawn = (_series(entry, quantity, x_of) for entry in facet.entries)
     by_epoch = x_of is _number
     return Panel(
         title=facet.title,
         kind="line",
         x_label=x_label,
         y_label=quantity.label,
-        series=tuple(drawn),
+        series=tuple(series for series in drawn if series is not None),
         x_unit="" if by_epoch else "s",
         y_unit=quantity.unit,
         x_whole=by_epoch,
         x_from_zero=not by_epoch,
-        y_from_zero=quantity.from_zero,
+        y_from_zero=quantity is _SECONDS,
     )
 
 
@@ -169,9 +146,7 @@ def _step_loss(groups: Sequence[Group]) -> list[Figure]:
         ),
         "Training loss by optimizer step, mean over the samples of all ranks, in the first repeat;"
         " long series are thinned to each stretch's extremes.",
-        references(facets),
         rows_read(len(counted)),
-        shared_y=len(groups) == 1,
     )
 
 
@@ -198,17 +173,14 @@ def staleness_figures(groups: Sequence[Group]) -> list[Figure]:
         ],
         "How many updates a server took between handing out parameters and using the gradient that"
         " was computed from them; all repeats and servers together.",
-        shared_y=len(groups) == 1,
     )
 
 
 def _binned(entry: Entry, counts: Counter[int], width: int, largest: int) -> Series:
     """Percent of the gradients in bins of so many updates, by each bin's first."""
-    binned: Counter[int] = Counter()
-    for staleness, count in counts.items():
-        binned[staleness // width * width] += count
     starts = range(0, largest + 1, width)
-    return entry.line(starts, [100 * binned[start] / counts.total() for start in starts])
+    binned = [sum(counts[at] for at in range(start, start + width)) for start in starts]
+    return entry.line(starts, [100 * count / counts.total() for count in binned])
 
 
 def _staleness(entry: Entry) -> Counter[int]:

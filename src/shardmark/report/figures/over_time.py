@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
-from shardmark.analysis.network.traffic import Interface, traffic_of
-from shardmark.analysis.trial.series import OverTime, Sampled, sampled
+from shardmark.analysis.network.traffic import traffic_of
+from shardmark.analysis.trial.series import OverTime, sampled
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, rate_unit
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,
@@ -14,7 +16,6 @@ from shardmark.report.figures.entries import (
     entries_in,
     facets_of,
     having,
-    references,
     rows_read,
 )
 
@@ -25,27 +26,34 @@ def over_time_figures(groups: Sequence[Group]) -> list[Figure]:
     """From raw files: one repeat of a limited number of rows."""
     entries = entries_in(groups)
     read = {e: series for e in entries[:MOST_ROWS_READ] if (series := sampled(e.row))}
-    rates = [y for series in read.values() for y in series.network_bytes_per_second.y]
-    unit, size = rate_unit(max(rates, default=0.0))
+    unit, size = rate_unit(_largest(series.network_bytes_per_second for series in read.values()))
     facets = facets_of(having(groups, read.__contains__))
-    remarks = (references(facets), rows_read(len(entries)))
 
     def panels(*quantities: tuple[str, str, str, float]) -> list[Panel]:
-        return [_panel(facet, read, quantity) for facet in facets for quantity in quantities]
+        """Each an attribute of `Sampled`, its label, unit and what one unit is."""
+        return [
+            _panel(
+                facet.title,
+                label,
+                unit,
+                [_line(entry, getattr(read[entry], name), size) for entry in facet.entries],
+            )
+            for facet in facets
+            for name, label, unit, size in quantities
+        ]
 
     return [
         *figure(
             "network-and-cpu",
             "Network and CPU over time",
             panels(
-                ("network_bytes_per_second", f"Network, sent ({unit})", unit, 1 / size),
+                ("network_bytes_per_second", f"Network, sent ({unit})", unit, size),
                 ("cpu_percent", "CPU (% of one core)", "%", 1),
             ),
             _READ,
             "Network: sent over all interfaces of all nodes, loopback included. CPU: all ranks and"
             " their children, 100 % being one busy core.",
-            *remarks,
-            shared_y=len(groups) == 1,
+            rows_read(len(entries)),
         ),
         *figure(
             "gpu",
@@ -54,70 +62,59 @@ def over_time_figures(groups: Sequence[Group]) -> list[Figure]:
             _READ,
             "Busy: share of time in which some kernel ran, mean over the GPUs in use; power: their"
             " sum (NVML).",
-            *remarks,
-            shared_y=len(groups) == 1,
+            rows_read(len(entries)),
         ),
     ]
-
-
-def _panel(
-    facet: Group, read: dict[Entry, Sampled], quantity: tuple[str, str, str, float]
-) -> Panel:
-    """The quantity is an attribute of `Sampled`, its label, unit and scale."""
-    attribute, label, unit, scale = quantity
-    lines = []
-    for entry in facet.entries:
-        values: OverTime = getattr(read[entry], attribute)
-        if values.x:
-            lines.append(entry.line(values.x, [value * scale for value in values.y]))
-    return _time_panel(facet.title, label, unit, lines)
 
 
 def interface_figures(groups: Sequence[Group]) -> list[Figure]:
     """One panel a row; none where all went over one interface, which another figure shows."""
     pairs = [(group, entry) for group in groups for entry in group.entries]
-    read = [(*pair, used) for pair in pairs[:MOST_ROWS_READ] if (used := _interfaces(pair[1]))]
-    if len({name for *_, used in read for name in used}) < 2:
+    read = [(*pair, _interfaces(pair[1])) for pair in pairs[:MOST_ROWS_READ]]
+    if len({name for *_, interfaces in read for name in interfaces}) < 2:
         return []
-    rates = [y for *_, used in read for one in used.values() for y in one.sent.over_time.y]
-    unit, size = rate_unit(max(rates, default=0.0))
-    panels = []
-    for group, entry, used in read:
-        lines = [
-            Series(
-                name=name,
-                x=interface.sent.over_time.x,
-                y=[y / size for y in interface.sent.over_time.y],
-                style=f"interface {number}",
-                rows=(entry.number,),
-            )
-            for number, (name, interface) in enumerate(used.items())
-        ]
-        title = ", ".join(part for part in (entry.bar, group.title) if part)
-        panels.append(_time_panel(title, f"Sent ({unit})", unit, lines))
+    unit, size = rate_unit(_largest(sent for *_, known in read for sent in known.values()))
     return figure(
         "bandwidth",
         "Bandwidth over time by interface",
-        panels,
+        [
+            _panel(
+                ", ".join(part for part in (entry.bar, group.title) if part),
+                f"Sent ({unit})",
+                unit,
+                [
+                    _line(entry, sent, size, name=name, style=f"interface {number}")
+                    for number, (name, sent) in enumerate(interfaces.items())
+                ],
+            )
+            for group, entry, interfaces in read
+        ],
         _READ,
         "Sent, by the interfaces' own counters; lo is the loopback, which joins the ranks of one"
         " node.",
         rows_read(len(pairs)),
-        shared_y=len(groups) == 1,
     )
 
 
-def _interfaces(entry: Entry) -> dict[str, Interface]:
-    """By name, with the node's number where there are several."""
+def _interfaces(entry: Entry) -> dict[str, OverTime]:
+    """Bytes per second sent over each, by name, with the node's number where there are several."""
     several = entry.row.nodes > 1
     return {
-        f"node {interface.node}, {interface.name}" if several else interface.name: interface
-        for interface in traffic_of(entry.row, repeats=1).interfaces
-        if interface.sent.over_time.x
+        f"node {used.node}, {used.name}" if several else used.name: used.sent.over_time
+        for used in traffic_of(entry.row, repeats=1).interfaces
+        if used.sent.over_time.x
     }
 
 
-def _time_panel(title: str, label: str, unit: str, lines: Sequence[Series]) -> Panel:
+def _largest(values: Iterable[OverTime]) -> float:
+    return max((y for over_time in values for y in over_time.y), default=0.0)
+
+
+def _line(entry: Entry, values: OverTime, size: float, **changes: Any) -> Series:
+    return replace(entry.line(values.x, [y / size for y in values.y]), **changes)
+
+
+def _panel(title: str, label: str, unit: str, lines: Sequence[Series]) -> Panel:
     return Panel(
         title=title,
         kind="line",
@@ -125,6 +122,6 @@ def _time_panel(title: str, label: str, unit: str, lines: Sequence[Series]) -> P
         y_label=label,
         x_unit="s",
         y_unit=unit,
-        series=tuple(lines),
+        series=tuple(line for line in lines if line.x),
         x_from_zero=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardmark.report.figures.chart import Figure, Panel, Series, byte_unit, figure
@@ -10,64 +10,88 @@ from shardmark.report.figures.entries import (
     Entry,
     Group,
     entries_in,
+    estimates_of,
     estimates_series,
     having,
     intervals,
-    not_equivalent,
 )
 from shardmark.report.figures.looks import REFERENCE
 
 _RATE, _PEAK = "samples_per_second", "peak_memory_bytes"
+_MOST_NAMED = 12
+"""Cells of a panel that have their strategy's name beside them; more have their ranks alone."""
 
 
 def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Throughput against peak memory, with the border of what no other row beats in both."""
+    """Throughput against peak memory: one mark a cell, and the frontier."""
     both = having(groups, lambda entry: entry.row.metrics[_RATE] and entry.row.metrics[_PEAK])
     drawn = [group for group in both if len(group.entries) > 1]
     entries = entries_in(drawn)
-    unit, size = byte_unit(max((_value(entry, _PEAK) for entry in entries), default=0.0))
+    peaks = [peak.value for peak in estimates_of(entries, _PEAK)]
+    unit, size = byte_unit(max(peaks, default=0.0))
+    different = any(entry.row.equivalent is False for entry in entries)
     return figure(
         "speed-and-memory",
         "Speed against memory",
         [_trade_off(group, unit, size) for group in drawn],
-        "Throughput against the peak memory of the fullest rank; numbers are ranks. Better is up"
-        " and to the left: nothing beats the dashed border in both.",
+        "Throughput against the peak memory of the fullest rank. Better is up and to the left:"
+        " nothing measured beats the dashed frontier in both.",
+        "What trains something else is not on it." if different else "",
         intervals(entries),
-        not_equivalent(entries),
     )
 
 
 def _trade_off(group: Group, unit: str, size: float) -> Panel:
-    peaks = [_value(entry, _PEAK) / size for entry in group.entries]
-    rates = [_value(entry, _RATE) for entry in group.entries]
-    border = _border(list(zip(peaks, rates, strict=True)))
-    series = [
-        Series(
-            name="not beaten in both",
-            x=tuple(x for x, _ in border),
-            y=tuple(y for _, y in border),
-            style=REFERENCE,
-            dashed=True,
-        )
-    ]
+    cells, same_training = [], []
     for entries in group.by_name():
-        estimates = [rate for entry in entries if (rate := entry.row.metrics[_RATE])]
-        points = estimates_series(entries, [_value(e, _PEAK) / size for e in entries], estimates)
-        text = tuple(entry.ranks.partition(" ")[0] for entry in entries)
-        series.append(replace(points, text=text))
+        rates = estimates_of(entries, _RATE)
+        peaks = [peak.value / size for peak in estimates_of(entries, _PEAK)]
+        points = estimates_series(entries, peaks, rates)
+        texts = tuple(_text(entry, group) for entry in entries)
+        places = tuple(entry.bar for entry in entries)
+        cells.append(replace(points, text=texts, places=places))
+        same_training += [
+            (peak, rate.value)
+            for entry, peak, rate in zip(entries, peaks, rates, strict=True)
+            if entry.row.equivalent is not False
+        ]
+    return trade_off_panel(group.title, cells, same_training, unit)
+
+
+def trade_off_panel(
+    title: str, cells: Sequence[Series], candidates: Iterable[tuple[float, float]], unit: str
+) -> Panel:
+    """Samples/s over memory in `unit`; the frontier is that of the `candidates`, in the same."""
+    corners = _frontier(candidates)
+    frontier = Series(
+        name="frontier",
+        x=tuple(x for x, _ in corners),
+        y=tuple(y for _, y in corners),
+        style=REFERENCE,
+        dashed=True,
+    )
+    peaks = [float(x) for series in cells for x in series.x]
     return Panel(
-        title=group.title,
+        title=title,
         kind="points",
         x_label=f"Peak memory ({unit})",
         y_label="Throughput (samples/s)",
         x_unit=unit,
         y_unit="samples/s",
-        series=tuple(series),
+        series=(frontier, *cells),
         x_from_zero=min(peaks) < max(peaks) / 2,
     )
 
 
-def _border(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _text(entry: Entry, group: Group) -> str:
+    ranks = entry.ranks.partition(" ")[0]
+    if len(group.entries) > _MOST_NAMED:
+        return ranks
+    several = sum(other.name == entry.name for other in group.entries) > 1
+    return f"{entry.name}, {ranks}" if several else entry.name
+
+
+def _frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Steps through the points that no other beats in both, from the left up."""
     corners: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
@@ -76,9 +100,3 @@ def _border(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
                 corners.append((x, corners[-1][1]))
             corners.append((x, y))
     return corners
-
-
-def _value(entry: Entry, metric: str) -> float:
-    estimate = entry.row.metrics[metric]
-    assert estimate is not None, "only rows that have it are drawn"
-    return estimate.value

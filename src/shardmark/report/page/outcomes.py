@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.core.run_files import LOG_FILE
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import RunFolder
 
 TAIL_LINES = 40
@@ -35,20 +35,29 @@ class NotOk:
 
     place: str
     outcome: str
+    failure: Failure
     repeats: str
-    reason: str
-    remedy: str
-    rank: int | None
     logs: tuple[LogTail, ...]
 
 
-def not_ok(rows: Sequence[Row]) -> tuple[NotOk, ...]:
+def not_ok(rows: Sequence[Row]) -> list[NotOk]:
     """By row, outcome and reason; in the order of the comparison."""
-    return tuple(
-        _described(row, trials)
-        for row in rows
-        for trials in _alike([one for one in row.trials if one.outcome is not Outcome.OK])
-    )
+    groups: dict[object, tuple[Row, list[TrialResult]]] = {}
+    for number, row in enumerate(rows):
+        for trial in row.trials:
+            if trial.outcome is not Outcome.OK:
+                key = (number, trial.outcome, _failure(trial))
+                groups.setdefault(key, (row, []))[1].append(trial)
+    return [
+        NotOk(
+            place=row.place,
+            outcome=str(trials[0].outcome),
+            failure=_failure(trials[0]),
+            repeats=", ".join(str(trial.repeat) for trial in trials),
+            logs=tuple(filter(None, (_tail_of(row, trial) for trial in trials))),
+        )
+        for row, trials in groups.values()
+    ]
 
 
 def log_tail(folder: Path) -> LogTail | None:
@@ -60,12 +69,10 @@ def log_tail(folder: Path) -> LogTail | None:
             content = file.read()
     except OSError:
         return None
-    lines = content.decode("utf-8", errors="replace").split("\n")
+    lines = content.decode("utf-8", errors="replace").rstrip().split("\n")
     if size_bytes > TAIL_BYTES:
         lines = lines[1:]  # the first one may be a part
-    while lines and not lines[-1].strip():
-        lines.pop()
-    if not lines:
+    if not any(lines):
         return None
     shown = [printable(line) for line in lines[-TAIL_LINES:]]
     return LogTail(
@@ -83,27 +90,8 @@ def printable(line: str) -> str:
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]} ..."
 
 
-def _alike(trials: Sequence[TrialResult]) -> list[list[TrialResult]]:
-    groups: dict[object, list[TrialResult]] = {}
-    for trial in trials:
-        failure = trial.failure
-        cause = None if failure is None else (failure.reason, failure.remedy, failure.rank)
-        groups.setdefault((trial.outcome, cause), []).append(trial)
-    return list(groups.values())
-
-
-def _described(row: Row, trials: Sequence[TrialResult]) -> NotOk:
-    failure = trials[0].failure
-    tails = [_tail_of(row, trial) for trial in trials]
-    return NotOk(
-        place=row.place,
-        outcome=str(trials[0].outcome),
-        repeats=", ".join(str(trial.repeat) for trial in trials),
-        reason="no reason was recorded" if failure is None else failure.reason,
-        remedy="" if failure is None or failure.remedy is None else failure.remedy,
-        rank=None if failure is None else failure.rank,
-        logs=tuple(tail for tail in tails if tail is not None),
-    )
+def _failure(trial: TrialResult) -> Failure:
+    return trial.failure or Failure(reason="no reason was recorded")
 
 
 def _tail_of(row: Row, trial: TrialResult) -> LogTail | None:

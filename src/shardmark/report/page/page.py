@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from urllib.parse import quote
 
-from markupsafe import Markup
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError
 from shardmark.core.version import __version__
-from shardmark.report.answers.answers import answer_grid, answers, answers_json
+from shardmark.report.answers.answers import LABELS, answer_grid, answers, answers_json
 from shardmark.report.answers.why import why_lines
 from shardmark.report.figures import figures_of
-from shardmark.report.figures.drawing import Drawing, draw, marks_of, swatch, write_images
-from shardmark.report.page.assets import fill, json_block
-from shardmark.report.page.equivalence import verified
-from shardmark.report.page.facts import definitions, facts_of, method, progress_notes
+from shardmark.report.figures.drawing import Drawing, draw, swatch, write_images
+from shardmark.report.figures.looks import plain_text
+from shardmark.report.page.facts import facts_of, progress_notes
 from shardmark.report.page.outcomes import not_ok
-from shardmark.report.page.trials import ranks_table, trials_table
+from shardmark.report.page.tables import definitions, ranks_table, trials_table, verified
 from shardmark.report.table.columns import row_columns
 from shardmark.report.table.comparison import WIDE, comparison_json, comparison_table
 from shardmark.report.table.formats import render_csv, render_json
 from shardmark.report.table.notes import NoteKind, notes_of
-from shardmark.report.table.table import Table
 from shardmark.report.views.network import network_tables
 from shardmark.results.files import write_whole
 from shardmark.results.store import StoredRun
@@ -36,18 +39,14 @@ PAGE_NAME = "report.html"
 SUFFIXES = (".html", ".htm")
 FIRST = ("speed-and-memory", "throughput")
 """Figures that are not folded."""
-QUESTIONS = {
-    "fastest": "Fastest",
-    "memory": "Least memory",
-    "equivalent": "Do they train the same thing?",
-}
 LEAST_FILTERED = 6
 """Rows that are still seen at once: filters would only be in the way."""
-
-CAUTIONS = (NoteKind.LOST, NoteKind.RESTARTED, NoteKind.NOT_EQUIVALENT, NoteKind.DAMAGED)
+CAUTIONS = (NoteKind.LOST, NoteKind.RESTARTED, NoteKind.NOT_EQUIVALENT)
 """Notes that cast doubt on a number."""
-TOLD_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE)
-"""Notes that an answer says already, or a section of its own."""
+TOLD_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE, NoteKind.DAMAGED)
+"""Notes that have a section of their own."""
+_CODE = re.compile(r"`([^`\n]+)`")
+_UNIT = re.compile(r"(\d) (?=(?:%|[KMG]iB|ms|s|samples/s|ranks?|steps?|trials?)(?![\w/]))")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,41 +94,81 @@ def render_page(
     unstable = warnings_of(comparison)
     notes = [note for note in notes_of(comparison, unstable) if note.kind not in TOLD_ELSEWHERE]
     told = answers(comparison)
-    return fill(
-        {
-            "version": __version__,
-            "title": ", ".join(dict.fromkeys(run.name for run in runs)),
-            "workloads": list(dict.fromkeys(row.workload for row in rows)),
-            "trial_count": sum(len(run.trials) for run in runs),
-            "facts": [facts_of(run) for run in runs],
-            "questions": QUESTIONS,
-            "cards": [answer for answer in told if answer.question != "caution"],
-            "why": why_lines(comparison),
-            "grid": answer_grid(comparison),
-            "progress": progress_notes(runs),
-            "cautions": [
+    several = any(len(trial.ranks) > 1 for row in rows for trial in row.ok_trials)
+    style, script = template_text("report.css"), template_text("report.js")
+    return (
+        _templates()
+        .get_template("report.html.j2")
+        .render(
+            version=__version__,
+            policy=policy(script, style),
+            style=Markup(style),
+            script=Markup(script),
+            title=", ".join(dict.fromkeys(run.name for run in runs)),
+            workloads=list(dict.fromkeys(row.workload for row in rows)),
+            trial_count=sum(len(run.trials) for run in runs),
+            facts=[facts_of(run) for run in runs],
+            cards=[
+                (LABELS[answer.question], answer) for answer in told if answer.question in LABELS
+            ],
+            cautions=[
                 *(answer.text for answer in told if answer.question == "caution"),
+                *progress_notes(runs),
                 *(note.text for note in notes if note.kind in CAUTIONS),
             ],
-            "notes": [note.text for note in notes if note.kind not in CAUTIONS],
-            "unstable": unstable,
-            "first": [figure for figure in figures if figure["name"] in FIRST],
-            "figures": [figure for figure in figures if figure["name"] not in FIRST],
-            "table": comparison_table(comparison, WIDE),
+            notes=[note.text for note in notes if note.kind not in CAUTIONS],
+            why=why_lines(comparison),
+            grid=answer_grid(comparison),
+            unstable=unstable,
+            figures={name: figure for name, figure in figures if name not in FIRST},
+            first={name: figure for name, figure in figures if name in FIRST},
+            table=comparison_table(comparison, WIDE),
             **_axes(rows),
-            "csv": json_block(render_csv([comparison_table(comparison)])),
-            "json": json_block(
-                render_json({"answers": answers_json(comparison), **comparison_json(comparison)})
-            ),
-            "network": _network(comparison),
-            "verified": verified(runs),
-            "not_ok": not_ok(rows),
-            "failed": sum(len(row.trials) - len(row.ok_trials) for row in rows),
-            "damaged": [f"{file.path.parent.name}: {file.reason}" for file in comparison.damaged],
-            "method": method(runs),
-            "definitions": definitions(rows),
-            "tables": [trials_table(rows), ranks_table(rows)],
-        }
+            csv=render_csv([comparison_table(comparison)]),
+            json=render_json({"answers": answers_json(comparison), **comparison_json(comparison)}),
+            network=network_tables(comparison) if several else [],
+            verified=verified(runs),
+            not_ok=not_ok(rows),
+            failed=sum(len(row.trials) - len(row.ok_trials) for row in rows),
+            damaged=[f"{file.path.parent.name}: {file.reason}" for file in comparison.damaged],
+            definitions=definitions(rows),
+            tables={"trials": trials_table(rows), "ranks": ranks_table(rows)},
+        )
+    )
+
+
+def template_text(name: str) -> str:
+    return files("shardmark.report.page").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _templates() -> Environment:
+    """All values are escaped, save `Markup`."""
+    environment = Environment(
+        loader=FunctionLoader(template_text),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["sentence"] = sentence
+    return environment
+
+
+def sentence(text: str) -> Markup:
+    """A sentence of ours, escaped: names in backquotes are code, a number keeps its unit."""
+    escaped = str(escape(text))
+    return Markup(_UNIT.sub("\\1\N{NO-BREAK SPACE}", _CODE.sub("<code>\\1</code>", escaped)))
+
+
+def policy(script: str, style: str) -> str:
+    """A content security policy for this inline script and style alone; nothing is loaded."""
+
+    def sha256(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()
+
+    return (
+        f"default-src 'none'; script-src 'sha256-{sha256(script)}';"
+        f" style-src 'sha256-{sha256(style)}'; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -157,10 +196,10 @@ def _check(runs: Sequence[StoredRun], comparison: Comparison, out: Path) -> None
     raise InputError(where, "no trial has a result yet", "report it when the first trial has ended")
 
 
-def _figure(drawing: Drawing, images: str | None) -> dict[str, object]:
-    """One figure as the template shows it; `marks` says what a panel's marks stand for."""
+def _figure(drawing: Drawing, images: str | None) -> tuple[str, dict[str, object]]:
+    """The figure's name, and the figure as the template shows it."""
     figure = drawing.figure
-    return {
+    return figure.name, {
         "name": figure.name,
         "title": figure.title,
         "caption": figure.caption,
@@ -169,30 +208,17 @@ def _figure(drawing: Drawing, images: str | None) -> dict[str, object]:
             {"title": panel.title, "label": f"{panel.y_label} {panel.x_label}", "svg": Markup(svg)}
             for panel, svg in zip(figure.panels, drawing.panels, strict=True)
         ],
-        "legend": [(name, Markup(swatch(s, figure))) for name, s in figure.legend.items()],
-        "marks": json_block(
-            [{m.label: [m.series, *m.rows] for m in marks_of(panel)} for panel in figure.panels]
-        ),
+        "legend": {
+            plain_text(name): Markup(swatch(series, figure))
+            for name, series in figure.legend.items()
+        },
     }
 
 
 def _axes(rows: Sequence[Row]) -> dict[str, object]:
-    """Where there are many rows: each axis with its values, and every row's values."""
+    """Each axis with its values where there are many rows, and every row's values."""
     named = [(column, of) for column, of in row_columns(rows) if column.names_row]
-    values = [[column.show(of(row)) for column, of in named] for row in rows]
-    axes = {
-        column.title: list(dict.fromkeys(row[index] for row in values))
-        for index, (column, _) in enumerate(named)
-    }
-    filters = {title: choices for title, choices in axes.items() if len(choices) > 1}
-    return {
-        "filters": filters if len(rows) > LEAST_FILTERED else {},
-        "row_axes": json_block([dict(zip(axes, row, strict=True)) for row in values]),
-    }
-
-
-def _network(comparison: Comparison) -> list[Table]:
-    """The tables of `compare --network`, where some trial of several ranks ended ok."""
-    if not any(len(trial.ranks) > 1 for row in comparison.rows for trial in row.ok_trials):
-        return []
-    return network_tables(comparison)
+    by_row = [{column.title: column.show(of(row)) for column, of in named} for row in rows]
+    axes = {column.title: dict.fromkeys(row[column.title] for row in by_row) for column, _ in named}
+    filters = {title: list(choices) for title, choices in axes.items() if len(choices) > 1}
+    return {"filters": filters if len(rows) > LEAST_FILTERED else {}, "row_axes": by_row}

@@ -1,5 +1,6 @@
 "use strict";
 (() => {
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const root = document.documentElement;
   root.classList.add("scripted");
 
@@ -7,163 +8,100 @@
 
   const sortBy = (table, heading) => {
     const numeric = heading.classList.contains("number");
-    const before = heading.getAttribute("aria-sort");
-    const first = numeric && heading.cellIndex > 0 ? "descending" : "ascending";
-    const other = before === "ascending" ? "descending" : "ascending";
-    const direction = before === "none" ? first : other;
-    const sign = direction === "ascending" ? 1 : -1;
-    const valueOf = (row) => {
-      const text = row.cells[heading.cellIndex].textContent;
-      return numeric ? parseFloat(text) : text; // "171.6 ±12.8" is sorted by 171.6
-    };
-    const lines = [...table.tBodies[0].rows].map((row) => ({ row, value: valueOf(row) }));
-    lines.sort((left, right) => {
-      if (!numeric) return sign * left.value.localeCompare(right.value, undefined, { numeric: true });
-      if (Number.isNaN(left.value) || Number.isNaN(right.value))
-        return Number.isNaN(left.value) - Number.isNaN(right.value);
-      return sign * (left.value - right.value);
-    });
-    table.tBodies[0].append(...lines.map((line) => line.row));
-    for (const cell of table.tHead.rows[0].cells) cell.setAttribute("aria-sort", "none");
-    heading.setAttribute("aria-sort", direction);
+    const upward = heading.ariaSort === "none" ? !numeric : heading.ariaSort === "descending";
+    const sign = upward ? 1 : -1;
+    const text = (row) => row.cells[heading.cellIndex].textContent;
+    const number = (row) => parseFloat(text(row)); // "171.6 ±12.8" is sorted by 171.6
+    const rows = [...table.tBodies[0].rows].sort((a, b) =>
+      numeric
+        ? isNaN(number(a)) - isNaN(number(b)) || sign * (number(a) - number(b)) || 0
+        : sign * text(a).localeCompare(text(b), undefined, { numeric: true }));
+    table.tBodies[0].append(...rows);
+    for (const cell of table.tHead.rows[0].cells) cell.ariaSort = "none";
+    heading.ariaSort = upward ? "ascending" : "descending";
   };
 
-  const tables = [...document.querySelectorAll("table.sortable")];
+  const tables = all("table.sortable");
   for (const table of tables)
-    for (const heading of table.tHead.rows[0].cells)
-      heading.querySelector("button").addEventListener("click", () => sortBy(table, heading));
+    for (const button of all("th button", table.tHead))
+      button.addEventListener("click", () => sortBy(table, button.parentElement));
 
   // Downloads: what the page holds as data is handed out as a file.
 
-  for (const button of document.querySelectorAll("[data-download]")) {
+  for (const button of all("[data-download]")) {
     button.parentElement.hidden = false;
     button.addEventListener("click", () => {
       const text = JSON.parse(document.getElementById(button.dataset.download).textContent);
-      const address = URL.createObjectURL(new Blob([text], { type: button.dataset.type }));
       const link = document.createElement("a");
-      link.href = address;
+      link.href = URL.createObjectURL(new Blob([text], { type: button.dataset.type }));
       link.download = button.dataset.name;
       link.click();
-      setTimeout(() => URL.revokeObjectURL(address), 10000);
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     });
   }
 
-  // Figures are drawn already.  Legend and filters hide marks, which their labels identify.
+  // Figures are drawn already.  Legend and filters hide marks, which carry their series and rows.
 
   const rowAxes = JSON.parse(document.getElementById("row-axes").textContent);
-  const filters = document.querySelector(".filters");
-  const wanted = () =>
-    [...(filters?.elements ?? [])].filter((one) => one.value).map((one) => [one.name, one.value]);
-  const passes = (axes, chosen) => chosen.every(([axis, value]) => axes[axis] === value);
-
-  const figures = [...document.querySelectorAll("figure")].map((figure) => {
-    const known = JSON.parse(figure.querySelector(".marks-data").textContent);
-    const marks = [...figure.querySelectorAll(".plot")].flatMap((plot, panel) =>
-      [...plot.querySelectorAll("[aria-label]")]
-        .filter((element) => Object.hasOwn(known[panel], element.getAttribute("aria-label")))
-        .map((element) => {
-          const [series, ...rows] = known[panel][element.getAttribute("aria-label")];
-          return { element, series, rows };
-        }),
-    );
-    return { figure, marks, off: new Set() };
-  });
+  const off = (figure) => all(".legend [aria-pressed=false] span", figure).map((name) => name.textContent);
 
   const apply = () => {
-    const chosen = wanted();
-    const visible = rowAxes.map((axes) => passes(axes, chosen));
-    for (const { marks, off } of figures)
-      for (const { element, series, rows } of marks) {
-        const hidden = off.has(series) || (rows.length && !rows.some((row) => visible[row]));
-        element.classList.toggle("off", Boolean(hidden));
+    const chosen = all(".filters select").filter((select) => select.value);
+    const passes = rowAxes.map((axes) => chosen.every(({ name, value }) => axes[name] === value));
+    for (const figure of all("figure")) {
+      const hidden = off(figure);
+      for (const panel of all(".panel", figure)) {
+        const marks = all("[data-series]", panel);
+        for (const mark of marks) {
+          const rows = mark.dataset.rows.split(" ").filter(Boolean);
+          mark.classList.toggle("filtered", rows.length > 0 && !rows.some((row) => passes[row]));
+          mark.classList.toggle("off", hidden.includes(mark.dataset.series));
+        }
+        const ofRows = marks.filter((mark) => mark.dataset.rows);
+        panel.hidden = ofRows.length > 0 && ofRows.every((mark) => mark.classList.contains("filtered"));
       }
+    }
     for (const table of tables) {
       const titles = [...table.tHead.rows[0].cells].map((cell) => cell.dataset.title);
       for (const row of table.tBodies[0].rows)
-        row.hidden = chosen.some(([axis, value]) =>
-          titles.includes(axis) && row.cells[titles.indexOf(axis)].textContent !== value);
+        row.hidden = chosen.some(({ name, value }) =>
+          titles.includes(name) && row.cells[titles.indexOf(name)].textContent !== value);
     }
   };
 
-  if (filters) {
+  for (const filters of all(".filters")) {
     filters.hidden = false;
     filters.addEventListener("change", apply);
-    filters.addEventListener("submit", (event) => event.preventDefault());
   }
-  for (const { figure, off } of figures)
-    for (const button of figure.querySelectorAll(".legend button"))
-      button.addEventListener("click", () => {
-        const name = button.querySelector("span").textContent;
-        if (!off.delete(name)) off.add(name);
-        button.setAttribute("aria-pressed", String(!off.has(name)));
-        apply();
-      });
+  for (const button of all(".legend button"))
+    button.addEventListener("click", () => {
+      button.ariaPressed = button.ariaPressed === "false";
+      apply();
+    });
 
-  // The pointer names the mark below it; a click shows the panel as large as the window.
+  // The pointer names the mark below it.
 
   const tip = document.getElementById("tip");
-  const markAt = (event) => event.target.closest?.(".plot [aria-roledescription$='mark'][aria-label],"
-    + ".plot [aria-roledescription='point'][aria-label], .plot [aria-roledescription='bar'][aria-label]");
-  document.addEventListener("pointermove", (event) => {
-    const mark = markAt(event);
+  document.addEventListener("pointermove", ({ target, clientX, clientY }) => {
+    const mark = target.closest?.(".plot [data-series]");
     tip.hidden = !mark;
     if (!mark) return;
     tip.textContent = mark.getAttribute("aria-label");
-    const left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8);
-    tip.style.left = `${Math.max(8, left)}px`;
-    tip.style.top = `${event.clientY + (event.clientY > innerHeight - 80 ? -44 : 18)}px`;
+    tip.style.left = `${Math.max(8, Math.min(clientX + 14, innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${clientY + (clientY > innerHeight - 80 ? -44 : 18)}px`;
   });
 
-  const dialog = document.getElementById("enlarged");
-  dialog.querySelector("button").addEventListener("click", () => dialog.close());
-  for (const panel of document.querySelectorAll(".panel")) {
-    const button = document.createElement("button");
-    button.type = "button";
-    button.className = "enlarge";
-    button.textContent = "Enlarge";
-    button.setAttribute("aria-label", `Enlarge: ${panel.querySelector(".plot").getAttribute("aria-label")}`);
-    button.addEventListener("click", () => {
-      dialog.querySelector("div").replaceChildren(panel.querySelector(".plot").cloneNode(true));
-      dialog.showModal();
-    });
-    panel.append(button);
-  }
+  // Theme: the system's, until the reader chooses.  The button says what it does.
 
-  // Paper has everything unfolded.
-
-  const folded = () => [...document.querySelectorAll("details:not([open])")];
-  let unfolded = [];
-  const paper = (on) => {
-    for (const part of unfolded) part.open = false;
-    unfolded = on ? folded() : [];
-    for (const part of unfolded) part.open = true;
-  };
-  window.addEventListener("beforeprint", () => paper(true));
-  window.addEventListener("afterprint", () => paper(false));
-
-  // Theme: the system's, until the reader chooses; the choice is kept where the browser allows it.
-
-  const button = document.getElementById("theme");
-  const darkWished = window.matchMedia("(prefers-color-scheme: dark)");
-  const KEY = "shardmark-theme";
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : darkWished.matches);
-  const name = () => (button.textContent = isDark() ? "Use light theme" : "Use dark theme");
-  try {
-    const kept = localStorage.getItem(KEY);
-    if (["light", "dark"].includes(kept)) root.dataset.theme = kept;
-  } catch {
-    // private windows keep nothing
-  }
-  button.hidden = false;
+  const theme = document.getElementById("theme");
+  const darkWished = matchMedia("(prefers-color-scheme: dark)");
+  const other = () => ((root.dataset.theme ?? (darkWished.matches ? "dark" : "light")) === "dark" ? "light" : "dark");
+  const name = () => (theme.textContent = `Use ${other()} theme`);
+  theme.hidden = false;
   name();
-  button.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    try {
-      localStorage.setItem(KEY, root.dataset.theme);
-    } catch {
-      // private windows keep nothing
-    }
+  darkWished.addEventListener("change", name);
+  theme.addEventListener("click", () => {
+    root.dataset.theme = other();
     name();
   });
-  darkWished.addEventListener("change", name);
 })();
