@@ -122,7 +122,7 @@ def _labels(panel: Panel, series: Series) -> Iterator[tuple[str, tuple[int, ...]
             place = f"{x}, {series.name}" if panel.kind == "stacked" else x
         else:
             name = series.places[index] if series.places else series.name
-            at = f"{_number(x)} {panel.x_unit}"
+            at = f"{_number(float(series.x[index]))} {panel.x_unit}"
             place = f"{name}, {at if panel.x_unit else f'{panel.x_label.lower()} {at.rstrip()}'}"
         rows = series.rows[index : index + 1] if len(series.rows) > 1 else series.rows
         yield plain_text(f"{place}: {value}"), tuple(rows)

@@ -43,7 +43,7 @@ def memory_figures(groups: Sequence[Group]) -> list[Figure]:
 
 def _bars(entry: Entry) -> list[tuple[str, int, Mapping[str, float]]]:
     """Name, row and bytes by kind: of the fullest worker, and of the fullest server."""
-    bars = []
+    bars: list[tuple[str, int, Mapping[str, float]]] = []
     for role in ("worker", "server"):
         fullest = []
         for trial in entry.row.ok_trials:

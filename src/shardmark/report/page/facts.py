@@ -78,7 +78,7 @@ def _words(key: str) -> str:
     return key if key.isupper() else key.removesuffix("_bytes").replace("_", " ")
 
 
-def _text(key: str, value: object, depth: int = 3) -> str:
+def _text(key: str, value: object, depth: int = 5) -> str:
     if value is None or key in _NOT_SHOWN or not depth:
         return ""
     if isinstance(value, Mapping):

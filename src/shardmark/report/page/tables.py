@@ -65,8 +65,8 @@ def ranks_table(rows: Sequence[Row]) -> Table:
     listed = [
         (row, trial.repeat, rank) for row in rows for trial in row.trials for rank in trial.ranks
     ]
-    repeat = (_number("repeat"), itemgetter(1))
-    columns = [*_names(rows), repeat, *for_items(_RANK, itemgetter(2))]
+    repeat: Columns = [(_number("repeat"), itemgetter(1))]
+    columns = [*_names(rows), *repeat, *for_items(_RANK, itemgetter(2))]
     return table_of(f"All {len(listed)} ranks", listed, columns)
 
 
