@@ -89,7 +89,7 @@ def test_the_frontier_leaves_out_what_is_beaten_in_both(tmp_path: Path) -> None:
     panel = figures_by_name(comparison_of(tmp_path, run))["speed-and-memory"].panels[0]
     frontier = series_of(panel, "frontier")
     assert list(zip(frontier.x, frontier.y, strict=True)) == [
-        (50, 100), (80, 100), (80, 200), (200, 200), (200, 300)
+        (50, 90), (50, 100), (80, 100), (80, 200), (200, 200), (200, 300), (200, 300)
     ]  # fmt: skip
     assert {series.name: series.text for series in panel.series if series.text} == {
         strategy: (strategy,) for strategy in cells

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
+from itertools import pairwise
 from math import isfinite, log
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,9 @@ def _texts(panel: Panel, measured: Sequence[Series], x: Spec, y: Spec) -> Spec:
         if record["y"] is not None
     ]
     taken: list[Box] = [(left - 5, top - 5, left + 5, top + 5) for _, (left, top) in records]
+    taken += [
+        box for series in panel.series if series.dashed for box in _along(series, x, y, panel)
+    ]
     written = []
     for record, (left, top) in records:
         width = len(record["text"]) * _LETTER_PIXELS
@@ -352,6 +356,15 @@ def _pixels(record: Spec, x: Spec, y: Spec, panel: Panel) -> tuple[float, float]
         return (value - low) / (high - low) if high > low else 0.5
 
     return share("x", x["scale"]) * _PLOT[0], (1 - share("y", y["scale"])) * _PLOT[1]
+
+
+def _along(line: Series, x: Spec, y: Spec, panel: Panel) -> list[Box]:
+    """Boxes about a line that goes along the axes, as a frontier does."""
+    spots = [_pixels(record, x, y, panel) for record in _records(panel, line)]
+    return [
+        (min(a, c) - 1, min(b, d) - 1, max(a, c) + 1, max(b, d) + 1)
+        for (a, b), (c, d) in pairwise(spots)
+    ]
 
 
 def _touch(box: Box, other: Box) -> bool:

@@ -62,7 +62,11 @@ def trade_off_panel(
     title: str, cells: Sequence[Series], candidates: Iterable[tuple[float, float]], unit: str
 ) -> Panel:
     """Samples/s over memory in `unit`; the frontier is that of the `candidates`, in the same."""
+    peaks = [float(x) for series in cells for x in series.x]
     corners = _frontier(candidates)
+    if corners:  # it ends where the cells end, so that a single corner is seen, too
+        lowest = min(y for series in cells for y in series.y if y is not None)
+        corners = [(corners[0][0], lowest), *corners, (max(peaks), corners[-1][1])]
     frontier = Series(
         name="frontier",
         x=tuple(x for x, _ in corners),
@@ -70,7 +74,6 @@ def trade_off_panel(
         style=REFERENCE,
         dashed=True,
     )
-    peaks = [float(x) for series in cells for x in series.x]
     return Panel(
         title=title,
         kind="points",

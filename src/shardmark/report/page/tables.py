@@ -12,7 +12,7 @@ from shardmark.analysis.compare.rows import Row, plain
 from shardmark.config.axes import title_of
 from shardmark.core.metrics import METRICS
 from shardmark.report.table.columns import for_items, metric_column, row_columns
-from shardmark.report.table.table import BYTES, Column, Table, Value, table_of
+from shardmark.report.table.table import BYTES, Column, Columns, Table, Value, table_of
 from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.results.verification import LARGEST, Check, Verdict
@@ -65,7 +65,7 @@ def ranks_table(rows: Sequence[Row]) -> Table:
     listed = [
         (row, trial.repeat, rank) for row in rows for trial in row.trials for rank in trial.ranks
     ]
-    repeat: Columns = [(_number("repeat"), itemgetter(1))]
+    repeat: Columns[Any] = [(_number("repeat"), itemgetter(1))]
     columns = [*_names(rows), *repeat, *for_items(_RANK, itemgetter(2))]
     return table_of(f"All {len(listed)} ranks", listed, columns)
 
@@ -74,7 +74,7 @@ def definitions(rows: Sequence[Row]) -> Table:
     """The catalogue's entries for what is not missing everywhere."""
     known = {name for row in rows for name, value in row.metrics.items() if value is not None}
     metrics = [metric for metric in METRICS.values() if metric.name in known]
-    columns: Columns = [
+    columns: Columns[Any] = [
         (_text("metric"), lambda metric: metric.name),
         (_text("unit"), lambda metric: metric.unit),
         (_text("over ranks"), lambda metric: "" if metric.over == "trial" else metric.over),
@@ -90,10 +90,7 @@ def definitions(rows: Sequence[Row]) -> Table:
     return table_of("Metrics with a value", metrics, columns)
 
 
-Columns = list[tuple[Column, Callable[[Any], Value]]]
-
-
-def _names(rows: Sequence[Row]) -> Columns:
+def _names(rows: Sequence[Row]) -> Columns[Any]:
     """The columns that name the row, which is the first of what a line shows."""
     return for_items([pair for pair in row_columns(rows) if pair[0].names_row], itemgetter(0))
 
@@ -147,13 +144,13 @@ def _plain_number(value: float | str | None, digits: int) -> str:
     return value if isinstance(value, str) else "" if value is None else f"{value:.{digits}g}"
 
 
-_VERDICT: Columns = [
+_VERDICT: Columns[Verdict] = [
     (_text("strategy"), _place),
     (_text("verdict"), _word),
     (_number("worst"), _worst),
     (_text("cause"), _cause),
 ]
-_CHECK: list[tuple[Column, Callable[[Check], Value]]] = [
+_CHECK: Columns[Check] = [
     (_text("check"), lambda check: check.name),
     (_text("result"), lambda check: "holds" if check.holds else "deviates"),
     (_text("found"), lambda check: _plain_number(check.found, 6)),
@@ -178,7 +175,7 @@ def _instant(trial: TrialResult) -> str | None:
         return None
 
 
-_TRIAL: list[tuple[Column, Callable[[TrialResult], Value]]] = [
+_TRIAL: Columns[TrialResult] = [
     (_number("repeat"), lambda trial: trial.repeat),
     (_number("order"), lambda trial: trial.order),
     (_text("outcome"), lambda trial: str(trial.outcome)),
@@ -218,7 +215,7 @@ def _ended_early(rank: RankRecord) -> str:
     return "" if rank.error is None else f"{rank.error.kind}: {rank.error.message}"
 
 
-_RANK: list[tuple[Column, Callable[[RankRecord], Value]]] = [
+_RANK: Columns[RankRecord] = [
     (_number("rank"), lambda rank: rank.rank),
     (_text("role"), lambda rank: rank.role),
     (_text("host"), lambda rank: rank.host),
