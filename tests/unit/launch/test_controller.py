@@ -17,7 +17,6 @@ from shardmark.core.machine import Machine
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
-from shardmark.workloads.detection.options import DetectionOptions
 from tests.unit.launch.fakes import (
     FAILED,
     INTERRUPTED,
@@ -66,8 +65,9 @@ def test_what_several_trials_import_is_loaded_once_before_them(
 ) -> None:
     """Each rank would import torchvision's detectors anew."""
     engine, _ = run(out, "matrix.strategy=[ddp, fsdp, fsdp-grad-op]")
-    assert sorted(engine.loaded) == ["torch.distributed.fsdp", "torch.nn.parallel"]
-    monkeypatch.setattr(DetectionOptions, "check_data", lambda _: None)
+    libraries = ["torch.distributed.fsdp", "torch.nn.parallel"]
+    assert sorted(engine.loaded) == ["shardmark.workloads.vision.task", *libraries]
+    monkeypatch.setattr("shardmark.launch.controller.check_data", lambda _: 1600)
     engine, _ = run(out.with_name("other"), "workload={name: detection}")
     assert engine.loaded.count("shardmark.workloads.detection.task") == 1
 
