@@ -29,7 +29,7 @@ OTHERS = StabilityFinding(
 )
 ONLY_WHERE_GIVEN = (
     *(name for name in TRIAL_METRICS if METRICS[name].group == "quality"),
-    *("staleness_mean", "staleness_max", "exposed_communication_seconds", "cpu_percent"),
+    *("staleness_mean", "staleness_max", "exposed_communication_seconds"),
 )
 
 
@@ -50,7 +50,6 @@ class Cell:
     guarantee: str | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
-    threads: int = 1
     exposed_by_rank: Sequence[float] | None = None
     disturbed: Sequence[int] = ()
     """Repeats beside which other programs ran."""
@@ -66,13 +65,10 @@ def steps(
     }
 
 
-def compared(
-    path: Path, cells: Sequence[Cell], *, repeats: int = 3, cores: float | None = None
-) -> Comparison:
+def compared(path: Path, cells: Sequence[Cell], *, repeats: int = 3) -> Comparison:
     """The cells as a stored run, compared; the verdicts are set afterwards."""
     trials = [_trial(cell, repeat) for cell in cells for repeat in range(repeats)]
-    environment = {"cpu": {"usable_cores": cores}} if cores else {}
-    comparison = compare([load_run(write_run(path / "run", trials, environment=environment))])
+    comparison = compare([load_run(write_run(path / "run", trials))])
     by_key = {_key(cell): cell for cell in cells}
     rows = []
     for row in comparison.rows:
@@ -131,7 +127,7 @@ def _rank(cell: Cell, number: int, repeat: int) -> RankRecord:
         None if quality is None else {"accuracy_top1": quality * share} for share in (0.5, 1.0)
     ]
     record = trained(invented_rank(number), qualities, seconds=seconds)
-    changes: dict[str, Any] = {"threads": cell.threads}
+    changes: dict[str, Any] = {}
     if cell.exposed_by_rank is not None and record.probe is not None:
         exposed = {"exposed_communication_seconds": cell.exposed_by_rank[number]}
         changes["probe"] = record.probe.model_copy(update=exposed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ def cell(strategy: str, world_size: int, spans: dict[str, float], **more: object
     return Cell(strategy=strategy, world_size=world_size, rates=(rate,), metrics=metrics)  # type: ignore[arg-type]
 
 
-def why(path: Path, *cells: Cell, repeats: int = 3, cores: float | None = None) -> list[str]:
-    return why_lines(compared(path, cells, repeats=repeats, cores=cores))
+def why(path: Path, *cells: Cell, repeats: int = 3) -> list[str]:
+    return why_lines(compared(path, cells, repeats=repeats))
 
 
 @pytest.mark.parametrize(
@@ -45,14 +44,6 @@ def test_more_ranks_that_are_slower(tmp_path: Path) -> None:
     slow = steps(data=0.01, forward=0.2, backward=0.4, optimizer=0.01)
     lines = why(tmp_path, cell("ddp", 2, FAST), cell("ddp", 4, slow))
     assert lines[0].startswith("Why is ddp slower on 4 ranks than on 2?")
-
-
-def test_lack_of_cores_is_named_before_the_span_that_shows_it(tmp_path: Path) -> None:
-    slow = steps(data=0.01, forward=0.2, backward=0.4, optimizer=0.01)
-    one = replace(cell("single", 1, FAST, cpu_percent=100.0), threads=1)
-    four = replace(cell("ddp", 4, slow, cpu_percent=50.0), threads=1)
-    (line,) = why(tmp_path, one, four, cores=2.0)
-    assert "4 threads share 2 cores" in line
 
 
 @pytest.mark.parametrize("rates", [(100.0, 99.0, 101.0), (96.5, 97.5, 98.0), (60.0, 140.0, 90.0)])

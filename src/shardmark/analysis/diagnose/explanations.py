@@ -16,10 +16,8 @@ from shardmark.analysis.statistics.intervals import estimate_difference, two_sid
 from shardmark.analysis.statistics.sampling import beyond_sampling
 from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, is_different, verdict_between
 from shardmark.analysis.trial.step_time import (
-    CpuUse,
     StepTime,
     common_repeats,
-    cpu_use,
     samples_per_step,
     step_time,
 )
@@ -119,7 +117,6 @@ def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
     if own.at_rate is None or base.at_rate is None or own.at_rate <= base.at_rate:
         return unexplained
     extra = own.at_rate - base.at_rate
-    cpu = [cpu_use(each, samples, repeats) for each in (row, other)]
     return Explanation(
         kind="slower",
         row=row,
@@ -127,7 +124,6 @@ def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
         size=ratio,
         difference=extra,
         parts=_largest_first(_time_parts(own, base, extra)),
-        facts=_lack_of_cores(cpu[0], cpu[1], extra),
     )
 
 
@@ -149,14 +145,6 @@ def _time_parts(own: StepTime, base: StepTime, extra: float) -> dict[str, float]
         "computation": own.work - base.work - exposed - optimizer,
         "slow steps": extra - (own.median - base.median),
     }
-
-
-def _lack_of_cores(own: CpuUse | None, base: CpuUse | None, extra: float) -> dict[str, float]:
-    """What a core for each thread could have saved of the extra time, at most."""
-    if own is None or base is None or own.threads <= own.cores:
-        return {}
-    saved = min(max(0.0, own.sharing_seconds - base.sharing_seconds), extra)
-    return {"cores": own.cores, "threads": float(own.threads), "sharing_seconds": saved}
 
 
 def _memory(group: ComparableGroup) -> Iterator[Explanation]:

@@ -49,12 +49,12 @@ def prior_of(spreads: Sequence[Spread]) -> Spread | None:
     row's noise is in all of them, and not n times.  Three of n comparisons count as used up by the
     fit.
     """
-    from scipy.special import digamma
-
     known = [spread for spread in spreads if spread.variance > 0]
     count = len(known)
     if count <= _USED_UP:
         return None
+    from scipy.special import digamma  # here and below: half a second that `compare` may not need
+
     halves = [spread.degrees / 2 for spread in known]
     logs = [
         math.log(spread.variance) - float(digamma(half)) + math.log(half)

@@ -1,4 +1,4 @@
-"""Where the time of a row's steps goes, as its ranks and as the machine's cores saw it."""
+"""Where the time of a row's steps goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.results.schema import TrialResult
-from shardmark.results.store import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +61,6 @@ class StepTime:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuUse:
-    """What the ranks of one machine asked of its cores."""
-
-    threads: int
-    """Of all processes together, as they were set."""
-    cores: float
-    busy_seconds: float
-    """CPU time of all processes for the same samples."""
-
-    @property
-    def sharing_seconds(self) -> float:
-        """What a core for each thread could save at most; nothing where there are enough."""
-        return max(0.0, self.busy_seconds / self.cores - self.busy_seconds / max(self.threads, 1))
-
-
 def samples_per_step(row: Row) -> float | None:
     """As the recipe declares them, all ranks together."""
     recipe = row.trials[0].trial.get("recipe", {})
@@ -123,24 +106,6 @@ def step_time(
     )
 
 
-def cpu_use(row: Row, samples: float, repeats: Collection[int]) -> CpuUse | None:
-    """Of ranks on the CPUs of one machine; None elsewhere, or where CPU time was not sampled."""
-    trials = [trial for trial in row.ok_trials if trial.repeat in repeats]
-    cores = None if row.folder is None else _usable_cores(RunFolder(row.folder))
-    ranks = [rank for trial in trials for rank in trial.ranks]
-    one_machine = len({rank.host for rank in ranks}) == 1
-    if not cores or not one_machine or any(rank.device != "cpu" for rank in ranks):
-        return None
-    busy = []
-    for trial in trials:
-        percent, rate = _mean([trial], "cpu_percent"), _rate(trial)
-        if percent is None or rate is None:
-            return None
-        busy.append(percent / 100 * len(trial.ranks) * samples / rate)
-    threads = sum(rank.threads for rank in trials[0].ranks)
-    return CpuUse(threads=threads, cores=cores, busy_seconds=fmean(busy))
-
-
 def _mean(trials: Sequence[TrialResult], name: str) -> float | None:
     """Over the repeats that have it, of the mean over ranks."""
     summaries = [summary for trial in trials if (summary := trial.metrics.get(name)) is not None]
@@ -153,10 +118,3 @@ def _rate(trial: TrialResult) -> float | None:
     """Samples a second."""
     rate = trial.metrics.get("samples_per_second")
     return rate.value if rate is not None and rate.value > 0 else None
-
-
-def _usable_cores(run: RunFolder) -> float | None:
-    """Cores that the run could use: the affinity's, or a container's smaller quota."""
-    cpu = run.read_environment().get("cpu")
-    known = [cpu.get("usable_cores"), cpu.get("quota_cores")] if isinstance(cpu, dict) else []
-    return min((float(cores) for cores in known if isinstance(cores, int | float)), default=None)

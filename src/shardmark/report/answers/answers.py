@@ -103,7 +103,7 @@ def _cautions(measured: Sequence[Row]) -> list[str]:
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
         texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")
-    if max(len(row.ok_trials) for row in measured) == 1:
+    if len(disturbed) < len(measured) and max(len(row.ok_trials) for row in measured) == 1:
         texts.append("PROVISIONAL: 1 repeat; the order may be chance.")
     return texts
 

@@ -42,14 +42,7 @@ def _slower(each: Explanation) -> str:
         alike = row.world_size == other.world_size
         names = (name(row, with_ranks=not alike), name(other, with_ranks=not alike))
         question = f"Why is {names[0]} slower than {names[1]}?"
-    sharing = each.facts.get("sharing_seconds", 0.0)
     main, amount = next(iter(each.parts.items()), ("", 0.0))
-    if sharing >= max(LEAST_SHARE * each.difference, amount) and sharing > 0:
-        threads, cores = each.facts["threads"], each.facts["cores"]
-        return (
-            f"{question}  up to {milliseconds(sharing)} of +{milliseconds(each.difference)} a step:"
-            f" {threads:.0f} threads share {short(cores)} cores"
-        )
     if amount < LEAST_SHARE * each.difference or amount <= 0:
         return f"{question}  nothing that was recorded explains it"
     return f"{question}  +{milliseconds(amount)} of {main} a step"
