@@ -32,7 +32,7 @@ SECTIONS: dict[str, type[Model]] = {"recipe": Recipe, "placement": Placement, "m
 """Sections whose keys may be axes, beside those of the workload."""
 SHORTENED = (*SECTIONS, "workload")
 """Sections whose keys may be named by their last part alone, where that is clear."""
-NOT_VARIED = ("measure.repeats", "measure.link_seconds")
+NOT_VARIED = ("measure.repeats", "measure.max_remeasure", "measure.link_seconds")
 MOST_CELLS = 10_000
 """A matrix of more was not meant: the largest preset has 132."""
 NODES = "placement.nodes"
@@ -93,7 +93,7 @@ def matrix_model() -> type[BaseModel]:
     axes: dict[str, Any] = {"strategy": entries, "world_size": world_size, "slow_ranks": SlowRanks}
     for section, model in SECTIONS.items():
         for key, field in fields_of(model, section):
-            if key not in NOT_VARIED:
+            if not key.startswith(NOT_VARIED):
                 axes[key] = _value(field)
     for workload in WORKLOADS.values():
         for key, field in fields_of(workload, "workload"):

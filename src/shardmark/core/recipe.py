@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
@@ -17,7 +18,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 _SGD_KEYS = ("momentum", "dampening", "nesterov")
 _ADAM_KEYS = ("betas", "eps")
@@ -186,12 +187,64 @@ class Recipe(Model):
         return self
 
 
+MOST_REPEATS = 1000
+_REPEATS_ALLOWED = "allowed is a whole number, or {at_least: 3, at_most: 20, until: 0.05}"
+
+
+class Repeats(Model):
+    """How often each cell is measured: a number, or until it is known."""
+
+    at_least: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 3
+    at_most: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 20
+    until: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """A cell ends once half the 95 % interval of its samples/s is below this share of them, or
+    once its comparisons are decided."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_number_alone(cls, data: Any) -> Any:
+        if isinstance(data, int) and not isinstance(data, bool):
+            return {"at_least": data, "at_most": data}
+        if isinstance(data, Mapping | Repeats):
+            return data
+        raise ValueError(f"found {data!r}; {_REPEATS_ALLOWED}")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Repeats:
+        if self.at_least > self.at_most:
+            raise ValueError(f"found at_least {self.at_least} above at_most {self.at_most}; swap")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _number_where_fixed(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any] | int:
+        fields: dict[str, Any] = handler(self)
+        return fields if self.adaptive else self.at_least
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        number = {"type": "integer", "minimum": 1, "maximum": MOST_REPEATS}
+        return {"anyOf": [number, handler.resolve_ref_schema(handler(schema))]}
+
+    @property
+    def adaptive(self) -> bool:
+        return self.at_least < self.at_most
+
+    def __str__(self) -> str:
+        """`3`, or `3 to 20`."""
+        return f"{self.at_least} to {self.at_most}" if self.adaptive else str(self.at_least)
+
+
 class Measure(Model):
     """What is measured, and how often."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """First steps of the training that are left out of every performance metric."""
-    repeats: Annotated[int, Field(ge=1, le=1000)] = 1
+    repeats: Repeats = Repeats(at_least=1, at_most=1)
+    """A whole number, or `{at_least: 3, at_most: 20, until: 0.05}`."""
+    max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2
+    """How often a trial that other work disturbed is measured again, before it stays marked."""
     sample_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5
     """Period of the system metrics, sampled from outside the ranks."""
     probe: bool = True

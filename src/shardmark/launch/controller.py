@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from shardmark.config.experiment import Experiment
+from shardmark.core.durations import duration
 from shardmark.core.errors import InputError
-from shardmark.core.machine import Machine
+from shardmark.launch import fingerprint
+from shardmark.launch.agenda import Agenda, cell_of
 from shardmark.launch.engine import Engine
 from shardmark.launch.engines import build_engine
 from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
-from shardmark.launch.verification import cells_of, id_of, verification_of, verify_cells
+from shardmark.launch.verification import cells_of, verification_of, verify_cells
 from shardmark.measure.system.environment import environment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder
@@ -34,10 +38,12 @@ from shardmark.workloads import check_data, task_module
 SCRATCH = ".verification"
 
 GROWING = (
-    *("matrix", "placement", "engine", "limits"),
-    *("measure.repeats", "measure.verify", "measure.link_seconds"),
+    *("matrix", "placement", "engine", "limits", "measure.repeats", "measure.max_remeasure"),
+    *("measure.verify", "measure.link_seconds"),
 )
 """Keys that may change between two commands on the same folder: trials stay comparable."""
+VERIFYING_SHARE = 0.2
+"""Of a run's time; if verification takes more, the run says why."""
 
 
 def run_experiment(
@@ -47,50 +53,48 @@ def run_experiment(
     plan: Plan | None = None,
     progress: ProgressListener | None = None,
     retry: bool = False,
+    remeasure: bool = False,
+    budget_seconds: float | None = None,
     engine: Engine | None = None,
 ) -> Path:
     """Run every trial that has no result yet; return the run's folder.
 
-    `plan` is the experiment's, where it is known already; `retry` also repeats failed and timed-out
-    trials.  Raises `InputError` for an experiment or a folder that cannot be used,
-    `KeyboardInterrupt` after storing an interrupted trial.
+    `plan` is the experiment's, where it is known already; `retry` also repeats failed, timed-out
+    and disturbed trials; `remeasure` keeps what is there aside and measures everything anew; no
+    trial is begun that the budget has no time for.  Raises `InputError` for an experiment or a
+    folder that cannot be used, `KeyboardInterrupt` after storing an interrupted trial.
     """
     listener = progress or Silent()
     plan = plan or expand(experiment)
-    _check_data(plan)
+    check_plan(plan)
     RunFolder.check(out)
-    _check_same(out, experiment)
+    trained = fingerprint.fingerprint_of(plan.trials)
+    if not remeasure:
+        _check_same(out, experiment)
+        fingerprint.refuse_changes(out, trained)
     engine = engine or build_engine(experiment, plan, listener.note)
     with closing(engine):
+        listener.doing("loading torch")
         machine = engine.machine(experiment.device)
         plan = plan.on(machine.device_type)
         folder = RunFolder.create(out)
-        folder.write_experiment(experiment.model_dump(mode="json"))
-        nodes = engine.environments()
-        folder.write_environment(environment() | ({"nodes": nodes} if nodes else {}))
-        todo = _todo(folder, plan, listener, retry=retry)
-        listener.planned(len(plan.trials), len(plan.trials) - len(todo), plan.left_out)
-        if todo:
-            trials = [trial for _, trial in todo]
-            check_given(trials)
-            engine.load(_modules(trials), machine.device_type)
-            if experiment.measure.verify:
-                _verify(folder, trials, engine, machine, listener)
-            measure_run_links(
-                folder,
-                plan.trials,
-                experiment.measure,
-                engine=engine,
-                machine=machine,
-                listener=listener,
+        with folder.locked():
+            here, nodes = environment(), engine.environments()
+            trained = trained.merged(fingerprint.versions_of([here, *nodes]))
+            if remeasure and (out / EXPERIMENT_FILE).exists():
+                listener.note(f"what was measured is kept in {folder.set_run_aside()}")
+            fingerprint.refuse_changes(out, trained)
+            folder.write_experiment(experiment.model_dump(mode="json"))
+            folder.write_environment(here | ({"nodes": nodes} if nodes else {}))
+            fingerprint.note(folder, trained)
+            agenda = Agenda(
+                plan,
+                experiment.measure.repeats,
+                _results(folder, plan, listener, retry=retry),
+                budget_seconds=budget_seconds,
             )
-        runner = TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener)
-        for order, trial in todo:
-            listener.trial_started(order + 1, len(plan.trials), trial)
-            result = runner.run(trial, order=order)
-            listener.trial_ended(order + 1, len(plan.trials), result)
-            if result.outcome is Outcome.INTERRUPTED:
-                raise KeyboardInterrupt
+            runner = TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener)
+            _run(experiment, plan, agenda, runner)
     return out
 
 
@@ -108,9 +112,11 @@ def verify_experiment(
     """
     listener = progress or Silent()
     plan = plan or expand(experiment)
-    _check_data(plan)
+    for _ in _training_samples(plan):
+        pass
     engine = engine or build_engine(experiment, plan, listener.note)
     with closing(engine):
+        listener.doing("loading torch")
         machine = engine.machine(experiment.device)
         cells = cells_of(plan.on(machine.device_type).trials)
         engine.load(_modules(cells), machine.device_type)
@@ -120,28 +126,108 @@ def verify_experiment(
         return verification_of(cells, verdicts)
 
 
-def _check_data(plan: Plan) -> None:
-    """Look for the data of every cell, before anything is started."""
-    checked: list[object] = []
+def check_plan(plan: Plan) -> None:
+    """Raise `DataError` or `InputError` for what cannot be measured, before anything is started."""
+    for trial, samples in _training_samples(plan):
+        recipe, warmup_steps = trial.recipe, trial.measure.warmup_steps
+        steps_per_epoch = samples // trial.batch_per_step
+        if not steps_per_epoch:
+            key = "per_rank_batch" if recipe.global_batch is None else "global_batch"
+            raise InputError(
+                f"{trial.experiment}: recipe.{key}",
+                f"{trial.batch_per_step} samples a step, and {samples} to train on",
+                "give a smaller batch, or more data",
+            )
+        steps = recipe.steps or (recipe.epochs or 0) * steps_per_epoch
+        if steps <= warmup_steps:
+            raise InputError(
+                f"{trial.experiment}: measure.warmup_steps",
+                f"{warmup_steps} steps of warm-up, and {steps} in all ({trial.title})",
+                "nothing would be measured: train for longer, or warm up for fewer steps",
+            )
+
+
+def _training_samples(plan: Plan) -> Iterator[tuple[Trial, int]]:
+    """How many samples each trial trains on; each data set is looked for once."""
+    known: list[tuple[object, int]] = []
     for trial in plan.trials:
-        if trial.workload not in checked:
-            check_data(trial.workload)
-            checked.append(trial.workload)
+        samples = next((count for workload, count in known if workload == trial.workload), None)
+        if samples is None:
+            samples = check_data(trial.workload)
+            known.append((trial.workload, samples))
+        yield trial, samples
 
 
-def _verify(
-    folder: RunFolder,
-    trials: Sequence[Trial],
-    engine: Engine,
-    machine: Machine,
-    listener: ProgressListener,
-) -> None:
+def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner) -> None:
+    """Verify and measure what is to do, and tell what was left out."""
+    engine, machine, listener = runner.engine, runner.machine, runner.listener
+    trials = [trial for _, trial in agenda.todo]
+    finished = len(agenda.results)
+    listener.planned(finished + len(trials), finished, plan.left_out)
+    if not trials:
+        return
+    if (seconds := agenda.left_seconds()) is not None:
+        listener.note(f"about {duration(seconds)} to go, as the same cells took before")
+    check_given(trials)
+    engine.load(_modules(trials), machine.device_type)
+    began = time.monotonic()
+    if experiment.measure.verify:
+        _verify(trials, runner)
+    verified_seconds = time.monotonic() - began
+    measure_run_links(
+        runner.folder,
+        plan.trials,
+        experiment.measure,
+        engine=engine,
+        machine=machine,
+        listener=listener,
+    )
+    _measure(agenda, runner)
+    share = verified_seconds / (time.monotonic() - began)
+    if share > VERIFYING_SHARE:
+        listener.note(
+            f"verification took {duration(verified_seconds)}, {100 * share:.0f} % of the time:"
+            " trials are short; measure.verify=false leaves it out"
+        )
+
+
+def _measure(agenda: Agenda, runner: TrialRunner) -> None:
+    """Run one trial after the other, those that other work disturbs again."""
+    folder, listener = runner.folder, runner.listener
+    stays_busy = False
+    while (upcoming := agenda.next()) is not None:
+        order, trial = upcoming
+        fingerprint.refuse_changes(folder.path, fingerprint.sources_of([trial]))
+        number = len(agenda.results) + 1
+        total = number - 1 + len(agenda.todo)
+        listener.trial_started(number, total, trial)
+        attempts = 1 if stays_busy else 1 + trial.measure.max_remeasure
+        for attempt in range(1, attempts + 1):
+            result = runner.run(trial, order=order, attempt=attempt)
+            if result.disturbed is None or attempt == attempts:
+                break
+            folder.set_aside(trial.id, "disturbed")
+            listener.note(f"{trial.title}: {result.disturbed}; it is measured again")
+        # On a machine that stays busy, all that follow would be measured in vain several times.
+        stays_busy = result.disturbed is not None
+        agenda.results[trial.id] = result
+        listener.trial_ended(number, total, result)
+        if result.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt
+    if left := agenda.todo:
+        cells = Counter(trial.title for _, trial in left)
+        listed = ", ".join(f"{title} ({count})" for title, count in cells.items())
+        listener.note(f"the budget has no time for {len(left)} trials: {listed}")
+
+
+def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
     """Store a verdict on each cell that has none yet."""
+    folder, listener = runner.folder, runner.listener
     stored = read_verification(folder.path)
     known = stored.verdicts if stored is not None else ()
     done = {v.id: v for v in known if v.equivalent is not None or v.guarantee is not None}
     cells = cells_of(trials)
-    missing = [cell for cell in cells if id_of(cell) not in done]
+    missing = [cell for cell in cells if cell_of(cell) not in done]
     if not missing:
         return
     scratch = folder.path / SCRATCH
@@ -149,7 +235,11 @@ def _verify(
     fresh: list[Verdict] = []
     try:
         for verdict in verify_cells(
-            missing, engine=engine, machine=machine, scratch=scratch, listener=listener
+            missing,
+            engine=runner.engine,
+            machine=runner.machine,
+            scratch=scratch,
+            listener=listener,
         ):
             fresh.append(verdict)
             if verdict.equivalent is False and verdict.cause is not None and not verdict.tried_as:
@@ -160,25 +250,26 @@ def _verify(
         write_verification(folder.path, made.model_copy(update={"verdicts": every}))
 
 
-def _todo(
+def _results(
     folder: RunFolder, plan: Plan, listener: ProgressListener, *, retry: bool
-) -> list[tuple[int, Trial]]:
-    """The trials without a result to believe, each with its place in the random order."""
-    todo = []
-    for order, trial in enumerate(plan.trials):
+) -> Iterator[TrialResult]:
+    """Those of the plan that are stored and stay."""
+    for trial in plan.trials:
         stored = folder.read_result(trial.id, verify=True)
         if isinstance(stored, Damaged):
+            folder.set_aside(trial.id, "damaged")
             listener.note(f"{stored}: it is measured again")
         elif stored is not None and not _again(stored, retry=retry):
-            continue
-        todo.append((order, trial))
-    return todo
+            yield stored
+        elif stored is not None and stored.disturbed is not None:
+            folder.set_aside(trial.id, "disturbed")
 
 
 def _again(stored: TrialResult, *, retry: bool) -> bool:
     if stored.outcome in (Outcome.INTERRUPTED, Outcome.UNAVAILABLE):
         return True  # not measured; what was missing may be there by now, and asking costs nothing
-    return retry and stored.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+    failed = stored.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+    return retry and (failed or stored.disturbed is not None)
 
 
 def _modules(trials: Sequence[Trial]) -> list[str]:
@@ -205,7 +296,7 @@ def _check_same(out: Path, experiment: Experiment) -> None:
             raise InputError(
                 str(out),
                 f"holds a run with {key} = {stored.get(key)!r}, here it is {wanted.get(key)!r}",
-                "name another --out",
+                fingerprint.REMEDY,
             )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardmark.analysis.diagnose.trial_stability import stability_of_trial
@@ -16,6 +15,7 @@ from shardmark.core.machine import Machine
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
 from shardmark.core.wire import ModelSize, WireBytes
 from shardmark.launch.engine import Engine
+from shardmark.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide, on_node
 from shardmark.launch.placement import check_trial
@@ -41,8 +41,19 @@ from shardmark.results.schema import (
 from shardmark.results.store import RunFolder
 from shardmark.trials.trial import Trial
 
-Store = Callable[..., TrialResult]
-"""`TrialRunner._store` with the trial, its order and when it was launched."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One attempt at a trial."""
+
+    trial: Trial
+    order: int
+    """Its place in the run's random order."""
+    attempt: int
+    at_seconds: float = field(default_factory=time.time)
+    """Unix time."""
+    mark: float = field(default_factory=time.monotonic)
+    """The same instant of the monotonic clock, which nobody sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +65,7 @@ class TrialRunner:
     folder: RunFolder
     listener: ProgressListener
 
-    def run(self, trial: Trial, *, order: int) -> TrialResult:
+    def run(self, trial: Trial, *, order: int, attempt: int = 1) -> TrialResult:
         """Run one trial and store its result, whatever its outcome.
 
         An interrupted one is stored too; the caller sees it from the outcome.
@@ -62,24 +73,27 @@ class TrialRunner:
         with suppress(StrategyUnavailable):  # what is not there is told below
             check_trial(trial, self.machine, self.engine)
             self.engine.prepare(trial)
-        store = partial(self._store, trial, order, time.time())
+        launch = Launch(trial=trial, order=order, attempt=attempt)
         try:
-            return self._run(trial, store)
+            return self._run(launch)
         except KeyboardInterrupt:  # while it was being started, or summed up
             if self.folder.read_result(trial.id) is not None:
                 raise
             ending = Ending(how="interrupted", agent_exit_code=None)
-            result = store(*decide(ending, (), processes=0, trial_seconds=0, progress=()))
+            decision = decide(ending, (), processes=0, trial_seconds=0, progress=())
+            result = self._store(launch, *decision)
             clear(self.folder.trial_folder(trial.id))
             return result
 
-    def _run(self, trial: Trial, store: Store) -> TrialResult:
+    def _run(self, launch: Launch) -> TrialResult:
+        trial = launch.trial
         directory = self.folder.create_trial(trial.id)
         clear(directory, keep=())  # whatever an earlier attempt left
         try:
             check_trial(trial, self.machine, self.engine)
         except StrategyUnavailable as error:
-            return store(Outcome.UNAVAILABLE, Failure(reason=error.reason, remedy=error.remedy))
+            missing = Failure(reason=error.reason, remedy=error.remedy)
+            return self._store(launch, Outcome.UNAVAILABLE, missing)
         (directory / TRIAL_FILE).write_text(trial.model_dump_json())
         ending = self._watch(trial, directory)
         processes = trial.layout.processes
@@ -92,13 +106,15 @@ class TrialRunner:
             trial_seconds=trial.limits.trial_seconds,
             progress=[told.steps if told is not None else None for told in progress],
         )
+        if outcome is Outcome.OK and (changed := changed_meanwhile(self.folder, trial, records)):
+            outcome, failure = Outcome.FAILED, Failure(reason=changed, remedy=REMEDY)
         merge_logs(directory)
         merge_steps(directory, processes)
         if self.engine.samples:
             merge_samples(directory)
         if failure is not None:
             failure = _located(failure, trial, records, ending.restarts)
-        result = store(outcome, failure, ranks=records, restarts=ending.restarts)
+        result = self._store(launch, outcome, failure, ranks=records, restarts=ending.restarts)
         clear(directory)
         return result
 
@@ -121,16 +137,14 @@ class TrialRunner:
 
     def _store(
         self,
-        trial: Trial,
-        order: int,
-        launched_at_seconds: float,
+        launch: Launch,
         outcome: Outcome,
         failure: Failure | None,
         *,
         ranks: tuple[RankRecord, ...] = (),
         restarts: tuple[RestartRecord, ...] = (),
     ) -> TrialResult:
-        total_seconds = time.time() - launched_at_seconds
+        trial, total_seconds = launch.trial, time.monotonic() - launch.mark
         metrics: dict[str, Summary | None] = {}
         missing: dict[str, str] = {}
         stability: tuple[StabilityFinding, ...] = ()
@@ -142,7 +156,7 @@ class TrialRunner:
                 ranks,
                 read_lines(directory / STEPS_FILE),
                 samples,
-                launched_at_seconds=launched_at_seconds,
+                launched_at_seconds=launch.at_seconds,
                 total_seconds=total_seconds,
                 device_type=trial.device_type,
                 precision=trial.recipe.precision,
@@ -166,16 +180,17 @@ class TrialRunner:
                 varied=trial.varied,
                 synthetic=any(rank.synthetic for rank in ranks),
                 repeat=trial.repeat,
-                order=order,
+                order=launch.order,
                 outcome=outcome,
                 failure=failure,
                 restarts=restarts,
-                started_at_seconds=launched_at_seconds,
+                started_at_seconds=launch.at_seconds,
                 total_seconds=total_seconds,
                 ranks=ranks,
                 metrics=metrics,
                 missing=missing,
                 stability=stability,
+                attempt=launch.attempt,
                 files={},
             )
         )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardmark import workloads
-from shardmark.core.errors import ShardmarkError, StrategyUnavailable
+from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.core.run_files import TRIAL_FILE
+from shardmark.core.run_files import LOG_FILE, TRIAL_FILE
+from shardmark.launch.agenda import cell_of
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import decide
@@ -25,10 +27,11 @@ from shardmark.results.verification import (
     Verdict,
     Verification,
 )
-from shardmark.trials.trial import Trial, cell_id
+from shardmark.trials.trial import Trial
 
 STEPS = 3
 JUDGE_SECONDS = 3600.0
+TRACEBACK_LINES = 12
 
 SIZES = {"global_batch", "per_rank_batch", "steps", "epochs", "schedule", "seed"}
 """Keys of the recipe that change how much is computed, and not how."""
@@ -38,12 +41,8 @@ def cells_of(trials: Sequence[Trial]) -> list[Trial]:
     """One trial for each thing that is trained: repeats are the same cell."""
     cells: dict[str, Trial] = {}
     for trial in trials:
-        cells.setdefault(id_of(trial), trial)
+        cells.setdefault(cell_of(trial), trial)
     return list(cells.values())
-
-
-def id_of(trial: Trial) -> str:
-    return cell_id(trial.model_dump(mode="json"))
 
 
 def mathematics_of(cell: Trial) -> str:
@@ -52,6 +51,16 @@ def mathematics_of(cell: Trial) -> str:
     del recipe["optimizer"]["lr"]
     models = [model.model_dump(mode="json") for model in (cell.workload, cell.strategy)]
     return json.dumps((*models, recipe, cell.nodes, cell.device_type), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Why a cell's ranks left nothing to compare."""
+
+    text: str
+    error: str | None = None
+    """What a rank reported, where that was the cause."""
+    traceback: str = ""
 
 
 def verify_cells(
@@ -65,14 +74,15 @@ def verify_cells(
     """A verdict on every cell as soon as it is known, those before Ctrl-C included.
 
     Of cells with the same mathematics the smallest is tried that can be.  The scratch folder is
-    made and removed.
+    made and removed.  Raises `InputError` where the user's model fails whatever trains it.
     """
     groups: dict[str, list[Trial]] = {}
     for cell in cells:
         groups.setdefault(mathematics_of(cell), []).append(cell)
     scratch.mkdir(parents=True)
+    failures: list[tuple[Trial, Problem]] = []
+    captured: dict[str, list[Trial]] = {}
     try:
-        captured: dict[str, list[Trial]] = {}
         for number, group in enumerate(groups.values(), start=1):
             waiting = sorted(group, key=lambda cell: (cell.layout.shares == 1, cell.world_size))
             listener.doing(f"verifying [{number}/{len(groups)}] {group[0].strategy.name}")
@@ -81,7 +91,11 @@ def verify_cells(
                 if problem is None:
                     captured[waiting[0].id] = waiting
                     break
-                yield _untried(waiting.pop(0), problem)
+                failures.append((waiting[0], problem))
+                if not captured:
+                    last = number == len(groups) and not waiting[1:]
+                    _refuse_broken_model(cells, failures, last=last)
+                yield _untried(waiting.pop(0), problem.text)
         if captured:
             for verdict in _judged(list(captured), scratch, engine, listener):
                 yield from _verdicts_of(verdict, captured[verdict.id])
@@ -89,18 +103,38 @@ def verify_cells(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _refuse_broken_model(
+    cells: Sequence[Trial], failures: Sequence[tuple[Trial, Problem]], *, last: bool
+) -> None:
+    """Raise `InputError` where what failed so far is no strategy's fault, or all has failed.
+
+    A rank that trains alone has no strategy to blame, nor have two strategies with one error.
+    """
+    trial, problem = failures[-1]
+    several = any(cell.workload != trial.workload for cell in cells)
+    alike = {other.strategy.name for other, known in failures if known.error == problem.error}
+    everything = last and all(known.error is not None for _, known in failures)
+    no_strategys_fault = trial.layout.processes == 1 or len(alike) > 1
+    if everything or (problem.error is not None and not several and no_strategys_fault):
+        raise InputError(
+            f"{trial.experiment}: workload",
+            f"it fails in its first steps ({trial.title}): {problem.error}",
+            f"mend it and run again\n{problem.traceback}".rstrip(),
+        )
+
+
 def verification_of(cells: Sequence[Trial], verdicts: Iterable[Verdict]) -> Verification:
     """All verdicts, in the order of their cells."""
-    order = {id_of(cell): number for number, cell in enumerate(cells)}
+    order = {cell_of(cell): number for number, cell in enumerate(cells)}
     ordered = sorted(verdicts, key=lambda verdict: order[verdict.id])
     return Verification(reference=REFERENCE, steps=STEPS, verdicts=tuple(ordered))
 
 
 def _verdicts_of(verdict: Verdict, cells: Sequence[Trial]) -> Iterator[Verdict]:
     """The verdict on the first of the cells, and the same on those that it stands for."""
-    tried = id_of(cells[0])
+    tried = cell_of(cells[0])
     for cell in cells:
-        own = {"id": id_of(cell), "world_size": cell.world_size, "varied": cell.varied}
+        own = {"id": cell_of(cell), "world_size": cell.world_size, "varied": cell.varied}
         stands_for_it = {} if cell is cells[0] else {"tried_as": tried}
         yield verdict.model_copy(update=own | stands_for_it)
 
@@ -112,12 +146,12 @@ def shortened(trial: Trial) -> Trial:
     return trial.model_copy(update={"workload": workload, "recipe": recipe})
 
 
-def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) -> str | None:
+def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) -> Problem | None:
     """Run the cell's ranks for a few steps; None, or why they left nothing to compare."""
     try:
         check_trial(trial, machine, engine)
     except StrategyUnavailable as error:
-        return f"unavailable: {error.reason}; {error.remedy}"
+        return Problem(text=f"unavailable: {error.reason}; {error.remedy}")
     processes = trial.layout.processes
     directory.mkdir()
     (directory / TRIAL_FILE).write_text(shortened(trial).model_dump_json())
@@ -135,8 +169,24 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
     )
     lost = [f"rank {record.rank} {record.lost}" for record in records if record.lost is not None]
     if outcome is Outcome.OK:
-        return f"a worker was lost: {'; '.join(lost)}" if lost else None
-    return f"{outcome}: {failure.reason if failure else 'no reason is known'}"
+        return Problem(text=f"a worker was lost: {'; '.join(lost)}") if lost else None
+    reason = failure.reason if failure else "no reason is known"
+    text = f"{outcome}: {reason}"
+    failed = [record for record in records if record.error is not None]
+    if outcome is not Outcome.FAILED or failure is None or not failed:
+        return Problem(text=text)
+    told = reason.removeprefix(f"rank {failure.rank}: ")
+    return Problem(text=text, error=told, traceback=_traceback(directory, failure.rank))
+
+
+def _traceback(directory: Path, rank: int | None) -> str:
+    """The end of what the rank printed before it failed."""
+    merge_logs(directory)
+    head = f"[rank {rank} stderr] "
+    log = (directory / LOG_FILE).read_text().splitlines()
+    lines = [line.removeprefix(head) for line in log if line.startswith(head)]
+    starts = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
+    return "\n".join(lines[starts[-1] :][-TRACEBACK_LINES:]) if starts else ""
 
 
 def _judged(
@@ -161,7 +211,7 @@ def _judged(
         raise KeyboardInterrupt
     if verdicts is None or len(verdicts) < len(names):
         merge_logs(folder)
-        log = (folder / "log.txt").read_text().splitlines()
+        log = (folder / LOG_FILE).read_text().splitlines()
         raise ShardmarkError("the comparison with the reference failed: " + " | ".join(log[-3:]))
 
 
@@ -175,7 +225,7 @@ def _finished(folder: Path) -> list[Verdict] | None:
 
 def _untried(trial: Trial, problem: str) -> Verdict:
     return Verdict(
-        id=id_of(trial),
+        id=cell_of(trial),
         strategy=trial.strategy.name,
         strategy_options=trial.strategy.options,
         world_size=trial.world_size,

@@ -89,7 +89,7 @@ def title(trial: Trial) -> str:
     """What tells the trial apart: `ddp on 4 ranks of 2 nodes, recipe.precision=bf16`."""
     parts = [trial.title]
     parts += [f"{key}={shown(value)}" for key, value in trial.varied.items() if key != NODES]
-    if trial.measure.repeats > 1:
+    if trial.measure.repeats.at_most > 1:
         parts.append(f"repeat {trial.repeat + 1} of {trial.measure.repeats}")
     return ", ".join(parts)
 

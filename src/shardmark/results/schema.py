@@ -173,6 +173,9 @@ class RankRecord(Stored):
     final_weights_sha256: str | None = None
     sample_order_sha256: str | None = None
     """Of this rank's sample ids in the order trained on."""
+    structure_sha256: str | None = None
+    """Of the model's modules with their settings, and names and shapes of tensors; where one rank
+    of a share probes."""
     probe: ProbeRecord | None = None
     exchange: ExchangeRecord | None = None
     """With parameter servers; None in other strategies."""
@@ -292,6 +295,8 @@ class TrialResult(Stored):
     """Metric -> why it is None."""
     stability: tuple[StabilityFinding, ...] = ()
     """Of a trial that ended `ok`."""
+    attempt: int = 1
+    """Earlier ones were disturbed, and are kept in `set-aside/`."""
     files: dict[str, FileRecord]
 
     @property

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
-from collections.abc import Mapping
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +25,28 @@ from shardmark.results.files import (
     read_model,
     write_whole,
 )
+from shardmark.results.fingerprint import FINGERPRINT_FILE
+from shardmark.results.network import NETWORK_FILE
 from shardmark.results.runs_folder import point_latest_to
 from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.verification import Verification, read_verification
+from shardmark.results.verification import (
+    VERIFICATION_FILE,
+    Verification,
+    read_verification,
+)
 
 EXPERIMENT_FILE = "experiment.yaml"
 ENVIRONMENT_FILE = "environment.json"
 LINKS_REASON = "links_missing"
 """In `environment.json`: why links were to be measured and were not."""
 TRIALS_FOLDER = "trials"
+ASIDE_FOLDER = "set-aside"
+"""What was measured and is no result of the run any more."""
+LOCK_FILE = ".lock"
+RUN_FILES = (
+    TRIALS_FOLDER,  # first: what a crash leaves behind is then no result
+    *(VERIFICATION_FILE, NETWORK_FILE, FINGERPRINT_FILE, ENVIRONMENT_FILE, EXPERIMENT_FILE),
+)
 RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
 
 
@@ -75,7 +93,8 @@ class RunFolder:
         """Raise `InputError` if no run could be made or taken up there."""
         if path.exists() and not path.is_dir():
             raise InputError(str(path), "is a file", "name a new folder, or one of a run")
-        if path.is_dir() and not is_run(path) and any(path.iterdir()):
+        own = (ASIDE_FOLDER, LOCK_FILE)
+        if path.is_dir() and not is_run(path) and any(p.name not in own for p in path.iterdir()):
             raise InputError(
                 str(path), "holds other files and no run", "name a new or empty folder"
             )
@@ -88,6 +107,26 @@ class RunFolder:
         flush_folder(path)
         point_latest_to(path)
         return cls(path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other commands from running trials into the folder; `InputError` while one does."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self.path / LOCK_FILE, flags, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(descriptor, 300, 0).decode(errors="replace")
+                found = f"another command runs trials into it: {holder}"
+                raise InputError(str(self.path), found, "wait, or name another --out") from None
+            except OSError:
+                pass  # a file system without locks
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> None:
         """Store the resolved experiment."""
@@ -129,9 +168,38 @@ class RunFolder:
     def create_trial(self, trial_id: str) -> Path:
         """An existing folder for the trial's files."""
         folder = self.trial_folder(trial_id)
+        if folder.is_symlink():
+            raise InputError(
+                str(folder), "is a link", "a trial's files lie in the run's own folder"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         flush_folder(folder.parent)
         return folder
+
+    def set_aside(self, trial_id: str, why: str) -> Path:
+        """Keep what a trial left, as `set-aside/ID.WHY-N`, and no longer as a result."""
+        place = self._fresh_aside(f"{trial_id}.{why}")
+        self.trial_folder(trial_id).rename(place)
+        flush_folder(place.parent)
+        return place
+
+    def set_run_aside(self) -> Path:
+        """Keep all that was measured as a run of its own, `set-aside/run-N`, and begin anew."""
+        place = self._fresh_aside("run")
+        place.mkdir()
+        for name in RUN_FILES:
+            if (self.path / name).exists():
+                (self.path / name).rename(place / name)
+        flush_folder(place)
+        (self.path / TRIALS_FOLDER).mkdir()
+        flush_folder(self.path)
+        return place
+
+    def _fresh_aside(self, name: str) -> Path:
+        folder = self.path / ASIDE_FOLDER
+        folder.mkdir(exist_ok=True)
+        places = (folder / f"{name}-{number}" for number in count(1))
+        return next(place for place in places if not place.exists())
 
     def write_result(self, result: TrialResult) -> TrialResult:
         """Write `result.json` with the records of the files beside it; return what was written.

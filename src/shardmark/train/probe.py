@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 
 import torch
+from torch import nn
 from torch._C._autograd import DeviceType  # exported under no public name
 from torch.profiler import ProfilerActivity, profile
 
@@ -140,9 +141,8 @@ def covered_nanoseconds(intervals: Iterable[Interval]) -> int:
     return covered
 
 
-def model_counts(workload: Workload) -> dict[str, int | None]:
-    """What the model has and does whatever the strategy."""
-    model = workload.build_model()
+def model_counts(workload: Workload, model: nn.Module) -> dict[str, int | None]:
+    """What the workload's model has and does whatever the strategy."""
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),

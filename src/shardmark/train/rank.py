@@ -32,7 +32,7 @@ from shardmark.train.checkpoint import Checkpoints
 from shardmark.train.epochs import train_epochs
 from shardmark.train.loop import LoopOptions, SlowRank
 from shardmark.train.probe import held_bytes, model_counts, probe
-from shardmark.train.record import RankReport, weights_sha256
+from shardmark.train.record import RankReport, structure_sha256, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
@@ -195,7 +195,9 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             worker, lambda spans: worker.step(next(batches).to(device), spans), device
         )
         if position.share.index == 0:
-            report.probe = report.probe.model_copy(update=model_counts(workload))
+            model = workload.build_model()
+            report.probe = report.probe.model_copy(update=model_counts(workload, model))
+            report.structure_sha256 = structure_sha256(model)
     worker.close()
 
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardmark.core.environment_variables import NODE_VARIABLE
 from shardmark.core.run_files import rank_file, rank_steps_file
@@ -45,6 +46,14 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def structure_sha256(model: nn.Module) -> str:
+    """Hash of modules with their settings, and names, types and shapes of tensors; of no value."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    lines = [f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in tensors]
+    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # where an object lies in memory
+    return hashlib.sha256("\n".join([layers, *lines]).encode()).hexdigest()
 
 
 def sample_order_sha256(steps: Iterable[tuple[int, ...]]) -> str:
@@ -91,6 +100,7 @@ class RankReport:
         """Before a restart."""
         self.steps_per_epoch: int | None = None
         self.settings: Mapping[str, object] = {}
+        self.structure_sha256: str | None = None
         self.probe: ProbeRecord | None = None
         self.exchange: ExchangeRecord | None = None
         self.error: RankError | None = None
@@ -156,6 +166,7 @@ class RankReport:
             initial_weights_sha256=self.initial_sha256,
             final_weights_sha256=self.final_sha256,
             sample_order_sha256=sample_order_sha256(sample_ids) if sample_ids else None,
+            structure_sha256=self.structure_sha256,
             probe=self.probe,
             exchange=self.exchange,
             settings=dict(self.settings),

@@ -85,7 +85,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     _check_distinct(cells)
     shuffle = random.Random(experiment.recipe.seed).shuffle
     trials: list[Trial] = []
-    for repeat in range(experiment.measure.repeats):
+    for repeat in range(experiment.measure.repeats.at_most):
         order = [cell.model_copy(update={"repeat": repeat}) for cell in cells]
         shuffle(order)
         trials += (trial.model_copy(update={"id": trial_id(trial)}) for trial in order)

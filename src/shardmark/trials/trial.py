@@ -81,14 +81,14 @@ def ranks_and_nodes(world_size: int, nodes: int) -> str:
 def trial_id(trial: Trial) -> str:
     """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, or `...-w4-n2-...` on two nodes.
 
-    The digits are a hash of all that defines the trial.  Its time limit and how many repeats there
-    are do not: more of either keeps finished trials.
+    The digits are a hash of all that defines the trial.  Its time limit and how often it is
+    repeated do not: more of either keeps finished trials.
     """
     content = trial.model_dump(
         mode="json",
         exclude={
             **dict.fromkeys(("id", "experiment", "limits", "varied"), True),
-            "measure": {"repeats", "verify", "link_seconds"},
+            "measure": {"repeats", "max_remeasure", "verify", "link_seconds"},
         },
     )
     name = re.sub(r"[^a-z0-9]+", "-", trial.strategy.name.lower()).strip("-")

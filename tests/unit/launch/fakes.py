@@ -75,6 +75,8 @@ class FakeEngine:
         self.loaded: list[str] = []
         self.prepare: Callable[[Trial], None] = lambda trial: None  # noqa: ARG005
         self.on_run: Callable[[Path], None] = lambda directory: None  # noqa: ARG005
+        self.leave_files: Callable[[Path, int], None] = leave_files
+        """What ranks that end well leave."""
         self.on_links: Callable[[Path], Ending] = lambda directory: FINE  # noqa: ARG005
         """What ranks that measure links leave: by default nothing."""
         self._machine = machine
@@ -115,7 +117,7 @@ class FakeEngine:
             raise end
         self.on_run(directory)
         if end == FINE:
-            leave_files(directory, trial.world_size)
+            self.leave_files(directory, trial.world_size)
         on_tick()
         return end
 

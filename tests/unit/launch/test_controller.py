@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from shardmark.config.load import from_mapping
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.machine import Machine
 from shardmark.launch.controller import run_experiment
-from shardmark.results.schema import Outcome
+from shardmark.results.schema import Outcome, ProbeRecord, StabilityFinding, StabilityKind
 from shardmark.results.store import load_run
 from tests.unit.launch.fakes import (
     FAILED,
@@ -24,6 +25,7 @@ from tests.unit.launch.fakes import (
     FakeEngine,
     Remembers,
     experiment,
+    leave_files,
 )
 
 
@@ -33,10 +35,23 @@ def out(tmp_path: Path) -> Path:
 
 
 def run(
-    out: Path, *overrides: str, retry: bool = False, **engine: Any
+    out: Path,
+    *overrides: str,
+    retry: bool = False,
+    remeasure: bool = False,
+    budget_seconds: float | None = None,
+    **engine: Any,
 ) -> tuple[FakeEngine, Remembers]:
     made, told = FakeEngine(**engine), Remembers()
-    run_experiment(experiment(*overrides), out, progress=told, engine=made, retry=retry)
+    run_experiment(
+        experiment(*overrides),
+        out,
+        progress=told,
+        engine=made,
+        retry=retry,
+        remeasure=remeasure,
+        budget_seconds=budget_seconds,
+    )
     return made, told
 
 
@@ -53,7 +68,7 @@ def test_every_trial_is_run_and_told_and_kept(out: Path) -> None:
     assert told.plans == [(2, 0, 0)]
     assert told.started == [(1, 2), (2, 2)]
     assert told.ended == [(1, 2, "ok"), (2, 2, "ok")]
-    assert told.notes == []
+    assert told.notes == ["loading torch"]
     assert from_mapping(yaml.safe_load((out / "experiment.yaml").read_text())) == experiment()
     engine, told = run(out)
     assert engine.calls == ["machine cpu", "close"], "nothing is loaded, nothing run"
@@ -68,6 +83,7 @@ def test_what_several_trials_import_is_loaded_once_before_them(
     libraries = ["torch.distributed.fsdp", "torch.nn.parallel"]
     assert sorted(engine.loaded) == ["shardmark.workloads.vision.task", *libraries]
     monkeypatch.setattr("shardmark.launch.controller.check_data", lambda _: 1600)
+    monkeypatch.setattr("shardmark.launch.fingerprint.data_paths", lambda _: ())
     engine, _ = run(out.with_name("other"), "workload={name: detection}")
     assert engine.loaded.count("shardmark.workloads.detection.task") == 1
 
@@ -147,9 +163,10 @@ def test_half_a_file_is_told_and_measured_again(out: Path, file: str) -> None:
     engine, told = run(out)
     assert engine.names == ["ddp"]
     assert told.plans == [(2, 1, 0)]
-    (note,) = told.notes
-    assert "measured again" in note
-    assert file in note
+    assert any("measured again" in note and file in note for note in told.notes)
+    (aside,) = (out / "set-aside").iterdir()
+    assert aside.name.startswith("ddp-")
+    assert aside.name.endswith(".damaged-1")
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
 
 
@@ -183,8 +200,14 @@ def test_folder_of_another_experiment_is_refused(out: Path, override: str, messa
             "nowhere",
         ),
         (("recipe.global_batch=7",), "cannot be shared equally"),
+        (("recipe.global_batch=2000",), "2000 samples a step, and 1437 to train on"),
+        (("measure.warmup_steps=4",), "4 steps of warm-up, and 4 in all"),
+        (
+            ("recipe.epochs=2", "recipe.global_batch=1000", "measure.warmup_steps=2"),
+            "2 steps of warm-up, and 2 in all",
+        ),
     ],
-    ids=["data", "data of another cell", "batch"],
+    ids=["data", "data of another cell", "batch", "data for a batch", "steps", "epochs"],
 )
 def test_input_is_checked_before_anything_is_made(
     out: Path, overrides: tuple[str, ...], message: str
@@ -226,3 +249,151 @@ def test_nodes_are_in_the_environment_or_their_trials_unavailable(out: Path) -> 
     lacking = out.with_name("lacking")
     run(lacking, "placement.nodes=2")
     assert outcomes(lacking) == {"single": "ok", "ddp": "unavailable"}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's model in the current folder, and what it imports."""
+    (tmp_path / "my_model.py").write_text("import my_parts\ndef net(num_classes): ...\n")
+    (tmp_path / "my_parts.py").write_text("width = 8\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+OWN = "workload.model=my_model:net"
+
+
+@pytest.mark.parametrize("file", ["my_model.py", "my_parts.py"])
+@pytest.mark.parametrize("more", [(), ("measure.repeats=2",)], ids=["finish", "extend"])
+def test_an_edited_model_is_not_mixed_with_the_old_one(
+    out: Path, model: Path, file: str, more: tuple[str, ...]
+) -> None:
+    run(out, OWN)
+    with (model / file).open("a") as edited:
+        edited.write("depth = 3\n")
+    engine = FakeEngine()
+    with pytest.raises(InputError, match=rf"the source of {file}; .*--out.*--remeasure"):
+        run_experiment(experiment(OWN, *more), out, engine=engine)
+    assert engine.calls == []
+    engine, told = run(out, OWN, *more, remeasure=True)
+    assert len(engine.ran) == (4 if more else 2)
+    assert any("set-aside/run-1" in note for note in told.notes)
+    assert outcomes(out / "set-aside" / "run-1") == {"single": "ok", "ddp": "ok"}
+    assert run(out, OWN, *more)[0].ran == [], "it can be taken up as ever"
+
+
+def test_a_model_edited_during_the_run_ends_it(out: Path, model: Path) -> None:
+    def edit(_: Path) -> None:
+        (model / "my_parts.py").write_text("width = 16\n")
+
+    engine = FakeEngine()
+    engine.on_run = edit
+    with pytest.raises(InputError, match=r"the source of my_parts\.py"):
+        run_experiment(experiment(OWN), out, engine=engine)
+    (result,) = load_run(out).trials
+    assert result.outcome is Outcome.FAILED
+    assert result.failure is not None
+    assert "my_parts.py" in result.failure.reason
+
+
+def test_a_model_that_the_ranks_built_otherwise_is_no_result(out: Path) -> None:
+    """As where a module's layers depend on a file that it reads."""
+    structures = iter("ab")
+
+    def built(directory: Path, ranks: int) -> None:
+        probe = ProbeRecord(parameters=10).model_dump()
+        leave_files(directory, ranks, probe=probe, structure_sha256=next(structures))
+
+    engine = FakeEngine()
+    engine.leave_files = built
+    run_experiment(experiment("matrix.strategy=[ddp, fsdp]"), out, engine=engine)
+    assert sorted(outcomes(out).values()) == ["failed", "ok"]
+    failure = next(trial.failure for trial in load_run(out).trials if trial.failure is not None)
+    assert "the model (its layers)" in failure.reason
+
+
+def test_run_without_a_fingerprint_is_not_added_to(out: Path) -> None:
+    run(out)
+    (out / "fingerprint.json").unlink()
+    with pytest.raises(InputError, match=r"fingerprint\.json"):
+        run(out)
+    assert run(out, remeasure=True)[0].names == ["ddp", "single"]
+
+
+def test_what_differs_is_measured_anew_where_that_is_asked(out: Path) -> None:
+    run(out)
+    engine, _ = run(out, "recipe.steps=5", remeasure=True)
+    assert {trial.recipe.steps for trial in engine.ran} == {5}
+    assert {trial.trial["recipe"]["steps"] for trial in load_run(out).trials} == {5}
+
+
+OTHERS = StabilityFinding(
+    kind=StabilityKind.OTHER_PROCESSES, text="other programs used 95 % of the CPU", severity=0.95
+)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "remeasure", "attempts"),
+    [(0, 2, 1), (1, 2, 2), (2, 2, 3), (3, 2, 3), (3, 0, 1)],
+)
+def test_disturbed_trials_are_repeated_and_kept(
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    disturbed: int,
+    remeasure: int,
+    attempts: int,
+) -> None:
+    found = iter([(OTHERS,)] * disturbed)
+    monkeypatch.setattr("shardmark.launch.trial.stability_of_trial", lambda *_: next(found, ()))
+    engine, told = run(out, "matrix.strategy=[ddp]", f"measure.max_remeasure={remeasure}")
+    (result,) = load_run(out, verify=True).trials
+    assert len(engine.ran) == result.attempt == attempts
+    stays = OTHERS.text if disturbed >= attempts else None
+    assert result.disturbed == stays
+    kept = sorted((out / "set-aside").glob("*")) if attempts > 1 else []
+    assert [path.name for path in kept] == [
+        f"{result.id}.disturbed-{number}" for number in range(1, attempts)
+    ]
+    assert all((path / "result.json").exists() for path in kept)
+    assert sum(OTHERS.text in note for note in told.notes) == attempts - 1
+    if stays:
+        once = "matrix.strategy=[ddp]", "measure.max_remeasure=0"
+        assert run(out, *once)[0].ran == []
+        assert len(run(out, *once, retry=True)[0].ran) == 1
+        assert len(list((out / "set-aside").iterdir())) == attempts
+
+
+def test_a_machine_that_stays_busy_is_not_tried_in_vain(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardmark.launch.trial.stability_of_trial", lambda *_: (OTHERS,))
+    engine, _ = run(out, "measure.repeats=3")
+    assert len(engine.ran) == 3 + 5, "the first trial alone is repeated"
+
+
+def test_a_budget_that_is_spent_is_told(out: Path) -> None:
+    engine, told = run(out, "measure.repeats=3", budget_seconds=0.0)
+    assert engine.ran == []
+    assert any("no time for 6 trials" in note for note in told.notes)
+
+
+def test_a_folder_takes_one_command_at_a_time(out: Path) -> None:
+    def second(_: Path) -> None:
+        with pytest.raises(InputError, match=rf"process {os.getpid()} on"):
+            run_experiment(experiment(), out, engine=FakeEngine())
+
+    engine = FakeEngine()
+    engine.on_run = second
+    run_experiment(experiment(), out, engine=engine)
+    assert outcomes(out) == {"single": "ok", "ddp": "ok"}
+
+
+def test_a_link_in_place_of_a_trial_is_not_followed(out: Path, tmp_path: Path) -> None:
+    run(out)
+    (folder,) = out.glob("trials/ddp-*")
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    (elsewhere / "result.json").unlink()
+    folder.symlink_to(elsewhere)
+    with pytest.raises(InputError, match="is a link"):
+        run(out)
+    assert (elsewhere / "steps.jsonl").exists()

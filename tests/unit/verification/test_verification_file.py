@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,18 @@ from typing import Any
 import pytest
 
 from shardmark.config.load import load_experiment
+from shardmark.core.errors import InputError
+from shardmark.launch.agenda import cell_of
 from shardmark.launch.outcome import Ending
 from shardmark.launch.verification import (
     STEPS,
     cells_of,
-    id_of,
     mathematics_of,
     shortened,
     verification_of,
     verify_cells,
 )
+from shardmark.results.schema import RankError
 from shardmark.results.verification import (
     CELLS_FILE,
     VERDICTS_FILE,
@@ -82,14 +85,14 @@ def test_a_cell_is_named_by_what_it_trains() -> None:
         {"measure": trial.measure.model_copy(update={"probe": False})},
         {"limits": trial.limits.model_copy(update={"trial_seconds": 5.0})},
     ):
-        assert id_of(trial.model_copy(update=same)) == id_of(trial), same
+        assert cell_of(trial.model_copy(update=same)) == cell_of(trial), same
     for other in (
         {"world_size": 4},
         {"device_type": "cuda"},
         {"recipe": trial.recipe.model_copy(update={"seed": 1})},
         {"workload": trial.workload.model_copy(update={"augment": "crop_flip"})},
     ):
-        assert id_of(trial.model_copy(update=other)) != id_of(trial), other
+        assert cell_of(trial.model_copy(update=other)) != cell_of(trial), other
 
 
 @pytest.mark.parametrize(
@@ -116,6 +119,8 @@ class Engine(FakeEngine):
 
     finished = 100
     judge_ends = FINE
+    errors: Mapping[str, str] = {}
+    """What all ranks of a strategy report."""
 
     def run(self, directory: Path, *, task: str = "measure", **given: Any) -> Ending:
         if task == "judge":
@@ -130,6 +135,12 @@ class Engine(FakeEngine):
         assert trial.recipe.steps == STEPS
         self.ran.append(trial)
         end = self.ends.get(f"{trial.strategy.name} {trial.world_size}", FINE)
+        if message := self.errors.get(trial.strategy.name):
+            error = RankError(kind="exception", message=message, at_seconds=1.0)
+            leave_files(directory, trial.world_size, error=error.model_dump())
+            (log,) = directory.glob("logs/*/*/0/stdout.log")
+            log.with_name("stderr.log").write_text(f"warned\nTraceback (most recent):\n{message}")
+            return FAILED
         if end == FINE:
             leave_files(directory, trial.world_size)
         assert isinstance(end, Ending)
@@ -163,7 +174,7 @@ def test_one_cell_of_each_mathematics_is_tried(tmp_path: Path) -> None:
     made = verification_of(CELLS, verified(engine, tmp_path))
     assert sorted(engine.names) == ["ddp", "fsdp"]
     assert {trial.world_size for trial in engine.ran} == {2}
-    assert [verdict.id for verdict in made.verdicts] == [id_of(cell) for cell in CELLS]
+    assert [verdict.id for verdict in made.verdicts] == [cell_of(cell) for cell in CELLS]
     tried = {v.id: v.world_size for v in made.verdicts if v.tried_as is None}
     assert set(tried.values()) == {2}
     assert {v.tried_as for v in made.verdicts if v.world_size == 3} == tried.keys()
@@ -191,3 +202,51 @@ def test_a_verified_trial_is_the_same_training_but_short() -> None:
     assert short.workload.validation_samples == 256
     back = short.model_copy(update={"recipe": trial.recipe, "workload": trial.workload})
     assert back == trial
+
+
+SHAPES, UNUSED = "RuntimeError: shapes (3, 4) and (5, 6)", "RuntimeError: unused parameters"
+
+
+@pytest.mark.parametrize(
+    ("errors", "tried"),
+    [
+        ({"single": SHAPES}, ["single"]),
+        ({"ddp": SHAPES, "fsdp": SHAPES}, ["ddp", "fsdp"]),
+        ({"ddp": UNUSED, "fsdp": SHAPES, "zero-1": "AssertionError"}, ["ddp", "fsdp", "zero-1"]),
+    ],
+    ids=["alone", "two strategies alike", "all"],
+)
+def test_failure_of_the_model_is_told_once_and_ends_it(
+    tmp_path: Path, errors: dict[str, str], tried: list[str]
+) -> None:
+    engine = Engine()
+    engine.errors = errors
+    strategies = ["single", "zero-1"] if "single" in errors else sorted(errors)
+    cells = cells_of(trials(f"matrix.strategy=[{', '.join(strategies)}]"))
+    cells.sort(key=lambda cell: strategies.index(cell.strategy.name))
+    verdicts = verify_cells(
+        cells, engine=engine, machine=CPU, scratch=tmp_path / "scratch", listener=Remembers()
+    )
+    with pytest.raises(InputError, match="it fails in its first steps") as caught:
+        list(verdicts)
+    assert engine.names == tried
+    assert str(caught.value).endswith(f"Traceback (most recent):\n{errors[tried[-1]]}")
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize(
+    "strategies", [["ddp", "fsdp"], ["fsdp", "ddp"]], ids=["the first fails", "the last fails"]
+)
+def test_failure_of_a_strategy_is_its_own(tmp_path: Path, strategies: list[str]) -> None:
+    engine = Engine()
+    engine.errors = {"ddp": UNUSED}
+    cells = cells_of(trials(f"matrix.strategy=[{', '.join(strategies)}]"))
+    verdicts = verify_cells(
+        cells, engine=engine, machine=CPU, scratch=tmp_path / "scratch", listener=Remembers()
+    )
+    told = {verdict.id: verdict.equivalent for verdict in verdicts}
+    assert {cell.strategy.name: told[cell_of(cell)] for cell in cells} == {
+        "ddp": None,
+        "fsdp": True,
+    }
+    assert engine.names == ["ddp", "fsdp"]

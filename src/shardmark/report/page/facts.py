@@ -44,7 +44,7 @@ def machine_facts(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def planned_trials(run: StoredRun) -> int | None:
-    """How many trials the run's experiment asks for; None where that cannot be told here."""
+    """How many trials the experiment asks for at least; None where that cannot be told here."""
     from shardmark.config.load import from_mapping
     from shardmark.trials.matrix import expand
 
@@ -54,7 +54,7 @@ def planned_trials(run: StoredRun) -> int | None:
         plan = expand(experiment, "cuda" if "cuda" in device_types else "cpu")
     except ShardmarkError:
         return None  # another version's experiment, or no whole file
-    return len(plan.trials)
+    return sum(trial.repeat < trial.measure.repeats.at_least for trial in plan.trials)
 
 
 def progress_notes(runs: Sequence[StoredRun]) -> list[str]:

@@ -1,0 +1,26 @@
+"""Times as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from shardmark.core.errors import InputError
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min` or `3 h 20 min`."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def parse_seconds(text: str, where: str) -> float:
+    """`90s`, `30m`, `2h` or `1h30m`.  Raises `InputError`."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smh])", text)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not seconds or "".join(number + unit for number, unit in parts) != text:
+        raise InputError(where, f"found {text!r}", "allowed is a time such as 90s, 30m or 1h30m")
+    return seconds

@@ -1,0 +1,108 @@
+"""Which trial comes next: in rounds, until the repeats are enough or the time is up.  No torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+
+from shardmark.analysis.advise.decided import decided_cells
+from shardmark.core.recipe import Repeats
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.trials.matrix import Plan
+from shardmark.trials.trial import Trial, cell_id
+
+
+def cell_of(trial: Trial) -> str:
+    """Names the cell of which the trial is a repeat."""
+    return cell_id(trial.model_dump(mode="json"))
+
+
+class Agenda:
+    """The trials of a plan that have no result yet.
+
+    A round takes every cell once.  After `at_least` rounds, cells whose samples/s are known well
+    enough take no part any more, nor do those that mostly fail or are disturbed: more of the same
+    would decide nothing.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        repeats: Repeats,
+        results: Iterable[TrialResult],
+        *,
+        budget_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.results = {result.id: result for result in results}
+        self._plan = plan
+        self._repeats = repeats
+        self._cells = {trial.id: cell_of(trial) for trial in plan.trials}
+        self._ended: frozenset[str] = frozenset()
+        self._round = 0
+        self._budget_seconds = budget_seconds
+        self._clock = clock
+        self._began = clock()
+
+    @property
+    def todo(self) -> list[tuple[int, Trial]]:
+        """As far as is known by now, each with its place in the random order."""
+        return [
+            (order, trial)
+            for order, trial in enumerate(self._plan.trials)
+            if trial.id not in self.results
+            and (trial.repeat < self._repeats.at_least or self._cells[trial.id] not in self._ended)
+        ]
+
+    def next(self) -> tuple[int, Trial] | None:
+        """The trial to run now; None where none is left, or no time for it."""
+        todo = self.todo
+        if todo and todo[0][1].repeat != self._round:
+            self._round = todo[0][1].repeat
+            if self._round >= self._repeats.at_least:
+                self._ended = self._cells_without_need()
+                todo = self.todo
+        return todo[0] if todo and self._in_time(todo) else None
+
+    def left_seconds(self) -> float | None:
+        """What the trials to do will take; None before anything was measured."""
+        return expected_seconds([trial for _, trial in self.todo], self.results.values())
+
+    def _in_time(self, todo: Sequence[tuple[int, Trial]]) -> bool:
+        """Whether the rest of the round fits into the budget; of the first one, its next trial."""
+        if self._budget_seconds is None:
+            return True
+        rest = [trial for _, trial in todo if trial.repeat == self._round]
+        expected = expected_seconds(rest if self._round else rest[:1], self.results.values()) or 0.0
+        return self._clock() - self._began + expected <= self._budget_seconds
+
+    def _cells_without_need(self) -> frozenset[str]:
+        by_cell: dict[str, list[TrialResult]] = {}
+        for trial_id, result in self.results.items():
+            if trial_id in self._cells:
+                by_cell.setdefault(self._cells[trial_id], []).append(result)
+        hopeless = {
+            cell
+            for cell, results in by_cell.items()
+            if 2 * sum(is_sound(result) for result in results) < len(results)
+        }
+        return decided_cells([*self.results.values()], self._repeats.until) | hopeless
+
+
+def is_sound(result: TrialResult) -> bool:
+    """Whether something can be decided from it."""
+    return result.outcome is Outcome.OK and result.disturbed is None
+
+
+def expected_seconds(trials: Sequence[Trial], results: Iterable[TrialResult]) -> float | None:
+    """From what trials of the same cells took, else the mean cell; None where none was measured."""
+    seconds: dict[str, list[float]] = {}
+    for result in results:
+        if result.outcome in (Outcome.OK, Outcome.TIMED_OUT):
+            seconds.setdefault(cell_id(result.trial), []).append(result.total_seconds)
+    if not seconds:
+        return None
+    means: Mapping[str, float] = {cell: fmean(values) for cell, values in seconds.items()}
+    typical = fmean(means.values())
+    return sum(means.get(cell_of(trial), typical) for trial in trials)

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import pytest
+
+from shardmark.core.durations import duration, parse_seconds
+from shardmark.core.errors import InputError
+
+
+def test_times_are_read() -> None:
+    read = [parse_seconds(text, "--budget") for text in ("90s", "30m", "1h30m", "0.5h")]
+    assert read == [90.0, 1800.0, 5400.0, 1800.0]
+    for text in ("30", "m", "", "30 minutes", "-3m", "0s", "3m!"):
+        with pytest.raises(InputError, match="30m"):
+            parse_seconds(text, "--budget")
+
+
+def test_times_are_written_for_people() -> None:
+    assert [duration(seconds) for seconds in (45.2, 720.0, 12_000.0)] == [
+        *("45 s", "12 min", "3 h 20 min")
+    ]

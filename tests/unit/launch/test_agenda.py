@@ -1,0 +1,123 @@
+"""What runs next: rounds, ends of cells that are known, a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from shardmark.launch.agenda import Agenda, cell_of, expected_seconds
+from shardmark.results.schema import Outcome, StabilityFinding, StabilityKind, TrialResult
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
+from tests.golden.invented import invented_trial
+from tests.unit.launch.fakes import experiment
+
+DISTURBED = StabilityFinding(
+    kind=StabilityKind.OTHER_PROCESSES, text="other programs used 50 % of the CPU", severity=0.5
+)
+ADAPTIVE = "measure.repeats={at_least: 3, at_most: 9, until: 0.05}"
+
+
+def result_of(trial: Trial, rate: float = 100.0, **fields: Any) -> TrialResult:
+    ok = fields.get("outcome", Outcome.OK) is Outcome.OK
+    return invented_trial(
+        trial.strategy.name,
+        trial.world_size,
+        trial.repeat,
+        metrics={"samples_per_second": rate} if ok else None,
+        **{"id": trial.id, "trial": trial.model_dump(mode="json"), **fields},
+    )
+
+
+def carried_out(
+    *overrides: str,
+    rates: Callable[[Trial], float] = lambda _: 100.0,
+    budget_seconds: float | None = None,
+    stored: Sequence[TrialResult] = (),
+    **fields: Any,
+) -> list[Trial]:
+    """What is run, where each trial takes 10 s."""
+    asked = experiment(*overrides)
+    ran: list[Trial] = []
+    agenda = Agenda(
+        expand(asked),
+        asked.measure.repeats,
+        stored,
+        budget_seconds=budget_seconds,
+        clock=lambda: 10.0 * len(ran),
+    )
+    while (upcoming := agenda.next()) is not None:
+        _, trial = upcoming
+        ran.append(trial)
+        changed = {key: value(trial) if callable(value) else value for key, value in fields.items()}
+        agenda.results[trial.id] = result_of(trial, rates(trial), total_seconds=10.0, **changed)
+    return ran
+
+
+def repeats_of(ran: Sequence[Trial]) -> dict[str, int]:
+    names = [trial.strategy.name for trial in ran]
+    return {name: names.count(name) for name in names}
+
+
+def noisy(trial: Trial) -> float:
+    """Known to about 30 % after three repeats, to 5 % never."""
+    return 100.0 * (1.0, 1.2, 0.9)[trial.repeat % 3]
+
+
+def test_fixed_repeats_are_rounds_of_all_cells() -> None:
+    ran = carried_out("measure.repeats=3", rates=noisy)
+    assert [trial.repeat for trial in ran] == [0, 0, 1, 1, 2, 2]
+
+
+def test_cells_that_are_known_end() -> None:
+    assert repeats_of(carried_out(ADAPTIVE)) == {"single": 3, "ddp": 3}
+    many = repeats_of(carried_out(ADAPTIVE, rates=noisy))
+    assert many == {"single": 9, "ddp": 9}, "nothing is known until the most there may be"
+
+
+def test_who_is_compared_goes_on_together() -> None:
+    """A repeat without its baseline would tell nothing of the difference."""
+    ran = carried_out(ADAPTIVE, rates=lambda t: 100.0 if t.strategy.name == "single" else noisy(t))
+    assert repeats_of(ran) == {"single": 9, "ddp": 9}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"stability": (DISTURBED,)}, {"outcome": Outcome.OUT_OF_MEMORY}]
+)
+def test_more_of_what_decides_nothing_is_not_measured(fields: dict[str, Any]) -> None:
+    assert repeats_of(carried_out(ADAPTIVE, rates=noisy, **fields)) == {"single": 3, "ddp": 3}
+
+
+def test_results_that_are_there_count() -> None:
+    asked = experiment(ADAPTIVE)
+    stored = [result_of(t, noisy(t)) for t in expand(asked).trials if t.repeat < 4]
+    ran = carried_out(ADAPTIVE, rates=noisy, stored=stored)
+    assert min(trial.repeat for trial in ran) == 4
+    known = [result_of(t) for t in expand(asked).trials if t.repeat < 4]
+    assert carried_out(ADAPTIVE, stored=known) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count"),
+    [(60.0, 6), (59.0, 4), (35.0, 2), (15.0, 1), (9.0, 1), (0.0, 1)],
+    ids=["all", "whole rounds", "one", "a part of the first", "less than one", "none"],
+)
+def test_a_budget_takes_whole_rounds(seconds: float, count: int) -> None:
+    """How long a trial takes is not known before the first one."""
+    ran = carried_out("measure.repeats=3", budget_seconds=seconds)
+    assert len(ran) == count
+
+
+def test_time_is_expected_from_the_same_cells_and_else_the_mean() -> None:
+    single, ddp = sorted(expand(experiment()).trials, key=lambda trial: -len(trial.strategy.name))
+    assert expected_seconds([single, ddp], []) is None
+    measured = result_of(single, total_seconds=8.0)
+    assert expected_seconds([single], [measured]) == 8.0
+    assert expected_seconds([single, ddp], [measured]) == 16.0
+    other = result_of(ddp, total_seconds=2.0)
+    assert expected_seconds([single, single, ddp], [measured, other]) == 18.0
+    broken = result_of(ddp, total_seconds=500.0, outcome=Outcome.FAILED)
+    assert expected_seconds([single, ddp], [measured, broken]) == 16.0
+    assert cell_of(single) != cell_of(ddp)

@@ -1,0 +1,127 @@
+"""What was trained is told from content: sources, data, versions and models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shardmark.launch.fingerprint import MOST_STATUSES, data_record, local_sources, versions_of
+from shardmark.results.fingerprint import DataRecord, Fingerprint, ModelRecord, SourceRecord
+
+MODULE = """
+import json, torch.nn
+from pieces import layers
+from pieces.deep import narrow as n
+
+def net(num_classes):
+    import late
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's module with a package beside it; `alone.py` is imported by nobody."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pieces").mkdir()
+    for name, text in {
+        "my_net.py": MODULE,
+        "late.py": "from my_net import net",
+        "alone.py": "",
+        "pieces/__init__.py": "",
+        "pieces/layers.py": "from . import shared\nfrom .deep import *\n",
+        "pieces/deep.py": "",
+        "pieces/shared.py": "import numpy, no_such_module",
+    }.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path / "my_net.py"
+
+
+def test_sources_are_the_users_own_however_deep(module: Path) -> None:
+    sources = local_sources(["my_net"])
+    files = {record.file for record in sources.values()}
+    assert files == {
+        *("my_net.py", "late.py", "pieces/__init__.py"),
+        *("pieces/layers.py", "pieces/deep.py", "pieces/shared.py"),
+    }
+    assert local_sources([str(module)])[str(module)].sha256 == sources["my_net"].sha256
+    module.write_text("this is no python (")
+    assert list(local_sources(["my_net"])) == ["my_net"], "whoever imports it says what is wrong"
+    assert local_sources(["json", "torch", "shardmark.launch.agenda", "nowhere.to.be.found"]) == {}
+
+
+@pytest.mark.parametrize("file", ["my_net.py", "late.py", "pieces/shared.py", "pieces/__init__.py"])
+def test_a_changed_source_is_named(module: Path, file: str) -> None:
+    before = Fingerprint(sources=local_sources(["my_net"]))
+    assert list(before.changes(Fingerprint(sources=local_sources(["my_net"])))) == []
+    with (module.parent / file).open("a") as edited:
+        edited.write("\nwidth = 64\n")
+    (change,) = before.changes(Fingerprint(sources=local_sources(["my_net"])))
+    assert file in change
+
+
+def test_data_are_told_by_names_sizes_and_times(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / "class" / "deeper").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "class" / "deeper" / f"{number}.png").write_bytes(bytes(number))
+    first = tmp_path / "class" / "deeper" / "0.png"
+    before = data_record(tmp_path)
+    assert before is not None
+    assert before.files == 3
+    (tmp_path / ".hidden").touch()
+    assert data_record(tmp_path) == before
+    os.utime(first, (1, 1))
+    touched = data_record(tmp_path)
+    assert touched != before
+    first.rename(first.with_name("9.png"))
+    assert data_record(tmp_path) != touched
+    assert data_record(tmp_path / "class" / "deeper" / "1.png") == data_record(
+        tmp_path / "class" / "deeper" / "1.png"
+    )
+    assert data_record(tmp_path / "nothing") is None
+
+
+def test_of_many_files_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MOST_STATUSES > 1000
+    monkeypatch.setattr("shardmark.launch.fingerprint.MOST_STATUSES", 2)
+    for number in range(6):
+        (tmp_path / f"{number}").touch()
+    before = data_record(tmp_path)
+    os.utime(tmp_path / "1", (1, 1))  # of 6, the first and the fifth
+    assert data_record(tmp_path) == before
+    os.utime(tmp_path / "4", (1, 1))
+    assert data_record(tmp_path) != before
+
+
+def test_versions_are_those_of_all_machines() -> None:
+    def machine(torch: str, gpu: str | None) -> dict[str, object]:
+        devices = [{"name": gpu}, {"name": gpu}] if gpu else []
+        cuda = {"driver_version": "580.1" if gpu else None, "devices": devices}
+        return {"shardmark": "1", "packages": {"torch": torch, "timm": None}, "cuda": cuda}
+
+    one = versions_of([machine("2.11", None)])
+    assert one.versions == {"shardmark": "1", "torch": "2.11"}
+    two = versions_of([machine("2.11", "H100"), machine("2.12", "H200")])
+    assert two.versions["torch"] == "2.11 and 2.12"
+    assert two.versions["GPU"] == "H100 and H200"
+    assert list(one.changes(two)) == ["torch (2.11, now 2.11 and 2.12)"]
+
+
+def test_only_what_both_have_is_compared_and_all_is_kept() -> None:
+    before = Fingerprint(
+        sources={"a": SourceRecord(file="a.py", sha256="1")},
+        data={"data": DataRecord(files=2, index_sha256="1")},
+        models={"m": ModelRecord(parameters=1000, structure_sha256="1")},
+    )
+    other = Fingerprint(sources={"b": SourceRecord(file="b.py", sha256="2")})
+    assert list(before.changes(other)) == []
+    assert before.merged(other).sources.keys() == {"a", "b"}
+    now = Fingerprint(
+        data={"data": DataRecord(files=3, index_sha256="2")},
+        models={"m": ModelRecord(parameters=2000, structure_sha256="2")},
+    )
+    changes = list(before.changes(now))
+    assert changes == ["data (2 files, now 3)", "the model (1,000 parameters, now 2,000)"]
+    layers = ModelRecord(parameters=1000, structure_sha256="2")
+    assert "layers" in next(before.changes(Fingerprint(models={"m": layers})))
