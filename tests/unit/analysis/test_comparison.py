@@ -122,35 +122,6 @@ def test_efficiency_goes_by_the_layout_s_devices() -> None:
     assert value(row_of(comparison, "ddp", 1), "scaling_efficiency") == pytest.approx(0.9)
 
 
-@pytest.mark.parametrize(
-    ("rates", "verdict"),
-    [
-        ((190, 200, 210), "faster"),
-        ((45, 50, 55), "slower"),
-        ((80, 101, 120), "no difference shown"),
-    ],
-)
-def test_verdict_follows_the_pairs(rates: tuple[float, ...], verdict: str) -> None:
-    trials = [invented_trial("single", 1, repeat, metrics=rate(100)) for repeat in range(3)]
-    trials += [invented_trial(repeat=n, metrics=rate(value)) for n, value in enumerate(rates)]
-    assert row_of(compared(*trials), "ddp", 2).verdict == verdict
-
-
-def test_unpaired_repeats_give_a_ratio_without_interval() -> None:
-    comparison = compared(
-        invented_trial("single", 1, 0, metrics=rate(100)),
-        invented_trial("single", 1, 1, metrics=rate(100)),
-        invented_trial(repeat=1, metrics=rate(150)),
-        invented_trial(repeat=2, metrics=rate(170)),
-    )
-    ddp = row_of(comparison, "ddp", 2)
-    estimate = ddp.metrics["speedup"]
-    assert estimate is not None
-    assert estimate.value == pytest.approx(1.6)
-    assert estimate.low is estimate.high is None
-    assert ddp.verdict is None
-
-
 def test_named_baseline_at_the_same_size_else_its_smallest() -> None:
     comparison = compared(
         *(invented_trial("ddp", size, metrics=rate(100 * size)) for size in (2, 4)),

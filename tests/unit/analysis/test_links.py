@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from statistics import median
 
 import pytest
 
@@ -70,28 +69,6 @@ def test_intervals_cover_the_truth_about_95_times_in_100(noise: float) -> None:
             covered[name] += bounds.low <= truth <= bounds.high
     for name, count in covered.items():  # 95 % +- three standard errors
         assert 0.917 <= count / draws <= 0.983, name
-
-
-def test_medians_take_no_notice_of_disturbed_rounds() -> None:
-    """One call in ten takes twenty times as long."""
-    draw = random.Random(3)
-    fit = fitted(
-        [
-            Timing(
-                messages=1,
-                sent_bytes=size,
-                seconds=median(
-                    (LATENCY_SECONDS + size / BYTES_PER_SECOND)
-                    * draw.lognormvariate(0, 0.05)
-                    * (20 if draw.random() < 0.1 else 1)
-                    for _ in range(31)
-                ),
-            )
-            for size in SIZES
-        ]
-    )
-    assert fit.latency_seconds.value == pytest.approx(LATENCY_SECONDS, rel=0.05)
-    assert fit.bytes_per_second.value == pytest.approx(BYTES_PER_SECOND, rel=0.05)
 
 
 def test_what_the_sizes_do_not_tell_has_no_bounds_or_wide_ones() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.rank_metrics import train_loss
+from shardmark.analysis.trial.rank_metrics import train_loss, workers_of
 from shardmark.results.schema import EpochRecord, RankRecord, TrialResult
 
 
@@ -97,12 +97,6 @@ def epoch_values(trial: TrialResult, number: int) -> dict[str, float | str]:
         finite = value is not None and math.isfinite(value)
         values[name] = value if finite and value is not None else "it is not a finite number"
     return values
-
-
-def workers_of(trial: TrialResult) -> list[RankRecord]:
-    """Ranks that trained to the end.  All store the same losses and qualities."""
-    ordered = sorted(trial.ranks, key=lambda rank: rank.rank)
-    return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
 
 
 def _rank_seconds(rank: RankRecord, number: int) -> float | str:

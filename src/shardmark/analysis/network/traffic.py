@@ -10,7 +10,12 @@ from typing import Literal
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.rank_metrics import measured_steps, slowest, windows_of
+from shardmark.analysis.trial.rank_metrics import (
+    measured_steps,
+    slowest,
+    windows_of,
+    workers_of,
+)
 from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects, raw_lines
 from shardmark.analysis.trial.sampled_metrics import (
     Point,
@@ -146,7 +151,7 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
 
 def _read(row: Row, result: TrialResult) -> _Trial | None:
     """None where there are no samples, or nothing was measured."""
-    workers = [rank for rank in result.ranks if rank.role == "worker" and rank.lost is None]
+    workers = workers_of(result)
     steps = sum(map(measured_steps, workers))
     if row.folder is None or not steps:
         return None

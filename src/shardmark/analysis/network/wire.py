@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Literal
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.trial.rank_metrics import measured_steps, workers_of
 from shardmark.core.wire import WireBytes, carried_share
-from shardmark.results.schema import CollectiveRecord, RankRecord, TrialResult
+from shardmark.results.schema import TrialResult
 
 SENT = "network_sent_bytes"
 
@@ -72,92 +72,70 @@ def wires_of(rows: Sequence[Row]) -> list[WireOfRow]:
 
 
 def _wire_of(row: Row) -> WireOfRow:
-    missing: dict[str, str] = {}
     wire = row.ok_trials[0].needed_traffic
-    if wire is None:
-        missing["formula"] = "no rank counted the model's parameters"
-    counted = _counted(row.ok_trials)
-    if counted is None:
-        missing["counted"] = "no collectives were counted: the probe was off, or failed"
-    kinds = _kinds(row, wire, counted, _counted(row.ok_trials, "calls"))
-    sent = _sent(row.ok_trials)
-    if sent is None:
-        missing["interfaces"] = row.missing.get(SENT, "not recorded")
+    counted, sent = _counted(row.ok_trials), _sent(row.ok_trials)
+    kinds = tuple(_kinds(row, wire, counted))
+    reasons = {
+        "formula": "no rank counted the model's parameters" if wire is None else None,
+        "counted": "no collectives were counted: the probe was off, or failed"
+        if counted is None
+        else None,
+        "interfaces": row.missing.get(SENT, "not recorded") if sent is None else None,
+    }
     return WireOfRow(
         row=row,
         wire=wire,
         kinds=kinds,
-        counted_bytes=None if counted is None else _carried(kinds),
+        counted_bytes=None if counted is None else fsum(map(_carried, kinds)),
         interface_bytes=sent,
-        missing=missing,
+        missing={what: why for what, why in reasons.items() if why is not None},
     )
 
 
-def _workers(trial: TrialResult) -> list[RankRecord]:
-    return [rank for rank in trial.ranks if rank.role == "worker" and rank.lost is None]
-
-
-def _counted(
-    trials: Sequence[TrialResult], field: Literal["payload_bytes", "calls"] = "payload_bytes"
-) -> dict[str, float] | None:
-    """Payload bytes, or calls, by kind in a step: mean over all workers of all trials."""
-    found: list[Mapping[str, CollectiveRecord]] = []
-    for trial in trials:
-        for rank in _workers(trial):
-            if rank.probe is None or rank.probe.collectives is None:
-                return None
-            found.append(rank.probe.collectives)
-    if not found:
+def _counted(trials: Sequence[TrialResult]) -> dict[str, tuple[float, float]] | None:
+    """Payload bytes and calls by kind in a step: means over all workers of all trials."""
+    probes = [rank.probe for trial in trials for rank in workers_of(trial)]
+    each = [probe.collectives for probe in probes if probe and probe.collectives is not None]
+    if not each or len(each) < len(probes):
         return None
-    kinds = dict.fromkeys(kind for one in found for kind in one)
-    return {
-        kind: fsum(getattr(one[kind], field) for one in found if kind in one) / len(found)
-        for kind in kinds
-    }
+    sums: dict[str, tuple[float, float]] = {}
+    for collectives in each:
+        for kind, own in collectives.items():
+            payload_bytes, calls = sums.get(kind, (0.0, 0.0))
+            sums[kind] = payload_bytes + own.payload_bytes, calls + own.calls
+    return {kind: (total / len(each), calls / len(each)) for kind, (total, calls) in sums.items()}
 
 
 def _kinds(
-    row: Row,
-    wire: WireBytes | None,
-    counted: Mapping[str, float] | None,
-    calls: Mapping[str, float] | None,
-) -> tuple[Kind, ...]:
-    defined = {} if wire is None else {one.kind: one for one in wire.traffic}
+    row: Row, wire: WireBytes | None, counted: Mapping[str, tuple[float, float]] | None
+) -> Iterator[Kind]:
+    defined = {} if wire is None else {part.kind: part for part in wire.traffic}
     everybody = len(row.ok_trials[0].layout.training_ranks)
-    return tuple(
-        Kind(
+    for kind in dict.fromkeys((*defined, *(counted or {}))):
+        own = None if counted is None else counted.get(kind, (0.0, 0.0))
+        yield Kind(
             kind=kind,
             ranks=defined[kind].ranks if kind in defined else everybody,
             defined_bytes=defined[kind].payload_bytes if kind in defined else 0.0,
-            counted_bytes=None if counted is None else counted.get(kind, 0.0),
-            counted_calls=None if calls is None else calls.get(kind, 0.0),
+            counted_bytes=None if own is None else own[0],
+            counted_calls=None if own is None else own[1],
         )
-        for kind in dict.fromkeys((*defined, *(counted or {})))
-    )
 
 
-def _carried(kinds: Sequence[Kind]) -> float:
-    """Kinds that nothing is known of count once."""
-    total = []
-    for one in kinds:
-        share = carried_share(one.kind, one.ranks)
-        total.append((1.0 if share is None else share) * (one.counted_bytes or 0.0))
-    return fsum(total)
+def _carried(kind: Kind) -> float:
+    """A kind that nothing is known of counts once."""
+    share = carried_share(kind.kind, kind.ranks)
+    return (1.0 if share is None else share) * (kind.counted_bytes or 0.0)
 
 
 def _sent(trials: Sequence[TrialResult]) -> Estimate | None:
+    """Per worker and step; None where a trial does not tell."""
     values = []
     for trial in trials:
-        sent = trial.metrics.get(SENT)
-        steps = sum(
-            window.end_step - window.first_step
-            for rank in _workers(trial)
-            for window in rank.windows
-        )
-        if sent is None or steps == 0:
-            return None
-        values.append(sent.value / steps)
-    return estimate_mean(values) if values else None
+        sent, steps = trial.metrics.get(SENT), sum(map(measured_steps, workers_of(trial)))
+        if sent is not None and steps:
+            values.append(sent.value / steps)
+    return estimate_mean(values) if values and len(values) == len(trials) else None
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:

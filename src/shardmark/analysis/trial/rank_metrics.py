@@ -20,7 +20,7 @@ from shardmark.analysis.trial.sampled_metrics import Windows
 from shardmark.core.layout import Layout
 from shardmark.core.metrics import METRICS, NO_CHECKPOINTS, NO_SERVERS, NO_SUCH_METRIC
 from shardmark.core.peaks import peak_flops_per_second
-from shardmark.results.schema import RankRecord
+from shardmark.results.schema import RankRecord, TrialResult
 
 NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
 NO_EVALUATION = "the validation set was not evaluated"
@@ -76,6 +76,12 @@ def read_steps(lines: Iterable[Line]) -> MeasuredSteps:
 
 def window_seconds(rank: RankRecord) -> float:
     return sum(window.window_seconds for window in rank.windows)
+
+
+def workers_of(trial: TrialResult) -> list[RankRecord]:
+    """Ranks that trained to the end.  All store the same losses and qualities."""
+    ordered = sorted(trial.ranks, key=lambda rank: rank.rank)
+    return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
 
 
 def measured_steps(rank: RankRecord) -> int:

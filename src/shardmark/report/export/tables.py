@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardmark.analysis.compare.epochs import epoch_values, workers_of
+from shardmark.analysis.compare.epochs import epoch_values
 from shardmark.analysis.compare.rows import other_varied, plain
+from shardmark.analysis.trial.rank_metrics import workers_of
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
