@@ -76,27 +76,28 @@ class Against:
         return tuple(sorted(names, key=lambda name: name != "epoch_seconds"))
 
     @property
+    def devices(self) -> list[str]:
+        """Each once, of the trials that ended ok; `cpu` for a CPU."""
+        trials = [trial for row in self.rows for trial in row.ok_trials]
+        return list(dict.fromkeys(rank.device for trial in trials for rank in trial.ranks))
+
+    @property
     def measured_on(self) -> str:
-        """Devices of the rows that ended ok; empty where none did."""
-        ranks = [rank for row in self.rows for trial in row.ok_trials[:1] for rank in trial.ranks]
-        texts = dict.fromkeys(rank.device for rank in ranks if rank.device != "cpu")
-        cpus = [_cpu_text(env) for env in _environments(self.rows)] if self.on_cpu else []
-        return "; ".join([*texts, *dict.fromkeys(cpus)])
+        """The devices in words; empty where no trial ended ok."""
+        cpus = [_cpu_text(environment) for environment in _environments(self.rows)]
+        texts = [text for name in self.devices for text in (cpus if name == "cpu" else [name])]
+        return "; ".join(dict.fromkeys(texts))
 
     @property
     def on_cpu(self) -> bool:
-        return any(
-            rank.device == "cpu" for row in self.rows for t in row.ok_trials for rank in t.ranks
-        )
+        return "cpu" in self.devices
 
     @property
     def same_hardware(self) -> bool:
         """Whether every device measured on is of a kind published on."""
         tokens = [token.lower() for each in self.study.hardware for token in each.tokens]
-        names = [
-            rank.device.lower() for row in self.rows for t in row.ok_trials for rank in t.ranks
-        ]
-        return bool(names) and all(any(token in name for token in tokens) for name in names)
+        known = [any(token in name.lower() for token in tokens) for name in self.devices]
+        return bool(known) and all(known)
 
     @property
     def software(self) -> dict[str, list[str]]:
