@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     add_sources_to_path()
     times, repeats, steps = (
-        (1, 3, 12) if options.small else (options.times, options.repeats, options.steps)
+        (1, 2, 8) if options.small else (options.times, options.repeats, options.steps)
     )
     around = surroundings()
     mapping = experiment_of([BASE, OTHER], steps, repeats, warmup_steps=3)

@@ -139,9 +139,11 @@ def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
 def test_answers_name_what_matters(
     tmp_path: Path, cells: list[Cell], question: str, strategy: str | None, said: str
 ) -> None:
-    answer = one_of(compared(tmp_path, cells), question)
+    comparison = compared(tmp_path, cells)
+    answer = one_of(comparison, question)
     assert answer.strategy == strategy
     assert said in answer.text
+    assert all(len(line.split()) <= 20 for line in answer_lines(comparison)), "a short line each"
 
 
 def test_nothing_measured_answers_nothing(tmp_path: Path) -> None:
