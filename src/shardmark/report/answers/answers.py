@@ -146,7 +146,7 @@ def _who(chosen: Selection, group: ComparableGroup) -> str:
     """The best; with those that share its place, where some do."""
     rows = [chosen.best, *chosen.ties]
     names = listed([name(row, with_ranks=_several_sizes(group)) for row in rows], "or")
-    return f"{names} (no difference shown)" if chosen.ties else names
+    return f"{names} (tie)" if chosen.ties else names
 
 
 def _winner(chosen: Selection) -> str | None:
