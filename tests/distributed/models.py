@@ -40,6 +40,21 @@ def wide(num_classes: int) -> nn.Module:
     return residual(num_classes, channels=128, blocks=4)
 
 
+class PartlyUsed(nn.Module):
+    """A second layer that some ranks ask in some steps, and a third that nobody asks."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.network = small(num_classes)
+        self.sometimes, self.never = (nn.Linear(num_classes, num_classes) for _ in range(2))
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        logits: Tensor = self.network(pictures)
+        # By the samples, so that one process can play it.
+        even = self.training and float(pictures.sum()) % 2 < 1
+        return logits + self.sometimes(logits) if even else logits
+
+
 class Features(nn.Module):
     """Two levels for a small detector: every 8th and every 16th pixel."""
 

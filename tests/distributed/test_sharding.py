@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.core.errors import InputError
+from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Capture
 from shardmark.equivalence.verdict import ReferenceCache, verdict_on
@@ -16,9 +18,10 @@ from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.train.probe import HeldSpans
-from shardmark.trials.trial import Trial
+from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import build_workload
-from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.base import BatchPlan, Workload
+from tests.distributed.faults import Started
 from tests.distributed.ranks import run_ranks
 from tests.distributed.test_verify import SHIPPED, STEPS, captured, recipe, trial
 
@@ -89,6 +92,35 @@ def test_collectives_carry_what_the_strategy_says(
     whole = two_ranks["ddp"].held["parameter_bytes"]
     payload_bytes = two_ranks[name].collectives[kind].payload_bytes
     assert payload_bytes == pytest.approx(parts * whole, rel=0.0 if name == "ddp" else 0.01)
+
+
+def partly_used() -> Trial:
+    options = {"find_unused_parameters": True}
+    made = trial("ddp", recipe(), model="tests.distributed.models:PartlyUsed")
+    return made.model_copy(update={"strategy": StrategySpec(name="ddp", options=options)})
+
+
+def find_unused(workload: Workload, recipe: Recipe, context: RankContext) -> Started:
+    worker = partly_used().built_strategy.start(workload, recipe, context)
+    return Started(worker, Shard(index=context.rank, count=context.world_size))
+
+
+def work_on_unused(context: RankContext) -> tuple[Capture, str]:
+    found = captured(context, partly_used(), find_unused)
+    try:
+        captured(context, partly_used())
+    except InputError as error:
+        return found, str(error)
+    return found, "nothing is said"
+
+
+def test_parameters_that_few_or_no_ranks_use(tmp_path: Path) -> None:
+    ranks = run_ranks(work_on_unused, world_size=2, directory=tmp_path)
+    capture = Capture.of_shares([capture for capture, _ in ranks])
+    verdict = verdict_on(capture, partly_used(), STEPS, ReferenceCache())
+    assert verdict.equivalent, [check for check in verdict.checks if not check.holds]
+    assert all("never.weight" in told for _, told in ranks)
+    assert all("find_unused_parameters: true" in told for _, told in ranks)
 
 
 def hybrid() -> Trial:

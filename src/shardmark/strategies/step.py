@@ -62,7 +62,8 @@ class StepWorker(Worker):
         self._workload = workload
         self._recipe = recipe
         self._device = device
-        self._synchronise = synchronise
+        # A single micro-batch is the last one: gradients reduce unless told otherwise.
+        self._synchronise = synchronise if recipe.gradient_accumulation > 1 else None
         self._autocasts = autocasts
         self._steps_called = 0
         self._steps_taken = 0
@@ -157,8 +158,7 @@ class EagerWorker(StepWorker):
             recipe=recipe,
             device=device,
             called=called,
-            # A single micro-batch is the last one: gradients reduce unless told otherwise.
-            synchronise=synchronise if recipe.gradient_accumulation > 1 else None,
+            synchronise=synchronise,
             autocasts=autocasts,
         )
         self._untracked_bytes = untracked_bytes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -17,6 +17,8 @@ from shardmark.workloads.order import ShardOrder, Share, every_step, micro_batch
 if TYPE_CHECKING:
     from shardmark.core.shares import Shard, StepShard
     from shardmark.workloads.base import BatchPlan
+    from shardmark.workloads.datasets.sources import LabelledPictures
+    from shardmark.workloads.detection.coco import AnnotatedPictures
     from shardmark.workloads.options import PictureOptions
 
 
@@ -31,19 +33,6 @@ class Reading(Protocol):
 Item = TypeVar("Item")
 Made = TypeVar("Made", bound=Reading)
 BatchMade = TypeVar("BatchMade", bound="PictureBatch")
-
-
-class PictureData(Protocol):
-    """A data set, ready to be read."""
-
-    @property
-    def training(self) -> Sized: ...
-    @property
-    def validation(self) -> Sized: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def synthetic(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +68,10 @@ class PictureTask(Workload, Generic[BatchMade]):
     """The part of a `Workload` that does not depend on what is to be learned of pictures."""
 
     def __init__(
-        self, options: PictureOptions, data: PictureData, notes: Iterable[str] = ()
+        self,
+        options: PictureOptions,
+        data: LabelledPictures | AnnotatedPictures,
+        notes: Iterable[str] = (),
     ) -> None:
         self._workers = options.loader_workers
         self._pictures = data

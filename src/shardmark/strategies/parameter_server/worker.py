@@ -111,7 +111,7 @@ class GradientSender:
         ]
         self._under_way: list[Sending] = []
         self._copies: list[tuple[ServerQueue, int, torch.cuda.Event]] = []
-        self._last = False
+        self._last = True
         self.rate = 0.0
         self.sent_bytes: Counter[str] = Counter()
         self.pushes = 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -17,6 +17,7 @@ from pydantic import Field, PositiveInt, StrictInt, StrictStr, TypeAdapter, Vali
 from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from shardmark.core.errors import DataError
+from shardmark.results.files import write_whole
 from shardmark.workloads.datasets.cache import cache_folder
 
 if TYPE_CHECKING:
@@ -123,15 +124,13 @@ def read_coco(file: Path, *, with_masks: bool) -> CocoFile:
 
 def _keep(place: Path, arrays: dict[str, NDArray[Any]]) -> None:
     """Written whole or not at all, in place of what an older state of the file gave."""
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=place.parent, suffix=".unfinished") as unfinished:
-        np.savez(unfinished, allow_pickle=False, **arrays)
-        for older in place.parent.glob("*.npz"):
-            if older.stem.endswith("-masks") == place.stem.endswith("-masks"):
-                older.unlink(missing_ok=True)
-        Path(unfinished.name).rename(place)
-        with suppress(FileNotFoundError):
-            unfinished.close()
+    for older in place.parent.glob("*.npz"):
+        if older.stem.endswith("-masks") == place.stem.endswith("-masks"):
+            older.unlink(missing_ok=True)
+    write_whole(place, content.getvalue())
 
 
 def _parsed(file: Path, *, with_masks: bool) -> CocoFile:
