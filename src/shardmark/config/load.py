@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -212,8 +213,12 @@ def to_yaml(experiment: Experiment) -> str:
 
 
 def presets() -> dict[str, str]:
-    """Name of each experiment in the package -> what it is for, on one line."""
-    return {name: _purpose(preset_text(name)) for name in preset_names()}
+    """Name of each experiment in the package -> the first sentence of its comment."""
+    comments = {name: preset_text(name).removeprefix("# ") for name in preset_names()}
+    return {
+        name: re.split(r"\.\s", comment)[0].replace("\n# ", " ")
+        for name, comment in comments.items()
+    }
 
 
 def preset_names() -> tuple[str, ...]:
@@ -226,16 +231,6 @@ def preset_text(name: str) -> str:
     """The file of a preset, comments included."""
     folder = files("shardmark.config").joinpath("presets")
     return folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-
-
-def _purpose(text: str) -> str:
-    """The first sentence of the comment at the top."""
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line.removeprefix("#").strip())
-    return " ".join(lines).partition(". ")[0].rstrip(".")
 
 
 def _read(source: str) -> tuple[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 from shardmark.results.schema import FileRecord
 
+MOST_BYTES = 2**26
+"""No file of a run that is read as one is as large; a result of 1,000 ranks has a sixth of it."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -59,6 +63,19 @@ def read_model(model: type[ModelT], content: bytes) -> ModelT:
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     advice = "; it is of another version of shardmark" if versions else ""
     raise ValueError(f"{key}: found {shown}; {fault['msg']}{more}{advice}")
+
+
+def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """All that a regular file holds; `OSError` for a larger one, or a pipe, which never ends."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        size = f"it is larger than {most_bytes // 2**20} MiB"
+        raise OSError(errno.EFBIG, size, str(path))
+    return content
 
 
 def file_record(path: Path, *, flush: bool = False) -> FileRecord:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.core.errors import InputError
-from shardmark.results.files import read_model, write_model
+from shardmark.results.files import read_model, read_regular, write_model
 from shardmark.results.schema import Stored
 
 NETWORK_FILE = "network.json"
@@ -87,7 +87,7 @@ def read_network(folder: Path) -> NetworkRecord | None:
     """The stored record; None where there is none.  `InputError` for one that cannot be read."""
     path = folder / NETWORK_FILE
     try:
-        return read_model(NetworkRecord, path.read_bytes())
+        return read_model(NetworkRecord, read_regular(path))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -23,6 +23,7 @@ from shardmark.results.files import (
     file_record,
     flush_folder,
     read_model,
+    read_regular,
     write_whole,
 )
 from shardmark.results.fingerprint import FINGERPRINT_FILE
@@ -136,11 +137,11 @@ class RunFolder:
 
     def read_experiment(self) -> dict[str, Any]:
         """The resolved experiment.  Raises `InputError` where the file is missing or broken."""
-        from shardmark.core.strict_yaml import parse_yaml
+        from shardmark.core.strict_yaml import MOST_CHARACTERS, parse_yaml
 
         path = self.path / EXPERIMENT_FILE
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_regular(path, MOST_CHARACTERS).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(str(path), f"cannot be read: {error}", "restore the file") from None
         experiment = parse_yaml(text, str(path))
@@ -156,8 +157,8 @@ class RunFolder:
     def read_environment(self) -> dict[str, Any]:
         """The machine, the versions and the state of git; empty where none can be read."""
         try:
-            environment = json.loads((self.path / ENVIRONMENT_FILE).read_bytes())
-        except (OSError, ValueError):
+            environment = json.loads(read_regular(self.path / ENVIRONMENT_FILE))
+        except (OSError, ValueError, RecursionError):
             return {}
         return environment if isinstance(environment, dict) else {}
 
@@ -219,7 +220,7 @@ class RunFolder:
         """The trial's result; None where there is none.  `verify` compares the files' hashes."""
         path = self.trial_folder(trial_id) / RESULT_FILE
         try:
-            result = read_model(TrialResult, path.read_bytes())
+            result = read_model(TrialResult, read_regular(path))
         except FileNotFoundError:
             return None
         except OSError as error:

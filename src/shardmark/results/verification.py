@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardmark.results.files import read_model, write_model
+from shardmark.results.files import read_model, read_regular, write_model
 from shardmark.results.schema import Stored
 
 VERIFICATION_FILE = "verification.json"
@@ -97,6 +97,6 @@ def write_verification(folder: Path, verification: Verification) -> None:
 def read_verification(folder: Path) -> Verification | None:
     """The stored verdicts; None where there are none to be believed."""
     try:
-        return read_model(Verification, (folder / VERIFICATION_FILE).read_bytes())
+        return read_model(Verification, read_regular(folder / VERIFICATION_FILE))
     except (OSError, ValueError):
         return None

@@ -59,7 +59,6 @@ IN_THE_MATRIX = [
     (".strategy=[3]", "--set matrix.strategy at [0]: found 3; allowed is a mapping"),
     (".strategy=[{nmae: ddp}]", "[0].name: missing; allowed are single, dp, ddp"),
     (".strategy=[ddpp]", "[0].name: found 'ddpp'; allowed are single, dp"),
-    (".strategy=[ddp, {name: ddp}]", "{'name': 'ddp'} is given twice, first as [0]"),
     (".strategy=[{name: ddp, bucket: 1}]", "[0].bucket: no such key; allowed are name, bucket_mb"),
     (".strategy=[{name: ddp, bucket_mb: x}]", "[0].bucket_mb: found 'x'; allowed is a number"),
     (".strategy=[{name: zero-1, stage: 2}]", "[0].stage: no such key"),
@@ -68,8 +67,6 @@ IN_THE_MATRIX = [
     (".world_size=[9999999999]", "allowed is less than or equal to 65536"),
     (".world_size=[true]", "found true; allowed is a whole number"),
     (".world_size=[2.0]", "found 2.0; allowed is a whole number"),
-    (".world_size=[2, 2]", "2 is given twice, first as [0]; give it once"),
-    (".lr=[1, 1.0]", "1.0 is given twice"),
     (".lr=[0.1, -1]", "matrix.recipe.optimizer.lr at [1]: found -1; allowed is greater"),
     (".optimizer=[{nmae: sgd}]", "[0].nmae: no such key; allowed are name, lr"),
     (".workload.modle=[resnet18]", "no such axis; nearest: 'workload.model'"),
@@ -80,7 +77,6 @@ IN_THE_MATRIX = [
     (".measure.repeats=[1]", "--set matrix.measure.repeats: no such axis"),
     (".limits.trial_seconds=[1]", "no such axis"),
     (".slow_ranks=[{1: 0.5}]", "slow_ranks at [0].1: found 0.5; allowed is greater"),
-    (".slow_ranks=[{}, {}]", "{} is given twice, first as [0]"),
     (".ranks_per_node=[2, 65537]", "placement.ranks_per_node at [1]: found 65537"),
     ("={strategy: [ddp], seed: [1], recipe.seed: [2]}", "the same axis as recipe.seed"),
 ]
@@ -110,7 +106,7 @@ def test_says_what_is_wrong(message: Message, setting: str, expected: str) -> No
         (("recipe.steps=10", "recipe.epochs=3"), "both are given"),
         (
             (f"matrix.seed={[*range(400)]}", f"matrix.steps={[*range(1, 401)]}"),
-            "experiment: matrix: 320,000 cells; allowed are at most 10,000",
+            "experiment: matrix: 320,000 cells; allowed are at most 4,000",
         ),
     ],
 )

@@ -15,11 +15,14 @@ from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.report.export.source import Source
+from shardmark.results.files import read_regular
 from shardmark.results.schema import Outcome, TrialResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
+MOST_STEPS_BYTES = 2**30
+"""Of `steps.jsonl` or `samples.jsonl`, which are read as one."""
 Record = dict[str, Any]
 By = Literal["trial", "epoch", "step", "sample"]
 TABLES: Mapping[By, str] = {
@@ -246,7 +249,7 @@ def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[st
     if trial.outcome is not Outcome.OK or not path.exists():
         return
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, MOST_STEPS_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path, str(error)) from None
     for number, line in enumerate(text.splitlines(), 1):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmark.core.errors import ShardmarkError
+from shardmark.core.strict_yaml import MOST_CHARACTERS
+from shardmark.results.files import read_regular
 from shardmark.results.store import EXPERIMENT_FILE, RunFolder, StoredRun
 
 _NOT_SHOWN = ("python_executable", "affinity")
@@ -29,7 +31,7 @@ def facts_of(run: StoredRun) -> Facts:
     """From `environment.json` and `experiment.yaml`."""
     text, problem = "", ""
     try:
-        text = (run.path / EXPERIMENT_FILE).read_text(encoding="utf-8")
+        text = read_regular(run.path / EXPERIMENT_FILE, MOST_CHARACTERS).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         problem = f"{EXPERIMENT_FILE} cannot be read: {reason}"
