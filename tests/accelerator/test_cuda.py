@@ -105,7 +105,7 @@ def test_huge_batch_is_out_of_memory(tmp_path: Path) -> None:
         "image_size": 256,
         "training_samples": 4096,
     }
-    recipe = {"global_batch": 4096, "steps": 2}
+    recipe = {"global_batch": 4096, "steps": 4}
     (result,) = run(tmp_path / "run", workload=workload, recipe=recipe)
     assert result.outcome is Outcome.OUT_OF_MEMORY, result.failure
     assert result.failure is not None
@@ -117,6 +117,6 @@ def test_huge_batch_is_out_of_memory(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_more_ranks_than_devices_are_unavailable(tmp_path: Path) -> None:
     matrix = {"strategy": ["ddp", "dp", "fsdp", "zero-2"], "world_size": [512]}
-    recipe = {"global_batch": 512, "steps": 2}
+    recipe = {"global_batch": 512, "steps": 4}
     results = run(tmp_path / "run", matrix=matrix, recipe=recipe)
     assert {result.outcome for result in results} == {Outcome.UNAVAILABLE}
