@@ -184,6 +184,8 @@ def run(
     *,
     progress: bool = True,
     retry: bool = False,
+    remeasure: bool = False,
+    budget: str | float | None = None,
     **overrides: Any,
 ) -> Run:
     """Run every trial of an experiment that has no result in `out` yet, and load the run.
@@ -192,6 +194,9 @@ def run(
     `out` is a folder, by default a new one in `runs/`.  Overrides are keys of the file, nested
     (`measure={"repeats": 3}`) or short where that is clear (`steps=200`).  A model may be a class
     or a function, also one of this notebook or script.  `progress=False` tells of failures alone.
+    `retry` also repeats failed, timed-out and disturbed trials; `remeasure` keeps what is there
+    aside and measures everything anew; no trial is begun that `budget` (seconds, or `"30m"`) has
+    no time for.
 
     Raises `InputError` for what cannot be run, `KeyboardInterrupt` after storing an interrupted
     trial; run again with the same `out`, what is missing is finished.
@@ -199,6 +204,7 @@ def run(
     from shardmark.api.model_source import by_name
     from shardmark.config.experiment import Experiment
     from shardmark.config.load import resolve
+    from shardmark.core.durations import parse_seconds
     from shardmark.launch.controller import run_experiment
     from shardmark.progress.display import listener
     from shardmark.results.runs_folder import RUNS, fresh_folder
@@ -210,5 +216,12 @@ def run(
     resolved = resolve(experiment, by_name(overrides, models))
     folder = given or fresh_folder(resolved.name)
     with listener(folder, quiet=not progress) as told:
-        run_experiment(resolved, folder, progress=told, retry=retry)
+        run_experiment(
+            resolved,
+            folder,
+            progress=told,
+            retry=retry,
+            remeasure=remeasure,
+            budget_seconds=parse_seconds(budget, "budget") if isinstance(budget, str) else budget,
+        )
     return load(folder)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from shardmark.trials.matrix import Plan
 
 SOME_FAILED = 1
+REQUEUED_VARIABLE = "SLURM_RESTART_COUNT"
+"""A job that SLURM has queued again goes on with what it had measured."""
 
 
 def run(
@@ -37,8 +41,25 @@ def run(
         bool, typer.Option("--dry-run", help="Print the trials and what is left out; start none.")
     ] = False,
     retry: Annotated[
-        bool, typer.Option("--retry", help="Repeat failed and timed-out trials, too.")
+        bool,
+        typer.Option("--retry", help="Repeat failed, timed-out and disturbed trials, too."),
     ] = False,
+    remeasure: Annotated[
+        bool,
+        typer.Option(
+            "--remeasure",
+            help="Measure everything anew into the same folder; what was measured is kept in "
+            "DIR/set-aside.",
+        ),
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Begin no trial that does not fit: 90s, 30m, 2h or 1h30m.  What is left out is "
+            "named.",
+        ),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print the final table and errors alone.")
     ] = False,
@@ -46,12 +67,14 @@ def run(
 ) -> None:
     """Run every trial of an experiment and compare them."""
     from shardmark.config.load import load_experiment
+    from shardmark.core.durations import parse_seconds
     from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
     plan = expand(resolved)
+    budget_seconds = None if budget is None else parse_seconds(budget, "--budget")
     if dry_run:
-        _print_plan(resolved, plan)
+        _print_plan(resolved, plan, out, budget_seconds)
         return
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.slurm.job import JobEndedError
@@ -63,12 +86,23 @@ def run(
     words += [word for change in overrides or () for word in ("--set", change)]
     words += [] if engine is None else ["--engine", engine]
     again = shlex.join([*words, *(["--retry"] if retry else []), "--out", str(folder)])
+    given = {"--retry": retry, "--quiet": quiet, "--remeasure": remeasure}
+    options = [option for option, wanted in given.items() if wanted]
+    options += [] if budget is None else ["--budget", budget]
     try:
         with _terminable():
-            done = _delegated(resolved, plan, folder, retry=retry, quiet=quiet)
+            done = _delegated(resolved, plan, folder, options, quiet=quiet)
             if done is None:
                 with listener(folder, quiet=quiet) as progress:
-                    run_experiment(resolved, folder, plan=plan, progress=progress, retry=retry)
+                    run_experiment(
+                        resolved,
+                        folder,
+                        plan=plan,
+                        progress=progress,
+                        retry=retry,
+                        remeasure=remeasure and REQUEUED_VARIABLE not in os.environ,
+                        budget_seconds=budget_seconds,
+                    )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: {again}", err=True)
         raise
@@ -84,18 +118,17 @@ def run(
 
 
 def _delegated(
-    experiment: Experiment, plan: Plan, folder: Path, *, retry: bool, quiet: bool
+    experiment: Experiment, plan: Plan, folder: Path, options: Sequence[str], *, quiet: bool
 ) -> int | None:
     """The exit code, where another process does it; None where it is to be done here."""
     from shardmark.config.load import to_yaml
     from shardmark.launch.engine import RemoteCommand
     from shardmark.launch.engines import delegate
 
-    given = [*(["--retry"] if retry else []), *(["--quiet"] if quiet else [])]
     command = RemoteCommand(
         verb="run",
         experiment=to_yaml(experiment),
-        options=("--out", str(folder.absolute()), *given),
+        options=("--out", str(folder.absolute()), *options),
         folder=folder,
     )
     return delegate(experiment, plan, command, (lambda _: None) if quiet else typer.echo)
@@ -119,15 +152,19 @@ def _print_results(folder: Path, *, quiet: bool) -> int:
     return SOME_FAILED if failed else 0
 
 
-def _print_plan(experiment: Experiment, plan: Plan) -> None:
-    """The trials in their order and the cells left out; asks no device and reads no data."""
-    from shardmark.cli.plan import plan_lines, unavailable_lines
+def _print_plan(
+    experiment: Experiment, plan: Plan, out: Path | None, budget_seconds: float | None
+) -> None:
+    """The trials in their order, the cells left out, the time; asks no device, fetches nothing."""
+    from shardmark.cli.plan import plan_lines, time_lines, unavailable_lines
+    from shardmark.launch.controller import check_plan
     from shardmark.launch.engines import submission
     from shardmark.measure.system.environment import machine
 
+    check_plan(replace(plan, trials=tuple(t for t in plan.trials if not t.workload.download)))
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
-    typer.echo("\n".join(plan_lines(plan)))
+    typer.echo("\n".join([*plan_lines(plan), *time_lines(plan, out, budget_seconds)]))
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
     engine = experiment.engine.name
     lacking = unavailable_lines(plan.trials, here) if engine == "local" else []

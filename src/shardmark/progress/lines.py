@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardmark.config.axes import NODES
 from shardmark.config.messages import show
+from shardmark.core.durations import duration
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.launch.listener import Reading, Silent
 from shardmark.progress.pace import Pace
@@ -51,6 +52,7 @@ class Lines:
     def trial_started(self, number: int, total: int, trial: Trial) -> None:
         self._title = f"[{number}/{total}] {title(trial)}"
         self._lined_at = time.monotonic()
+        self._pace.planned(total - number + 1)  # fewer, where cells are known by now
         self._pace.trial_started(trial.batch_per_step)
 
     def trial_stepped(self, reading: Reading) -> None:
@@ -135,14 +137,6 @@ def ending(result: TrialResult) -> str:
     rate = result.metrics.get("samples_per_second")
     speed = f", {rate.value:.1f} samples/s" if rate else ""
     return f"ok in {seconds}{speed}"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min` or `3 h 20 min`."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def memory(size_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,13 @@ def fresh_folder(name: str) -> Path:
     """`runs/NAME`, or `runs/NAME-2` and so on where there is one already."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     return next(RUNS / new for new in names if new != LATEST and not (RUNS / new).exists())
+
+
+def runs_of(name: str) -> list[Path]:
+    """The folders that `fresh_folder` made for runs of that name, the newest first."""
+    ours = re.compile(rf"{re.escape(name)}(-\d+)?")
+    found = [path for path in RUNS.glob(f"{name}*") if ours.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def point_latest_to(folder: Path) -> None:

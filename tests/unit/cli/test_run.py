@@ -15,12 +15,14 @@ import pytest
 from shardmark import cli
 from shardmark.analysis.compare.comparison import compare
 from shardmark.config.experiment import Experiment
+from shardmark.config.load import load_experiment
 from shardmark.core.errors import ShardmarkError
 from shardmark.launch import controller
 from shardmark.progress.lines import Quiet
 from shardmark.report.answers.overview import overview
 from shardmark.results.schema import Failure, Outcome
 from shardmark.results.store import load_run
+from shardmark.trials.matrix import expand
 from tests.golden.invented import invented_trial, write_run
 
 Answer = Callable[..., tuple[int, str, str]]
@@ -165,6 +167,13 @@ def test_what_ends_a_run_has_its_exit_code(
         (["quickstart", "--set", "recipe.epoch=3"], "nearest: 'epochs'"),
         (["quickstart", "--set", "matrix.strategy=[dpd]"], "found 'dpd'; allowed are single, dp"),
         (["quickstart", "--dry-run", "--set", "recipe.global_batch=7"], "7 samples cannot be sha"),
+        (["quickstart", "--dry-run", "--set", "recipe.steps=5"], "5 steps of warm-up, and 5 in"),
+        (["quickstart", "--dry-run", "--set", "recipe.global_batch=2048"], "1437 to train on"),
+        (["cifar10-strategies", "--dry-run", "--set", "data_dir=nowhere"], "nowhere: no such fol"),
+        (["quickstart", "--budget", "half an hour"], "--budget: found 'half an hour'"),
+        (["quickstart", "--set", "measure.repeats=often"], "{at_least: 3, at_most: 20, until: "),
+        (["quickstart", "--set", "measure.repeats=0"], "measure.repeats"),
+        (["quickstart", "--set", "measure.repeats={at_most: 2}"], "at_least 3 above at_most 2"),
     ],
 )
 def test_bad_input_is_a_message(
@@ -195,6 +204,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         assert re.search(fact, printed)
     assert "left out: single on 2 ranks: single is one device\n" in printed
     assert "2 trials, 2 cells left out" in printed
+    assert "time: not known before a trial has run; each ends after 30 min at most" in printed
     assert calls == []
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml"}
 
@@ -226,6 +236,7 @@ def test_dry_run_says_what_this_machine_lacks(answer: Answer) -> None:
         "world_size=2",
         "matrix.nodes=[1, 2]",
         "matrix.precision=[fp16, bf16]",
+        "measure.repeats=1",
         "device=cpu",
     )
     code, printed, _ = answer("quickstart", "--dry-run", *changes)
@@ -236,3 +247,45 @@ def test_dry_run_says_what_this_machine_lacks(answer: Answer) -> None:
     assert f"local: 1 trial is recorded as unavailable here: {fp16}" in printed
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--engine", "slurm")
     assert fp16 not in printed, "other machines have what they have"
+
+
+def test_dry_run_expects_what_the_same_cells_took(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the newest run of the experiment, or by what is in the folder already."""
+    monkeypatch.chdir(tmp_path)
+    changes = settings("strategy=[ddp]", "measure.repeats={at_least: 3, at_most: 6}", "device=cpu")
+    experiment = load_experiment("quickstart", changes[1::2])
+    first, *_ = expand(experiment, "cpu").trials
+    measured = invented_trial(id=first.id, trial=first.model_dump(mode="json"), total_seconds=40.0)
+    write_run(Path("runs/quickstart-2"), [measured])
+    _, printed, _ = answer("quickstart", "--dry-run", *changes)
+    assert "then up to 3 more repeats" in printed
+    assert "3 to 6 trials" in printed
+    assert "time: about 2 min to 4 min" in printed
+    assert "runs/quickstart-2" in printed
+    write_run(Path("here"), [measured])
+    _, printed, _ = answer("quickstart", "--dry-run", *changes, "--out", "here", "--budget", "2m")
+    assert "time: about 80 s to 3 min" in printed, "one trial has its result"
+    assert "budget: 2 min, enough for about 3 of 3 to 6 repeats" in printed
+    _, printed, _ = answer("quickstart", "--dry-run", *changes, "--set", "steps=20")
+    assert "time: not known" in printed, "other cells tell nothing"
+
+
+@pytest.mark.parametrize("queued_again", [False, True])
+def test_ways_of_measuring_reach_the_run(
+    answer: Answer,
+    calls: list[dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    queued_again: bool,
+) -> None:
+    """A job that is queued again does not set aside what it had measured."""
+    if queued_again:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    out = str(tmp_path / "run")
+    code, _, _ = answer("quickstart", "--remeasure", "--budget", "1h30m", "--out", out)
+    assert code == 0
+    assert calls[0]["remeasure"] is not queued_again
+    assert calls[0]["budget_seconds"] == 5400.0

@@ -15,6 +15,5 @@ def test_times_are_read() -> None:
 
 
 def test_times_are_written_for_people() -> None:
-    assert [duration(seconds) for seconds in (45.2, 720.0, 12_000.0)] == [
-        *("45 s", "12 min", "3 h 20 min")
-    ]
+    seconds = (0.4, 99.4, 100, 5940, 12000)
+    assert [*map(duration, seconds)] == ["0 s", "99 s", "2 min", "99 min", "3 h 20 min"]

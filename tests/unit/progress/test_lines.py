@@ -16,7 +16,7 @@ from shardmark.core.strict_yaml import parse_yaml
 from shardmark.launch.listener import Reading
 from shardmark.progress import display, lines, pace
 from shardmark.progress.display import listener
-from shardmark.progress.lines import Lines, Quiet, duration, figures, memory, shown, title
+from shardmark.progress.lines import Lines, Quiet, figures, memory, shown, title
 from shardmark.results.schema import Failure, Outcome
 from shardmark.trials.matrix import LeftOut, expand
 from shardmark.trials.trial import StrategySpec, Trial
@@ -209,7 +209,5 @@ def test_a_notebook_draws_the_trial_in_its_cell(
     assert str(last) == "", "the bar is gone in the end"
 
 
-def test_durations_and_sizes() -> None:
-    seconds = (0.4, 99.4, 100, 5940, 12000)
-    assert [*map(duration, seconds)] == ["0 s", "99 s", "2 min", "99 min", "3 h 20 min"]
+def test_sizes() -> None:
     assert (memory(812 * 2**20), memory(5 * 2**28)) == ("812 MiB", "1.25 GiB")
