@@ -33,10 +33,9 @@ def experiment_file() -> str:
         "",
         *key_table({"properties": properties, "required": schema.get("required", [])}, definitions),
     ]
-    for name in ("recipe", "optimizer", "schedule", "measure", "limits"):
-        found = definitions[name.capitalize()]
-        prefix = "recipe." if name in ("optimizer", "schedule") else ""
-        lines += section(f"`{prefix}{name}`", found, definitions)
+    for key in ("recipe", "recipe.optimizer", "recipe.schedule", "measure", "measure.repeats"):
+        lines += section(f"`{key}`", mapping_of(definitions, key), definitions)
+    lines += section("`limits`", mapping_of(definitions, "limits"), definitions)
     for key in ("workload", "engine"):
         for options in union_members(properties[key], definitions):
             name = options["properties"]["name"]["const"]
@@ -52,6 +51,13 @@ name, such as `workload.model` or `recipe.precision`, and by its last part alone
 ends so, such as `precision` or `lr`. `measure.repeats` and the limits are the same for all cells.
 An entry of `strategy` is a name, or a mapping with the strategy's options and with keys of the
 recipe for this strategy alone: `{name: fsdp-hybrid, shard_group: 2}`."""
+
+
+def mapping_of(definitions: Schema, key: str) -> Schema:
+    """What may stand there as a mapping."""
+    found: Schema = definitions[key.rpartition(".")[2].capitalize()]
+    members = found.get("anyOf", [found])
+    return next(member for member in members if "properties" in member)
 
 
 def section(title: str, schema: Schema, definitions: Schema) -> list[str]:
@@ -82,7 +88,9 @@ def default_of(schema: Schema) -> str:
 def kind(schema: Schema, definitions: Schema) -> str:
     """What a value may be, in words."""
     if "$ref" in schema:
-        return f"a mapping: see `{schema['$ref'].rpartition('/')[2].lower()}` below"
+        name = schema["$ref"].rpartition("/")[2]
+        number = "a whole number or " if "anyOf" in definitions[name] else ""
+        return f"{number}a mapping: see `{name.lower()}` below"
     if "const" in schema:
         return code(schema["const"])
     if "enum" in schema:

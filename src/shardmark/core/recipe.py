@@ -195,6 +195,7 @@ class Repeats(Model):
     """How often each cell is measured: a number, or until it is known."""
 
     at_least: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 3
+    """Two give an interval, three one that is of use."""
     at_most: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 20
     until: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """A cell ends once half the 95 % interval of its samples/s is below this share of them, or
@@ -242,7 +243,7 @@ class Measure(Model):
     warmup_steps: Annotated[int, Field(ge=0)] = 5
     """First steps of the training that are left out of every performance metric."""
     repeats: Repeats = Repeats(at_least=1, at_most=1)
-    """A whole number, or `{at_least: 3, at_most: 20, until: 0.05}`."""
+    """How often each cell is measured, in random order each time."""
     max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2
     """How often a trial that other work disturbed is measured again, before it stays marked."""
     sample_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5
