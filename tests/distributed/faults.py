@@ -60,7 +60,7 @@ def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext)
     """DeepSpeed, told nothing about clipping."""
     from shardmark.strategies.deepspeed.worker import start_engine
 
-    config = Zero(name="zero-1", stage=1).config(recipe, process)
+    config = Zero(name="zero-1", stage=1).config(recipe, process.device.type)
     del config["gradient_clipping"]
     worker = start_engine(workload, recipe, process, config=config)
     return Started(worker, Shard(index=process.rank, count=process.world_size))

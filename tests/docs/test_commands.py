@@ -31,6 +31,11 @@ NOT_HERE = {
 WANTING = {
     "http://": "a server, which no test has; parsed here",
     "--network": "starts process groups: tests/distributed measures between ranks; parsed here",
+    "--regression": "several repeats of each cell: tests/unit/report_compare has them; parsed here",
+    **dict.fromkeys(
+        ("torchrun", "accelerate", "deepspeed"),
+        "a verified trial as it was planned: tests/unit/export has some; parsed here",
+    ),
     "sqlite:": "the whole of MLflow, where the extra brings its small package; parsed here",
 }
 """Beginnings of arguments that ask for something that the tests do without."""

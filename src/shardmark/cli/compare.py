@@ -16,6 +16,10 @@ from shardmark.report.table.formats import Format
 if TYPE_CHECKING:
     from shardmark.analysis.compare.comparison import Comparison
     from shardmark.report.table.table import Table
+    from shardmark.results.store import StoredRun
+
+PERCENT = 2.0
+"""Smallest change that is called a regression."""
 
 
 def compare(
@@ -83,9 +87,24 @@ def compare(
             "--network", help="Show bytes by formula and as measured, bandwidth and links instead."
         ),
     ] = False,
+    regression: Annotated[
+        bool,
+        typer.Option(
+            "--regression",
+            help="Hold the second run against the first instead: exit code 1 where a cell became"
+            " slower, or fails now.",
+        ),
+    ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PERCENT", help="Smallest change that counts as a regression; 2 by default."
+        ),
+    ] = None,
 ) -> None:
     """Compare the trials of one or more runs: intervals, speed-up, efficiency, memory."""
     asked: dict[str, str | bool | None] = {
+        "regression": regression,
         "scaling": scaling,
         "pareto": pareto,
         "time_to": time_to,
@@ -95,6 +114,12 @@ def compare(
     }
     views = {name: value for name, value in asked.items() if value not in (False, None)}
     _check_options([f"--{name.replace('_', '-')}" for name in views], form, against)
+    if threshold is not None and not (regression and 0 < threshold < 100):
+        raise InputError(
+            "--threshold", f"found {threshold:g}", "it is a percentage, and goes with --regression"
+        )
+    if regression:
+        raise typer.Exit(_regression(load_runs(runs), form, threshold or PERCENT))
     from shardmark.analysis.compare.comparison import compare as compare_runs
     from shardmark.report.answers.overview import overview, overview_json
     from shardmark.report.table.comparison import WIDE
@@ -124,6 +149,30 @@ def compare(
     if form.for_programs:
         for damaged in comparison.damaged:
             typer.echo(f"damaged, left out: {damaged}", err=True)
+
+
+def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
+    """Print what changed from the first run to the second; 1 where something regressed."""
+    from shardmark.analysis.compare.regression import find_regressions
+    from shardmark.report.table.formats import render_json, render_points, render_tables
+    from shardmark.report.views.regression import (
+        regression_json,
+        regression_lines,
+        regression_table,
+    )
+
+    if len(runs) != 2:
+        given = "one run is" if len(runs) == 1 else f"{len(runs)} runs are"
+        raise InputError("--regression", f"{given} named", "name two: before and after")
+    regression = find_regressions(*runs, threshold=percent / 100)
+    if form is Format.JSON:
+        typer.echo(render_json({"regression": regression_json(regression)}), nl=False)
+    else:
+        width = terminal_width() or 80
+        if form is not Format.CSV:
+            typer.echo(render_points(regression_lines(regression), form, width))
+        typer.echo(render_tables([regression_table(regression)], form, width), nl=False)
+    return int(bool(regression.regressions))
 
 
 def _view(comparison: Comparison, name: str, value: str) -> Sequence[Table]:
@@ -159,6 +208,8 @@ def _check_options(views: Sequence[str], form: Format, study: str | None) -> Non
     """Refuse what would print one thing and silently leave out another."""
     if study is not None and views:
         raise InputError(views[0], f"given together with --against {study}", "give one of the two")
+    if "--regression" in views and len(views) > 1:
+        raise InputError(views[1], "given together with --regression", "give one of the two")
     if form is Format.CSV and len(views) > 1:
         names = f"{', '.join(views[:-1])} and {views[-1]}"
         raise InputError("--format csv", f"{names} are several tables", "allowed is one at a time")

@@ -25,12 +25,18 @@ class To(StrEnum):
     WANDB = "wandb"
     PARQUET = "parquet"
     CSV = "csv"
+    TORCHRUN = "torchrun"
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
 
 
 def export(
     to: Annotated[
         To,
-        typer.Option(help="A tracker, or table files; for pandas there is `Run.to_pandas()`."),
+        typer.Option(
+            help="A tracker; table files; or a launcher, for which the fastest verified trial"
+            " becomes a command and its configuration."
+        ),
     ],
     runs: Runs = None,
     # Text: a path would make one slash of the two in a URI, which then looks like a folder.
@@ -48,14 +54,26 @@ def export(
             metavar="URI", help="MLflow's server or database, instead of a folder by --out."
         ),
     ] = None,
+    trial: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="The trial that a launcher gets, instead of the fastest."),
+    ] = None,
 ) -> None:
-    """Hand finished runs to TensorBoard, MLflow or Weights & Biases, or write them as tables."""
+    """Hand finished runs to a tracker, write them as tables, or one trial as a launch command."""
     from shardmark.report.export import export_runs
+    from shardmark.report.export.launch import LAUNCHERS, export_launch
 
     place = _place(to, out, tracking_uri)
+    if trial is not None and to.value not in LAUNCHERS:
+        raise InputError("--trial", f"is for {', '.join(LAUNCHERS)}", "leave it out")
     loaded = load_runs(runs)
     for damaged in (damaged for run in loaded for damaged in run.damaged):
         typer.echo(f"damaged, left out: {damaged}", err=True)
+    if to.value in LAUNCHERS:
+        launch = export_launch(loaded, to.value, trial, place)
+        typer.echo(f"{to.value}: {launch.title} to {launch.where}")
+        typer.echo("".join(f"{note}\n" for note in launch.notes) + f"start: {launch.command}")
+        return
     done = export_runs(loaded, to.value, place)
     kept = f"; {done.kept} there already, left as they are" if done.kept else ""
     trials = "1 trial" if done.trials == 1 else f"{done.trials} trials"

@@ -69,6 +69,22 @@ class CheckpointState:
     """Numbers, as JSON has them: loss scale, counters."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfiguration:
+    """How a user's own code, and other launchers' files, say what a strategy does."""
+
+    wrapper: str | None = None
+    """Dotted name of what the model is handed to; None where nothing wraps it."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The wrapper's, as JSON has them."""
+    accelerate: Mapping[str, Any] | None = None
+    """Keys of Accelerate's configuration file; None where Accelerate has no such strategy."""
+    deepspeed: Mapping[str, Any] | None = None
+    """DeepSpeed's configuration; None where the strategy is not DeepSpeed's."""
+    notes: tuple[str, ...] = ()
+    """What a file cannot say, or says differently from what was measured."""
+
+
 class TrainingGroup(Protocol):
     """The training ranks, outside of their steps.  Every one of them calls."""
 
@@ -246,6 +262,15 @@ class Strategy(ABC):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         """The mathematics that the library would otherwise default: recorded with every trial."""
         return common_settings(recipe)
+
+    def launch_configuration(
+        self,
+        recipe: Recipe,  # noqa: ARG002
+        layout: Layout,  # noqa: ARG002
+        device_type: str,  # noqa: ARG002
+    ) -> LaunchConfiguration | None:
+        """How to train in the same way outside of Shardmark; None where nothing else can."""
+        return None
 
     @abstractmethod
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> Worker | Server:

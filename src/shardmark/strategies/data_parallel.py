@@ -10,7 +10,12 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout, RankLayout
 from shardmark.core.machine import Machine
 from shardmark.core.shares import Shard
-from shardmark.strategies.base import RankContext, Strategy, common_settings
+from shardmark.strategies.base import (
+    LaunchConfiguration,
+    RankContext,
+    Strategy,
+    common_settings,
+)
 from shardmark.strategies.checks import check_machine
 
 if TYPE_CHECKING:
@@ -64,4 +69,14 @@ class DataParallel(Strategy):
             workload=workload,
             recipe=recipe,
             device=context.device,
+        )
+
+    def launch_configuration(
+        self,
+        recipe: Recipe,  # noqa: ARG002
+        layout: Layout,
+        device_type: str,  # noqa: ARG002
+    ) -> LaunchConfiguration:
+        return LaunchConfiguration(
+            wrapper="torch.nn.DataParallel", arguments={"device_ids": list(range(layout.devices))}
         )

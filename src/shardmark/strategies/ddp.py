@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from shardmark.core.layout import Layout
 from shardmark.core.wire import ModelSize, WireBytes
-from shardmark.strategies.base import RankContext, Strategy, common_settings
+from shardmark.strategies.base import (
+    LaunchConfiguration,
+    RankContext,
+    Strategy,
+    common_settings,
+)
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -52,20 +58,12 @@ class DDP(Strategy):
         from shardmark.strategies.step import EagerWorker
 
         model = build_on(context.device, workload, recipe)
-        names = inspect.signature(DistributedReplicas).parameters
-        # Its name up to torch 2.14, and since.
-        renamed = "forward_sync_buffers" in names
-        buffers: dict[str, Any] = {
-            "forward_sync_buffers" if renamed else "broadcast_buffers": False
-        }
-        ddp = DistributedReplicas(
-            model,
-            bucket_cap_mb=self.bucket_mb,
-            gradient_as_bucket_view=True,
-            static_graph=self.static_graph,
-            find_unused_parameters=self.find_unused_parameters,
-            **buffers,
-        )
+        # The name of the buffers' option up to torch 2.14, and since.
+        renamed = "forward_sync_buffers" in inspect.signature(DistributedReplicas).parameters
+        arguments = self._arguments()
+        if renamed:
+            arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
+        ddp = DistributedReplicas(model, **arguments)
         trained = [p for p in model.parameters() if p.requires_grad]
         gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
 
@@ -84,3 +82,26 @@ class DDP(Strategy):
                 0 if any(p.grad is not None for p in trained) else gradient_bytes
             ),
         )
+
+    def launch_configuration(
+        self,
+        recipe: Recipe,  # noqa: ARG002
+        layout: Layout,  # noqa: ARG002
+        device_type: str,
+    ) -> LaunchConfiguration:
+        return LaunchConfiguration(
+            wrapper="torch.nn.parallel.DistributedDataParallel",
+            arguments=self._arguments(),
+            accelerate={"distributed_type": "MULTI_CPU" if device_type == "cpu" else "MULTI_GPU"},
+            notes=("Accelerate takes the wrapper's arguments as DistributedDataParallelKwargs.",),
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """Of DistributedDataParallel."""
+        return {
+            "bucket_cap_mb": self.bucket_mb,
+            "gradient_as_bucket_view": True,
+            "static_graph": self.static_graph,
+            "find_unused_parameters": self.find_unused_parameters,
+            "broadcast_buffers": False,
+        }

@@ -5,14 +5,19 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
-from shardmark.strategies.base import RankContext, Strategy, common_settings
+from shardmark.strategies.base import (
+    LaunchConfiguration,
+    RankContext,
+    Strategy,
+    common_settings,
+)
 from shardmark.strategies.checks import check_machine
 from shardmark.strategies.wire import FP32_BYTES, PRECISION_BYTES, sharded_traffic, times
 
@@ -22,6 +27,22 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 DEFAULT_GROUP = 2
+WRAP_POLICIES = {
+    "blocks": "TRANSFORMER_BASED_WRAP",
+    "layers": "SIZE_BASED_WRAP",
+    "root": "NO_WRAP",
+}
+"""What Accelerate calls them."""
+WRAP_NOTES = {
+    "blocks": "Wrap each repeated block, then the model; Accelerate takes the blocks' class as"
+    " fsdp_transformer_layer_cls_to_wrap.",
+    "layers": "Wrap each layer, then the model.",
+    "root": "Wrap the model alone.",
+}
+AUTOCAST_NOTE = (
+    "Measured with fp32 parameters under torch.autocast: call it around your forward pass."
+    " Accelerate's own mixed precision casts the parameters too."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +142,51 @@ class ShardedModel(Strategy):
             synchronise=model.set_requires_gradient_sync,  # type: ignore[arg-type]  # added by fully_shard
             autocasts=not native,
             replicated=False,
+        )
+
+    def launch_configuration(
+        self,
+        recipe: Recipe,
+        layout: Layout,
+        device_type: str,  # noqa: ARG002
+    ) -> LaunchConfiguration:
+        mesh = {"replicate": layout.data} if layout.data > 1 else {}
+        mesh["shard"] = layout.shard
+        native = self.mixed_precision == "native" and recipe.precision != "fp32"
+        fsdp_config: dict[str, Any] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": self.reshard_after_forward,
+            "fsdp_auto_wrap_policy": WRAP_POLICIES[self.wrap],
+            "fsdp_offload_params": recipe.cpu_offload,
+            "fsdp_activation_checkpointing": recipe.activation_checkpointing,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+        if self.wrap == "layers":
+            fsdp_config["fsdp_min_num_params"] = 1
+        accelerate: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": fsdp_config}
+        if layout.data > 1:
+            accelerate["parallelism_config"] = {
+                f"parallelism_config_dp_{name}_size": size for name, size in mesh.items()
+            }
+        notes = [WRAP_NOTES[self.wrap]]
+        if recipe.precision != "fp32":
+            notes.append(f"Accelerate reduces gradients in {recipe.precision}; measured was fp32.")
+        if recipe.precision != "fp32" and not native:
+            accelerate["mixed_precision"] = "no"
+            notes[-1] = AUTOCAST_NOTE
+        return LaunchConfiguration(
+            wrapper="torch.distributed.fsdp.fully_shard",
+            arguments={
+                "mesh": mesh,
+                "reshard_after_forward": self.reshard_after_forward,
+                "offload_policy": "CPUOffloadPolicy" if recipe.cpu_offload else "OffloadPolicy",
+                "mp_policy": {
+                    "param_dtype": recipe.precision if native else None,
+                    "reduce_dtype": "fp32",
+                },
+            },
+            accelerate=accelerate,
+            notes=tuple(notes),
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardmark.strategies.base import RankContext, Strategy
+from shardmark.core.layout import Layout
+from shardmark.strategies.base import LaunchConfiguration, RankContext, Strategy
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -28,3 +29,11 @@ class Single(Strategy):
 
         model = build_on(context.device, workload, recipe)
         return EagerWorker(model, workload=workload, recipe=recipe, device=context.device)
+
+    def launch_configuration(
+        self,
+        recipe: Recipe,  # noqa: ARG002
+        layout: Layout,  # noqa: ARG002
+        device_type: str,  # noqa: ARG002
+    ) -> LaunchConfiguration:
+        return LaunchConfiguration(accelerate={"distributed_type": "NO"})

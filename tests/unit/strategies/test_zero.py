@@ -116,10 +116,9 @@ def test_deepspeed_s_private_attributes_are_where_this_version_has_them() -> Non
 
 
 def written(stage: int, device: str = "cpu", options: Any = None, **changes: Any) -> Any:
-    context: Any = SimpleNamespace(device=SimpleNamespace(type=device))
     zero = build_strategy(f"zero-{stage}", options or {})
     assert isinstance(zero, Zero)
-    return zero.config(recipe(**changes), context)
+    return zero.config(recipe(**changes), device)
 
 
 def defaults_of_deepspeed() -> dict[str, Any]:

@@ -16,7 +16,12 @@ from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.tools import tool_path
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
-from shardmark.strategies.base import RankContext, Strategy, common_settings
+from shardmark.strategies.base import (
+    LaunchConfiguration,
+    RankContext,
+    Strategy,
+    common_settings,
+)
 from shardmark.strategies.checks import check_machine
 from shardmark.strategies.wire import FP32_BYTES, PRECISION_BYTES, all_reduced, times
 
@@ -146,15 +151,17 @@ class Zero(Strategy):
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> ZeroWorker:
         from shardmark.strategies.deepspeed.worker import start_engine
 
-        return start_engine(workload, recipe, context, config=self.config(recipe, context))
+        return start_engine(
+            workload, recipe, context, config=self.config(recipe, context.device.type)
+        )
 
-    def config(self, recipe: Recipe, context: RankContext) -> dict[str, Any]:
+    def config(self, recipe: Recipe, device_type: str) -> dict[str, Any]:
         """DeepSpeed's configuration with every default that touches the mathematics written out."""
         bucket_elements = int(self.bucket_mb * MiB / 4)
         zero: dict[str, Any] = {
             "stage": self.stage,
             "contiguous_gradients": True,
-            "overlap_comm": self.overlap_communication and context.device.type == "cuda",
+            "overlap_comm": self.overlap_communication and device_type == "cuda",
             "reduce_scatter": True,
             "reduce_bucket_size": bucket_elements,
             "allgather_bucket_size": bucket_elements,
@@ -230,3 +237,20 @@ class Zero(Strategy):
                 "min_loss_scale": 1.0,
             }
         }
+
+    def launch_configuration(
+        self,
+        recipe: Recipe,
+        layout: Layout,  # noqa: ARG002
+        device_type: str,
+    ) -> LaunchConfiguration:
+        return LaunchConfiguration(
+            wrapper="deepspeed.initialize",
+            accelerate={
+                "distributed_type": "DEEPSPEED",
+                # The rest stands in DeepSpeed's own file, beside which Accelerate takes no more.
+                "deepspeed_config": {"zero3_init_flag": False},
+            },
+            deepspeed=self.config(recipe, device_type),
+            notes=("Hand your own optimizer to deepspeed.initialize: the file names none.",),
+        )

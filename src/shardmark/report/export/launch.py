@@ -1,0 +1,262 @@
+"""A trial as a launch command and the configuration that the user's own code can take."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.compare.rows import Row, rate_of, task_of
+from shardmark.core.errors import InputError
+from shardmark.core.strict_yaml import format_yaml
+from shardmark.core.version import __version__
+from shardmark.report.export.source import unwritable
+from shardmark.report.table.table import clean
+from shardmark.results.files import write_whole
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import RunFolder, StoredRun
+from shardmark.strategies.base import LaunchConfiguration
+from shardmark.trials.trial import Trial
+
+SCRIPT, SETTINGS, ACCELERATE, DEEPSPEED = (
+    "launch.sh",
+    "settings.json",
+    "accelerate.yaml",
+    "deepspeed.json",
+)
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
+RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradient_clipping",
+          "activation_checkpointing", "cpu_offload", "tf32", "seed")  # fmt: skip
+"""Of the recipe: what the user's own code has to set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The trial that is exported, as it was run."""
+
+    result: TrialResult
+    trial: Trial
+    configuration: LaunchConfiguration
+    environment: Mapping[str, str]
+    """Variables that steered threads, devices or communication."""
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples of one forward pass of the rank that has most."""
+        parts = self.trial.layout.shares * self.trial.recipe.gradient_accumulation
+        return ceil(self.trial.batch_per_step / parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedLaunch:
+    """What was written."""
+
+    title: str
+    where: str
+    notes: tuple[str, ...]
+    command: str
+
+
+def export_launch(
+    runs: Sequence[StoredRun], to: str, trial_id: str | None = None, out: str | None = None
+) -> ExportedLaunch:
+    """Write `launch.sh`, `settings.json` and the launcher's own file into the folder `out`.
+
+    Without an id the fastest verified trial is taken.  Raises `InputError` for several runs, for a
+    trial that did not end ok, and for a strategy that the launcher has not.
+    """
+    if len(runs) != 1:
+        raise InputError(f"--to {to}", f"{len(runs)} runs are named", "name one")
+    run = runs[0]
+    result = _trial_of(run, trial_id) if trial_id is not None else _fastest_verified(run)
+    chosen = _chosen(run, result)
+    folder = Path(out or f"exports/{to}").expanduser()
+    contents = {SETTINGS: _json(_settings(chosen))}
+    if to != "torchrun":
+        contents |= _files_of(to, chosen, folder)
+    contents[SCRIPT] = _script(to, chosen, run)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            write_whole(folder / name, content.encode())
+    except OSError as error:
+        raise unwritable(str(folder), error) from None
+    return ExportedLaunch(
+        title=chosen.trial.title,
+        where=str(folder),
+        notes=chosen.configuration.notes,
+        command=f"sh {shlex.quote(str(folder / SCRIPT))} train.py",
+    )
+
+
+def _trial_of(run: StoredRun, trial_id: str) -> TrialResult:
+    for result in run.trials:
+        if result.id == trial_id:
+            if result.outcome is not Outcome.OK:
+                reason = f"{trial_id} ended as {result.outcome}"
+                raise InputError("--trial", reason, "name one that ended ok")
+            return result
+    known = [result.id for result in run.trials if result.outcome is Outcome.OK]
+    shown = ", ".join([*known[:5], *([f"{len(known) - 5} more"] if len(known) > 5 else [])])
+    raise InputError("--trial", f"{run.path} has no {trial_id!r}", f"it has {shown or 'none'}")
+
+
+def _fastest_verified(run: StoredRun) -> TrialResult:
+    rows = [row for row in compare([run]).rows if row.ok_trials and rate_of(row)]
+    verified = [row for row in rows if row.equivalent is True]
+    if not verified:
+        raise InputError(
+            str(run.path),
+            "no trial is verified to train what the reference trains",
+            "name the one to export: --trial ID",
+        )
+    tasks = {task_of(row) for row in verified}
+    if len(tasks) > 1:
+        best = ", ".join(_best([r for r in verified if task_of(r) == t]).id for t in sorted(tasks))
+        raise InputError(
+            str(run.path),
+            f"it has {len(tasks)} tasks, and a fastest trial of each",
+            f"name one: --trial; the fastest are {best}",
+        )
+    return _best(verified)
+
+
+def _best(rows: Sequence[Row]) -> TrialResult:
+    return max(rows, key=rate_of).ok_trials[0]
+
+
+def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
+    try:
+        trial = Trial.model_validate(result.trial)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"its {'.'.join(map(str, first['loc']))} cannot be read: {first['msg']}"
+        raise InputError(f"trial {result.id}", reason, "name another: --trial ID") from None
+    configuration = trial.built_strategy.launch_configuration(
+        trial.recipe, trial.layout, trial.device_type
+    )
+    if configuration is None:
+        raise InputError(
+            f"trial {result.id}",
+            f"{trial.strategy.name} runs on Shardmark's own processes, and nowhere else",
+            "name a trial of another strategy: --trial ID",
+        )
+    stored = RunFolder(run.path).read_environment().get("variables")
+    stored = stored if isinstance(stored, dict) else {}
+    environment = {
+        name: str(value) for name, value in stored.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)
+    }
+    threads = max(rank.threads for rank in result.ranks)
+    environment["OMP_NUM_THREADS"] = str(threads)
+    return Chosen(result=result, trial=trial, configuration=configuration, environment=environment)
+
+
+def _settings(chosen: Chosen) -> dict[str, Any]:
+    """All that the training is, for the user's own code."""
+    trial, configuration = chosen.trial, chosen.configuration
+    recipe = trial.recipe.model_dump(mode="json")
+    return {
+        "strategy": trial.strategy.name,
+        "options": trial.strategy.options,
+        "processes": trial.layout.processes,
+        "nodes": trial.nodes,
+        "device": trial.device_type,
+        "wrapper": configuration.wrapper,
+        "arguments": dict(configuration.arguments),
+        "global_batch": trial.batch_per_step,
+        "micro_batch": chosen.micro_batch,
+        **{key: recipe[key] for key in RECIPE},
+        "notes": list(configuration.notes),
+    }
+
+
+def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
+    """File name -> content, of what the launcher or its library reads itself."""
+    configuration, name = chosen.configuration, chosen.trial.strategy.name
+    forms = {"accelerate": configuration.accelerate, "deepspeed": configuration.deepspeed}
+    if forms[to] is None:
+        others = ["torchrun", *(key for key, form in forms.items() if form is not None)]
+        title = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}[to]
+        reason = f"{name} is no strategy of {title}'s"
+        raise InputError(f"--to {to}", reason, f"it goes to {' or '.join(others)}")
+    files = {}
+    if configuration.deepspeed is not None:
+        batch = {"train_micro_batch_size_per_gpu": chosen.micro_batch}
+        files[DEEPSPEED] = _json(dict(configuration.deepspeed) | batch)
+    if to == "accelerate":
+        files[ACCELERATE] = format_yaml(_accelerate(chosen, folder))
+    return files
+
+
+def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
+    """Accelerate's configuration file."""
+    trial, own = chosen.trial, dict(chosen.configuration.accelerate or {})
+    on_cpu = trial.device_type == "cpu" and own["distributed_type"] in ("NO", "MULTI_CPU")
+    content: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": trial.nodes,
+        "num_processes": trial.layout.processes,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static" if trial.nodes == 1 else "c10d",
+        "use_cpu": on_cpu,
+        "debug": False,
+    }
+    if chosen.configuration.deepspeed is not None:
+        # Accelerate refuses keys that DeepSpeed's own file has as well, the precision among them.
+        file = str((folder / DEEPSPEED).resolve())
+        own["deepspeed_config"] |= {"deepspeed_config_file": file}
+        return content | own
+    precision = trial.recipe.precision
+    return content | {"mixed_precision": "no" if precision == "fp32" else precision} | own
+
+
+def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
+    """A shell script that takes the user's own script and its arguments."""
+    nodes = chosen.trial.layout.ranks_by_node
+    lines = [
+        "#!/bin/sh",
+        f"# {chosen.trial.title}, as measured in trial {chosen.result.id} of {run.path.name}.",
+        f"# Written by shardmark {__version__}.  Usage: sh {SCRIPT} train.py [ARGUMENT...]",
+        *(f"# {note}" for note in chosen.configuration.notes),
+    ]
+    if len(nodes) > 1:
+        lines.append("# Run it on every node, with MASTER set to the first one's address.")
+    if chosen.trial.device_type == "cpu":
+        lines.append("# It was measured on a CPU.")
+    lines.append('folder=$(dirname "$0")')
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in chosen.environment.items()]
+    torchrun = f"torchrun --nproc-per-node {len(nodes[0])}"
+    if len(nodes) == 1:
+        torchrun += " --standalone"
+    else:
+        torchrun += f' --nnodes {len(nodes)} --rdzv-backend c10d --rdzv-endpoint "$MASTER:29500"'
+    lines.append(
+        {
+            "torchrun": f'exec {torchrun} "$@"',
+            "accelerate": f"exec accelerate launch{_machines(nodes)} --config_file"
+            f' "$folder/{ACCELERATE}" "$@"',
+            # What `deepspeed.add_config_arguments` reads.
+            "deepspeed": f'exec {torchrun} "$@" --deepspeed --deepspeed_config'
+            f' "$folder/{DEEPSPEED}"',
+        }[to]
+    )
+    return "".join(f"{clean(line)}\n" for line in lines)
+
+
+def _machines(nodes: Sequence[object]) -> str:
+    if len(nodes) == 1:
+        return ""
+    return ' --machine_rank "$NODE" --main_process_ip "$MASTER" --main_process_port 29500'
+
+
+def _json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"

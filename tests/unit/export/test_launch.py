@@ -1,0 +1,242 @@
+"""The winner as a launch command and configuration, read back as its launchers would read it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from shardmark.cli import BAD_INPUT, main
+from shardmark.config.load import load_experiment
+from shardmark.results.verification import REFERENCE, Verdict, Verification, write_verification
+from shardmark.strategies.deepspeed.strategy import Zero
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial, cell_id
+from tests.golden.invented import invented_trial, write_run
+
+STRATEGIES = "[single, ddp, fsdp, {name: fsdp-hybrid, shard_group: 2}, zero-3, ps-async]"
+CLUSTER_KEYS = {
+    *("compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug"),
+    *("num_processes", "machine_rank", "num_machines", "main_training_function", "rdzv_backend"),
+    *("fsdp_config", "deepspeed_config", "parallelism_config"),
+}
+"""Of accelerate's `ClusterConfig`, which refuses any other key."""
+
+
+def planned(*overrides: str, device: Literal["cuda", "cpu"] = "cuda") -> dict[str, Trial]:
+    """Strategy -> trial, on four ranks, in the order of the strategies."""
+    given = [f"matrix.strategy={STRATEGIES}", "matrix.world_size=[1, 4]", *overrides]
+    trials = expand(load_experiment("quickstart", given), device).trials
+    four = {t.strategy.name: t for t in trials if t.world_size == 4 or t.strategy.name == "single"}
+    return {name: four[name] for name in sorted(four, key=STRATEGIES.index)}
+
+
+def stored(folder: Path, trials: dict[str, Trial], verified: tuple[str, ...] = ()) -> str:
+    """A run of them, each faster than the one before; those names are verified."""
+    results = [
+        invented_trial(
+            trial.strategy.name,
+            trial.world_size,
+            metrics={"samples_per_second": 100.0 + number},
+            id=trial.id,
+            trial=trial.model_dump(mode="json"),
+            layout=trial.layout,
+            strategy_options=trial.strategy.options,
+            precision=trial.recipe.precision,
+        )
+        for number, trial in enumerate(trials.values())
+    ]
+    variables = {"NCCL_ALGO": "Ring; touch hacked", "x; touch hacked": "1"}
+    write_run(folder, results, environment={"variables": variables})
+    verdicts = tuple(
+        Verdict(
+            id=cell_id(trial.model_dump(mode="json")),
+            strategy=name,
+            strategy_options=trial.strategy.options,
+            world_size=trial.world_size,
+            precision=trial.recipe.precision,
+            varied={},
+            equivalent=True,
+            checks=(),
+            cause=None,
+        )
+        for name, trial in trials.items()
+        if name in verified
+    )
+    write_verification(folder, Verification(reference=REFERENCE, steps=3, verdicts=verdicts))
+    return str(folder)
+
+
+def exported(tmp_path: Path, to: str, strategy: str, *overrides: str) -> dict[str, Any]:
+    """File name -> content."""
+    trials = planned(*overrides)
+    run = stored(tmp_path / "run", trials)
+    out = tmp_path / "out"
+    arguments = ["export", run, "--to", to, "--trial", trials[strategy].id, "--out", str(out)]
+    assert main(arguments) == 0
+    readers: dict[str, Any] = {".json": json.loads, ".yaml": yaml.safe_load, ".sh": str}
+    return {path.name: readers[path.suffix](path.read_text()) for path in out.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "overrides", "expected"),
+    [
+        ("single", [], {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "no"}),
+        (
+            "ddp",
+            ["recipe.precision=bf16"],
+            {"distributed_type": "MULTI_GPU", "num_processes": 4, "mixed_precision": "bf16"},
+        ),
+        (
+            "fsdp",
+            ["recipe.precision=bf16", "recipe.activation_checkpointing=true"],
+            {
+                "distributed_type": "FSDP",
+                "mixed_precision": "no",  # autocast was measured, and Accelerate would cast
+                "fsdp_config": {
+                    "fsdp_version": 2,
+                    "fsdp_reshard_after_forward": True,
+                    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                    "fsdp_offload_params": False,
+                    "fsdp_activation_checkpointing": True,
+                    "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+                },
+            },
+        ),
+        (
+            "fsdp-hybrid",
+            [],
+            {
+                "parallelism_config": {
+                    "parallelism_config_dp_replicate_size": 2,
+                    "parallelism_config_dp_shard_size": 2,
+                }
+            },
+        ),
+    ],
+)
+def test_accelerate(
+    tmp_path: Path, strategy: str, overrides: list[str], expected: dict[str, Any]
+) -> None:
+    files = exported(tmp_path, "accelerate", strategy, *overrides)
+    assert set(files) == {"launch.sh", "settings.json", "accelerate.yaml"}
+    content = files["accelerate.yaml"]
+    assert expected.items() <= content.items()
+    assert content.keys() <= CLUSTER_KEYS
+    assert 'accelerate launch --config_file "$folder/accelerate.yaml" "$@"' in files["launch.sh"]
+
+
+def test_accelerate_takes_deepspeed_s_own_file(tmp_path: Path) -> None:
+    files = exported(tmp_path, "accelerate", "zero-3", "recipe.precision=bf16")
+    content = files["accelerate.yaml"]
+    assert content["distributed_type"] == "DEEPSPEED"
+    assert content["deepspeed_config"] == {
+        "zero3_init_flag": False,
+        "deepspeed_config_file": str(tmp_path / "out" / "deepspeed.json"),
+    }
+    assert "mixed_precision" not in content, "the file has it, and Accelerate refuses both"
+    assert files["deepspeed.json"]["zero_optimization"]["stage"] == 3
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_deepspeed_is_the_strategy_s_own_configuration(
+    tmp_path: Path, device: Literal["cuda", "cpu"]
+) -> None:
+    trial = planned("recipe.gradient_accumulation=2", device=device)["zero-3"]
+    run = stored(tmp_path / "run", {"zero-3": trial}, verified=("zero-3",))
+    assert main(["export", run, "--to", "deepspeed", "--out", str(tmp_path / "out")]) == 0
+    content = json.loads((tmp_path / "out" / "deepspeed.json").read_text())
+    strategy = trial.built_strategy
+    assert isinstance(strategy, Zero)
+    own = strategy.config(trial.recipe, device)
+    assert content == own | {"train_micro_batch_size_per_gpu": 8}, "64 / 4 ranks / 2"
+    script = (tmp_path / "out" / "launch.sh").read_text()
+    assert "torchrun --nproc-per-node 4 --standalone" in script
+    assert '--deepspeed_config "$folder/deepspeed.json"' in script
+
+
+def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) -> None:
+    """With a program in torchrun's place that writes down what it was told."""
+    files = exported(tmp_path, "torchrun", "ddp")
+    assert set(files) == {"launch.sh", "settings.json"}
+    settings = files["settings.json"]
+    assert settings["wrapper"] == "torch.nn.parallel.DistributedDataParallel"
+    assert settings["arguments"]["bucket_cap_mb"] == 25
+    assert (settings["global_batch"], settings["micro_batch"]) == (64, 16)
+    assert settings["optimizer"]["lr"] == 0.05
+    fake = tmp_path / "bin" / "torchrun"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$@"; echo "$OMP_NUM_THREADS $NCCL_ALGO"\n')
+    fake.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(tmp_path / "out" / "launch.sh"), "my train.py", "--epochs", "3"],
+        env={"PATH": f"{fake.parent}:/usr/bin:/bin"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        "--nproc-per-node 4 --standalone my train.py --epochs 3",
+        "2 Ring; touch hacked",
+    ]
+    assert not (tmp_path / "hacked").exists(), "what a run recorded is text"
+
+
+def test_several_nodes(tmp_path: Path) -> None:
+    overrides = ("matrix.world_size=[4]", "placement.nodes=2")
+    script = exported(tmp_path, "torchrun", "ddp", *overrides)["launch.sh"]
+    assert "--nproc-per-node 2 --nnodes 2" in script
+    assert '"$MASTER:29500"' in script
+
+
+def test_a_trial_that_cannot_be_read_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [invented_trial(id="old")])
+    assert main(["export", str(run), "--to", "torchrun", "--trial", "old"]) == BAD_INPUT
+    assert "trial old: its" in capsys.readouterr().err
+
+
+def test_the_fastest_verified_trial_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = planned()
+    run = stored(tmp_path / "run", trials, verified=("single", "ddp"))
+    command = ["export", run, "--to", "torchrun", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert "train.py" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["strategy"] == "ddp"
+    none = stored(tmp_path / "none", trials)
+    assert main(["export", none, "--to", "torchrun"]) == BAD_INPUT
+    assert "--trial ID" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("to", "strategy", "said"),
+    [
+        (
+            "deepspeed",
+            "ddp",
+            "ddp is no strategy of DeepSpeed's; it goes to torchrun or accelerate",
+        ),
+        ("accelerate", "ps-async", "ps-async runs on Shardmark's own processes"),
+        ("torchrun", "ps-async", "ps-async runs on Shardmark's own processes"),
+        ("torchrun", "none", "has no 'none'; it has single-w1"),
+        ("csv", "ddp", "--trial: is for torchrun, accelerate, deepspeed"),
+    ],
+)
+def test_what_has_no_such_form_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, strategy: str, said: str
+) -> None:
+    trials = planned()
+    run = stored(tmp_path / "run", trials)
+    name = trials[strategy].id if strategy in trials else strategy
+    out = tmp_path / "out"
+    assert main(["export", run, "--to", to, "--trial", name, "--out", str(out)]) == BAD_INPUT
+    assert said in capsys.readouterr().err
+    assert not out.exists()

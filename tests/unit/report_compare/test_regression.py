@@ -1,0 +1,177 @@
+"""Two runs of one experiment: shown changes, what is not decided, and a code for CI."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.analysis.compare.regression import Regression, find_regressions
+from shardmark.cli import main
+from shardmark.core.errors import InputError
+from shardmark.report.views.regression import regression_lines, regression_table
+from shardmark.results.schema import Failure, Outcome, TrialResult
+from shardmark.results.store import StoredRun, load_run
+from tests.golden.invented import invented_trial, write_run
+
+STEADY = (100.0, 100.1, 99.9)
+Rates = Mapping[str, Sequence[float]]
+
+
+def trials(rates: Rates, **fields: Any) -> list[TrialResult]:
+    """On two ranks each; no rate is a trial that failed."""
+    failed: dict[str, Any] = {
+        "outcome": Outcome.FAILED,
+        "failure": Failure(reason="rank 1 was killed"),
+    }
+    return [
+        invented_trial(name, 2, repeat, metrics={"samples_per_second": rate}, **fields)
+        for name, each in rates.items()
+        for repeat, rate in enumerate(each)
+    ] + [invented_trial(name, 2, **failed, **fields) for name, each in rates.items() if not each]
+
+
+def written(folder: Path, rates: Rates, environment: Any = None, **fields: Any) -> str:
+    return str(write_run(folder, trials(rates, **fields), environment=environment))
+
+
+def regression(before: Rates, after: Rates, threshold: float = 0.02) -> Regression:
+    runs = [StoredRun(path=Path("none"), trials=tuple(trials(each))) for each in (before, after)]
+    return find_regressions(*runs, threshold=threshold)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        pytest.param(STEADY, (80.0, 80.1, 79.9), "slower", id="a fifth"),
+        pytest.param(STEADY, (120.0, 120.1, 119.9), "faster", id="a gain"),
+        pytest.param(STEADY, (100.0, 99.9, 100.1), "same", id="shown to be the same"),
+        pytest.param(STEADY, (99.0, 99.1, 98.9), "same", id="one percent, shown, is too little"),
+        pytest.param(STEADY, (60.0, 140.0, 100.0), "not decided", id="noise"),
+        pytest.param((99.0, 101.0), (88.0, 94.0), "not decided", id="two noisy repeats"),
+        pytest.param(STEADY, (50.0,), "not decided", id="one repeat shows nothing"),
+        pytest.param((1.0, 1.0), (0.9, 0.9), "slower", id="no noise at all"),
+        pytest.param(STEADY, (), "fails now", id="it fails"),
+        pytest.param((), STEADY, "works now", id="it failed"),
+    ],
+)
+def test_what_became_of_a_cell(
+    before: Sequence[float], after: Sequence[float], change: str
+) -> None:
+    steady = {"fsdp": STEADY}
+    result = regression({"ddp": before, **steady}, {"ddp": after, **steady})
+    cells = {cell.after.strategy: cell for cell in result.cells}
+    assert (cells["ddp"].change, cells["fsdp"].change) == (change, "same")
+    assert bool(result.regressions) is (change in ("slower", "fails now"))
+    first = regression_lines(result)[0]
+    assert first.startswith("REGRESSION: ddp on 2 ranks") is bool(result.regressions)
+    assert any("Not decided: 1 of 2" in line for line in regression_lines(result)) is (
+        change == "not decided"
+    )
+    assert regression_table(result).cells("ratio")
+
+
+def test_the_threshold_is_the_reader_s() -> None:
+    less = {"ddp": (99.0, 99.1, 98.9)}
+    assert not regression({"ddp": STEADY}, less).regressions
+    assert regression({"ddp": STEADY}, less, 0.005).regressions
+
+
+def test_the_interval_is_welch_s() -> None:
+    """SciPy's test of independent samples, on logarithms; its degrees are not rounded down."""
+    import numpy as np
+    from scipy import stats
+
+    before, after = (100.0, 103.0, 98.0, 101.0), (90.0, 92.0, 91.0, 95.0)
+    (cell,) = regression({"ddp": before}, {"ddp": after}).cells
+    assert cell.ratio is not None
+    expected = stats.ttest_ind(np.log(after), np.log(before), equal_var=False)
+    interval = np.exp(expected.confidence_interval())
+    assert (cell.ratio.low, cell.ratio.high) == pytest.approx(tuple(interval), rel=0.005)
+    assert cell.ratio.value == pytest.approx(
+        np.exp(np.mean(np.log(after)) - np.mean(np.log(before)))
+    )
+
+
+def test_equal_runs_seldom_regress() -> None:
+    """Six cells of one law: in at most 5 % of the runs any of them does; 300 draws, 3 sigma."""
+    rng = random.Random(0)
+
+    def drawn() -> dict[str, list[float]]:
+        return {f"s{n}": [100 * rng.lognormvariate(0, 0.05) for _ in range(4)] for n in range(6)}
+
+    false = sum(bool(regression(drawn(), drawn()).regressions) for _ in range(300))
+    assert false / 300 <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
+
+
+def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None:
+    versions = [{"torch": "2.14.0", "numpy": "2.4"}, {"torch": "2.15.0", "numpy": "2.4"}]
+    runs: list[StoredRun] = []
+    for number, packages in enumerate(versions):
+        environment = {"packages": packages, "git": {"commit": f"{number}" * 40}, "date": number}
+        rates = {"ddp": STEADY, f"only{number}": STEADY}
+        runs.append(load_run(Path(written(tmp_path / str(number), rates, environment))))
+    result = find_regressions(*runs, threshold=0.02)
+    assert result.differences == {
+        "packages.torch": ("2.14.0", "2.15.0"),
+        "git.commit": ("0" * 12, "1" * 12),
+    }
+    notes = " ".join(regression_table(result).notes)
+    for said in ("torch 2.14.0 -> 2.15.0", "Only before: only0 on", "Only after: only1 on"):
+        assert said in notes
+
+
+def test_the_command_s_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = written(tmp_path / "before", {"ddp": STEADY, "fsdp": STEADY})
+    slower = written(tmp_path / "after", {"ddp": (90.0, 90.1, 89.9), "fsdp": STEADY})
+    again = written(tmp_path / "again", {"ddp": STEADY, "fsdp": STEADY})
+    assert main(["compare", before, again, "--regression"]) == 0
+    assert capsys.readouterr().out.startswith("No regression beyond 2 %")
+    assert main(["compare", before, slower, "--regression"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("REGRESSION: ddp on 2 ranks, 0.900x")
+    assert max(map(len, text.splitlines())) <= 80
+    assert main(["compare", before, slower, "--regression", "--threshold", "15"]) == 0
+    capsys.readouterr()
+    assert main(["compare", before, slower, "--regression", "--format", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)["regression"]
+    assert (document["regression"], document["threshold"]) == (True, 0.02)
+    assert document["cells"][0]["ratio"]["value"] == pytest.approx(0.9, rel=0.01)
+    assert main(["compare", before, slower, "--regression", "--format", "csv"]) == 1
+    first, _ = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert (first["strategy"], first["change"]) == ("ddp", "slower")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--regression", "--scaling"], "--scaling"),
+        (["--threshold", "5"], "--threshold"),
+        (["--regression", "--threshold", "-1"], "threshold"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    run, again = (written(tmp_path / name, {"ddp": STEADY}) for name in ("run", "again"))
+    assert main(["compare", run, again, *options]) == 2
+    assert said in capsys.readouterr().err
+    assert main(["compare", run, "--regression"]) == 2
+    assert "two" in capsys.readouterr().err
+
+
+def test_runs_that_show_nothing_or_train_otherwise_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"measure\.repeats"):
+        regression({"ddp": (100.0,)}, {"ddp": (50.0,)})
+    recipe = {"recipe": {"global_batch": 128, "per_rank_batch": None, "epochs": 2, "steps": None}}
+    content = {**invented_trial().trial, **recipe}
+    paths = [written(tmp_path / "a", {"ddp": STEADY}),
+             written(tmp_path / "b", {"ddp": STEADY}, trial=content)]  # fmt: skip
+    with pytest.raises(InputError, match=r"recipe\.global_batch 128, and before it was 64"):
+        find_regressions(*(load_run(Path(path)) for path in paths), threshold=0.02)
