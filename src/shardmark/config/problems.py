@@ -70,6 +70,8 @@ def _found_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, str
         case "extra_forbidden":
             what = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
             found, allowed = f"no such {what}", choices(place[-1], _keys_at(place[:-1]))
+            if len(location) == 1:
+                allowed += "; keys of your own, for anchors, begin with x-"
         case "union_tag_not_found":
             found, allowed = "missing", choices("", _names_at(place))
         case "union_tag_invalid":

@@ -162,7 +162,7 @@ def local_sources(modules: Iterable[str]) -> dict[str, SourceRecord]:
 def _file_of(name: str) -> Path | None:
     """Of a local module; None for any other."""
     if name.endswith(".py"):
-        return Path(name)
+        return Path(name).expanduser()
     spec = find_without_import(name)
     if spec is None or spec.origin is None:
         return None
