@@ -1,6 +1,6 @@
 """Verdicts on a disturbed machine: the same experiment idle and beside a burner of every core.
 
-    python benchmarks/disturbed_verdicts.py [--times 10] [--repeats 5] [--steps 25] [--small]
+    python benchmarks/disturbed_verdicts.py [--times 10] [--repeats 4] [--steps 20] [--small]
 
 ResNet-18 on digits under `single` and `ddp` on 2 ranks, each run by the command line, idle and
 disturbed in turns.  The burner is a process a core that computes all the time.  What is true is
@@ -117,8 +117,8 @@ def row_of(name: str, runs: list[dict[str, Any]], truth: str) -> tuple[str, ...]
 def main() -> None:
     parser = options_of(NAME, __doc__)
     parser.add_argument("--times", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args()
     add_sources_to_path()
     times, repeats, steps = (

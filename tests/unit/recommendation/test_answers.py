@@ -84,6 +84,10 @@ def test_nothing_is_decided_from_disturbed_trials(
     assert (ddp.verdict, ddp.metrics["speedup"]) == ("not decided", None)
     assert ddp.missing["speedup"] == f"not decided: {OTHERS.text}"
     assert ddp.metrics["samples_per_second"] is not None, "measured, and kept"
+    single = next(row for row in comparison.rows if row.strategy == "single")
+    own = single.metrics["speedup"]
+    assert own is not None
+    assert own.value == 1.0
     assert next_commands(comparison)[0].endswith("--remeasure")
 
 

@@ -182,7 +182,7 @@ def ratio_between(
     the two was not measured, or disturbed (its throughput), or the other is zero.  `per_device`
     divides each by its devices first.
     """
-    if metric == METRIC and (row.disturbed or other.disturbed):
+    if metric == METRIC and row is not other and (row.disturbed or other.disturbed):
         return None
     above, below = row.values.get(metric), other.values.get(metric)
     if not above or not below or sum(below.values()) <= 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from statistics import fmean, median
 
 from shardmark.analysis.statistics.changes import JUMP_POINTS, jump_of, medians, trend_of
@@ -124,7 +125,10 @@ def _of_machine(ranks: Sequence[RankRecord], samples: Sequence[Line]) -> Iterato
     windows = windows_of(next((rank for rank in ranks if rank.windows), None))
 
     def share_of_time(counter: str) -> float | None:
-        seconds = counter_increase(_machine_points(here, counter), windows)
+        points = _machine_points(here, counter)
+        if any(before - after > 1 for (_, before), (_, after) in pairwise(points)):
+            return None  # two machines of one name: a counter never falls
+        seconds = counter_increase(points, windows)
         return None if isinstance(seconds, str) else seconds / windows.seconds
 
     cores = max((cores for _, cores in _machine_points(here, "cores")), default=1.0)

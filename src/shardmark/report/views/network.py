@@ -50,9 +50,9 @@ BYTES_NOTES = (
     "Ratios are to the formula.  interfaces / collectives is what backend and protocols add.",
 )
 INTERFACES_NOTE = (
-    "MB in the time of a step, of all ranks on the node and all other programs there.  MB/s: mean"
-    " of the measured windows, and the most between two samplings.  busy: time above half of that"
-    " peak.  lo is the loopback, which joins ranks of one node."
+    "MB in the time of a step, of all ranks on the node; other programs count on all interfaces but"
+    " lo, the loopback, which joins ranks of one node.  MB/s: mean of the measured windows, and the"
+    " most between two samplings.  busy: time above half of that peak."
 )
 RANKS_NOTE = "MB in the time of a step over the rank's own TCP connections, without headers."
 KINDS_NOTE = (
