@@ -33,14 +33,8 @@ DETECTORS: dict[str, str] = {
 }
 """Name -> one line (parameters with COCO's 91 outputs)."""
 
-_KEYS_OF_WORKLOAD = {
-    "weights": "weights",
-    "weights_backbone": "weights",
-    "trainable_backbone_layers": "trainable_backbone_layers",
-    "min_size": "min_size",
-    "max_size": "max_size",
-}
-"""Argument of torchvision's -> the option to use instead."""
+_OWN_KEYS = ("weights", "weights_backbone", "trainable_backbone_layers", "min_size", "max_size")
+"""Arguments of torchvision's that are options of the workload."""
 
 
 class DetectionOptions(PictureOptions):
@@ -93,10 +87,9 @@ class DetectionOptions(PictureOptions):
                 raise ValueError(
                     f"model_options.{key} cannot be given: the data set sets the number of classes"
                 )
-            if key in _KEYS_OF_WORKLOAD:
-                raise ValueError(
-                    f"model_options.{key} cannot be given: use workload.{_KEYS_OF_WORKLOAD[key]}"
-                )
+            if key in _OWN_KEYS:
+                own = key.removesuffix("_backbone")
+                raise ValueError(f"model_options.{key} cannot be given: use workload.{own}")
         published = PUBLISHED.get(self.weights or "")
         if published is not None and self.model not in published:
             raise ValueError(
