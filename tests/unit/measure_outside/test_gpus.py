@@ -54,36 +54,31 @@ def test_unsupported_value_is_none_and_asked_once(monkeypatch: pytest.MonkeyPatc
         (found,) = reader.read({})
         assert found["energy_joules"] is None
         assert found["power_watts"] == 350.5
-    assert reader.reasons["GPU-a"] == {"energy_joules": "Not Supported"}
     assert nvml.energy_queries == 1
 
 
-def test_unknown_device_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_device_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml("GPU-a"))
-    reader = GpuReader(["x"])
-    assert reader.read({}) == []
-    assert reader.reasons == {"GPU-x": {"device": "Not Found"}}
+    assert GpuReader(["x"]).read({}) == []
 
 
 def test_mig_slice_without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml("MIG-a"))
-    reader = GpuReader(["a"])
-    assert [one["uuid"] for one in reader.read({})] == ["GPU-a"]
-    assert "device" not in reader.reasons["GPU-a"]
+    assert [one["uuid"] for one in GpuReader(["a"]).read({})] == ["GPU-a"]
 
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml(library=False))
     reader = GpuReader(["a"])
     assert reader.read({}) == []
-    assert reader.reason == "NVML: Library Not Found"
     reader.close()
     assert all_cuda_devices().reason == "NVML: Library Not Found"
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert GpuReader(["a"]).reason == "the package nvidia-ml-py is not installed"
+    assert GpuReader(["a"]).read({}) == []
+    assert all_cuda_devices().reason == "the package nvidia-ml-py is not installed"
 
 
 def test_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:

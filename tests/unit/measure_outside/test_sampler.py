@@ -25,8 +25,6 @@ class FakeGpus(GpuReader):
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self.uuids = sorted(uuids)
-        self.reason = None
-        self.reasons = {uuid: {"energy_joules": "Not Supported"} for uuid in self.uuids}
         self.closed = False
 
     def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:  # noqa: ARG002
@@ -151,7 +149,6 @@ def test_devices(tmp_path: Path, sampler: SystemSampler) -> None:
     assert isinstance(first, FakeGpus)
     assert first.closed
     assert [one["uuid"] for one in lines(tmp_path)[1]["gpus"]] == ["a", "b"]
-    assert sampler.gpu_reasons["a"] == {"energy_joules": "Not Supported"}
 
 
 def test_a_failure_is_told_and_not_raised(tmp_path: Path) -> None:

@@ -40,29 +40,22 @@ def full_uuid(uuid: str) -> str:
 
 
 class GpuReader:
-    """Reads the devices with these UUIDs until closed.  Never raises: the missing has a reason."""
+    """Reads the devices with these UUIDs until closed.  What cannot be read is None."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
-        self.reason: str | None = None
-        """Why no device at all can be read."""
-        self.reasons: dict[str, dict[str, str]] = {}
-        """UUID -> field -> why it is None; the field `device` where the device was not found."""
         self._handles: dict[str, Any] = {}
-        self._nvml, self.reason = _open_nvml()
+        self._unsupported: set[tuple[str, str]] = set()
+        """UUID and field, so that each is asked once."""
+        self._nvml, _ = _open_nvml()
         if self._nvml is not None:
             for uuid in sorted({full_uuid(uuid) for uuid in uuids}):
                 self._find(uuid)
 
     def _find(self, uuid: str) -> None:
         # torch writes the UUID of a MIG slice without its prefix, too.
-        for name in (uuid, uuid.replace("GPU-", "MIG-", 1)):
-            try:
+        for name in (uuid.replace("GPU-", "MIG-", 1), uuid):
+            with contextlib.suppress(self._nvml.NVMLError):
                 self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(name)
-            except self._nvml.NVMLError as error:
-                self.reasons.setdefault(uuid, {}).setdefault("device", str(error))
-            else:
-                self.reasons.pop(uuid, None)
-                return
 
     def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:
         """One object a device, as `samples.jsonl` has them; `pids` are each rank's processes."""
@@ -80,14 +73,13 @@ class GpuReader:
         return devices
 
     def _value(self, uuid: str, handle: Any, field: str) -> Any:
-        reasons = self.reasons.setdefault(uuid, {})
-        if field in reasons:
+        if (uuid, field) in self._unsupported:
             return None
         try:
             return _QUERIES[field](self._nvml, handle)
         except self._nvml.NVMLError as error:
             if error.value in _permanent(self._nvml):
-                reasons[field] = str(error)  # asked once; other errors may pass
+                self._unsupported.add((uuid, field))  # other errors may pass
             return None
 
     def close(self) -> None:

@@ -40,8 +40,7 @@ def network_counters() -> dict[str, dict[str, int]]:
 class SystemSampler:
     """Writes one line of `samples.jsonl` every `sample_seconds`, and one at the start and the stop.
 
-    Never raises once started: what stopped it is in `failure`, why a GPU's value is None in
-    `gpu_reasons`.
+    Never raises once started: what stopped it is in `failure`.
     """
 
     def __init__(
@@ -118,15 +117,6 @@ class SystemSampler:
                 self._gpus = self._open_gpus(uuids) if uuids else None
             self._samplings = 0  # look for descendants, read everything
         self.sample_now()
-
-    @property
-    def gpu_reasons(self) -> dict[str, dict[str, str]]:
-        """UUID -> field -> why it is None; under `all` why NVML cannot be used."""
-        if self._gpus is None:
-            return {}
-        if self._gpus.reason is not None:
-            return {"all": {"device": self._gpus.reason}}
-        return {uuid: dict(reasons) for uuid, reasons in self._gpus.reasons.items() if reasons}
 
     def sample_now(self) -> None:
         """Take one sample outside the rhythm, for example when a rank is about to end."""
@@ -207,7 +197,7 @@ class SystemSampler:
 
     def _close_gpus(self) -> None:
         if self._gpus is not None:
-            self._gpus.close()  # its reasons stay
+            self._gpus.close()
 
 
 def _most(readings: Iterable[Mapping[str, object]], field: str) -> int | None:
