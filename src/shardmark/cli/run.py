@@ -74,7 +74,7 @@ def run(
     plan = expand(resolved)
     budget_seconds = None if budget is None else parse_seconds(budget, "--budget")
     if dry_run:
-        _print_plan(resolved, plan, out, budget_seconds)
+        _print_plan(resolved, plan, out, budget_seconds, remeasure=remeasure)
         return
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.slurm.job import JobEndedError
@@ -153,15 +153,23 @@ def _print_results(folder: Path, *, quiet: bool) -> int:
 
 
 def _print_plan(
-    experiment: Experiment, plan: Plan, out: Path | None, budget_seconds: float | None
+    experiment: Experiment,
+    plan: Plan,
+    out: Path | None,
+    budget_seconds: float | None,
+    *,
+    remeasure: bool,
 ) -> None:
     """The trials in their order, the cells left out, the time; asks no device, fetches nothing."""
     from shardmark.cli.plan import plan_lines, time_lines, unavailable_lines
-    from shardmark.launch.controller import check_plan
+    from shardmark.launch.controller import check_folder, check_plan
     from shardmark.launch.engines import submission
+    from shardmark.launch.fingerprint import fingerprint_of
     from shardmark.measure.system.environment import machine
 
     check_plan(replace(plan, trials=tuple(t for t in plan.trials if not t.workload.download)))
+    if out is not None:
+        check_folder(out, experiment, fingerprint_of(plan.trials), remeasure=remeasure)
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
     typer.echo("\n".join([*plan_lines(plan), *time_lines(plan, out, budget_seconds)]))

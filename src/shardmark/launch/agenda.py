@@ -39,7 +39,10 @@ class Agenda:
         self._plan = plan
         self._repeats = repeats
         self._cells = {trial.id: cell_of(trial) for trial in plan.trials}
-        self._ended: frozenset[str] = frozenset()
+        self.known: frozenset[str] = frozenset()
+        """Cells that are known well enough."""
+        self.hopeless: frozenset[str] = frozenset()
+        """Cells that mostly fail or are disturbed."""
         self._round = 0
         self._budget_seconds = budget_seconds
         self._clock = clock
@@ -52,7 +55,7 @@ class Agenda:
             (order, trial)
             for order, trial in enumerate(self._plan.trials)
             if trial.id not in self.results
-            and (trial.repeat < self._repeats.at_least or self._cells[trial.id] not in self._ended)
+            and (trial.repeat < self._repeats.at_least or not self._has_ended(trial))
         ]
 
     def next(self) -> tuple[int, Trial] | None:
@@ -61,7 +64,7 @@ class Agenda:
         if todo and todo[0][1].repeat != self._round:
             self._round = todo[0][1].repeat
             if self._round >= self._repeats.at_least:
-                self._ended = self._cells_without_need()
+                self._end_cells()
                 todo = self.todo
         return todo[0] if todo and self._in_time(todo) else None
 
@@ -77,17 +80,21 @@ class Agenda:
         expected = expected_seconds(rest if self._round else rest[:1], self.results.values()) or 0.0
         return self._clock() - self._began + expected <= self._budget_seconds
 
-    def _cells_without_need(self) -> frozenset[str]:
+    def _has_ended(self, trial: Trial) -> bool:
+        return self._cells[trial.id] in self.known | self.hopeless
+
+    def _end_cells(self) -> None:
         by_cell: dict[str, list[TrialResult]] = {}
         for trial_id, result in self.results.items():
             if trial_id in self._cells:
                 by_cell.setdefault(self._cells[trial_id], []).append(result)
-        hopeless = {
+        self.hopeless = frozenset(
             cell
             for cell, results in by_cell.items()
             if 2 * sum(is_sound(result) for result in results) < len(results)
-        }
-        return decided_cells([*self.results.values()], self._repeats.until) | hopeless
+        )
+        decided = decided_cells([*self.results.values()], self._repeats.until)
+        self.known = decided & by_cell.keys() - self.hopeless
 
 
 def is_sound(result: TrialResult) -> bool:

@@ -22,6 +22,7 @@ from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.verification import cells_of, verification_of, verify_cells
 from shardmark.measure.system.environment import environment
+from shardmark.results.fingerprint import Fingerprint
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder
 from shardmark.results.verification import (
@@ -67,11 +68,8 @@ def run_experiment(
     listener = progress or Silent()
     plan = plan or expand(experiment)
     check_plan(plan)
-    RunFolder.check(out)
     trained = fingerprint.fingerprint_of(plan.trials)
-    if not remeasure:
-        _check_same(out, experiment)
-        fingerprint.refuse_changes(out, trained)
+    check_folder(out, experiment, trained, remeasure=remeasure)
     engine = engine or build_engine(experiment, plan, listener.note)
     with closing(engine):
         listener.doing("loading torch")
@@ -147,6 +145,16 @@ def check_plan(plan: Plan) -> None:
             )
 
 
+def check_folder(
+    out: Path, experiment: Experiment, trained: Fingerprint, *, remeasure: bool = False
+) -> None:
+    """Raise `InputError` for a folder that the run must not go on with."""
+    RunFolder.check(out)
+    if not remeasure:
+        _check_same(out, experiment)
+        fingerprint.refuse_changes(out, trained)
+
+
 def _training_samples(plan: Plan) -> Iterator[tuple[Trial, int]]:
     """How many samples each trial trains on; each data set is looked for once."""
     known: list[tuple[object, int]] = []
@@ -214,6 +222,10 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
         listener.trial_ended(number, total, result)
         if result.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
+    if agenda.known or agenda.hopeless:
+        told = f"repeats: {len(agenda.known)} cells were known well enough"
+        more = f"; {len(agenda.hopeless)} mostly failed or were disturbed" * bool(agenda.hopeless)
+        listener.note(told + more)
     if left := agenda.todo:
         cells = Counter(trial.title for _, trial in left)
         listed = ", ".join(f"{title} ({count})" for title, count in cells.items())

@@ -32,6 +32,7 @@ from shardmark.trials.trial import Trial
 STEPS = 3
 JUDGE_SECONDS = 3600.0
 TRACEBACK_LINES = 12
+PACKAGE = str(Path(__file__).parents[1])
 
 SIZES = {"global_batch", "per_rank_batch", "steps", "epochs", "schedule", "seed"}
 """Keys of the recipe that change how much is computed, and not how."""
@@ -180,13 +181,20 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
 
 
 def _traceback(directory: Path, rank: int | None) -> str:
-    """The end of what the rank printed before it failed."""
+    """The user's own frames of the last one that the rank printed."""
     merge_logs(directory)
     head = f"[rank {rank} stderr] "
     log = (directory / LOG_FILE).read_text().splitlines()
     lines = [line.removeprefix(head) for line in log if line.startswith(head)]
     starts = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
-    return "\n".join(lines[starts[-1] :][-TRACEBACK_LINES:]) if starts else ""
+    own: list[str] = []
+    foreign = False
+    for line in lines[starts[-1] :] if starts else []:
+        if line.startswith('  File "'):
+            foreign = "site-packages" in line or PACKAGE in line
+        if not (foreign and line.startswith(" ")):
+            own.append(line)
+    return "\n".join(own[-TRACEBACK_LINES:])
 
 
 def _judged(

@@ -136,7 +136,8 @@ def ending(result: TrialResult) -> str:
         return f"{result.outcome} after {seconds}{reason}{remedy} (trials/{result.id})"
     rate = result.metrics.get("samples_per_second")
     speed = f", {rate.value:.1f} samples/s" if rate else ""
-    return f"ok in {seconds}{speed}"
+    disturbed = f", disturbed: {result.disturbed}" if result.disturbed else ""
+    return f"ok in {seconds}{speed}{disturbed}"
 
 
 def memory(size_bytes: int) -> str:

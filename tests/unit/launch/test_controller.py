@@ -15,9 +15,11 @@ import yaml
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.machine import Machine
-from shardmark.launch.controller import run_experiment
+from shardmark.launch.controller import check_folder, run_experiment
+from shardmark.launch.fingerprint import fingerprint_of
 from shardmark.results.schema import Outcome, ProbeRecord, StabilityFinding, StabilityKind
 from shardmark.results.store import load_run
+from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import (
     FAILED,
     INTERRUPTED,
@@ -275,6 +277,8 @@ def test_an_edited_model_is_not_mixed_with_the_old_one(
     with pytest.raises(InputError, match=rf"the source of {file}; .*--out.*--remeasure"):
         run_experiment(experiment(OWN, *more), out, engine=engine)
     assert engine.calls == []
+    with pytest.raises(InputError, match=f"the source of {file}"):
+        check_folder(out, experiment(OWN), fingerprint_of(expand(experiment(OWN)).trials))
     engine, told = run(out, OWN, *more, remeasure=True)
     assert len(engine.ran) == (4 if more else 2)
     assert any("set-aside/run-1" in note for note in told.notes)
