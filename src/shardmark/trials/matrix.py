@@ -24,6 +24,8 @@ from shardmark.trials.trial import StrategySpec, Trial, ranks_and_nodes, trial_i
 from shardmark.workloads import TaskOptions
 
 DEFAULT_WORLD_SIZE = 2
+MOST_TRIALS = 20_000
+"""Months of measuring; more was not meant, and fills the memory."""
 DeviceType = Literal["cuda", "cpu"]
 SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     "workload": TypeAdapter(TaskOptions),
@@ -83,6 +85,10 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     _check_batches(cells)
     _check_slow_ranks(cells)
     _check_distinct(cells)
+    count = len(cells) * experiment.measure.repeats.at_most
+    if count > MOST_TRIALS:
+        where = f"{experiment.name}: measure.repeats"
+        raise InputError(where, f"{count:,} trials", f"allowed are at most {MOST_TRIALS:,}")
     shuffle = random.Random(experiment.recipe.seed).shuffle
     trials: list[Trial] = []
     for repeat in range(experiment.measure.repeats.at_most):
@@ -131,21 +137,27 @@ def _cells(experiment: Experiment, device_type: DeviceType, left_out: list[LeftO
         reasons = "; ".join(map(str, left_out))
         raise InputError(f"{experiment.name}: matrix", "no cell makes sense", reasons)
     overridden = {key for _, overrides in entries for key in overrides}
-    return [_telling(cell, cells, sorted(overridden), experiment.matrix) for cell in cells]
+    return _telling(cells, sorted(overridden), experiment.matrix)
 
 
 def _telling(
-    cell: Trial, cells: Sequence[Trial], overridden: Iterable[str], matrix: Mapping[str, Any]
-) -> Trial:
+    cells: Sequence[Trial], overridden: Iterable[str], matrix: Mapping[str, Any]
+) -> list[Trial]:
     """With the recipe's keys among what varies that some strategies set and cells differ in."""
-    varied = dict(cell.varied)
-    for key in overridden:
-        name = key.removeprefix("recipe.")
-        if len({getattr(other.recipe, name) for other in cells}) > 1:
-            varied[key] = getattr(cell.recipe, name)
-    if NODES in matrix or len({other.nodes for other in cells}) > 1:
-        varied[NODES] = cell.nodes
-    return cell.model_copy(update={"varied": varied})
+    told = {
+        key: [getattr(cell.recipe, key.removeprefix("recipe.")) for cell in cells]
+        for key in overridden
+    }
+    told = {key: values for key, values in told.items() if len(set(values)) > 1}
+    nodes = [cell.nodes for cell in cells]
+    if NODES in matrix or len(set(nodes)) > 1:
+        told[NODES] = nodes
+    return [
+        cell.model_copy(
+            update={"varied": cell.varied | {key: values[at] for key, values in told.items()}}
+        )
+        for at, cell in enumerate(cells)
+    ]
 
 
 def _combinations(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:

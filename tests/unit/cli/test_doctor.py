@@ -154,7 +154,7 @@ def test_links_are_fitted_printed_and_stored_with_a_run(
     assert asked == [{"ranks": 2, "device": "auto", "seconds": network_probe.DEFAULT_SECONDS}]
     text = capsys.readouterr().out
     assert "Links between 2 ranks, gloo" in text
-    assert "No fit of reduce_scatter (between hosts): fewer than 3 sizes were measured." in text
+    assert "fewer than 3 sizes were measured" in text, "why there is no fit"
     line = next(line for line in text.splitlines() if line.startswith("point to point"))
     assert "100.00 (" in line
     (tmp_path / "trials").mkdir()

@@ -352,3 +352,8 @@ def test_values_of_the_workload_are_checked_in_their_cells(make: Make) -> None:
     assert "test: matrix.workload.model: unknown model 'resnet19'" in said
     tasks = expand(make("matrix.workload.name=[classification, detection]")).trials
     assert {trial.workload.name for trial in tasks} == {"classification", "detection"}
+
+
+def test_more_trials_than_anybody_meant_are_refused(make: Make) -> None:
+    experiment = make(f"matrix.seed={[*range(30)]}", "measure.repeats=1000")
+    assert "60,000 trials; allowed are at most 20,000" in _refused(experiment)
