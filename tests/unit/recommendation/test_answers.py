@@ -88,7 +88,7 @@ def test_nothing_is_decided_from_disturbed_trials(
     own = single.metrics["speedup"]
     assert own is not None
     assert own.value == 1.0
-    assert next_commands(comparison)[0].endswith("--remeasure")
+    assert next_commands(comparison)[0].endswith("--retry")
 
 
 def test_a_disturbed_trial_does_not_count_beside_others(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def next_commands(comparison: Comparison) -> list[str]:
     again = f"shardmark run {folder}/experiment.yaml --out {folder}"
     commands = []
     if any(row.disturbed for row in measured):
-        commands.append(f"Again, with other programs stopped:  {again} --remeasure")
+        marked = any(row.disturbed_trials for row in measured)
+        option = "--retry" if marked else "--remeasure"
+        commands.append(f"Again, with other programs stopped:  {again} {option}")
     elif any(not each.decided for each in given if each.question in ("fastest", "memory")):
         repeats = max(len(row.trials) for row in measured)
         more = 3 if repeats < 3 else 2 * repeats
