@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from tests.kept_engine import kept_engine  # noqa: F401  (a fixture)
 from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
+    pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
@@ -28,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Before torch is imported: two workers share two cores, and idle threads of OpenMP spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("any machine", deadline=None)  # a busy one takes as long as it likes
+settings.register_profile("any machine", deadline=None, max_examples=30)  # a busy one, too
 settings.load_profile("any machine")
 
 GRACE_SECONDS = 2.0

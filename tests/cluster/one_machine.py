@@ -17,7 +17,6 @@ from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.kept_engine import REPOSITORY, KeptEngine
 
-STRATEGIES = ("single", "ddp", "ps-sync")
 EXPERIMENT: dict[str, Any] = {
     "name": "nodes",
     "workload": {
@@ -64,26 +63,18 @@ def in_order(run: Path) -> list[TrialResult]:
     return sorted(load_run(run, verify=True).trials, key=lambda trial: trial.order)
 
 
-def check_lost(run: Path, node: int, said: str) -> None:
-    """The first trial failed because of that node, and the second one lacks it."""
-    first, second = in_order(run)
-    assert first.outcome is Outcome.FAILED
-    assert first.failure is not None
-    assert first.failure.node == node
-    assert f"node {node} (" in first.failure.reason
-    assert f"was lost: {said}" in first.failure.reason
-    assert second.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
+def under_way(run: Path, results: int) -> Path | None:
+    """The folder of the trial that runs after so many have ended."""
+    trials = [*(run / "trials").glob("*")]
+    running = [trial for trial in trials if not (trial / "result.json").exists()]
+    return running[0] if running and len(trials) - len(running) == results else None
 
 
-def check_verdicts(run: StoredRun) -> None:
-    assert run.verification is not None
-    assert [verdict.equivalent for verdict in run.verification.verdicts] == [True] * 3
-
-
-def stepping(trial: Path) -> bool:
-    """Whether both ranks of a trial under way take steps."""
-    told = [reached(trial, rank) for rank in (0, 1)]
-    return all(rank is not None and rank.steps > 3 for rank in told)
+def stepping(run: Path, results: int, *, ranks: int = 2, steps: int = 4) -> bool:
+    """Whether the ranks of the trial after so many have each taken so many steps."""
+    trial = under_way(run, results)
+    told = [None if trial is None else reached(trial, rank) for rank in range(ranks)]
+    return all(rank is not None and rank.steps >= steps for rank in told)
 
 
 def given(*settings: str) -> list[str]:
@@ -95,11 +86,25 @@ def by_strategy(run: StoredRun) -> dict[str, TrialResult]:
     return {trial.strategy: trial for trial in run.trials}
 
 
-def losses(run: StoredRun, strategy: str) -> list[tuple[int, int, float]]:
+def losses(run: StoredRun, trial: TrialResult) -> list[tuple[int, int, float]]:
     """Rank, step and loss."""
-    file = run.path / "trials" / by_strategy(run)[strategy].id / "steps.jsonl"
-    found = map(json.loads, file.read_text().splitlines())
-    return [(line["rank"], line["step"], line["loss"]) for line in found]
+    text = (run.path / "trials" / trial.id / "steps.jsonl").read_text()
+    lines = map(json.loads, text.splitlines())
+    return [(line["rank"], line["step"], line["loss"]) for line in lines]
+
+
+def check_lost(trial: TrialResult, node: int, said: str = "") -> None:
+    """The trial failed because of that node."""
+    assert trial.outcome is Outcome.FAILED
+    assert trial.failure is not None
+    assert trial.failure.node == node
+    assert f"node {node} (" in trial.failure.reason
+    assert f"was lost: {said}" in trial.failure.reason
+
+
+def check_verdicts(run: StoredRun) -> None:
+    assert run.verification is not None
+    assert [verdict.equivalent for verdict in run.verification.verdicts] == [True] * 3
 
 
 def check_same(one: StoredRun, two: StoredRun) -> None:
@@ -107,8 +112,8 @@ def check_same(one: StoredRun, two: StoredRun) -> None:
     assert {trial.outcome for trial in (*one.trials, *two.trials)} == {Outcome.OK}
     assert by_strategy(two).keys() <= by_strategy(one).keys()
     for strategy, trial in by_strategy(two).items():
-        assert losses(two, strategy) == losses(one, strategy)
         other = by_strategy(one)[strategy]
+        assert losses(two, trial) == losses(one, other)
         names = [
             {file.name for file in (run.path / "trials" / there.id).iterdir()}
             for run, there in ((one, other), (two, trial))

@@ -28,6 +28,7 @@ from tests.cluster.one_machine import (
     given,
     in_order,
     stepping,
+    under_way,
     wait_for,
 )
 from tests.cluster.raylets import Raylets, raylets, why_no_ray
@@ -49,18 +50,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     wait_for(lambda: not of_session(made), 20)
 
 
-def command(folder: Path, cluster: Raylets, *settings: str, **changes: Any) -> list[str]:
-    path = folder / "experiment.yaml"
-    path.write_text(yaml.safe_dump(EXPERIMENT | {"placement": {"nodes": 2}} | changes))
-    words = [sys.executable, "-m", "shardmark", "run", str(path), "--out", str(folder / "run")]
-    words += ["--engine", "ray", "--set", f"engine.address={cluster.address}"]
-    words += ["--set", f"engine.node_seconds={NODE_SECONDS}"]
-    return words + given(*settings)
-
-
-def started(words: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as written:
-        return subprocess.Popen(words, stdout=written, stderr=written, start_new_session=True)
+def of_session(cluster: Raylets) -> list[str]:
+    """Ray's processes; it names a session by the process that made it."""
+    lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if "ray/session_" in line and f"_{cluster.process.pid}/" in line]
 
 
 def left() -> list[str]:
@@ -77,21 +70,40 @@ def left() -> list[str]:
     return found
 
 
-def of_session(cluster: Raylets) -> list[str]:
-    """Ray's processes; it names a session by the process that made it."""
-    lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
-    return [line for line in lines if "ray/session_" in line and f"_{cluster.process.pid}/" in line]
+def command(folder: Path, cluster: Raylets, *settings: str, **changes: Any) -> list[str]:
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(EXPERIMENT | {"placement": {"nodes": 2}} | changes))
+    words = [sys.executable, "-m", "shardmark", "run", str(path), "--out", str(folder / "run")]
+    words += ["--engine", "ray", "--set", f"engine.address={cluster.address}"]
+    words += ["--set", f"engine.node_seconds={NODE_SECONDS}"]
+    return words + given(*settings)
 
 
-def trial_under_way(run: Path, process: subprocess.Popen[bytes], log: Path) -> Path:
-    """The folder of the trial whose two ranks are taking steps."""
+class Command:
+    """A run without an end, at which its trials' ranks are killed."""
 
-    def found() -> list[Path]:
-        assert process.poll() is None, log.read_text()[-3000:]
-        return [*filter(stepping, (run / "trials").glob("*"))]
+    def __init__(self, folder: Path, words: list[str]) -> None:
+        self.run = folder / "run"
+        self.log = folder / "log.txt"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
 
-    wait_for(found, 300)
-    return found()[0]
+    def trial(self, results: int) -> Path:
+        """The folder of the trial after so many, once its ranks take steps."""
+
+        def steps() -> bool:
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            return stepping(self.run, results)
+
+        wait_for(steps, 300)
+        folder = under_way(self.run, results)
+        assert folder is not None
+        return folder
+
+    def ended(self) -> int:
+        code = self.process.wait(timeout=60)
+        assert "(raylet)" not in self.log.read_text(), "Ray prints nothing into the progress"
+        return code
 
 
 def pid_of(folder: Path, rank: int) -> int:
@@ -106,6 +118,11 @@ def above(folder: Path, rank: int, name: str) -> int:
     """The process of that name from which the rank descends."""
     parents = psutil.Process(pid_of(folder, rank)).parents()
     return next(one.pid for one in parents if name in " ".join(one.cmdline()))
+
+
+def wait_for_result(folder: Path) -> None:
+    took = wait_for((folder / "result.json").exists, NODE_SECONDS + 20)
+    assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
 
 
 def test_two_nodes_train_what_one_machine_trains(
@@ -139,52 +156,48 @@ def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) ->
     assert not left()
 
 
-def test_dead_rank_is_restarted_then_named_and_ctrl_c_leaves_nothing(
-    cluster: Raylets, tmp_path: Path
-) -> None:
-    """Rank 1 dies twice in the first trial; the second runs until the user ends it."""
-    log, run = tmp_path / "log.txt", tmp_path / "run"
+def test_dead_ranks_dead_actor_and_ctrl_c(cluster: Raylets, tmp_path: Path) -> None:
+    """Rank 1 dies twice; in the second trial its node does; the third, on one node, is ended."""
     limits = ENDLESS["limits"] | {"max_restarts": 1}
-    process = started(command(tmp_path, cluster, **ENDLESS | {"limits": limits}), log)
-    folder = trial_under_way(run, process, log)
-    first_pid = pid_of(folder, 1)
+    matrix = {"strategy": ["ddp", "fsdp"], "placement.nodes": [2, 1]}
+    changes = ENDLESS | {"limits": limits, "matrix": matrix}
+    words = command(tmp_path, cluster, "recipe.seed=0", **changes)
+    made = Command(tmp_path, words)
+    first = made.trial(0)
+    first_pid = pid_of(first, 1)
     os.kill(first_pid, signal.SIGKILL)
-    wait_for(lambda: pid_of(folder, 1) not in (0, first_pid), 60)
-    trial_under_way(run, process, log)
-    os.kill(pid_of(folder, 1), signal.SIGKILL)
-    wait_for((folder / "result.json").exists, 30)
-    wait_for(lambda: len(list((run / "trials").iterdir())) == 2, 120)
-    trial_under_way(run, process, log)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130, log.read_text()[-2000:]
-    first, second = in_order(run)
-    assert first.outcome is Outcome.FAILED
-    assert first.failure is not None
-    assert (first.failure.rank, first.failure.node) == (1, 1)
+    wait_for(lambda: pid_of(first, 1) not in (0, first_pid), 60)
+    made.trial(0)
+    os.kill(pid_of(first, 1), signal.SIGKILL)
+    wait_for((first / "result.json").exists, 30)
+    second = made.trial(1)
+    os.kill(above(second, 1, "ray::NodeActor"), signal.SIGKILL)
+    wait_for_result(second)
+    made.trial(2)
+    made.process.send_signal(signal.SIGINT)
+    assert made.ended() == 130
+    died, lost, interrupted = in_order(made.run)
+    assert died.outcome is Outcome.FAILED
+    assert died.failure is not None
+    assert (died.failure.rank, died.failure.node) == (1, 1)
     for fact in ("rank 1 was ended by SIGKILL", "after 1 restart"):
-        assert fact in first.failure.reason
-    assert len(first.restarts) == 1
-    assert second.outcome is Outcome.INTERRUPTED
-    assert "(raylet)" not in log.read_text(), "Ray prints nothing into the progress"
+        assert fact in died.failure.reason
+    assert len(died.restarts) == 1
+    check_lost(lost, 1, "its connection")
+    assert interrupted.outcome is Outcome.INTERRUPTED
     wait_for(lambda: not left(), 10)
 
 
-@pytest.mark.parametrize("kind", ["actor", "raylet"])
-def test_dead_node_is_named_and_its_ranks_end(cluster: Raylets, tmp_path: Path, kind: str) -> None:
+def test_dead_node_is_named_and_its_ranks_end(cluster: Raylets, tmp_path: Path) -> None:
     """The last test here: the cluster then has one node."""
-    log, run = tmp_path / "log.txt", tmp_path / "run"
-    process = started(command(tmp_path, cluster, **ENDLESS), log)
-    folder = trial_under_way(run, process, log)
-    if kind == "actor":
-        rank = 1
-        os.kill(above(folder, rank, "ray::NodeActor"), signal.SIGKILL)
-    else:
-        raylet_of = [above(folder, rank, "raylet/raylet") for rank in (0, 1)]
-        (rank,) = (rank for rank in (0, 1) if raylet_of[rank] != cluster.head)
-        cluster.kill(raylet_of[rank])
-    took = wait_for((folder / "result.json").exists, NODE_SECONDS + 20)
-    assert took < NODE_SECONDS + 8, "the stated time, and that of ending what is left"
-    assert process.wait(timeout=60) == 1, log.read_text()[-2000:]
-    check_lost(run, rank, "its connection" if kind == "actor" else "")
-    assert "(raylet)" not in log.read_text(), "Ray prints nothing into the progress"
+    made = Command(tmp_path, command(tmp_path, cluster, **ENDLESS))
+    folder = made.trial(0)
+    raylet_of = [above(folder, rank, "raylet/raylet") for rank in (0, 1)]
+    (rank,) = (rank for rank in (0, 1) if raylet_of[rank] != cluster.head)
+    cluster.kill(raylet_of[rank])
+    wait_for_result(folder)
+    assert made.ended() == 1
+    lost, later = in_order(made.run)
+    check_lost(lost, rank)
+    assert later.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
     wait_for(lambda: not left(), 10)

@@ -19,7 +19,6 @@ import pytest
 import yaml
 from benchmarks.cluster import namespaces
 
-from shardmark.core.run_files import RESULT_FILE
 from shardmark.results.schema import Outcome
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
@@ -129,10 +128,10 @@ def test_lost_node_and_interrupt(cluster: SlurmCluster, tmp_path: Path) -> None:
     """The trial after that has a step of its own, for which the node is there; Ctrl-C cancels."""
     out, log = tmp_path / "run", tmp_path / "log.txt"
     started = cluster.start(command(tmp_path, **ENDLESS), log)
-    wait_for(lambda: training(out, 0), LONG_SECONDS)
+    wait_for(lambda: stepping(out, 0), LONG_SECONDS)
     (process,) = running(cluster, 2, b"shardmark.launch.nodes.node")
     os.kill(process, signal.SIGKILL)
-    wait_for(lambda: training(out, 1), LONG_SECONDS)
+    wait_for(lambda: stepping(out, 1), LONG_SECONDS)
     os.kill(running(cluster, 0, b"shardmark\0run")[0], signal.SIGINT)
     code, printed = ended(started, log)
     assert code == 130, printed
@@ -145,13 +144,6 @@ def test_lost_node_and_interrupt(cluster: SlurmCluster, tmp_path: Path) -> None:
     assert first.failure.node == 1
     assert "node 1 (node2) was lost: its connection" in first.failure.reason
     assert second.outcome is Outcome.INTERRUPTED, "the scheduler's ending it is no failure"
-
-
-def training(out: Path, results: int) -> bool:
-    """Whether so many trials have ended, and both ranks of another one train."""
-    trials = [*(out / "trials").glob("*")]
-    under_way = [trial for trial in trials if not (trial / RESULT_FILE).exists()]
-    return len(trials) - len(under_way) == results and any(map(stepping, under_way))
 
 
 def running(cluster: SlurmCluster, node: int, words: bytes) -> list[int]:
