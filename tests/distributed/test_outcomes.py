@@ -19,9 +19,8 @@ from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
+from tests.kept_engine import REPOSITORY, KeptEngine
 
-REPOSITORY = Path(__file__).parents[2]
-MODELS = ("killed", "crashes", "hangs", "allocates_too_much", "has_no_memory", "raises")
 TRIAL_SECONDS = 15
 # Verification would meet the misbehaving model first.
 MEASURE = {"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False}
@@ -40,30 +39,13 @@ def experiment(*models: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def by_model(trials: tuple[TrialResult, ...]) -> dict[str, TrialResult]:
-    return {str(t.trial["workload"]["model"]).rpartition(":")[2]: t for t in trials}
-
-
-def of_a_run(process: psutil.Process) -> bool:
-    """Not Python's own helpers, which earlier tests that start ranks have started."""
-    try:
-        return "from multiprocessing." not in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
-
-
 def descendants() -> set[psutil.Process]:
-    return set(filter(of_a_run, psutil.Process().children(recursive=True)))
+    return set(psutil.Process().children(recursive=True))
 
 
 def none_left_but(before: set[psutil.Process]) -> bool:
     """Whether nobody else is left, a moment being granted to those that are on their way out."""
-    deadline = time.monotonic() + 5
-    while descendants() - before:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+    return not psutil.wait_procs(descendants() - before, timeout=5)[1]
 
 
 @pytest.fixture(scope="module")
@@ -79,34 +61,36 @@ def cgroup() -> Iterator[bool]:
     CGROUP.rmdir()
 
 
+REASONS = {
+    "killed": (Outcome.FAILED, "rank 1 was ended by SIGKILL"),
+    "crashes": (Outcome.FAILED, "rank 1 was ended by SIGSEGV"),
+    "hangs": (Outcome.TIMED_OUT, "limits.trial_seconds = 15 s: rank 0 had taken 2 steps"),
+    "allocates_too_much": (Outcome.OUT_OF_MEMORY, "rank 1: RuntimeError: "),
+    "has_no_memory": (Outcome.OUT_OF_MEMORY, "rank 1: MemoryError: no memory left for a list"),
+    "raises": (Outcome.FAILED, "rank 1: ValueError: the model does not like this picture"),
+    "outgrows_its_cgroup": (Outcome.OUT_OF_MEMORY, "the kernel killed rank 1"),
+}
+
+
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory, cgroup: bool) -> dict[str, TrialResult]:
-    """One run in which every trial but the last ends badly."""
-    models = [*MODELS, *(["outgrows_its_cgroup"] if cgroup else [])]
+def ended(
+    tmp_path_factory: pytest.TempPathFactory, cgroup: bool, kept_engine: KeptEngine
+) -> dict[str, TrialResult]:
+    """One run in which every trial ends badly."""
+    models = [name for name in REASONS if cgroup or "cgroup" not in name]
     out = tmp_path_factory.mktemp("outcomes") / "run"
     before = descendants()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(REPOSITORY)  # where the user's models are
-        run_experiment(from_mapping(experiment(*models)), out)
+    run_experiment(from_mapping(experiment(*models)), out, engine=kept_engine)
     assert none_left_but(before)
-    return by_model(shardmark.load(out).trials)
+    trials = shardmark.load(out).trials
+    return {str(t.trial["workload"]["model"]).rpartition(":")[2]: t for t in trials}
 
 
-@pytest.mark.parametrize(
-    ("model", "outcome", "reason"),
-    [
-        ("killed", Outcome.FAILED, "rank 1 was ended by SIGKILL"),
-        ("crashes", Outcome.FAILED, "rank 1 was ended by SIGSEGV"),
-        ("hangs", Outcome.TIMED_OUT, "limits.trial_seconds = 15 s: rank 0 had taken 2 steps"),
-        ("allocates_too_much", Outcome.OUT_OF_MEMORY, "rank 1: RuntimeError: "),
-        ("has_no_memory", Outcome.OUT_OF_MEMORY, "rank 1: MemoryError: no memory left for a list"),
-        ("raises", Outcome.FAILED, "rank 1: ValueError: the model does not like this picture"),
-    ],
-)
-def test_each_end_has_its_outcome(
-    ended: dict[str, TrialResult], model: str, outcome: Outcome, reason: str
-) -> None:
-    result = ended[model]
+@pytest.mark.parametrize("model", REASONS)
+def test_each_end_has_its_outcome(ended: dict[str, TrialResult], model: str) -> None:
+    if model not in ended:
+        pytest.skip("making a memory control group needs root and cgroup v1")
+    result, (outcome, reason) = ended[model], REASONS[model]
     assert result.outcome is outcome
     assert result.failure is not None
     assert reason in result.failure.reason
@@ -114,17 +98,6 @@ def test_each_end_has_its_outcome(
     assert result.failure.remedy
     limit = TRIAL_SECONDS + 8 if model == "hangs" else TRIAL_SECONDS
     assert result.total_seconds < limit
-
-
-def test_the_kernel_killing_a_rank_for_memory_is_out_of_memory(
-    ended: dict[str, TrialResult], cgroup: bool
-) -> None:
-    if not cgroup:
-        pytest.skip("making a memory control group needs root and cgroup v1")
-    result = ended["outgrows_its_cgroup"]
-    assert result.outcome is Outcome.OUT_OF_MEMORY
-    assert result.failure is not None
-    assert "the kernel killed rank 1" in result.failure.reason
 
 
 def command(out: Path, mapping: dict[str, Any]) -> subprocess.Popen[str]:
@@ -139,20 +112,18 @@ def command(out: Path, mapping: dict[str, Any]) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_progress(out: Path, *, trials: int = 1, seconds: float = 120) -> None:
+def wait_for_progress(out: Path, *, trials: int) -> None:
     """Until so many trials have begun, and a rank of one under way has said how far it is."""
-    deadline = time.monotonic() + seconds
-    while len(list(out.glob("trials/*"))) < trials or not list(
-        out.glob("trials/*/rank-1.progress")
-    ):
+    deadline = time.monotonic() + 120
+    while len([*out.glob("trials/*")]) < trials or not [*out.glob("trials/*/rank-1.progress")]:
         assert time.monotonic() < deadline, "no such trial began"
         time.sleep(0.1)
 
 
-@pytest.mark.timeout(240)
-def test_interrupting_stores_it_and_the_same_command_finishes(tmp_path: Path) -> None:
-    """Ctrl-C at a slow step of the second trial, and the first one's result cut in half as by a
-    power failure; then the same again."""
+@pytest.mark.timeout(300)
+def test_interrupted_and_killed_runs_are_finished(tmp_path: Path, kept_engine: KeptEngine) -> None:
+    """Ctrl-C at a slow step of the second trial; the first one's result is cut in half, as by a
+    power failure; the command that goes on is killed; a third one finishes."""
     out, before = tmp_path / "run", descendants()
     mapping = experiment("is_slow", measure=MEASURE | {"repeats": 2})
     first = command(out, mapping)
@@ -167,25 +138,18 @@ def test_interrupting_stores_it_and_the_same_command_finishes(tmp_path: Path) ->
     assert none_left_but(before)
     trials = sorted(shardmark.load(out).trials, key=lambda trial: trial.order)
     assert [trial.outcome for trial in trials] == [Outcome.OK, Outcome.INTERRUPTED]
-
     victim = out / "trials" / trials[0].id / "result.json"
     victim.write_bytes(victim.read_bytes()[:2000])
+
     second = command(out, mapping)
-    printed, _ = second.communicate(timeout=120)
-    assert second.returncode == 0, printed
+    wait_for_progress(out, trials=2)
+    family = psutil.Process(second.pid).children(recursive=True)
+    assert len(family) >= 4  # fork server, agent, two ranks
+    second.kill()
+    printed, _ = second.communicate(timeout=30)
     assert "measured again" in printed
+    assert not psutil.wait_procs(family, timeout=10)[1]
+
+    run_experiment(from_mapping(mapping), out, engine=kept_engine)
     assert [trial.outcome for trial in shardmark.load(out).trials] == [Outcome.OK] * 2
     assert not shardmark.load(out).damaged
-
-
-@pytest.mark.timeout(120)
-def test_a_killed_controller_leaves_no_process(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    first = command(out, experiment("hangs"))
-    wait_for_progress(out)
-    family = psutil.Process(first.pid).children(recursive=True)
-    assert len(family) >= 4  # fork server, agent, two ranks
-    first.kill()
-    first.communicate(timeout=30)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive

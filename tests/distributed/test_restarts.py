@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import shardmark
+from shardmark.analysis.compare.comparison import compare
 from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.report.table.notes import notes_of
@@ -19,19 +19,32 @@ from tests.kept_engine import KeptEngine
 
 pytestmark = pytest.mark.timeout(1200)
 
-REPOSITORY = Path(__file__).parents[2]
 STEPS, EVERY, DIES_AT_PASS = 10, 3, 8
 RESUMED_STEP = 6
-ON_TWO = ["ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "ps-async"]
-EQUAL = ["single", *ON_TWO[:-1], "fsdp-hybrid"]
-DYING = "tests.distributed.dying:dying"
+EQUAL = ["single", "ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "fsdp-hybrid"]
+MATRICES: tuple[dict[str, Any], ...] = (
+    {"strategy": [*EQUAL[1:-1], "ps-async"], "world_size": [2]},
+    {"strategy": ["single"], "world_size": [1]},
+    {"strategy": ["fsdp-hybrid"], "world_size": [4]},
+)
+DEATHS = (
+    Death(rank=0, processes=1, victim=0, at_pass=DIES_AT_PASS),
+    Death(rank=1, processes=2, victim=1, at_pass=DIES_AT_PASS),
+    Death(rank=3, processes=4, victim=3, at_pass=DIES_AT_PASS),
+    # With parameter servers three processes: the server, which `ps-async` cannot miss either.
+    Death(rank=1, processes=3, victim=2, at_pass=DIES_AT_PASS),
+)
 KILLED = "was ended by SIGKILL"
 
 
-def experiment(**changes: Any) -> dict[str, Any]:
+def experiment(matrix: dict[str, Any], **limits: Any) -> dict[str, Any]:
     return {
         "name": "restarts",
-        "workload": {"name": "classification", "model": DYING, "dataset": "digits"},
+        "workload": {
+            "name": "classification",
+            "model": "tests.distributed.dying:dying",
+            "dataset": "digits",
+        },
         "recipe": {
             "global_batch": 16,
             "steps": STEPS,
@@ -40,27 +53,20 @@ def experiment(**changes: Any) -> dict[str, Any]:
             "optimizer": {"name": "adamw", "lr": 0.01},
             "schedule": {"name": "cosine"},
         },
-        "matrix": {"strategy": ON_TWO, "world_size": [2]},
+        "matrix": matrix,
         "measure": {
             **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "end"},
             **{"verify": False, "probe": False},
         },
+        "limits": {"trial_seconds": 120} | limits,
         "device": "cpu",
-    } | changes
-
-
-MATRICES = (
-    {"strategy": ON_TWO, "world_size": [2]},
-    {"strategy": ["single"], "world_size": [1]},
-    {"strategy": ["fsdp-hybrid"], "world_size": [4]},
-)
+    }
 
 
 def run(out: Path, engine: KeptEngine, **limits: Any) -> StoredRun:
     """All matrices in one folder."""
     for matrix in MATRICES:
-        mapping = experiment(matrix=matrix, limits={"trial_seconds": 120} | limits)
-        run_experiment(from_mapping(mapping), out, engine=engine)
+        run_experiment(from_mapping(experiment(matrix, **limits)), out, engine=engine)
     return load_run(out)
 
 
@@ -71,24 +77,16 @@ Runs = tuple[StoredRun, StoredRun]
 def runs(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> Runs:
     """The same trials undisturbed, and each with a death in its eighth step."""
     folder = tmp_path_factory.mktemp("restarts")
-    others = [
-        Death(rank=0, processes=1, victim=0, at_pass=DIES_AT_PASS),
-        Death(rank=1, processes=2, victim=1, at_pass=DIES_AT_PASS),
-        Death(rank=3, processes=4, victim=3, at_pass=DIES_AT_PASS),
-        # With parameter servers three processes: the server, which `ps-async` cannot miss either.
-        Death(rank=1, processes=3, victim=2, at_pass=DIES_AT_PASS),
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(REPOSITORY)  # where the user's models are
-        plan(kept_engine.deaths, folder, *others)
-        restarted = run(folder / "restarted", kept_engine, max_restarts=2, checkpoint_steps=EVERY)
-        kept_engine.deaths.unlink()
-        return run(folder / "undisturbed", kept_engine), restarted
+    plan(kept_engine.deaths, folder, *DEATHS)
+    restarted = run(folder / "restarted", kept_engine, max_restarts=2, checkpoint_steps=EVERY)
+    kept_engine.deaths.unlink()
+    return run(folder / "undisturbed", kept_engine), restarted
 
 
 def of(run: StoredRun, strategy: str) -> TrialResult:
-    (found,) = (trial for trial in run.trials if trial.strategy == strategy)
-    return found
+    (trial,) = (trial for trial in run.trials if trial.strategy == strategy)
+    assert trial.outcome is Outcome.OK, trial.failure
+    return trial
 
 
 def steps(run: StoredRun, strategy: str) -> list[dict[str, Any]]:
@@ -98,13 +96,10 @@ def steps(run: StoredRun, strategy: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("strategy", EQUAL)
 def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(runs: Runs, strategy: str) -> None:
-    undisturbed, restarted = (of(run, strategy) for run in runs)
-    assert undisturbed.outcome is Outcome.OK, undisturbed.failure
-    assert restarted.outcome is Outcome.OK, restarted.failure
     same = ("rank", "step", "epoch", "loss", "learning_rate", "samples")
     told = [[[line[key] for key in same] for line in steps(run, strategy)] for run in runs]
     assert told[0] == told[1], "each step once, with the same loss"
-    for before, after in zip(undisturbed.ranks, restarted.ranks, strict=True):
+    for before, after in zip(*(of(run, strategy).ranks for run in runs), strict=True):
         for name in (
             *("final_weights_sha256", "initial_weights_sha256", "sample_order_sha256"),
             "samples_total",
@@ -120,7 +115,6 @@ def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(runs: Runs, str
 @pytest.mark.parametrize("strategy", [*EQUAL, "ps-async"])
 def test_a_restart_is_told_and_measured(runs: Runs, strategy: str) -> None:
     trial = of(runs[1], strategy)
-    assert trial.outcome is Outcome.OK, trial.failure
     (restart,) = trial.restarts
     assert restart.restart == 1
     assert KILLED in restart.reason or "the parameter server" in restart.reason
@@ -130,8 +124,8 @@ def test_a_restart_is_told_and_measured(runs: Runs, strategy: str) -> None:
     assert 0 < values["checkpoint_seconds"] < trial.total_seconds
     assert values["checkpoint_bytes"] > 1000
     workers = [rank for rank in trial.ranks if rank.role == "worker"]
-    assert {one.step for rank in workers for one in rank.resumes} == {RESUMED_STEP}
-    assert {one.step for one in trial.ranks[0].checkpoints} == {3, 6, 9}
+    assert {resume.step for rank in workers for resume in rank.resumes} == {RESUMED_STEP}
+    assert {checkpoint.step for checkpoint in trial.ranks[0].checkpoints} == {3, 6, 9}
     files = {file.name for file in (runs[1].path / "trials" / trial.id).iterdir()}
     assert files <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
 
@@ -148,18 +142,17 @@ def test_windows_have_neither_checkpoints_nor_cold_steps(runs: Runs) -> None:
     (rank, _) = of(runs[1], "ddp").ranks
     spans = [(window.first_step, window.end_step) for window in rank.windows]
     assert spans == [(1, 3), (3, 6), (7, 9), (9, 10)]
-    assert [line["measured"] for line in steps(runs[1], "ddp")[:STEPS]] == [
-        index not in (0, RESUMED_STEP) for index in range(STEPS)
-    ]
+    measured = [line["step"] for line in steps(runs[1], "ddp")[:STEPS] if line["measured"]]
+    assert measured == [step for step in range(STEPS) if step not in (0, RESUMED_STEP)]
 
 
 def test_what_ranks_hold_alike_is_written_once(runs: Runs) -> None:
-    replicas = of(runs[1], "ddp").ranks
-    shards = of(runs[1], "fsdp").ranks
-    first, second = (rank.checkpoints[0].written_bytes for rank in replicas)
-    assert first > 2 * second
-    first, second = (rank.checkpoints[0].written_bytes for rank in shards)
-    assert 0.8 < first / second < 1.25
+    replicas, shards = (
+        [rank.checkpoints[0].written_bytes for rank in of(runs[1], name).ranks]
+        for name in ("ddp", "fsdp")
+    )
+    assert replicas[0] > 2 * replicas[1]
+    assert 0.8 < shards[0] / shards[1] < 1.25
 
 
 def test_no_update_of_an_asynchronous_server_is_lost_or_made_twice(runs: Runs) -> None:
@@ -171,8 +164,6 @@ def test_no_update_of_an_asynchronous_server_is_lost_or_made_twice(runs: Runs) -
 
 
 def test_the_table_says_so_and_nothing_of_undisturbed_trials(runs: Runs) -> None:
-    from shardmark.analysis.compare.comparison import compare
-
     trial = of(runs[0], "ddp")
     assert trial.restarts == ()
     values = [trial.metrics[name] for name in ("restarts", "lost_seconds")]
@@ -187,31 +178,29 @@ def test_the_table_says_so_and_nothing_of_undisturbed_trials(runs: Runs) -> None
 
 
 def test_what_happens_again_and_again_fails_after_the_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_engine: KeptEngine
+    tmp_path: Path, kept_engine: KeptEngine
 ) -> None:
     """A death, an error of the model's own; running out of memory is not tried again."""
-    monkeypatch.chdir(REPOSITORY)
     again = Death(rank=1, processes=2, victim=1, at_pass=1, times=9)
     plan(kept_engine.deaths, tmp_path, again)
     models = ["dying:dying", "misbehaving:raises", "misbehaving:has_no_memory"]
-    mapping = experiment(
-        matrix={
-            "strategy": ["ddp"],
-            "world_size": [2],
-            "workload.model": [f"tests.distributed.{name}" for name in models],
-        },
-        limits={"max_restarts": 1, "checkpoint_steps": EVERY, "trial_seconds": 120},
-    )
+    names = [f"tests.distributed.{name}" for name in models]
+    matrix = {"strategy": ["ddp"], "world_size": [2], "workload.model": names}
+    mapping = experiment(matrix, max_restarts=1, checkpoint_steps=EVERY)
     out = run_experiment(from_mapping(mapping), tmp_path / "run", engine=kept_engine)
     kept_engine.deaths.unlink()
-    trials = shardmark.load(out).trials
-    ended = {str(trial.trial["workload"]["model"]).rpartition(":")[2]: trial for trial in trials}
+    ended = {
+        str(trial.trial["workload"]["model"]).rpartition(":")[2]: trial
+        for trial in load_run(out).trials
+    }
     reasons = {name: t.failure.reason for name, t in ended.items() if t.failure is not None}
-    assert ended["dying"].outcome is Outcome.FAILED
+    assert {name: trial.outcome for name, trial in ended.items()} == {
+        "dying": Outcome.FAILED,
+        "raises": Outcome.FAILED,
+        "has_no_memory": Outcome.OUT_OF_MEMORY,
+    }
     assert reasons["dying"] == f"rank 1 {KILLED} (after 1 restart)"
     assert [restart.reason for restart in ended["dying"].restarts] == [f"rank 1 {KILLED}"]
-    assert ended["raises"].outcome is Outcome.FAILED
     assert reasons["raises"].startswith("rank 1: ValueError: the model does not like this picture")
     assert reasons["raises"].endswith("(after 1 restart)")
-    assert ended["has_no_memory"].outcome is Outcome.OUT_OF_MEMORY
     assert ended["has_no_memory"].restarts == ()

@@ -8,24 +8,28 @@ from pathlib import Path
 import pytest
 
 from shardmark.core.errors import InputError
-from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Capture
-from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.train.probe import HeldSpans
-from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import build_workload
-from shardmark.workloads.base import BatchPlan, Workload
-from tests.distributed.faults import Started
+from shardmark.workloads.base import BatchPlan
+from tests.distributed.captures import (
+    SHIPPED,
+    WORKLOAD,
+    Case,
+    capture_all,
+    check_verdict,
+    recipe,
+    trial,
+)
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_verify import SHIPPED, STEPS, captured, recipe, trial
 
-WIDE = "tests.distributed.models:wide"
+WIDE = WORKLOAD.model_copy(update={"model": "tests.distributed.models:wide"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +40,8 @@ class Probed:
 
 def probed(context: RankContext, name: str) -> Probed:
     """The second step's state and the third one's collectives, of SGD with momentum."""
-    tried = trial(name, recipe(), model=WIDE)
-    workload = build_workload(tried.workload, seed=3)
-    worker = build_strategy(name, {}).start(workload, tried.recipe, context)
+    workload = build_workload(WIDE, seed=3)
+    worker = build_strategy(name, {}).start(workload, recipe(), context)
     assert not isinstance(worker, Server)
     shard = Shard(index=context.rank, count=context.world_size)
     batches = workload.batches(BatchPlan(global_batch=32, seed=3), shard)
@@ -94,48 +97,40 @@ def test_collectives_carry_what_the_strategy_says(
     assert payload_bytes == pytest.approx(parts * whole, rel=0.0 if name == "ddp" else 0.01)
 
 
-def partly_used() -> Trial:
-    options = {"find_unused_parameters": True}
-    made = trial("ddp", recipe(), model="tests.distributed.models:PartlyUsed")
-    return made.model_copy(update={"strategy": StrategySpec(name="ddp", options=options)})
+PARTLY = WORKLOAD.model_copy(update={"model": "tests.distributed.models:PartlyUsed"})
+UNUSED = {
+    told: Case(trial=trial("ddp", recipe(), workload=PARTLY, find_unused_parameters=told == "told"))
+    for told in ("told", "not told")
+}
 
 
-def find_unused(workload: Workload, recipe: Recipe, context: RankContext) -> Started:
-    worker = partly_used().built_strategy.start(workload, recipe, context)
-    return Started(worker, Shard(index=context.rank, count=context.world_size))
-
-
-def work_on_unused(context: RankContext) -> tuple[Capture, str]:
-    found = captured(context, partly_used(), find_unused)
+def work_on_unused(context: RankContext) -> tuple[dict[str, Capture | None], str]:
+    captures = capture_all(context, {"told": UNUSED["told"]})
     try:
-        captured(context, partly_used())
+        capture_all(context, {"not told": UNUSED["not told"]})
     except InputError as error:
-        return found, str(error)
-    return found, "nothing is said"
+        return captures, str(error)
+    return captures, "nothing is said"
 
 
 def test_parameters_that_few_or_no_ranks_use(tmp_path: Path) -> None:
     ranks = run_ranks(work_on_unused, world_size=2, directory=tmp_path)
-    capture = Capture.of_shares([capture for capture, _ in ranks])
-    verdict = verdict_on(capture, partly_used(), STEPS, ReferenceCache())
-    assert verdict.equivalent, [check for check in verdict.checks if not check.holds]
-    assert all("never.weight" in told for _, told in ranks)
-    assert all("find_unused_parameters: true" in told for _, told in ranks)
+    check_verdict([captures for captures, _ in ranks], "told", UNUSED["told"])
+    assert all("never.weight" in said for _, said in ranks)
+    assert all("find_unused_parameters: true" in said for _, said in ranks)
 
 
-def hybrid() -> Trial:
-    """Two groups of two ranks, which is the default on one node."""
-    return trial("fsdp-hybrid", recipe(gradient_clipping=0.1), world_size=4)
+HYBRID = "two groups of two ranks"
+CASES = {HYBRID: Case(trial=trial("fsdp-hybrid", recipe(gradient_clipping=0.1), ranks=4))}
+"""The default on one node."""
 
 
-def work_on_four(context: RankContext) -> tuple[Capture, Probed]:
-    return captured(context, hybrid()), probed(context, "fsdp-hybrid")
+def work_on_four(context: RankContext) -> tuple[dict[str, Capture | None], Probed]:
+    return capture_all(context, CASES), probed(context, "fsdp-hybrid")
 
 
 def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
     ranks = run_ranks(work_on_four, world_size=4, directory=tmp_path)
-    capture = Capture.of_shares([capture for capture, _ in ranks])
-    verdict = verdict_on(capture, hybrid(), STEPS, ReferenceCache())
-    assert verdict.equivalent, [check for check in verdict.checks if not check.holds]
+    check_verdict([captures for captures, _ in ranks], HYBRID, CASES[HYBRID])
     kinds = {"all_gather", "reduce_scatter", "all_reduce"}
     assert all(kinds <= probed.collectives.keys() for _, probed in ranks)

@@ -270,7 +270,10 @@ def _probe_rank(rank: int, folder: str, ranks: int, device_type: str, seconds: f
 
 if __name__ == "__main__":
     folder, ranks, device_type, seconds = sys.argv[1:]
-    from torch.multiprocessing.spawn import spawn
+    from torch.multiprocessing.spawn import start_processes
 
     arguments = (folder, int(ranks), device_type, float(seconds))
-    spawn(_probe_rank, arguments, nprocs=int(ranks))  # type: ignore[no-untyped-call]  # torch's
+    # Forked: nothing has touched a device yet, and every rank would load torch anew.
+    start_processes(  # type: ignore[no-untyped-call]
+        _probe_rank, arguments, nprocs=int(ranks), start_method="fork"
+    )

@@ -1,0 +1,125 @@
+"""Verified steps by real ranks, many trials in one group, and the verdicts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
+from shardmark.equivalence.capture import Capture, capture_steps
+from shardmark.equivalence.verdict import ReferenceCache, verdict_on
+from shardmark.results.verification import Verdict
+from shardmark.strategies.base import RankContext, Server
+from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads import TaskOptions, build_workload
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.vision.options import ClassificationOptions
+from tests.distributed.faults import Started
+
+STEPS = 3
+SHIPPED = ("ddp", "fsdp", "fsdp-grad-op", "zero-0", "zero-1", "zero-2", "zero-3")
+WORKLOAD = ClassificationOptions(
+    model="tests.distributed.models:small", dataset="digits", validation_samples=100
+)
+SGD = Optimizer(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.1)
+RECIPES: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adamw": {"optimizer": Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)},
+    "bf16": {"precision": "bf16"},
+    "accumulated, checkpointed": {"gradient_accumulation": 2, "activation_checkpointing": True},
+    "clipped": {"gradient_clipping": 0.1},
+}
+REFERENCES = ReferenceCache()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A trial, and how its worker is made where something is wrong with it."""
+
+    trial: Trial
+    begin: Callable[..., Started] | None = None
+    cause: str | None = None
+    """What the verdict must say of it; None: equivalent."""
+
+
+Captures = list[dict[str, Capture | None]]
+"""By rank and case; a server has none."""
+
+
+def recipe(**changes: Any) -> Recipe:
+    common = {"global_batch": 32, "steps": STEPS, "optimizer": SGD, "seed": 3}
+    return Recipe.model_validate(common | changes)
+
+
+def trial(
+    strategy: str,
+    wanted: Recipe,
+    *,
+    ranks: int = 2,
+    workload: TaskOptions = WORKLOAD,
+    **options: Any,
+) -> Trial:
+    return Trial(
+        id=f"{strategy}-{ranks}",
+        experiment="verify",
+        workload=workload,
+        recipe=wanted,
+        strategy=StrategySpec(name=strategy, options=options),
+        world_size=ranks,
+        measure=Measure(),
+        limits=Limits(),
+        device_type="cpu",
+    )
+
+
+def capture_all(process: RankContext, cases: Mapping[str, Case]) -> dict[str, Capture | None]:
+    return {name: _captured(process, case) for name, case in cases.items()}
+
+
+def _captured(process: RankContext, case: Case) -> Capture | None:
+    of = case.trial
+    workload = build_workload(of.workload, of.recipe.seed)
+    if case.begin is None:
+        role = of.built_strategy.start(workload, of.recipe, process)
+        if isinstance(role, Server):
+            role.serve()
+            return None
+        shard = of.layout.ranks[process.rank].share
+    else:
+        started = case.begin(workload, of.recipe, process)
+        role, shard = started.worker, started.shard
+    assert shard is not None
+    capture = capture_steps(
+        role,
+        workload,
+        of.recipe,
+        plan=BatchPlan(global_batch=of.batch_per_step, seed=of.recipe.seed),
+        shard=shard,
+        steps=STEPS,
+        device=torch.device("cpu"),
+    )
+    role.close()
+    return capture
+
+
+def verdict_of(captures: Captures, name: str, case: Case) -> Verdict:
+    ranks = [rank for each in captures if (rank := each[name]) is not None]
+    assert len(ranks) == case.trial.world_size
+    return verdict_on(Capture.of_shares(ranks), case.trial, STEPS, REFERENCES)
+
+
+def check_verdict(captures: Captures, name: str, case: Case) -> Verdict:
+    """Equivalent, or refused and named, as the case has it."""
+    verdict = verdict_of(captures, name, case)
+    if case.cause is None:
+        assert verdict.equivalent, [check for check in verdict.checks if not check.holds]
+        assert verdict.cause is None
+    else:
+        assert verdict.equivalent is False
+        assert verdict.cause is not None
+        assert verdict.cause.text == case.cause, verdict.cause
+        assert verdict.cause.evidence
+    return verdict

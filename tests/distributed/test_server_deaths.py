@@ -1,0 +1,120 @@
+"""Parameter servers of whole trials: somebody dies or is slow, and what is guaranteed holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardmark
+from shardmark.config.load import from_mapping
+from shardmark.launch.controller import run_experiment, verify_experiment
+from shardmark.results.schema import Outcome, TrialResult
+from tests.distributed.test_outcomes import descendants, experiment
+from tests.kept_engine import KeptEngine
+
+pytestmark = pytest.mark.timeout(400)
+
+ASYNCHRONOUS = ["ps-async", {"name": "ps-bounded", "staleness": 1}]
+Ended = dict[tuple[str, str], TrialResult]
+
+
+@pytest.fixture(scope="module")
+def ended(kept_engine: KeptEngine, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Trials in which somebody dies, or is slow."""
+    out = tmp_path_factory.mktemp("ends")
+    before = descendants()
+    told = {
+        "killed": experiment("killed"),
+        "server_dies": experiment("server_dies", recipe={"global_batch": 16, "steps": 200}),
+        "dies_at_start": experiment("dies_at_start"),
+        "slow": experiment("slow", slow_ranks={1: 3.0}, recipe={"global_batch": 16, "steps": 24}),
+    }
+    for name, mapping in told.items():
+        everyone = name in {"killed", "slow"}
+        mapping["matrix"]["strategy"] = ["ps-sync", *ASYNCHRONOUS] if everyone else ["ps-async"]
+    slow = told["slow"]
+    del slow["matrix"]["workload.model"]
+    slow["workload"] |= {"model": "tests.distributed.models:wide"}
+    slow["measure"] = slow["measure"] | {"evaluate": "end"}
+    slow["limits"] = {"trial_seconds": 120}
+    for name, mapping in told.items():
+        run_experiment(from_mapping(mapping), out / name, engine=kept_engine)
+    assert not descendants() - before
+    return {
+        (name, result.strategy): result
+        for name in told
+        for result in shardmark.load(out / name).trials
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "rank"),
+    [("killed", "ps-sync", 1), ("server_dies", "ps-async", 2), ("dies_at_start", "ps-async", 1)],
+)
+def test_who_cannot_be_missed_ends_the_trial(
+    ended: Ended, name: str, strategy: str, rank: int
+) -> None:
+    """A worker where all are needed, a server, and a worker that never arrives."""
+    result = ended[name, strategy]
+    assert result.outcome is Outcome.FAILED
+    assert result.failure is not None
+    assert result.failure.reason == f"rank {rank} was ended by SIGKILL"
+    assert result.total_seconds < 20
+
+
+@pytest.mark.parametrize("strategy", ["ps-async", "ps-bounded"])
+def test_others_train_on_without_a_dead_worker(ended: Ended, strategy: str) -> None:
+    result = ended["killed", strategy]
+    assert result.outcome is Outcome.OK, result.failure
+    by_rank = {rank.rank: rank for rank in result.ranks}
+    assert by_rank[1].lost == "was ended by SIGKILL"
+    assert value(result, "lost_samples") == 8  # the share of 16 samples that it died in
+    # 6 steps of 16 samples; what the dead worker had pushed before is trained on, too.
+    exchange = by_rank[2].exchange
+    assert exchange is not None
+    assert exchange.pushes == 11
+    assert by_rank[0].samples_total == 8 * 9
+
+
+def test_faster_workers_take_more_shares(ended: Ended) -> None:
+    taken = {}
+    for strategy in ("ps-sync", "ps-async"):
+        result = ended["slow", strategy]
+        assert result.outcome is Outcome.OK, result.failure
+        taken[strategy] = [r.samples_total for r in result.ranks if r.role == "worker"]
+        assert sum(taken[strategy]) == 24 * 16
+    assert taken["ps-sync"] == [192, 192]
+    assert taken["ps-async"][0] > taken["ps-async"][1]
+
+
+def value(result: TrialResult, name: str) -> float:
+    metric = result.metrics[name]
+    assert metric is not None
+    return metric.value
+
+
+def test_staleness_is_bounded_and_every_gradient_and_parameter_is_counted(ended: Ended) -> None:
+    assert value(ended["slow", "ps-sync"], "staleness_max") == 0
+    # Within one step of each other, at most three gradients come between a pull and its push.
+    assert value(ended["slow", "ps-bounded"], "staleness_max") <= 3
+    for strategy in ("ps-sync", "ps-async", "ps-bounded"):
+        result = ended["slow", strategy]
+        counted = {value(result, f"{what}_bytes") for what in ("parameter", "push", "pull")}
+        assert len(counted) == 1
+        workers = [rank for rank in result.ranks if rank.role == "worker"]
+        assert all(r.probe is not None and r.probe.optimizer_state_bytes == 0 for r in workers)
+
+
+def test_guarantees_are_verified(kept_engine: KeptEngine, tmp_path: Path) -> None:
+    told = experiment("killed")
+    told["matrix"] = {"strategy": ASYNCHRONOUS, "world_size": [2]}
+    told["workload"] |= {"model": "tests.distributed.models:small", "validation_samples": 64}
+    made = verify_experiment(from_mapping(told), tmp_path / "verification", engine=kept_engine)
+    for verdict in made.verdicts:
+        assert verdict.equivalent is None, verdict.cause
+        assert verdict.guarantee is not None
+        assert all(check.holds for check in verdict.checks)
+        names = {check.name for check in verdict.checks}
+        assert {"gradients used once", "shares that were trained on once"} <= names
+        assert ("staleness within the bound" in names) == (verdict.strategy == "ps-bounded")
