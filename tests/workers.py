@@ -1,12 +1,13 @@
 """Two workers share out a run of all tests, or of all unit tests.
 
-Tests that start ranks or network namespaces want both cores and have time limits: one worker has
-them, one after another and first of all.  The other one takes everything else, file by file, and
-at the end those of ranks whose outcome depends on no clock.
+Tests that start ranks are kept together, so that what these load is loaded once: those of several
+nodes, those of a kept engine, and bare process groups.  Two of the three begin, one on each worker;
+the rest goes file by file to whoever is free.
 """
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,23 +18,22 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 WORKERS = 2
-ONE_AFTER_ANOTHER = (
-    *("tests/distributed/", "tests/cluster/", "tests/accelerator/"),
-    "tests/unit/bench/",  # network namespaces, as those of tests/cluster
+BARE_GROUPS = tuple(
+    f"tests/distributed/test_{name}.py"
+    for name in ("sharding", "verify", "detection", "parameter_server", "network")
 )
-
-AT_THE_END = (
-    *("tests/distributed/test_detection.py", "tests/distributed/test_sharding.py"),
-    *("tests/distributed/test_parameter_server.py", "tests/distributed/test_verify.py"),
-)
-ORDER = {"ranks": 0, "last": 2}
+TOGETHER = {
+    "nodes": ("tests/cluster/", "tests/accelerator/"),
+    "groups": BARE_GROUPS,
+    "trials": ("tests/distributed/",),
+}
+ORDER = {"nodes": 0, "trials": 1, "groups": 2}
 
 
 def scope_of(node_id: str) -> str:
     """Tests of one scope run on one worker, in their order."""
-    if node_id.startswith(AT_THE_END):
-        return f"last {node_id.partition('::')[0]}"
-    return "ranks" if node_id.startswith(ONE_AFTER_ANOTHER) else node_id.partition("::")[0]
+    file = node_id.partition("::")[0]
+    return next((name for name, files in TOGETHER.items() if file.startswith(files)), file)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,4 +55,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid).partition(" ")[0], 1))
+    items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid), 3))
+
+
+def pytest_collection_finish() -> None:
+    """Garbage collections need not look at millions of objects of libraries, a second each time."""
+    gc.collect()
+    gc.freeze()

@@ -56,13 +56,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_there_and_in_the_menu(site: Path) -> None:
     start = (site / "index.html").read_text(encoding="utf-8")
+    assert "samples_per_second" in (site / "searchindex.js").read_text(encoding="utf-8")
     for page in DOCS.rglob("*.md"):
         made = page.relative_to(DOCS).with_suffix(".html")
         assert (site / made).exists()
         assert f'href="{made.as_posix()}"' in start or made.name == "index.html"
 
 
-def test_pages_load_nothing_from_the_network(site: Path) -> None:
+def test_pages_and_style_sheets_load_nothing_from_the_network(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20
     for page in pages:
@@ -70,19 +71,11 @@ def test_pages_load_nothing_from_the_network(site: Path) -> None:
         fetches.feed(page.read_text(encoding="utf-8"))
         assert fetches.addresses
         assert [one for one in fetches.addresses if re.match(r"[a-z]+:|//", one)] == []
-
-
-def test_style_sheets_load_nothing_from_the_network(site: Path) -> None:
-    sheets = list(site.rglob("*.css"))
+    sheets = [*site.rglob("*.css")]
     assert sheets
     for sheet in sheets:
         text = sheet.read_text(encoding="utf-8")
         assert re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", text) == []
-
-
-def test_search_finds_a_metric(site: Path) -> None:
-    index = (site / "searchindex.js").read_text(encoding="utf-8")
-    assert "samples_per_second" in index
 
 
 @pytest.mark.skipif(bool(MISSING), reason="Sphinx is not installed")

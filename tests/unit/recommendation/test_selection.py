@@ -13,7 +13,7 @@ from shardmark.analysis.advise.selection import Selection, select
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.verdicts import METRIC, NO_DIFFERENCE, judged
 
-DRAWS = 150
+DRAWS = 100
 PEAK = "peak_memory_bytes"
 
 
@@ -71,18 +71,18 @@ def test_truly_best_is_kept(
         )
         chosen = fastest(rows)
         lost += rows[0] is not chosen.best and rows[0] not in chosen.ties
-    assert lost / DRAWS <= 0.086  # 5 %, and two standard errors of this many draws
+    assert lost / DRAWS <= 0.094  # 5 %, and two standard errors of this many draws
 
 
 def test_clear_winner_is_found_among_many() -> None:
     source = random.Random(0)
     won = 0
-    for _ in range(100):
+    for _ in range(50):
         means = (1.1, *(1.0,) * 7)
         rows = rows_with([[m * math.exp(source.gauss(0, 0.01)) for _ in range(5)] for m in means])
         chosen = fastest(rows)
         won += chosen.state == "shown" and chosen.best is rows[0]
-    assert won > 95
+    assert won > 47
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_never_contradicts_the_verdicts() -> None:
     """Whatever is drawn: who is shown to differ from the baseline is no tie with it, or is one."""
     draw = random.Random(0)
     states = set()
-    for _ in range(150):
+    for _ in range(60):
         levels = [100 * math.exp(draw.gauss(0, 0.06)) for _ in range(6)]
         values = [[level * draw.lognormvariate(0, 0.02) for _ in range(3)] for level in levels]
         rows = [replace(row, baseline="s0 on 1 rank") for row in rows_with(values)]

@@ -197,7 +197,7 @@ def test_rows_that_beat_one_another_in_a_ring_all_stay(monkeypatch: pytest.Monke
 
 
 def test_equal_rows_are_seldom_called_dominated() -> None:
-    """Six rows of one law: in at most 5 % of the comparisons any of them is; 400 draws, 3 sigma."""
+    """Six rows of one law: in at most 5 % of the comparisons any of them is; 200 draws, 3 sigma."""
     rng = random.Random(0)
     template = row("ddp")
 
@@ -208,17 +208,17 @@ def test_equal_rows_are_seldom_called_dominated() -> None:
         }
         return replace(template, strategy=f"s{index}", values=values)
 
-    false = sum(bool(by_strategy("dominated_by", *map(drawn, range(6)))) for _ in range(400))
-    assert false / 400 <= 0.05 + 3 * (0.05 * 0.95 / 400) ** 0.5
+    false = sum(bool(by_strategy("dominated_by", *map(drawn, range(6)))) for _ in range(200))
+    assert false / 200 <= 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
 
 
 def test_real_differences_are_found() -> None:
     """A tenth of the noise's inverse: one row is twice as fast with as much memory."""
     rng = random.Random(1)
     right = 0
-    for _ in range(100):
+    for _ in range(50):
         rates = [[level * rng.lognormvariate(0, 0.01) for _ in range(4)] for level in (200, 100)]
         peaks = [[1e8 * rng.lognormvariate(0, 0.01) for _ in range(4)] for _ in range(2)]
         both = (row("ddp", rates[0], peaks[0]), row("fsdp", rates[1], peaks[1]))
         right += set(by_strategy("dominated_by", *both)) == {"fsdp"}
-    assert right >= 90
+    assert right >= 45

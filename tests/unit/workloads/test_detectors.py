@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,14 @@ def constants(model: nn.Module) -> State:
         key: torch.full((), 0.5).to(tensor.dtype).expand(tensor.shape)
         for key, tensor in model.state_dict().items()
     }
+
+
+@cache
+def own_state(outputs: int) -> State:
+    """Of the small detector."""
+    with torch.device("meta"):
+        model = fcos_resnet18_fpn(num_classes=outputs, **NARROW)
+    return constants(model)
 
 
 def place(name: str, state: State) -> Path:
@@ -285,8 +294,7 @@ def test_file_of_the_users(
 ) -> None:
     """Of as many outputs as the data need, or of COCO's; frozen batch norms count no batches."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    state = constants(fcos_resnet18_fpn(num_classes=outputs, **NARROW))
-    state = {key: value for key, value in state.items() if "num_batches_tracked" not in key}
+    state = {k: v for k, v in own_state(outputs).items() if "num_batches_tracked" not in k}
     torch.save({"model": state, "epoch": 3} if wrapped else state, tmp_path / "mine.pth")
     loaded = build(SMALL, classes, weights="~/mine.pth", model_options=NARROW).state_dict()
     assert len(loaded["head.classification_head.cls_logits.bias"]) == len(classes) + 1
@@ -306,7 +314,7 @@ def without(key: str) -> Callable[[State], object]:
         (lambda _: {"epoch": 3}, "holds no state dictionary"),
         (without("backbone.body.conv1.weight"), r"it lacks 1 tensors \(backbone.body.conv1.weight"),
         (lambda state: state | {"more": torch.zeros(1)}, r"1 unknown ones \(more\)"),
-        (lambda _: fcos_resnet18_fpn(num_classes=8, **NARROW).state_dict(), "size mismatch"),
+        (lambda _: own_state(8), "size mismatch"),
         (b"PK\x03\x04 cut off", "cannot be read"),
         (None, "cannot be read"),
     ],
@@ -316,7 +324,7 @@ def test_file_that_does_not_fit(tmp_path: Path, change: Any, message: str) -> No
     if isinstance(change, bytes):
         file.write_bytes(change)
     elif change is not None:
-        torch.save(change(constants(fcos_resnet18_fpn(num_classes=5, **NARROW))), file)
+        torch.save(change(own_state(5)), file)
     with pytest.raises(DataError, match=rf"(?s)mine\.pth: .*{message}"):
         build(SMALL, weights=str(file), model_options=NARROW)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT
+ROOT = Path(__file__).parents[2]
 
 SOURCES = ROOT / "src"
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))

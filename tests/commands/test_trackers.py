@@ -1,4 +1,4 @@
-"""The same trial in every tracker: settings, series with the training's time, final metrics."""
+"""The same trial in every tracker, some of which start processes: settings, series, metrics."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.cli import BAD_INPUT, main
 from shardmark.core.errors import InputError
-from shardmark.report.export import export_runs
+from shardmark.report.export import TARGETS, export_runs
 from shardmark.report.export import mlflow as mlflow_target
 from shardmark.report.export.source import sources_of
 from shardmark.report.export.tracked import tracked
@@ -32,6 +33,7 @@ from tests.unit.export.trackers import (
     without_the_users_settings,
 )
 
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("v*"))
 EACH = pytest.mark.parametrize("target", LIBRARIES)
 
 
@@ -191,3 +193,28 @@ def test_wandb_heeds_the_users_project_and_refuses_a_mode_that_writes_nothing(
     with pytest.raises(InputError, match="WANDB_MODE: found 'disabled'; allowed: offline, online"):
         export_runs([run], "wandb", str(tmp_path / "none"))
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("version", GOLDEN, ids=lambda path: path.name)
+def test_a_stored_run_exports_to_its_usual_place(
+    version: Path,
+    target: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(version), "--to", target]) == 0
+    assert f"{target}: 3 trials to exports/{target}\nlook: " in capsys.readouterr().out
+    assert any(path.is_file() for path in (tmp_path / "exports" / target).rglob("*"))
+
+
+@pytest.mark.parametrize("target", ["mlflow", "wandb"])
+def test_a_place_that_cannot_be_written_is_refused(
+    target: str, run: StoredRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "afile").touch()
+    out = tmp_path / "afile" / "x"
+    assert main(["export", str(run.path), "--to", target, "--out", str(out)]) == BAD_INPUT
+    assert f"{out}: cannot be written: {out.parent} is a file" in capsys.readouterr().err

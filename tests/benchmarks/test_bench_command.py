@@ -1,0 +1,104 @@
+"""The command of the bench: who may build one, and what it makes of its arguments."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from benchmarks.cluster import namespaces
+from benchmarks.cluster.__main__ import filled, main
+from benchmarks.cluster.bench import Node
+from benchmarks.cluster.speed import bits_per_second
+
+from shardmark.core.errors import InputError, ShardmarkError
+
+
+def test_only_root_can(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main(["run", "--", "true"]) == 2
+    assert "can be built by root only" in capsys.readouterr().err
+
+
+def test_a_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(ShardmarkError, match="no ip: install iproute2"):
+        namespaces.check_root()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("unlimited", None), ("10gbit", 1e10), ("200mbit/s", 2e8), ("1.5 Gbit", 1.5e9)],
+)
+def test_speeds(text: str, expected: float | None) -> None:
+    assert bits_per_second(text) == expected
+
+
+@pytest.mark.parametrize("text", ["fast", "10", "-1mbit", "1bit", "200mb"])
+def test_wrong_speeds(text: str) -> None:
+    with pytest.raises(InputError, match="allowed: unlimited, or such as 10gbit"):
+        bits_per_second(text)
+
+
+def test_words_in_braces() -> None:
+    first = Node(number=0, namespace="n0", host="node0", address="10.99.0.1")
+    second = Node(number=1, namespace="n1", host="node1", address="10.99.0.2")
+    word = "{node}/{nodes} {host} {address} {master} {other}"
+    assert filled(word, second, first, 2) == "1/2 node1 10.99.0.2 10.99.0.1 {other}"
+
+
+def test_an_experiment_runs_once_for_each_speed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Trials that failed do not keep the next speed from being tried; bad input does."""
+    ran: list[tuple[list[str], str]] = []
+    codes = iter([1, 0, 2])
+
+    def everywhere(words: list[str], _: object, speed: str) -> int:
+        ran.append((words, speed))
+        return next(codes)
+
+    monkeypatch.setattr("benchmarks.cluster.__main__._everywhere", everywhere)
+    given = ["experiment", "quickstart", "--out", str(tmp_path), "--set", "recipe.steps=3"]
+    speeds = ["--speed", "unlimited", "--speed", "200mbit/s"]
+    assert main([*given, *speeds]) == 1
+    assert [speed for _, speed in ran] == ["unlimited", "200mbit/s"]
+    words = ran[1][0]
+    assert words[words.index("--out") + 1] == str(tmp_path / "200mbit-s")
+    changes = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    assert changes == [
+        *("engine.name=torchrun", "engine.rendezvous={master}:29400"),
+        *("placement.nodes=2", "recipe.steps=3"),
+    ]
+    assert main([*given, *speeds]) == 2
+    assert len(ran) == 3
+
+
+def test_an_experiment_may_vary_the_nodes_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the poster's does; it is then not told how many, and must find as many as it takes."""
+    ran: list[list[str]] = []
+
+    def everywhere(words: list[str], *_: object) -> int:
+        ran.append(words)
+        return 0
+
+    monkeypatch.setattr("benchmarks.cluster.__main__._everywhere", everywhere)
+    given = ["experiment", "fsdp-vs-deepspeed-poster", "--out", str(tmp_path)]
+    assert main(given) == 0
+    assert not any("placement.nodes" in word for word in ran[0])
+    assert main([*given, "--set", "matrix.nodes=[1, 4]"]) == 2
+    assert "--nodes: 2, and trials take up to 4" in capsys.readouterr().err
+    assert len(ran) == 1
+
+
+def test_a_wrong_speed_is_found_before_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.cluster.__main__._everywhere", lambda *_: pytest.fail("ran"))
+    wrong = ["experiment", "quickstart", "--out", str(tmp_path), "--speed", "1gbit"]
+    assert main([*wrong, "--speed", "fast"]) == 2
+    assert "found 'fast'" in capsys.readouterr().err
