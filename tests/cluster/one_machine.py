@@ -29,13 +29,15 @@ EXPERIMENT: dict[str, Any] = {
     "measure": {
         **{"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "verify": False},
         "link_seconds": 1,
+        "max_remeasure": 0,  # other tests disturb it
     },
     "device": "cpu",
 }
 ENDLESS: dict[str, Any] = {
     "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
     "matrix": {"strategy": ["ddp", "fsdp"]},
-    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0},
+    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0}
+    | {"max_remeasure": 0},
     "limits": {"trial_seconds": 600},
 }
 

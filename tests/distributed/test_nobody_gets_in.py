@@ -39,7 +39,8 @@ def experiment(strategy: str, **changes: Any) -> dict[str, Any]:
         "workload": {"name": "classification", "model": model, "dataset": "digits"},
         "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
         "matrix": {"strategy": [strategy], "world_size": [SIZES.get(strategy, 2)]},
-        "measure": {"warmup_steps": 1, "evaluate": "never", "verify": True, "link_seconds": 0.2},
+        "measure": {"warmup_steps": 1, "evaluate": "never", "verify": True, "link_seconds": 0.2}
+        | {"max_remeasure": 0},
         "device": "cpu",
     } | changes
 

@@ -23,7 +23,10 @@ from tests.kept_engine import REPOSITORY, KeptEngine
 
 TRIAL_SECONDS = 15
 # Verification would meet the misbehaving model first.
-MEASURE = {"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False}
+MEASURE = {
+    **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False},
+    "max_remeasure": 0,  # other tests disturb it
+}
 
 
 def experiment(*models: str, **changes: Any) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def experiment(matrix: dict[str, Any], **limits: Any) -> dict[str, Any]:
         "matrix": matrix,
         "measure": {
             **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "end"},
-            **{"verify": False, "probe": False},
+            **{"verify": False, "probe": False, "max_remeasure": 0},
         },
         "limits": {"trial_seconds": 120} | limits,
         "device": "cpu",
