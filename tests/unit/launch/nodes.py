@@ -57,7 +57,11 @@ def listening(wanted: int, patience_seconds: float = 10) -> Iterator[NodeRegistr
 def connected(registry: NodeRegistry) -> Channel:
     """One that has proved that it knows the secret, and said nothing yet."""
     channel = Channel(socket.create_connection(("127.0.0.1", registry.port)))
-    channel.prove(SECRET, controls=False)
+    try:
+        channel.prove(SECRET, controls=False)
+    except ChannelEndedError:
+        channel.close()
+        raise
     return channel
 
 

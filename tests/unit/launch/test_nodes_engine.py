@@ -228,6 +228,21 @@ def test_others_are_ended_a_while_after_one_has_failed(
     assert world.nodes[0].heard[-1] == {"do": "end", "stacks": False}
 
 
+def test_node_that_does_not_end_a_trial_is_lost_for_the_next(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer would be taken for that to another question."""
+    monkeypatch.setattr(nodes_engine, "END_SECONDS", 0.3)
+    two_node_trial(tmp_path)
+    world.hang(0)
+    world.hang(1)
+    del world.nodes[1].answers["end"]
+    ending = world.run(tmp_path, trial_seconds=0.1)
+    assert (ending.how, ending.lost) == ("timed_out", None)
+    assert "did not end the trial within 0.3 s" in str(world.engine.lacks(2))
+    assert world.engine.lacks(1) is None
+
+
 def test_lost_node_ends_the_trial_and_is_missed_by_the_next(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
     world.hang(0)

@@ -10,6 +10,8 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.nodes import protocol
@@ -19,7 +21,7 @@ from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.nodes.secret import fresh_secret, secret_file, shared_secret
 from tests.unit.launch.nodes import FakeNode, connected, hello, listening, until
 
-GREETING_SECONDS = 0.5
+GREETING_SECONDS = 1.5
 PATIENCE_SECONDS = 1.0
 
 
@@ -193,6 +195,35 @@ def test_a_node_sends_its_own_ranks_files_and_no_others(
     until(lambda: registry.lost([1]))
     assert list(tmp_path.rglob("*")) == [folder]
     node.close()
+
+
+SAID = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+WORDS = st.sampled_from(["number", "host", "address", "with_files", "key", "beat", "file", "last"])
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(raw=st.binary(max_size=200), said=st.dictionaries(WORDS, SAID), joins=st.booleans())
+def test_whatever_is_said_ends_one_connection_at_most(
+    registry: NodeRegistry, tmp_path: Path, raw: bytes, said: Message, *, joins: bool
+) -> None:
+    """Before the proof, in its greeting, and by a node that has joined."""
+    registry.keep_files_in(tmp_path, ((0,), (1,)))
+    with dial(registry) as stranger, suppress(ConnectionError):
+        stranger.sendall(raw)
+    channel = connected(registry)
+    if joins:
+        channel.send(hello(None))
+        channel.receive()
+    with suppress(ChannelEndedError):
+        channel.send(said)
+    channel.close()
+    assert registry._accepting.is_alive()
+    until(lambda: not registry._channels or registry.lost([1]) or not joins)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
