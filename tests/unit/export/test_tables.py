@@ -67,6 +67,8 @@ def test_a_trial_that_did_not_end_ok_has_no_number(run: shardmark.Run) -> None:
     by: By
     for by in ("epoch", "step", "sample"):
         assert set(run.to_pandas(by)["id"]) == {"ddp-w2-fp32-r0-0a1b2c3d"}
+    with pytest.raises(InputError, match="found 'rank'; allowed: trial, epoch, step, sample"):
+        run.to_pandas(cast("By", "rank"))
 
 
 def test_epochs_count_from_one(run: shardmark.Run) -> None:
@@ -150,11 +152,6 @@ def test_a_metric_is_no_whole_number(tmp_path: Path) -> None:
     fraction = trial.metrics | {"threads": Summary(value=1.5, over="mean")}
     path = write_exportable(tmp_path / "run", trial.model_copy(update={"metrics": fraction}))
     assert shardmark.load(path).to_pandas()["threads"].tolist() == [1.5]
-
-
-def test_another_table_is_refused(run: shardmark.Run) -> None:
-    with pytest.raises(InputError, match="found 'rank'; allowed: trial, epoch, step, sample"):
-        run.to_pandas(cast("By", "rank"))
 
 
 @pytest.mark.parametrize(
