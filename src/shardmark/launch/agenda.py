@@ -51,11 +51,12 @@ class Agenda:
     @property
     def todo(self) -> list[tuple[int, Trial]]:
         """As far as is known by now, each with its place in the random order."""
+        ended = self.known | self.hopeless
         return [
             (order, trial)
             for order, trial in enumerate(self._plan.trials)
             if trial.id not in self.results
-            and (trial.repeat < self._repeats.at_least or not self._has_ended(trial))
+            and (trial.repeat < self._repeats.at_least or self._cells[trial.id] not in ended)
         ]
 
     def next(self) -> tuple[int, Trial] | None:
@@ -79,9 +80,6 @@ class Agenda:
         rest = [trial for _, trial in todo if trial.repeat == self._round]
         expected = expected_seconds(rest if self._round else rest[:1], self.results.values()) or 0.0
         return self._clock() - self._began + expected <= self._budget_seconds
-
-    def _has_ended(self, trial: Trial) -> bool:
-        return self._cells[trial.id] in self.known | self.hopeless
 
     def _end_cells(self) -> None:
         by_cell: dict[str, list[TrialResult]] = {}

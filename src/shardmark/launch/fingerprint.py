@@ -143,9 +143,10 @@ def local_sources(modules: Iterable[str]) -> dict[str, SourceRecord]:
     """
     records: dict[str, SourceRecord] = {}
     waiting = list(dict.fromkeys(modules))
+    folders = [_as_file(name).parent for name in waiting if name.endswith(".py")]
     seen = set(waiting)
     while waiting:
-        file = _file_of(name := waiting.pop())
+        file = _file_of(name := waiting.pop(), folders)
         if file is None:
             continue
         content = file.read_bytes()
@@ -153,17 +154,22 @@ def local_sources(modules: Iterable[str]) -> dict[str, SourceRecord]:
         records[name] = SourceRecord(file=str(shown), sha256=hashlib.sha256(content).hexdigest())
         if file.suffix == ".py":
             package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+            package = "" if name.endswith(".py") else package
             new = set(_imported(content, package)) - seen
             seen |= new
             waiting += new
     return records
 
 
-def _file_of(name: str) -> Path | None:
-    """Of a local module; None for any other."""
+def _as_file(name: str) -> Path:
+    return Path(name).expanduser().absolute()
+
+
+def _file_of(name: str, folders: Sequence[Path]) -> Path | None:
+    """Of a local module, or the module itself where it is named by its file; None for any other."""
     if name.endswith(".py"):
-        return Path(name).expanduser()
-    spec = find_without_import(name)
+        return _as_file(name) if _as_file(name).is_file() else None
+    spec = find_without_import(name, folders)
     if spec is None or spec.origin is None:
         return None
     file = Path(spec.origin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -126,9 +127,12 @@ def _user_function_problem(name: str) -> str | None:
     return f"{origin} has no {function!r}"
 
 
-def find_without_import(module: str) -> ModuleSpec | None:
-    """`find_spec` would import the parent packages, and they may import torch."""
-    locations: list[str] | None = [str(Path.cwd()), *sys.path]
+def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
+    """`find_spec` would import the parent packages, and they may import torch.
+
+    `folders` come before those that Python looks in.
+    """
+    locations: list[str] | None = [*map(str, folders), str(Path.cwd()), *sys.path]
     spec: ModuleSpec | None = None
     parts = module.split(".")
     for end in range(1, len(parts) + 1):

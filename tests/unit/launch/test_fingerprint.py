@@ -38,14 +38,21 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my_net.py"
 
 
-def test_sources_are_the_users_own_however_deep(module: Path) -> None:
+def test_sources_are_the_users_own_however_deep(
+    module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = local_sources(["my_net"])
     files = {record.file for record in sources.values()}
     assert files == {
         *("my_net.py", "late.py", "pieces/__init__.py"),
         *("pieces/layers.py", "pieces/deep.py", "pieces/shared.py"),
     }
-    assert local_sources([str(module)])[str(module)].sha256 == sources["my_net"].sha256
+    monkeypatch.chdir("/")
+    by_file = local_sources([str(module)])
+    assert by_file.pop(str(module)).sha256 == sources["my_net"].sha256
+    hashes = {name: record.sha256 for name, record in by_file.items()}
+    assert hashes == {name: record.sha256 for name, record in sources.items()}
+    monkeypatch.chdir(module.parent)
     module.write_text("this is no python (")
     assert list(local_sources(["my_net"])) == ["my_net"], "whoever imports it says what is wrong"
     assert local_sources(["json", "torch", "shardmark.launch.agenda", "nowhere.to.be.found"]) == {}
