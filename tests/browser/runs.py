@@ -7,7 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
+from shardmark.results.schema import (
+    Failure,
+    Outcome,
+    RankRecord,
+    StabilityFinding,
+    StabilityKind,
+    TrialResult,
+)
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
 from shardmark.trials.trial import cell_id
 from tests.golden.invented import (
@@ -81,10 +88,17 @@ def grid_run(path: Path) -> Path:
 
 
 def disturbed_run(path: Path) -> Path:
-    """Other programs took the machine: one repeat is far from the others."""
-    slow = {"samples_per_second": 150.0, "step_seconds": 64 / 150}
+    """Other programs took the machine from every repeat of `ddp`, whose rates are far apart."""
+    kind, text = StabilityKind.OTHER_PROCESSES, "other programs used 95 % of the CPU"
+    taken = {"stability": (StabilityFinding(kind=kind, text=text, severity=0.95),)}
     trials = [
-        trial(name, size, repeat, slow if (name, repeat) == ("ddp", 2) else {})
+        trial(
+            name,
+            size,
+            repeat,
+            {"samples_per_second": 300.0 + 100 * repeat} if name == "ddp" else {},
+            **(taken if name == "ddp" else {}),
+        )
         for name, size in (("single", 1), ("ddp", 2), ("fsdp", 2))
         for repeat in range(4)
     ]

@@ -136,6 +136,18 @@ def test_the_first_screen_has_answers_picture_and_cautions(
     ))  # fmt: skip
 
 
+def test_a_disturbed_run_decides_nothing_and_says_why(
+    opened: Opened, pages: Callable[[str], Path]
+) -> None:
+    page = opened(pages("disturbed"), **DESK).page
+    assert "open" in (page.locator(".card").first.get_attribute("class") or "")
+    assert "95 % of the CPU" in page.locator(".caution").first.inner_text().replace("\xa0", " ")
+    points = page.locator("#figure-speed-and-memory [aria-roledescription=point]")
+    faint = points.evaluate_all("(all) => all.map((point) => point.getAttribute('fill-opacity'))")
+    series = points.evaluate_all("(all) => all.map((point) => point.dataset.series)")
+    assert {name for name, each in zip(series, faint, strict=True) if each != "1"} == {"ddp"}
+
+
 def test_a_grid_stays_under_five_screens(opened: Opened, grid_page: Path) -> None:
     page = opened(grid_page, **DESK).page
     height = page.evaluate("document.documentElement.scrollHeight")

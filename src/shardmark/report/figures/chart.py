@@ -38,6 +38,8 @@ class Series:
     """What stands at each point, beside `y`."""
     places: Sequence[str] = ()
     """What each point is, where the series' name and x do not say it; beside `y`."""
+    faint: Sequence[bool] = ()
+    """What decides nothing, since other work disturbed it; one for each value or one for all."""
     rows: Sequence[int] = ()
     """Of the comparison, one for each value or one for all: the page's filters hide by it."""
 

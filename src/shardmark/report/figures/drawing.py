@@ -37,6 +37,8 @@ _FONT_SIZE, _TEXT_SIZE = 12, 11
 _LETTER_PIXELS = 6.2
 _PLOT = (WIDTH - 70, HEIGHT - 70)
 """About what axes leave of a panel; places of texts are chosen by it."""
+_FAINT = 0.25
+_OPACITY = {"field": "opacity", "type": "quantitative", "scale": None, "legend": None}
 _CONFIG = {
     "background": "transparent",
     "font": _FONT,
@@ -150,6 +152,7 @@ def _records(panel: Panel, series: Series) -> list[Spec]:
             "colour": look.colour,
             "shape": MARKERS[look.marker],
             "dash": _dash(look, series),
+            "opacity": _FAINT if any(series.faint[index : index + 1] or series.faint[:1]) else 1,
         }
         if usable and low is not None and high is not None and isfinite(high - low):
             record |= {"low": max(low, bottom), "high": min(high, top)}
@@ -219,7 +222,7 @@ def _bar_layers(panel: Panel) -> list[Spec]:
     }
     text = {"type": "text", "align": "left", "baseline": "middle", "dx": 5}
     return [
-        _layer(drawn, bar, y=category, x=value, color=_field("colour")),
+        _layer(drawn, bar, y=category, x=value, color=_field("colour"), fillOpacity=_OPACITY),
         *_whiskers(drawn, {"y": category}, "x", value),
         _layer(ends, text, y=category, x={**value, "field": "end"}, text=_field("text")),
     ]
@@ -260,7 +263,8 @@ def _line_layers(panel: Panel) -> list[Spec]:
         )
     if panel.kind == "points" or panel.longest <= MOST_MARKED:
         point = {"type": "point", "filled": True, "size": 55, "opacity": 1}
-        layers.append(_layer(drawn, point, x=x, y=y, shape=_field("shape"), color=_field("colour")))
+        colours = {"color": _field("colour"), "stroke": _field("colour"), "fillOpacity": _OPACITY}
+        layers.append(_layer(drawn, point, x=x, y=y, shape=_field("shape"), **colours))
     if any(series.text for series in measured):
         layers.append(_texts(panel, measured, x, y))
     return layers

@@ -140,21 +140,24 @@ def estimates_series(
         low=tuple(None if e.low is None else e.low * scale for e in estimates),
         high=tuple(None if e.high is None else e.high * scale for e in estimates),
         rows=tuple(entry.number for entry in entries),
+        faint=tuple(entry.row.disturbed is not None for entry in entries),
     )
 
 
 # What captions say of more than one figure.
 
 
-def intervals(entries: Sequence[Entry]) -> str:
-    """How many repeats there are, and what the whiskers are."""
+def reliability(entries: Sequence[Entry]) -> str:
+    """How many repeats there are, what the whiskers are, and what is faint."""
     counts = sorted({len(entry.row.ok_trials) for entry in entries})
     if not counts:
         return ""
-    if counts == [1]:
-        return "One repeat each: there is no interval."
     repeats = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"Means of {repeats} repeats; whiskers or bands are 95 % intervals of the mean."
+    text = f"Means of {repeats} repeats; whiskers or bands are 95 % intervals of the mean."
+    if counts == [1]:
+        text = "One repeat each: there is no interval."
+    disturbed = any(entry.row.disturbed for entry in entries)
+    return f"{text} Faint: disturbed by other work." if disturbed else text
 
 
 def rows_read(count: int) -> str:

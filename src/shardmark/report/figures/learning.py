@@ -18,7 +18,7 @@ from shardmark.report.figures.entries import (
     estimates_series,
     facets_of,
     having,
-    intervals,
+    reliability,
     rows_read,
 )
 
@@ -76,7 +76,7 @@ def _by_epoch(groups: Sequence[Group], quantity: _Quantity) -> list[Figure]:
         quantity.title,
         readable(_panel(facet, quantity, label, x_of) for facet in facets for label, x_of in axes),
         caption,
-        intervals(entries_in(facets)),
+        reliability(entries_in(facets)),
     )
 
 

@@ -13,7 +13,7 @@ from shardmark.report.figures.entries import (
     estimates_of,
     estimates_series,
     having,
-    intervals,
+    reliability,
 )
 from shardmark.report.figures.looks import REFERENCE
 
@@ -30,7 +30,7 @@ def throughput_figures(groups: Sequence[Group]) -> list[Figure]:
         "Throughput",
         [_throughput(group) for group in measured],
         "All ranks' samples over the slowest rank's measured windows; the fastest first.",
-        intervals(entries_in(measured)),
+        reliability(entries_in(measured)),
     )
 
 
@@ -77,7 +77,7 @@ def scaling_figures(groups: Sequence[Group]) -> list[Figure]:
         " and the efficiency: throughput per rank over that of the same strategy on its fewest"
         " ranks, or of `single`.",
         "Ranks on one machine share its cores." if on_cpu else "",
-        intervals(entries),
+        reliability(entries),
     )
 
 

@@ -13,7 +13,7 @@ from shardmark.report.figures.entries import (
     estimates_of,
     estimates_series,
     having,
-    intervals,
+    reliability,
 )
 from shardmark.report.figures.looks import REFERENCE
 
@@ -37,7 +37,7 @@ def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
         "Throughput against the peak memory of the fullest rank. Better is up and to the left:"
         " nothing measured beats the dashed frontier in both.",
         "What trains something else is not on it." if different else "",
-        intervals(entries),
+        reliability(entries),
     )
 
 
