@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,6 @@ PHONE: dict[str, Any] = {
     "viewport": {"width": 390, "height": 844},
     "has_touch": True,
     "is_mobile": True,
-}
-LOOKS = {
-    f"{name}-{scheme}": {**size, "color_scheme": scheme}
-    for name, size in (("desk", DESK), ("phone", PHONE))
-    for scheme in ("light", "dark")
 }
 RUNS = ("small", "grid", "disturbed")
 A4_PIXELS = 680
@@ -51,7 +46,7 @@ CLIPPED_BOXES = """() => [...document.querySelectorAll('h1, h2, dt, dd, .caution
   .filter((box) => box.offsetParent && box.scrollWidth > box.clientWidth + 1
     && getComputedStyle(box).display !== 'inline')
   .map((box) => box.textContent.slice(0, 60))"""
-BOTTOM = "(element) => element.getBoundingClientRect().bottom"
+BOTTOMS = "(all) => all.map((element) => element.getBoundingClientRect().bottom)"
 COLOURS = """() => [getComputedStyle(document.body).backgroundColor,
   getComputedStyle(document.querySelector('.plot text')).fill]"""
 
@@ -84,42 +79,58 @@ def empty_pixels(pixels: NDArray[np.uint8]) -> int:
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
 def test_looks_right(
-    opened: Opened, run: str, look: dict[str, Any], pages: Callable[[str], Path], tmp_path: Path
+    opened: Opened, run: str, pages: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Nothing overlaps, is clipped or leaves a gap."""
-    watched = opened(pages(run), **look)
+    """Answers, picture and cautions come first; nothing overlaps, is clipped or leaves a gap."""
+    watched = opened(pages(run), **DESK)
     page = watched.page
-    picture = tmp_path / "whole-page.png"
-    picture.write_bytes(page.screenshot(full_page=True))
-    with Image.open(picture) as image:
-        pixels = np.asarray(image.convert("L"))
-    assert pixels.shape[1] == look["viewport"]["width"]
-    assert (pixels[2, 2] > 200) == (look["color_scheme"] == "light")
-    assert empty_pixels(pixels) <= MOST_EMPTY_PIXELS
+    assert page.locator(".card dt").all_inner_texts() == ["Fastest", "Memory", "Same training?"]
+    picture = page.locator("#figure-speed-and-memory .plot").first
+    assert picture.locator("[data-series=frontier]").count() == 1
+    for part in (page.locator(".card"), page.locator(".caution"), picture):
+        assert all(bottom < DESK["viewport"]["height"] for bottom in part.evaluate_all(BOTTOMS))
+    for size, scheme in product((DESK, PHONE), ("light", "dark")):
+        page.set_viewport_size(size["viewport"])
+        page.emulate_media(color_scheme=scheme)
+        screenshot = tmp_path / f"{size['viewport']['width']}-{scheme}.png"
+        screenshot.write_bytes(page.screenshot(full_page=True))
+        with Image.open(screenshot) as image:
+            pixels = np.asarray(image.convert("L"))
+        assert pixels.shape[1] == size["viewport"]["width"]
+        assert (pixels[2, 2] > 200) == (scheme == "light")
+        assert empty_pixels(pixels) <= MOST_EMPTY_PIXELS
     watched.unfold()
-    assert page.evaluate(TOO_WIDE) == 0
-    assert page.evaluate(CLIPPED_BOXES) == []
-    panels = page.evaluate(TEXTS)
-    assert len(panels) >= 10
-    for panel in panels:
-        assert panel["texts"]
-        for text in panel["texts"]:
-            assert panel["left"] - 1 <= text["left"] <= text["right"] <= panel["right"] + 1, text
-        assert not [pair for pair in combinations(panel["texts"], 2) if overlap(*pair)]
+    for size in (DESK, PHONE):
+        page.set_viewport_size(size["viewport"])
+        assert page.evaluate(TOO_WIDE) == 0
+        assert page.evaluate(CLIPPED_BOXES) == []
+        panels = page.evaluate(TEXTS)
+        assert len(panels) >= 10
+        for panel in panels:
+            texts, left, right = panel["texts"], panel["left"] - 1, panel["right"] + 1
+            assert texts
+            assert not [text for text in texts if text["left"] < left or text["right"] > right]
+            assert not [pair for pair in combinations(texts, 2) if overlap(*pair)]
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("look", ["desk-light", "phone-dark"])
+@pytest.mark.parametrize(
+    ("run", "size", "scheme"),
+    [
+        ("small", DESK, "light"),
+        ("small", PHONE, "dark"),
+        ("grid", DESK, "light"),
+        ("disturbed", PHONE, "dark"),
+    ],
+)
 def test_contrast_and_keyboard_by_axe(
-    opened: Opened, run: str, look: str, pages: Callable[[str], Path]
+    opened: Opened, run: str, size: dict[str, Any], scheme: str, pages: Callable[[str], Path]
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe")
-    watched = opened(pages(run), **LOOKS[look])
+    watched = opened(pages(run), color_scheme=scheme, **size)
     page = watched.page
     watched.unfold()
-    if run != "small":  # what is folded in the others is more of the same
+    if (run, scheme) != ("small", "light"):  # what is folded is more of the same
         page.evaluate("document.querySelector('#more').remove()")
     response = axe.Axe().run(page).response
     assert any(rule["id"] == "color-contrast" for rule in response["passes"])
@@ -128,22 +139,6 @@ def test_contrast_and_keyboard_by_axe(
         for rule in response["violations"]
         for node in rule["nodes"]
     ] == []
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_the_first_screen_has_answers_picture_and_cautions(
-    opened: Opened, run: str, pages: Callable[[str], Path]
-) -> None:
-    page = opened(pages(run), **DESK).page
-    height = DESK["viewport"]["height"]
-    assert page.locator(".card dt").all_inner_texts() == ["Fastest", "Memory", "Same training?"]
-    assert page.locator(".card").nth(2).evaluate(BOTTOM) < height
-    picture = page.locator("#figure-speed-and-memory .plot").first
-    assert picture.evaluate(BOTTOM) < height
-    assert picture.locator("[data-series=frontier]").count() == 1
-    assert all(bottom < height for bottom in page.locator(".caution").evaluate_all(
-        "(all) => all.map((caution) => caution.getBoundingClientRect().bottom)"
-    ))  # fmt: skip
 
 
 def test_a_disturbed_run_decides_nothing_and_says_why(
