@@ -168,20 +168,12 @@ def _gaps(measured: Sequence[Row]) -> list[str]:
         for name in EXPECTED
         if name in row.missing
     )
-    short = "; ".join(row.place for row in measured if 0 < _measured_steps(row) < FEW_STEPS)
+    steps = {
+        row.place: min(row.values.get("measured_steps", {}).values(), default=0) for row in measured
+    }
+    short = "; ".join(place for place, count in steps.items() if 0 < count < FEW_STEPS)
     notes = [f"{text}." for text in _by_place(missing)]
     return [*notes, f"Fewer than {FEW_STEPS} measured steps: {short}."] if short else notes
-
-
-def _measured_steps(row: Row) -> int:
-    """Of the trial that has fewest; 0 where no rank recorded windows."""
-    counts = [
-        sum(window.end_step - window.first_step for window in rank.windows)
-        for trial in row.ok_trials
-        for rank in trial.ranks
-        if rank.windows
-    ]
-    return min(counts, default=0)
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
