@@ -167,9 +167,10 @@ def _print_plan(
     from shardmark.launch.fingerprint import fingerprint_of
     from shardmark.measure.system.environment import machine
 
-    check_plan(replace(plan, trials=tuple(t for t in plan.trials if not t.workload.download)))
+    there = tuple(trial for trial in plan.trials if not trial.workload.download)
+    check_plan(replace(plan, trials=there))
     if out is not None:
-        check_folder(out, experiment, fingerprint_of(plan.trials), remeasure=remeasure)
+        check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
     typer.echo("\n".join([*plan_lines(plan), *time_lines(plan, out, budget_seconds)]))
