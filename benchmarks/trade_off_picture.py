@@ -56,18 +56,18 @@ def kept(rows: Sequence[dict[str, Any]], conditions: Sequence[str]) -> list[dict
 
 
 def picture(rows: Sequence[dict[str, Any]]) -> str:
-    """One panel; the frontier is that of what trains the same."""
+    """One panel; the frontier is that of what is verified, where anything is."""
     unit, size = byte_unit(max(row["metrics"][PEAK]["value"] for row in rows))
     by_strategy: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_strategy.setdefault(row["strategy"], []).append(row)
+    verified = [row for row in rows if row["equivalent"]]
     panel = trade_off_panel(
         "",
         [cells(strategy, own, size) for strategy, own in by_strategy.items()],
         [
             (row["metrics"][PEAK]["value"] / size, row["metrics"][RATE]["value"])
-            for row in rows
-            if row["equivalent"] is not False
+            for row in verified or rows
         ],
         unit,
     )

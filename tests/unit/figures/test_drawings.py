@@ -191,3 +191,11 @@ def test_strategies_differ_in_more_than_colour() -> None:
     first, second = look_of("ddp"), look_of("ddp", 1)
     assert first.colour == second.colour, "options of one strategy"
     assert (first.dash, first.marker) != (second.dash, second.marker)
+
+
+def test_points_have_whiskers_however_long_the_frontier_is() -> None:
+    x = tuple(map(float, range(30)))
+    frontier = Series(name="frontier", x=x, y=x, dashed=True)
+    cell = Series(name="ddp", x=(1.0,), y=(2.0,), low=(1.0,), high=(3.0,))
+    layers = panel_spec(line_panel(frontier, cell, kind="points"))["layer"]
+    assert [layer["mark"]["type"] for layer in layers] == ["rule", "line", "point"]

@@ -249,7 +249,7 @@ def _line_layers(panel: Panel) -> list[Spec]:
         for index, record in enumerate(_records(panel, series))
     ]
     of_series: Spec = {"detail": {"field": "name"}, "color": _field("colour")}
-    if panel.longest > MOST_WHISKERS:
+    if panel.kind == "line" and panel.longest > MOST_WHISKERS:
         named = [{**record, "label": record["name"]} for record in points]
         band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
         layers = [_layer(named, {"type": "area", "opacity": 0.18}, x=x, **band, **of_series)]

@@ -29,7 +29,7 @@ def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
     entries = entries_in(drawn)
     peaks = [peak.value for peak in estimates_of(entries, _PEAK)]
     unit, size = byte_unit(max(peaks, default=0.0))
-    different = any(entry.row.equivalent is False for entry in entries)
+    different = any(e.row.equivalent is False or e.row.guarantee for e in entries)
     return figure(
         "speed-and-memory",
         "Speed against memory",
@@ -53,7 +53,7 @@ def _trade_off(group: Group, unit: str, size: float) -> Panel:
         same_training += [
             (peak, rate.value)
             for entry, peak, rate in zip(entries, peaks, rates, strict=True)
-            if entry.row.equivalent is not False
+            if entry.row.equivalent is not False and entry.row.guarantee is None
         ]
     return trade_off_panel(group.title, cells, same_training, unit)
 
