@@ -98,3 +98,12 @@ def small_page(pages: Callable[[str], Path]) -> Path:
 def grid_page(pages: Callable[[str], Path]) -> Path:
     """96 trials: two precisions, two batches, six strategies on two and four ranks."""
     return pages("grid")
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, pages: Callable[[str], Path]) -> Iterator[Page]:
+    """The small run's page, for tests that leave it as it was."""
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(pages("small").as_uri())
+        yield page

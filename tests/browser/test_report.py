@@ -15,7 +15,7 @@ from tests.browser.runs import HOSTILE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from playwright.sync_api import Locator
+    from playwright.sync_api import Locator, Page
 
     from tests.browser.conftest import Opened
 
@@ -172,13 +172,12 @@ def test_opens_quietly_and_loads_nothing_else(opened: Opened, small_page: Path) 
     assert watched.page.locator("figure").count() >= 5
 
 
-def test_the_table_sorts_by_pointer_and_keyboard(opened: Opened, small_page: Path) -> None:
-    page = opened(small_page).page
-    table = page.locator("#table-comparison")
-    heading = table.locator("th", has=page.get_by_role("button", name="samples/s"))
+def test_the_table_sorts_by_pointer_and_keyboard(tab: Page) -> None:
+    table = tab.locator("#table-comparison")
+    heading = table.locator("th", has=tab.get_by_role("button", name="samples/s"))
     for direction in ("descending", "ascending", "descending"):
         heading.locator("button").focus()
-        page.keyboard.press("Enter")
+        tab.keyboard.press("Enter")
         assert heading.get_attribute("aria-sort") == direction
         shown = cells(table, "samples/s")
         known = [float(text.split()[0]) for text in shown if text != "-"]
@@ -220,25 +219,23 @@ def test_filters_hold_for_tables_and_figures(opened: Opened, grid_page: Path) ->
     assert shown.count() == before
 
 
-def test_the_legend_toggles_a_series(opened: Opened, small_page: Path) -> None:
-    page = opened(small_page).page
-    figure = page.locator("#figure-speed-and-memory")
+def test_the_legend_toggles_a_series(tab: Page) -> None:
+    figure = tab.locator("#figure-speed-and-memory")
     marks = figure.locator("[aria-roledescription=point]:visible")
     before = marks.count()
     button = figure.get_by_role("button", name="ddp")
     button.focus()
-    page.keyboard.press("Space")
+    tab.keyboard.press("Space")
     assert button.get_attribute("aria-pressed") == "false"
     assert marks.count() == before - 2
     button.click()
     assert marks.count() == before
 
 
-def test_the_pointer_names_a_mark(opened: Opened, small_page: Path) -> None:
-    page = opened(small_page).page
-    bar = page.locator("#figure-throughput [aria-roledescription=bar]").first
+def test_the_pointer_names_a_mark(tab: Page) -> None:
+    bar = tab.locator("#figure-throughput [aria-roledescription=bar]").first
     bar.hover()
-    assert page.locator("#tip").inner_text() == bar.get_attribute("aria-label")
+    assert tab.locator("#tip").inner_text() == bar.get_attribute("aria-label")
 
 
 def test_the_theme_button_tells_the_truth(opened: Opened, small_page: Path) -> None:
@@ -256,11 +253,10 @@ def test_the_theme_button_tells_the_truth(opened: Opened, small_page: Path) -> N
     assert button.inner_text() == "Use dark theme"
 
 
-def test_downloads_the_comparison(opened: Opened, small_page: Path, tmp_path: Path) -> None:
-    page = opened(small_page).page
+def test_downloads_the_comparison(tab: Page, tmp_path: Path) -> None:
     for form, start in (("CSV", "experiment,workload,strategy"), ("JSON", "{")):
-        with page.expect_download() as download:
-            page.get_by_role("button", name=f"Download {form}").click()
+        with tab.expect_download() as download:
+            tab.get_by_role("button", name=f"Download {form}").click()
         path = tmp_path / form
         download.value.save_as(path)
         assert path.read_text().startswith(start)
@@ -310,10 +306,8 @@ def test_without_scripts_it_has_tables_and_figures(opened: Opened, small_page: P
     assert not page.locator("#theme").is_visible()
 
 
-def test_ticks_of_counts_are_whole(opened: Opened, small_page: Path) -> None:
-    watched = opened(small_page)
-    watched.unfold()
+def test_ticks_of_counts_are_whole(tab: Page) -> None:
     for figure in ("scaling", "training-loss"):
-        axis = watched.page.locator(f"#figure-{figure} .plot").first
+        axis = tab.locator(f"#figure-{figure} .plot").first
         labels = axis.locator("[aria-label^='X-axis'] .role-axis-label text").all_text_contents()
         assert [str(int(label)) for label in labels] == labels != []
