@@ -100,14 +100,14 @@ def test_the_interval_is_welch_s() -> None:
 
 
 def test_equal_runs_seldom_regress() -> None:
-    """Six cells of one law: in at most 5 % of the runs any of them does; 300 draws, 3 sigma."""
+    """Six cells of one law: in at most 5 % of the runs any of them does; 60 draws, 3 sigma."""
     rng = random.Random(0)
 
     def drawn() -> dict[str, list[float]]:
         return {f"s{n}": [100 * rng.lognormvariate(0, 0.05) for _ in range(4)] for n in range(6)}
 
-    false = sum(bool(regression(drawn(), drawn()).regressions) for _ in range(300))
-    assert false / 300 <= 0.05 + 3 * (0.05 * 0.95 / 300) ** 0.5
+    false = sum(bool(regression(drawn(), drawn()).regressions) for _ in range(60))
+    assert false / 60 <= 0.05 + 3 * (0.05 * 0.95 / 60) ** 0.5
 
 
 def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None:
