@@ -89,6 +89,9 @@ def run(
     given = {"--retry": retry, "--quiet": quiet, "--remeasure": remeasure}
     options = [option for option, wanted in given.items() if wanted]
     options += [] if budget is None else ["--budget", budget]
+    if remeasure and REQUEUED_VARIABLE in os.environ:
+        typer.echo("requeued job: it goes on, --remeasure was for its first start", err=True)
+        remeasure = False
     try:
         with _terminable():
             done = _delegated(resolved, plan, folder, options, quiet=quiet)
@@ -100,7 +103,7 @@ def run(
                         plan=plan,
                         progress=progress,
                         retry=retry,
-                        remeasure=remeasure and REQUEUED_VARIABLE not in os.environ,
+                        remeasure=remeasure,
                         budget_seconds=budget_seconds,
                     )
     except KeyboardInterrupt:

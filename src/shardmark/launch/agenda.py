@@ -73,13 +73,20 @@ class Agenda:
         """What the trials to do will take; None before anything was measured."""
         return expected_seconds([trial for _, trial in self.todo], self.results.values())
 
+    def has_seconds(self, expected_seconds: float) -> bool:
+        """Whether something that takes so long ends within the budget."""
+        gone_seconds = self._clock() - self._began
+        return (
+            self._budget_seconds is None or gone_seconds + expected_seconds <= self._budget_seconds
+        )
+
     def _in_time(self, todo: Sequence[tuple[int, Trial]]) -> bool:
         """Whether the rest of the round fits into the budget; of the first one, its next trial."""
         if self._budget_seconds is None:
             return True
         rest = [trial for _, trial in todo if trial.repeat == self._round]
-        expected = expected_seconds(rest if self._round else rest[:1], self.results.values()) or 0.0
-        return self._clock() - self._began + expected <= self._budget_seconds
+        expected = expected_seconds(rest if self._round else rest[:1], self.results.values())
+        return self.has_seconds(expected or 0.0)
 
     def _end_cells(self) -> None:
         by_cell: dict[str, list[TrialResult]] = {}

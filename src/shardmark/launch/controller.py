@@ -212,7 +212,8 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
         attempts = 1 if stays_busy else 1 + trial.measure.max_remeasure
         for attempt in range(1, attempts + 1):
             result = runner.run(trial, order=order, attempt=attempt)
-            if result.disturbed is None or attempt == attempts:
+            last = attempt == attempts or not agenda.has_seconds(result.total_seconds)
+            if result.disturbed is None or last:
                 break
             folder.set_aside(trial.id, "disturbed")
             listener.note(f"{trial.title}: {result.disturbed}; it is measured again")

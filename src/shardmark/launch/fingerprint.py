@@ -125,8 +125,12 @@ def data_record(path: Path) -> DataRecord | None:
         return None
     digest = hashlib.sha256("\0".join(names).encode(errors="surrogateescape"))
     for name in names[:: 1 + len(names) // MOST_STATUSES]:
-        status = (path / name).stat()
-        digest.update(f"\0{status.st_size} {status.st_mtime_ns}".encode())
+        try:
+            status = (path / name).stat()
+        except OSError as error:  # a link that leads nowhere; whoever reads it tells more
+            digest.update(f"\0errno {error.errno}".encode())
+        else:
+            digest.update(f"\0{status.st_size} {status.st_mtime_ns}".encode())
     return DataRecord(files=len(names), index_sha256=digest.hexdigest())
 
 

@@ -72,7 +72,9 @@ def verify_cells(
     scratch: Path,
     listener: ProgressListener,
 ) -> Iterator[Verdict]:
-    """A verdict on every cell as soon as it is known, those before Ctrl-C included.
+    """A verdict on every cell: all are captured first, then judged one by one.
+
+    Ctrl-C keeps the verdicts that were known by then.
 
     Of cells with the same mathematics the smallest is tried that can be.  The scratch folder is
     made and removed.  Raises `InputError` where the user's model fails whatever trains it.

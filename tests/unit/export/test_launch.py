@@ -50,7 +50,7 @@ def stored(folder: Path, trials: dict[str, Trial], verified: tuple[str, ...] = (
         )
         for number, trial in enumerate(trials.values())
     ]
-    variables = {"NCCL_ALGO": "Ring; touch hacked", "x; touch hacked": "1"}
+    variables = {"NCCL_ALGO": "Ring; touch hacked", "x; touch hacked": "1", "TORCH_HOME": "***"}
     write_run(folder, results, environment={"variables": variables})
     verdicts = tuple(
         Verdict(
@@ -170,7 +170,7 @@ def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) ->
     assert settings["optimizer"]["lr"] == 0.05
     fake = tmp_path / "bin" / "torchrun"
     fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\necho "$@"; echo "$OMP_NUM_THREADS $NCCL_ALGO"\n')
+    fake.write_text('#!/bin/sh\necho "$@"; echo "$OMP_NUM_THREADS $NCCL_ALGO$TORCH_HOME"\n')
     fake.chmod(0o755)
     done = subprocess.run(
         ["sh", str(tmp_path / "out" / "launch.sh"), "my train.py", "--epochs", "3"],

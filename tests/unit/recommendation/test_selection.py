@@ -89,7 +89,7 @@ def test_clear_winner_is_found_among_many() -> None:
     ("values", "state", "ties"),
     [
         ([(150.0, 90.0, 160.0), (120.0, 121.0, 119.5), (10.0, 10.1, 10.05)], "tie", [1]),
-        ([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (110.0,)], "shown", []),
+        ([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (119.9,)], "not shown", []),
         ([(100.0,), (50.0,)], "not shown", []),
         ([(100.0, 101.0)], "alone", []),
         # Sure, but too small a gain to matter.
@@ -97,7 +97,7 @@ def test_clear_winner_is_found_among_many() -> None:
     ],
     ids=[
         "noisy best shelters none",
-        "no interval dims none",
+        "one without a test may be as good",
         "one repeat",
         "alone",
         "one per cent",

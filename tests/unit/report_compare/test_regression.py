@@ -127,6 +127,18 @@ def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None
         assert said in notes
 
 
+def test_a_repeat_that_fails_now_is_a_regression() -> None:
+    failure = Failure(reason="rank 1 was killed")
+    failed = invented_trial("ddp", 2, 2, outcome=Outcome.FAILED, failure=failure)
+    after = [*trials({"ddp": STEADY[:2]}), failed]
+    runs = [
+        StoredRun(path=Path("none"), trials=(*each,)) for each in (trials({"ddp": STEADY}), after)
+    ]
+    (cell,) = find_regressions(*runs, threshold=0.02).regressions
+    assert cell.change == "fails now"
+    assert "rank 1 was killed" in str(cell.reason)
+
+
 def test_the_command_s_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = written(tmp_path / "before", {"ddp": STEADY, "fsdp": STEADY})
     slower = written(tmp_path / "after", {"ddp": (90.0, 90.1, 89.9), "fsdp": STEADY})

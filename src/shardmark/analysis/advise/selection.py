@@ -74,7 +74,7 @@ def select(rows: Sequence[Row], metric: str) -> Selection | None:
         state = "alone"
     elif ties:
         state = "tie"
-    elif any((0, at) in effects for at in range(1, len(ordered))):
+    elif not left:
         state = "shown"
     return Selection(best=ordered[0], state=state, ties=ties, values=tuple(means))
 

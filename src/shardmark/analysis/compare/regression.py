@@ -100,8 +100,9 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
         _check_same_training(rows[0][key], rows[1][key], after)
     pairs = [(rows[0][key], rows[1][key]) for key in common]
     cells = tuple(_judged([_cell(*pair, threshold) for pair in pairs], threshold))
-    if all(cell.reason == FEW_REPEATS for cell in cells):
-        reason = "no cell has two repeats in both runs, so that nothing can be shown"
+    if all(cell.change is Change.OPEN and cell.ratio is None for cell in cells):
+        reasons = dict.fromkeys(cell.reason for cell in cells if cell.reason is not None)
+        reason = f"nothing can be shown: {'; '.join(reasons)}"
         if not cells:
             reason = f"it has no cell of {before.path}"
         raise InputError(str(after.path), reason, "run both with measure.repeats=3 or more")
@@ -137,28 +138,41 @@ def _check_same_training(before: Row, after: Row, run: StoredRun) -> None:
 
 def _cell(before: Row, after: Row, threshold: float) -> tuple[ChangedCell, Effect | None]:
     """With the test of its change where there is one."""
-
-    def cell(change: Change, reason: str | None = None) -> ChangedCell:
-        return ChangedCell(before=before, after=after, ratio=None, change=change, reason=reason)
-
-    if not before.ok_trials or not after.ok_trials:
-        broken = [failed for failed in after.failed if failed.outcome in BROKEN_OUTCOMES]
-        if before.ok_trials and broken:
-            return cell(Change.BROKEN, f"{broken[0].outcome}: {broken[0].reason}"), None
-        if after.ok_trials:
-            return cell(Change.MENDED), None
-        return cell(Change.OPEN, "no trial ended ok"), None
-    disturbed = before.disturbed or after.disturbed
-    if disturbed is not None:
-        return cell(Change.OPEN, disturbed), None
-    logs = [[math.log(v) for v in row.values[METRIC].values() if v > 0] for row in (before, after)]
-    if min(map(len, logs)) < 2:
-        return cell(Change.OPEN, FEW_REPEATS), None
+    logs = [
+        [math.log(v) for v in row.values.get(METRIC, {}).values() if v > 0]
+        for row in (before, after)
+    ]
+    few = FEW_REPEATS if min(map(len, logs)) < 2 else None
+    change = _of_outcomes(before, after)
+    if change is None and (reason := before.disturbed or after.disturbed or few):
+        change = Change.OPEN, reason
+    if change is not None:
+        cell = ChangedCell(
+            before=before, after=after, ratio=None, change=change[0], reason=change[1]
+        )
+        return cell, None
     difference = _difference(*map(middle_of, logs))
     ratio = ratio_of(difference, min(map(len, logs)))
     p_value = _p_value(difference, math.log1p(threshold))
     effect = Effect(ratio=ratio, standardised=None, p_value=p_value, p_corrected=p_value)
-    return replace(cell(Change.OPEN), ratio=ratio), effect
+    return ChangedCell(before=before, after=after, ratio=ratio, change=Change.OPEN), effect
+
+
+def _of_outcomes(before: Row, after: Row) -> tuple[Change, str | None] | None:
+    """What shows without a look at times: trials that fail, or train something else."""
+    broken = [
+        [failed for failed in row.failed if failed.outcome in BROKEN_OUTCOMES]
+        for row in (before, after)
+    ]
+    if before.ok_trials and broken[1] and not broken[0]:
+        return Change.BROKEN, f"{broken[1][0].outcome}: {broken[1][0].reason}"
+    if before.equivalent and after.equivalent is False:
+        return Change.BROKEN, "it is shown to train something else"
+    if after.ok_trials and not before.ok_trials:
+        return Change.MENDED, None
+    if not before.ok_trials or not after.ok_trials:
+        return Change.OPEN, "no trial ended ok"
+    return None
 
 
 def _difference(before: Middle, after: Middle) -> Middle:

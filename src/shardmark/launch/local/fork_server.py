@@ -124,8 +124,12 @@ class ForkServer:
 
     def _start(self) -> socket.socket:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The user's own model may live in the current folder.
-        path = filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+        # The user's own model may live in the current folder, or where a script has found it.
+        installed = (sys.prefix, sys.base_prefix)
+        places = [
+            p for p in sys.path if not any(Path(p).is_relative_to(place) for place in installed)
+        ]
+        path = filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", ""), *places])
         variables = {"PYTHONPATH": os.pathsep.join(path), "PATH": tool_path()}
         with its:
             self._process = StartedCommand(

@@ -143,10 +143,11 @@ class Channel:
 
     def send_file(self, file: IO[bytes], name: str) -> None:
         """Have the other side hold the file's content under that name."""
-        piece = file.read(PIECE_BYTES)
+        first, piece = True, file.read(PIECE_BYTES)
         while True:
             following = file.read(PIECE_BYTES)
-            self.send({"file": name, "last": not following}, piece)
+            self.send({"file": name, "first": first, "last": not following}, piece)
+            first = False
             if not following:
                 return
             piece = following
@@ -243,7 +244,8 @@ def keep_piece(directory: Path, message: Message, piece: bytes) -> None:
     path = accepted_path(directory, message["file"])
     path.parent.mkdir(parents=True, exist_ok=True)
     incoming = path.with_name(path.name + INCOMING)
-    with incoming.open("ab") as file:
+    # A node that was lost in the middle of it leaves a part.
+    with incoming.open("wb" if message.get("first") else "ab") as file:
         file.write(piece)
     if message["last"]:
         incoming.replace(path)

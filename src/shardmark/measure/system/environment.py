@@ -67,6 +67,8 @@ _SETTINGS = re.compile(
 """Those whose values are stored; of the others only that they are set."""
 _SECRET_NAME = re.compile(r"AUTH|CREDENTIAL|KEY|PASSW|SECRET|TOKEN|(?<![A-Z])PAT(?![A-Z])")
 """PAT is a personal access token; PATH is none."""
+MASK = "***"
+"""Stands for a value that may be secret."""
 _LOGIN = re.compile(r"(?<=//)[^/\s]*@")
 """Of a URL, with or without a password."""
 _GIT_SECONDS = 10
@@ -156,7 +158,7 @@ def shared_memory_bytes() -> int | None:
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Environment variables that steer threads, devices or communication; never a secret."""
     return {
-        name: _LOGIN.sub("***@", value) if _SETTINGS.fullmatch(name) else "***"
+        name: _LOGIN.sub(f"{MASK}@", value) if _SETTINGS.fullmatch(name) else MASK
         for name, value in sorted(variables.items())
         if name.startswith(_VARIABLE_PREFIXES) and not _SECRET_NAME.search(name.upper())
     }

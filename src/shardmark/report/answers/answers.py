@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -76,7 +77,8 @@ def next_commands(comparison: Comparison) -> list[str]:
         return []
     (folder,) = folders
     given = answers(comparison)
-    again = f"shardmark run {folder}/experiment.yaml --out {folder}"
+    experiment = shlex.quote(f"{folder}/experiment.yaml")
+    again = f"shardmark run {experiment} --out {shlex.quote(folder)}"
     commands = []
     if any(row.disturbed for row in measured):
         marked = any(row.disturbed_trials for row in measured)
@@ -87,7 +89,7 @@ def next_commands(comparison: Comparison) -> list[str]:
         more = 3 if repeats < 3 else 2 * repeats
         commands.append(f"Surer:  {again} --set measure.repeats={more}")
     if any(not each.decided for each in given if each.question == "equivalent"):
-        commands.append(f"Proof:  shardmark verify {folder}/experiment.yaml")
+        commands.append(f"Proof:  shardmark verify {experiment}")
     return commands
 
 

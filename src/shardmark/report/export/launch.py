@@ -13,11 +13,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shardmark.analysis.advise.groups import ComparableGroup, groups_of
+from shardmark.analysis.advise.selection import select
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.compare.rows import Row, rate_of, task_of
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.version import __version__
+from shardmark.measure.system.environment import MASK
 from shardmark.report.export.source import unwritable
 from shardmark.report.table.table import clean
 from shardmark.results.files import write_whole
@@ -110,27 +114,30 @@ def _trial_of(run: StoredRun, trial_id: str) -> TrialResult:
 
 
 def _fastest_verified(run: StoredRun) -> TrialResult:
-    rows = [row for row in compare([run]).rows if row.ok_trials and rate_of(row)]
-    verified = [row for row in rows if row.equivalent is True]
-    if not verified:
+    best = [chosen for group in groups_of(compare([run]).rows) if (chosen := _winner(group))]
+    if not best:
         raise InputError(
             str(run.path),
             "no trial is verified to train what the reference trains",
             "name the one to export: --trial ID",
         )
-    tasks = {task_of(row) for row in verified}
-    if len(tasks) > 1:
-        best = ", ".join(_best([r for r in verified if task_of(r) == t]).id for t in sorted(tasks))
+    if len(best) > 1:
         raise InputError(
             str(run.path),
-            f"it has {len(tasks)} tasks, and a fastest trial of each",
-            f"name one: --trial; the fastest are {best}",
+            f"it has {len(best)} tasks or recipes, and a fastest trial of each",
+            f"name one: --trial; the fastest are {', '.join(row.ok_trials[0].id for row in best)}",
         )
-    return _best(verified)
+    if best[0].disturbed:
+        reason = f"no trial is known to be the fastest: {best[0].disturbed}"
+        raise InputError(str(run.path), reason, "name the one to export: --trial ID")
+    return best[0].ok_trials[0]
 
 
-def _best(rows: Sequence[Row]) -> TrialResult:
-    return max(rows, key=rate_of).ok_trials[0]
+def _winner(group: ComparableGroup) -> Row | None:
+    """The fastest of those that are proven to train the same thing, as the answers name it."""
+    verified = [row for row in group.candidates if row.equivalent is True and row.ok_trials]
+    chosen = select(verified, METRIC)
+    return None if chosen is None else chosen.best
 
 
 def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
@@ -152,7 +159,9 @@ def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
     stored = RunFolder(run.path).read_environment().get("variables")
     stored = stored if isinstance(stored, dict) else {}
     environment = {
-        name: str(value) for name, value in stored.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)
+        name: str(value)
+        for name, value in stored.items()
+        if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) and MASK not in str(value)
     }
     threads = max(rank.threads for rank in result.ranks)
     environment["OMP_NUM_THREADS"] = str(threads)
@@ -229,7 +238,10 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
         *(f"# {note}" for note in chosen.configuration.notes),
     ]
     if len(nodes) > 1:
-        lines.append("# Run it on every node, with MASTER set to the first one's address.")
+        both = to == "accelerate"
+        also = ", and NODE to its own number, from 0" if both else ""
+        lines.append(f"# Run it on every node, with MASTER set to the first one's address{also}.")
+        lines += [f': "${{{name}:?is not set}}"' for name in ("MASTER", "NODE")[: 1 + both]]
     if chosen.trial.device_type == "cpu":
         lines.append("# It was measured on a CPU.")
     lines.append('folder=$(dirname "$0")')
