@@ -237,7 +237,7 @@ def _order(result: TrialResult) -> tuple[object, ...]:
 def _sortable(value: object) -> tuple[bool, float, str]:
     """Numbers by size, before everything else by its text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return (False, float(value), "")
+        return (False, value, "")  # a whole number may be too large for a float
     return (True, 0.0, plain(value))
 
 
