@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -96,9 +97,9 @@ class StepWorker(Worker):
     def _backward(self, share: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
         share.backward()  # type: ignore[no-untyped-call]  # torch's
 
+    @abstractmethod
     def _update(self) -> None:
-        """The step's gradients are complete."""
-        raise NotImplementedError
+        """Bring the parameters up to date: the gradients of the step are complete."""
 
     def _count_updates_of(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_post_hook(self._count_step)

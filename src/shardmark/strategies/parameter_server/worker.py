@@ -273,10 +273,10 @@ class PushPullWorker(StepWorker):
                 nn.utils.clip_grad_norm_(self._module.parameters(), self._clipping)
             self._sender.end()
             with recorder.span("optimizer"):
-                self._pull()
+                self._update()
         return loss
 
-    def _pull(self) -> None:
+    def _update(self) -> None:
         """With a bound the first server answers late: the others are asked after it."""
         one_by_one = self._bound not in (0, None)
         if not one_by_one:
