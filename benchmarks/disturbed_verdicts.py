@@ -1,6 +1,7 @@
 """Verdicts on a disturbed machine: the same experiment idle and beside a burner of every core.
 
     python benchmarks/disturbed_verdicts.py [--times 10] [--repeats 4] [--steps 20] [--small]
+        [--keep FILE]     measure in portions: runs that FILE has are not measured again
 
 ResNet-18 on digits under `single` and `ddp` on 2 ranks, each run by the command line, idle and
 disturbed in turns.  The burner is a process a core that computes all the time.  What is true is
@@ -77,6 +78,16 @@ def measured(experiment: Path, out: Path) -> dict[str, Any]:
     }
 
 
+def kept(file: Path | None) -> dict[str, list[dict[str, Any]]]:
+    """The runs of earlier portions, by machine."""
+    runs: dict[str, list[dict[str, Any]]] = {IDLE: [], DISTURBED: []}
+    if file is not None and file.exists():
+        for line in file.read_text().splitlines():
+            kind, run = json.loads(line)
+            runs[kind].append(run)
+    return runs
+
+
 def truth_of(runs: list[dict[str, Any]]) -> tuple[str, Estimate]:
     """What `ddp` truly is beside `single`, and its ratio over the pairs of all idle runs."""
     rates = {name: [r for run in runs for r in run["rates"][name]] for name in (BASE, OTHER)}
@@ -119,6 +130,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--keep", type=Path, help="file that keeps each run as a line of JSON")
     options = parser.parse_args()
     add_sources_to_path()
     times, repeats, steps = (
@@ -127,17 +139,22 @@ def main() -> None:
     around = surroundings()
     mapping = experiment_of([BASE, OTHER], steps, repeats, warmup_steps=3)
     mapping["measure"] |= {"probe": False, "verify": False, "max_remeasure": 0}
-    runs: dict[str, list[dict[str, Any]]] = {IDLE: [], DISTURBED: []}
+    runs = kept(options.keep)
     with tempfile.TemporaryDirectory() as folder:
         experiment = Path(folder) / "experiment.yaml"
         from_mapping(mapping)  # a mistake is told here, once
         experiment.write_text(format_yaml(mapping))
         for time in range(times):
             for kind, beside in ((IDLE, nullcontext()), (DISTURBED, burner())):
+                if time < len(runs[kind]):
+                    continue
                 with beside:
                     run = measured(experiment, Path(folder) / f"{kind}-{time}")
                 runs[kind].append(run)
                 print(kind, time, json.dumps(run["fastest"]), flush=True)
+                if options.keep:
+                    with options.keep.open("a") as file:
+                        file.write(json.dumps([kind, run]) + "\n")
     truth, ratio = truth_of(runs[IDLE])
     wrong = sum(is_wrong(run, truth) for each in runs.values() for run in each)
     store(
