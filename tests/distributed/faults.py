@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -158,6 +158,17 @@ def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: RankCon
 
     faulty = Faulty(started.worker, step=step, buffers=lambda: everybody[-1])
     return Started(faulty, started.shard)
+
+
+def mean_of_means(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """Every rank divides by its own weight, and takes the mean of ranks for the whole mean."""
+    started = ddp(workload, recipe, process)
+
+    def step(batch: Any, recorder: Spans) -> Tensor:
+        own = replace(batch, step_weight=batch.weight * process.world_size)
+        return started.worker.step(own, recorder)  # type: ignore[no-any-return]
+
+    return Started(Faulty(started.worker, step=step), started.shard)
 
 
 def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -> Started:

@@ -36,7 +36,7 @@ CAPTURE_FILE = "rank-{}.capture.npz"
 PARTS = ("gradient", "parameters after step 1", "parameters", "optimizer state")
 """Kinds of tensors, in the order in which a step makes them."""
 
-BY_SHARE = ("initial_sha256", "sample_ids", "losses", "draws", "buffers")
+BY_SHARE = ("initial_sha256", "sample_ids", "weights", "losses", "draws", "buffers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,8 @@ class Capture:
     initial_sha256: tuple[str, ...]
     sample_ids: tuple[tuple[tuple[int, ...], ...], ...]
     """By share and step."""
+    weights: tuple[tuple[float, ...], ...]
+    """By share and step: what the share's samples weigh."""
     losses: tuple[tuple[float, ...], ...]
     """By share and step."""
     draws: tuple[tuple[tuple[str, ...], ...], ...]
@@ -98,12 +100,14 @@ class Capture:
         """The same as one process that drives all devices would report it (DataParallel)."""
         steps = range(len(self.learning_rates))
         ids = tuple(tuple(i for rank in self.sample_ids for i in rank[step]) for step in steps)
+        weights = tuple(sum(rank[step] for rank in self.weights) for step in steps)
         draws = tuple(tuple(sorted(d for rank in self.draws for d in rank[step])) for step in steps)
         losses = tuple(float(np.mean([rank[step] for rank in self.losses])) for step in steps)
         return replace(
             self,
             initial_sha256=self.initial_sha256[:1],
             sample_ids=(ids,),
+            weights=(weights,),
             losses=(losses,),
             draws=(draws,),
             buffers=self.buffers[:1],
@@ -143,7 +147,7 @@ def capture_steps(
     worker.group.barrier()  # nobody changes the weights before everybody has seen them
     rate = learning_rate_of(recipe, steps)
     losses: list[float] = []
-    sample_ids, rates, draws = [], [], []
+    sample_ids, weights, rates, draws = [], [], [], []
     drawn = workload.watch_draws()
     tensors: dict[str, Mapping[str, Array]] = {}
     source = BatchSource(worker, workload, plan, shard, device=device)
@@ -154,6 +158,7 @@ def capture_steps(
         spans = NoSpans() if losses else GradientSpans(worker)
         losses.append(float(worker.step(batch, spans)))
         sample_ids.append(batch.sample_ids)
+        weights.append(batch.weight)
         draws.append(drawn())
         if isinstance(spans, GradientSpans):
             tensors["gradient"] = arrays(spans.gradients)
@@ -164,6 +169,7 @@ def capture_steps(
     return Capture(
         initial_sha256=(initial,),
         sample_ids=(tuple(sample_ids),),
+        weights=(tuple(weights),),
         losses=(tuple(losses),),
         draws=(tuple(draws),),
         learning_rates=tuple(rates),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ BLIND = 0.25
 
 TINY = 1e-45
 
-GIVEN = {"initial weights", "sample ids", "random draws", "learning rate"}
+GIVEN = {"initial weights", "sample ids", "sample weights", "random draws", "learning rate"}
 """Checks on what a step is given, which come before what it computes."""
 
 NAMES = {
@@ -111,11 +112,12 @@ def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
     return (
         equal("initial weights", hashes, expected.initial_sha256[0][:12]),
         _sample_check(capture, expected),
+        _weight_check(capture, expected),
         _draw_check(capture, expected),
         _rate_check(capture, expected),
         _loss_check(capture, tolerances, range(len(expected.learning_rates))),
         *(
-            _worst(
+            worst_of(
                 NAMES[part],
                 {name: ("tensors", part, name) for name in expected.tensors[part]},
                 capture,
@@ -123,7 +125,7 @@ def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
             )
             for part in PARTS
         ),
-        _worst("buffers", buffers, capture, tolerances),
+        worst_of("buffers", buffers, capture, tolerances),
         *_quality_checks(capture, tolerances),
         equal("optimizer steps", str(capture.optimizer_steps), str(expected.optimizer_steps)),
     )
@@ -169,6 +171,18 @@ def _sample_check(capture: Capture, expected: Capture) -> Check:
     return equal("sample ids", told, told)
 
 
+def _weight_check(capture: Capture, expected: Capture) -> Check:
+    """The first step of any rank whose samples weigh otherwise than the reference's."""
+    name = "sample weights"
+    for rank, (mine, wanted) in enumerate(zip(capture.weights, expected.weights, strict=True)):
+        for step, (weight, wanted_weight) in enumerate(zip(mine, wanted, strict=True)):
+            if not math.isclose(weight, wanted_weight):
+                where = f"rank {rank}, step {step + 1}"
+                return equal(name, f"{weight:g}", f"{wanted_weight:g}", where)
+    told = f"equal in {len(expected.learning_rates)} steps"
+    return equal(name, told, told)
+
+
 def _draw_check(capture: Capture, expected: Capture) -> Check:
     """The first step of any rank with other random numbers than the reference's."""
     other = _first_other(capture.draws, expected.draws)
@@ -211,10 +225,10 @@ def _loss_check(capture: Capture, tolerances: Tolerances, steps: Sequence[int]) 
         for rank in range(len(capture.losses))
         for step in steps
     }
-    return _worst("losses", losses, capture, tolerances)
+    return worst_of("losses", losses, capture, tolerances)
 
 
-def _worst(
+def worst_of(
     name: str, quantities: Mapping[str, Quantity], capture: Capture, tolerances: Tolerances
 ) -> Check:
     """The check on that quantity which is off by most tolerances."""

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -102,6 +103,7 @@ def hypotheses(
     """Those that the first check that does not hold leaves possible."""
     if first.name == "losses":
         yield from _of_forward(recipe)
+    yield from _of_weights(expected, recipe)
     yield from _of_gradient(capture, expected, recipe)
     yield from _of_update(capture, expected, recipe)
     yield from _of_buffers(len(expected.losses))
@@ -120,6 +122,26 @@ def _of_forward(recipe: Recipe) -> Iterator[Hypothesis]:
         text="every rank draws the same random numbers (dropout, proposal sampling)",
         same_draws=True,
     )
+
+
+def _of_weights(expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
+    """A mean of means differs only where samples weigh other than 1."""
+    ids = chain.from_iterable(expected.sample_ids)
+    weights = chain.from_iterable(expected.weights)
+    if all(weight == len(of) for of, weight in zip(ids, weights, strict=True)):
+        return
+    if len(expected.losses) > 1:
+        yield Hypothesis(
+            text="each rank divides its loss by its own weight (a mean of means), "
+            "not by the whole step's",
+            divisor="share",
+        )
+    if recipe.gradient_accumulation > 1:
+        yield Hypothesis(
+            text="each micro-batch divides its loss by its own weight (a mean of means), "
+            "not by the whole step's",
+            divisor="micro-batch",
+        )
 
 
 def _of_gradient(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
@@ -265,6 +287,9 @@ def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause |
         )
     if first.name == "sample ids":
         return _other_samples(capture, expected)
+    if first.name == "sample weights":
+        told = f"{first.where}: {first.found}, expected {first.expected}; samples are the same"
+        return _cause("different weights of the same samples", told)
     return _other_ranks_buffers(capture, tolerances) if first.name == "buffers" else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import Capture, arrays, flat_state
-from shardmark.strategies.step import autocast, build_optimizer, share_of_step
+from shardmark.strategies.step import autocast, build_optimizer, check_weight, share_of_step
 from shardmark.train.record import weights_sha256
 from shardmark.train.schedule import learning_rate_of, seed_generators, step_seed
-from shardmark.workloads.base import BatchPlan, Workload
+from shardmark.workloads.base import Batch, BatchPlan, Workload
 
 CPU = torch.device("cpu")
 
@@ -61,6 +62,8 @@ class Hypothesis:
     """Every rank draws what rank 0 draws."""
     buffers: Literal["own", "broadcast", "frozen"] = "own"
     """Each rank keeps its own, all get rank 0's before each pass, or none changes."""
+    divisor: Literal["step", "share", "micro-batch"] = "step"
+    """Whose weight each micro-batch's loss is divided by: others make a mean of means."""
     evaluated_rank: int = 0
     """Whose buffers are evaluated."""
 
@@ -81,8 +84,9 @@ class Reference:
     """Data parallelism by its definition.
 
     Every distinct share of the batch passes through the same parameters with its rank's own buffers
-    and random draws; gradients are averaged over shares and micro-batches; one optimizer steps.  A
-    `hypothesis` makes it do something else on purpose; `noise` disturbs it as rounding would.
+    and random draws; the sum of their losses is divided by the whole step's weight; one optimizer
+    steps.  A `hypothesis` makes it do something else on purpose; `noise` disturbs it as rounding
+    would.
     """
 
     def __init__(
@@ -117,10 +121,11 @@ class Reference:
         self.steps_taken = 0
         self.updates = 0
         self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in range(shares)]
+        self.weights: list[list[float]] = [[] for _ in range(shares)]
         self.draws: list[list[tuple[str, ...]]] = [[] for _ in range(shares)]
         self._drawn = workload.watch_draws()
         self.gradients: dict[str, Tensor] = {}
-        """Averaged, not clipped; of the last step.  A parameter that no rank used has none."""
+        """Of the last step, not clipped.  A parameter that no rank used has none."""
 
     def _set_decay(self) -> None:
         decays, group = self._hypothesis.decays, self._optimizer.param_groups[0]
@@ -134,7 +139,7 @@ class Reference:
             self._optimizer.add_param_group(rest | {"params": spared, "weight_decay": 0.0})
 
     def step(self) -> list[Tensor]:
-        """Take one optimizer step; each rank's mean loss, shape ()."""
+        """Take one optimizer step; each rank's loss, as a worker returns it."""
         if self._noise is not None:
             with torch.no_grad():
                 for parameter in self._named.values():
@@ -158,17 +163,31 @@ class Reference:
         seed_generators(step_seed(self._recipe.seed, step_shard), self._device)
         batch = next(self._batches[rank]).to(self._device)
         self.sample_ids[rank].append(batch.sample_ids)
+        self.weights[rank].append(batch.weight)
         micro_batches = batch.split(self._recipe.gradient_accumulation)
-        losses = []
+        parts = []
         for micro_batch in micro_batches:
             with self._precision():
                 loss = self._workload.loss(self._model, micro_batch)
-            share_of_step(loss, len(micro_batches)).backward()  # type: ignore[no-untyped-call]  # torch's
-            losses.append(loss.detach())
+            check_weight(loss, micro_batch)
+            step_weight = self._step_weight(micro_batch, batch)
+            part = share_of_step(loss, step_weight, len(self._shards))
+            part.backward()  # type: ignore[no-untyped-call]  # torch's
+            parts.append(part.detach())
         self.draws[rank].append(self._drawn())
         if hypothesis.buffers != "frozen":
             self._buffers[rank] = {n: b.clone() for n, b in self._model.named_buffers()}
-        return torch.stack(losses).mean()
+        return torch.stack(parts).sum()
+
+    def _step_weight(self, micro_batch: Batch, share: Batch) -> float:
+        """The step's, or what a mean of means takes for it."""
+        ranks, parts = len(self._shards), self._recipe.gradient_accumulation
+        taken = {
+            "step": share.step_weight,
+            "share": ranks * share.weight,
+            "micro-batch": ranks * parts * micro_batch.weight,
+        }
+        return taken[self._hypothesis.divisor] or math.inf
 
     def _precision(self) -> AbstractContextManager[object]:
         if self._hypothesis.compute is not None:
@@ -261,6 +280,7 @@ class Reference:
         return Capture(
             initial_sha256=(self.initial_sha256,) * len(self._shards),
             sample_ids=tuple(map(tuple, self.sample_ids)),
+            weights=tuple(map(tuple, self.weights)),
             losses=tuple(map(tuple, losses)),
             draws=tuple(map(tuple, self.draws)),
             learning_rates=tuple(map(self._rate, range(steps))),

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +18,8 @@ from shardmark.equivalence.compare import GIVEN, Tolerances, checks_of
 from shardmark.equivalence.guarantees import guarantee_checks
 from shardmark.equivalence.hypotheses import cause_of
 from shardmark.equivalence.reference import AS_DEFINED, Hypothesis, Noise, Reference
+from shardmark.equivalence.whole_batch import CAUSE as WHOLE_BATCH_CAUSE
+from shardmark.equivalence.whole_batch import whole_batch_check
 from shardmark.results.files import write_whole
 from shardmark.results.schema import RankRecord
 from shardmark.results.verification import (
@@ -63,7 +66,7 @@ class ReferenceRuns:
                 self.workload,
                 self.trial.recipe,
                 shares=self.shares,
-                plan=BatchPlan(global_batch=self.trial.batch_per_step, seed=self.trial.recipe.seed),
+                plan=self.plan,
                 total_steps=self.steps,
                 device=self.device,
                 hypothesis=hypothesis,
@@ -106,6 +109,21 @@ class ReferenceRuns:
         rest = disturbed(range(2, 1 + DISTURBED_RUNS), compute)
         return replace(first, disturbed=[*first.disturbed, *rest])
 
+    def whole_batch_check(self, tolerances: Tolerances) -> Check:
+        """Whether the reference adds up to one process on the whole batch."""
+        return whole_batch_check(
+            self.workload,
+            self.trial.recipe,
+            shares=self.shares,
+            plan=self.plan,
+            device=self.device,
+            tolerances=tolerances,
+        )
+
+    @property
+    def plan(self) -> BatchPlan:
+        return BatchPlan(global_batch=self.trial.batch_per_step, seed=self.trial.recipe.seed)
+
     def _roundoffs(self) -> tuple[float, float]:
         """Relative errors of what a rank computes, and of the reduction over ranks."""
         recipe = self.trial.recipe
@@ -118,13 +136,22 @@ class ReferenceRuns:
         return compute, math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
 
 
+class KnownReference(NamedTuple):
+    """What trials of the same mathematics are held against."""
+
+    runs: ReferenceRuns
+    tolerances: Tolerances
+    whole_batch: Check
+    """On the reference itself."""
+
+
 class ReferenceCache:
     """References by what they depend on: most strategies share theirs."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[ReferenceRuns, Tolerances]] = {}
+        self._made: dict[str, KnownReference] = {}
 
-    def of(self, trial: Trial, steps: int) -> tuple[ReferenceRuns, Tolerances]:
+    def of(self, trial: Trial, steps: int) -> KnownReference:
         # Neither touches a parameter: the reference has no use for them.
         recipe = trial.recipe.model_copy(
             update={"activation_checkpointing": False, "cpu_offload": False}
@@ -141,7 +168,9 @@ class ReferenceCache:
                 device=torch.device(trial.device_type),
                 threads=threads,
             )
-            self._made[key] = (runs, runs.tolerances())
+            tolerances = runs.tolerances()
+            whole_batch = runs.whole_batch_check(tolerances)
+            self._made[key] = KnownReference(runs, tolerances, whole_batch)
         return self._made[key]
 
 
@@ -188,7 +217,7 @@ def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCac
 
 def verdict_on(capture: Capture, trial: Trial, steps: int, references: ReferenceCache) -> Verdict:
     """Hold a capture against the reference of its trial."""
-    runs, tolerances = references.of(trial, steps)
+    runs, tolerances, whole_batch = references.of(trial, steps)
     one_process = len(capture.losses) == 1 and trial.layout.shares > 1
     if one_process:
         reference = tolerances.reference.seen_by_one_process()
@@ -198,9 +227,11 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
             undisturbed=reference,
             disturbed=[run.seen_by_one_process() for run in tolerances.disturbed],
         )
-    checks = checks_of(capture, tolerances)
+    checks = (*checks_of(capture, tolerances), whole_batch)
     if all(check.holds for check in checks):
         return verdict_of(trial, True, checks)
+    if not whole_batch.holds:
+        return verdict_of(trial, False, checks, WHOLE_BATCH_CAUSE)
     if cannot_be_told(capture, checks, tolerances):
         return verdict_of(trial, None, checks, UNDECIDED)
 

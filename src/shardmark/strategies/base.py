@@ -115,7 +115,9 @@ class Worker(Protocol):
     """One rank that trains, set up and ready.  Defaults: nobody but workers, in lockstep."""
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        """Take one optimizer step; return the rank's mean loss, shape (), on its device.
+        """Take one optimizer step; return the rank's loss, shape (), on its device.
+
+        The mean over all ranks is the step's: the sum over its batch by the whole weight.
 
         Must not copy to the host: a copy waits for the device, and the wait would be measured.
         """
@@ -280,7 +282,7 @@ class Strategy(ABC):
 def common_settings(recipe: Recipe) -> dict[str, object]:
     """The mathematics of a step as every strategy sets it, to which one adds its own."""
     return {
-        "gradient_reduction": "mean over ranks and micro-batches",
+        "gradient_reduction": "sum over the step divided by its whole weight",
         "gradient_reduction_precision": "fp32",
         "gradient_clipping": recipe.gradient_clipping,
         "master_weights_precision": "fp32",

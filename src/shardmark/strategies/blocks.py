@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -49,17 +49,19 @@ def build_on(device: torch.device, workload: Workload, recipe: Recipe) -> nn.Mod
     """The workload's model on the device, with activation checkpointing where the recipe asks."""
     model = workload.build_model()
     if recipe.activation_checkpointing:
-        checkpoint_blocks(model)
+        checkpoint_blocks(model, workload.blocks(model))
     return model.to(device)
 
 
-def checkpoint_blocks(model: nn.Module) -> None:
+def checkpoint_blocks(model: nn.Module, own: Iterable[nn.Module] | None = None) -> None:
     """Keep only each block's input for the backward pass and compute the rest again there.
+
+    `own` are the workload's blocks; without, what looks like blocks.
 
     Source: Chen et al., arXiv 1604.06174 (2016).  Batch norm's running statistics are updated
     in the first pass alone: torch would otherwise count every batch twice.
     """
-    for block in blocks(model):
+    for block in blocks(model) if own is None else own:
         norms = [m for m in block.modules() if isinstance(m, _BatchNorm)]
         block.forward = partial(
             checkpoint,
@@ -92,10 +94,15 @@ def _frozen_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
                 count.copy_(number)
 
 
-def wrapped(model: nn.Module, policy: str) -> list[nn.Module]:
-    """The parts that FSDP shards together; the root, which takes the rest, is not among them."""
+def wrapped(
+    model: nn.Module, policy: str, own: Iterable[nn.Module] | None = None
+) -> list[nn.Module]:
+    """The parts that FSDP shards together; the root, which takes the rest, is not among them.
+
+    `own` are the workload's blocks; without, what looks like blocks.
+    """
     choose: dict[str, Callable[[nn.Module], list[nn.Module]]] = {
-        "blocks": blocks,
+        "blocks": lambda m: blocks(m) if own is None else list(own),
         "layers": lambda m: [c for c in m.modules() if not list(c.children()) and has_own(c)],
         "root": lambda m: [],  # noqa: ARG005  (same signature)
     }

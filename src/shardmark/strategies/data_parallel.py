@@ -69,6 +69,7 @@ class DataParallel(Strategy):
             workload=workload,
             recipe=recipe,
             device=context.device,
+            shares=1,  # the loss is taken of all devices' outputs together
         )
 
     def launch_configuration(

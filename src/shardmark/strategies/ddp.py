@@ -76,6 +76,7 @@ class DDP(Strategy):
             workload=workload,
             recipe=recipe,
             device=context.device,
+            shares=context.world_size,
             synchronise=synchronise,
             # Gradients are views of the buckets, which the reducer keeps when they are dropped.
             untracked_bytes=lambda: (

@@ -126,7 +126,7 @@ class ShardedModel(Strategy):
         )
         mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=names)
         model = build_on(context.device, workload, recipe)
-        for part in (*wrapped(model, self.wrap), model):
+        for part in (*wrapped(model, self.wrap, workload.blocks(model)), model):
             shard(
                 part,
                 mesh=mesh,
@@ -139,6 +139,7 @@ class ShardedModel(Strategy):
             workload=workload,
             recipe=recipe,
             device=context.device,
+            shares=context.world_size,
             synchronise=model.set_requires_gradient_sync,  # type: ignore[arg-type]  # added by fully_shard
             autocasts=not native,
             replicated=False,

@@ -28,7 +28,7 @@ class Single(Strategy):
         from shardmark.strategies.step import EagerWorker
 
         model = build_on(context.device, workload, recipe)
-        return EagerWorker(model, workload=workload, recipe=recipe, device=context.device)
+        return EagerWorker(model, workload=workload, recipe=recipe, device=context.device, shares=1)
 
     def launch_configuration(
         self,

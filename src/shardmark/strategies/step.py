@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardmark.core.errors import InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import CheckpointState, HeldState, Worker
@@ -21,7 +23,7 @@ from shardmark.strategies.checkpoint_state import (
     optimizer_tensors,
     restore_optimizer,
 )
-from shardmark.workloads.base import Batch, Workload
+from shardmark.workloads.base import Batch, LossSum, Workload
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -32,19 +34,38 @@ OPTIMIZER_KEYS = {
 }
 """The tensors of torch's optimizers that have their parameter's shape."""
 
+WEIGHT_TOLERANCE = 1e-5
+"""Relative: a sum of many weights in fp32."""
+
 Synchronise = Callable[[bool], object]
 """Told before each micro-batch whether it is the step's last, which alone reduces gradients."""
 
 
-def share_of_step(loss: Tensor, micro_batches: int) -> Tensor:
-    """What a micro-batch's mean loss adds to its rank's: equal ones weigh the same."""
-    return loss / micro_batches if micro_batches > 1 else loss
+def share_of_step(loss: LossSum, step_weight: float, shares: int) -> Tensor:
+    """What a micro-batch adds to its rank's loss, shape ().
+
+    The mean over the `shares` of all ranks, as libraries take it of gradients, is then the step's
+    sum over the step's weight, whatever each share weighs.
+    """
+    return loss.total * (shares / step_weight)
+
+
+def check_weight(loss: LossSum, batch: Batch) -> None:
+    """Raise `InputError` where the loss weighs its samples otherwise than the batch does."""
+    weight = float(loss.weight)
+    if not math.isclose(weight, batch.weight, rel_tol=WEIGHT_TOLERANCE):
+        raise InputError(
+            "the workload's loss",
+            f"it returned the weight {weight:g} for samples that weigh {batch.weight:g} together",
+            "return the sum of the weights that the data set gives its samples",
+        )
 
 
 class StepWorker(Worker):
     """Passes micro-batches through a model, and counts the updates that follow.
 
-    `module` is the model whose names count; `called` wraps it where a library does.
+    `module` is the model whose names count; `called` wraps it where a library does.  `shares` is
+    how many ranks' gradients the library takes the mean of.
     """
 
     def __init__(
@@ -54,6 +75,7 @@ class StepWorker(Worker):
         workload: Workload,
         recipe: Recipe,
         device: torch.device,
+        shares: int,
         called: nn.Module | None = None,
         synchronise: Synchronise | None = None,
         autocasts: bool = True,
@@ -63,6 +85,8 @@ class StepWorker(Worker):
         self._workload = workload
         self._recipe = recipe
         self._device = device
+        self._shares = shares
+        self._weight_checked = False
         # A single micro-batch is the last one: gradients reduce unless told otherwise.
         self._synchronise = synchronise if recipe.gradient_accumulation > 1 else None
         self._autocasts = autocasts
@@ -77,19 +101,28 @@ class StepWorker(Worker):
         return loss
 
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
-        """Both passes of each equal micro-batch; the mean of their losses, shape ()."""
+        """Both passes of each micro-batch; what they add to the step's loss, shape ()."""
         count = self._recipe.gradient_accumulation
-        losses = []
+        parts = []
         for index, micro_batch in enumerate(batch.split(count), start=1):
             last = index == count
             if self._synchronise is not None:
                 self._synchronise(last)
             with recorder.span("forward"), self._precision():
                 loss = self._workload.loss(self._model, micro_batch)
+                part = share_of_step(loss, micro_batch.step_weight, self._shares)
+            self._check_weight(loss, micro_batch)
             with recorder.span("backward"):
-                self._backward(share_of_step(loss, count), last)
-            losses.append(loss.detach())
-        return losses[0] if count == 1 else torch.stack(losses).mean()
+                self._backward(part, last)
+            parts.append(part.detach())
+        self._weight_checked = True
+        return parts[0] if count == 1 else torch.stack(parts).sum()
+
+    def _check_weight(self, loss: LossSum, batch: Batch) -> None:
+        """In every step on the host; once where a look would wait for the device."""
+        on_device = isinstance(loss.weight, Tensor) and loss.weight.device.type != "cpu"
+        if not (on_device and self._weight_checked):
+            check_weight(loss, batch)
 
     def _precision(self) -> AbstractContextManager[object]:
         return autocast(self._recipe, self._device) if self._autocasts else nullcontext()
@@ -147,6 +180,7 @@ class EagerWorker(StepWorker):
         workload: Workload,
         recipe: Recipe,
         device: torch.device,
+        shares: int,
         called: nn.Module | None = None,
         synchronise: Synchronise | None = None,
         untracked_bytes: Callable[[], int] = lambda: 0,
@@ -158,6 +192,7 @@ class EagerWorker(StepWorker):
             workload=workload,
             recipe=recipe,
             device=device,
+            shares=shares,
             called=called,
             synchronise=synchronise,
             autocasts=autocasts,

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads.detection.options import DetectionOptions
-from shardmark.workloads.options import PictureOptions
+from shardmark.workloads.options import WorkloadOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 
 if TYPE_CHECKING:
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 TaskOptions = Annotated[ClassificationOptions | DetectionOptions, Field(discriminator="name")]
 """The `workload` of an experiment: its name says which task it is."""
 
-WORKLOADS: dict[str, type[PictureOptions]] = {
+WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,
     "detection": DetectionOptions,
 }
 
-_PACKAGES: dict[type[PictureOptions], str] = {
+_PACKAGES: dict[type[WorkloadOptions], str] = {
     ClassificationOptions: "shardmark.workloads.vision",
     DetectionOptions: "shardmark.workloads.detection",
 }
 """Its `data` looks for the data without torch, its `task` reads them and trains."""
 
 
-def options(mapping: Mapping[str, Any]) -> PictureOptions:
+def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
     """The checked options of a task.  Raises `pydantic.ValidationError`."""
-    checked: PictureOptions = TypeAdapter(TaskOptions).validate_python(dict(mapping))
+    checked: WorkloadOptions = TypeAdapter(TaskOptions).validate_python(dict(mapping))
     return checked
 
 
-def check_data(options: PictureOptions) -> int:
+def check_data(options: WorkloadOptions) -> int:
     """The number of training samples.  Imports no torch.
 
     Raises `DataError` or `InputError` if the data cannot be there.  Runs once before the first
@@ -48,7 +48,7 @@ def check_data(options: PictureOptions) -> int:
     return samples
 
 
-def data_paths(options: PictureOptions) -> tuple[Path, ...]:
+def data_paths(options: WorkloadOptions) -> tuple[Path, ...]:
     """Files and folders that training reads; some may not be there yet."""
     paths: tuple[Path, ...] = importlib.import_module(f"{_PACKAGES[type(options)]}.data").paths(
         options
@@ -56,18 +56,18 @@ def data_paths(options: PictureOptions) -> tuple[Path, ...]:
     return paths
 
 
-def task_module(options: PictureOptions) -> str:
+def task_module(options: WorkloadOptions) -> str:
     """What the ranks will import, so that it can be loaded before the first trial."""
     return f"{_PACKAGES[type(options)]}.task"
 
 
-def build_workload(options: PictureOptions, seed: int) -> Workload:
+def build_workload(options: WorkloadOptions, seed: int) -> Workload:
     """Read the data and make the task; all that is random in it comes from the seed."""
     built: Workload = importlib.import_module(task_module(options)).build(options, seed)
     return built
 
 
-def shortened(options: PictureOptions) -> PictureOptions:
+def shortened(options: WorkloadOptions) -> WorkloadOptions:
     """The same task with no more validation samples than a verification needs."""
     most = options.verified_samples
     few = min(most, options.validation_samples or most)

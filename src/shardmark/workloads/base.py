@@ -20,13 +20,31 @@ class Batch(Protocol):
     def sample_ids(self) -> tuple[int, ...]:
         """Index of each sample in the training set, in order."""
 
+    @property
+    def weight(self) -> float:
+        """What the loss of these samples is divided by to be their mean: samples, tokens, ..."""
+
+    @property
+    def step_weight(self) -> float:
+        """The weight of the whole step, all shares and micro-batches together."""
+
     def __len__(self) -> int: ...
 
     def to(self, device: torch.device) -> Self:
         """A copy on the device; asynchronous where the memory is pinned."""
 
     def split(self, parts: int) -> Sequence[Self]:
-        """Equal, consecutive micro-batches."""
+        """Consecutive micro-batches of equally many samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSum:
+    """A loss before it is divided."""
+
+    total: Tensor
+    """Shape (), fp32: the sum over what is weighed."""
+    weight: Tensor | float
+    """Of the samples that were summed over; equals their batch's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +61,9 @@ class BatchPlan:
 
 class Workload(Protocol):
     """A model, its data and its loss.  Made anew in every rank from the same options and seed."""
+
+    not_additive: str | None = None
+    """Why the loss of a batch is not the sum of its samples' losses; None where it is."""
 
     @property
     def training_samples(self) -> int: ...
@@ -61,6 +82,10 @@ class Workload(Protocol):
     def build_model(self) -> nn.Module:
         """The same initial weights in every process; on the CPU, in training mode."""
 
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:  # noqa: ARG002
+        """Units of sharding and of activation checkpointing; None leaves them to the strategy."""
+        return None
+
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[Batch]:
@@ -71,8 +96,8 @@ class Workload(Protocol):
         The shards of a step concatenate, in order of their index, to exactly its unsharded batch.
         """
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean over the batch's samples, shape (); calls `model` once, and only by `model(...)`."""
+    def loss(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Over the batch's samples; calls the model only by `model(...)`."""
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
         """Record from now on what the last model that was built draws for each sample.
@@ -80,6 +105,7 @@ class Workload(Protocol):
         The function tells what was drawn since it was last asked, in an order that does not depend
         on how samples are shared out.  Nothing, where only torch's own generators draw.
         """
+        return tuple
 
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
         """This shard's part of one pass over the validation set, each sample once.

@@ -12,38 +12,28 @@ from shardmark.core.recipe import Model
 from shardmark.workloads.models import is_user_function
 
 
-class PictureOptions(Model):
-    """What every task on pictures lets the user choose; the field `name` says which task it is."""
+class WorkloadOptions(Model):
+    """What every task lets the user choose; the field `name` says which task it is."""
 
     verified_samples: ClassVar[int]
     """Most validation samples that a verification evaluates."""
 
     name: str
-    model: str
-    model_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments passed to the model as they are."""
-    dataset: str
-    data_dir: str | None = None
-    """Folder that holds the data set's layout; `~` expands."""
-    download: bool = False
     training_samples: PositiveInt | None = None
     """Train on so many samples, drawn from the seed; null takes all."""
     validation_samples: PositiveInt | None = None
     """Validate on so many samples, drawn from the seed; null takes all."""
     loader_workers: NonNegativeInt = 0
     """Processes of each rank that make batches ahead; 0 makes them inside the step."""
-    on_broken: Literal["fail", "skip"] = "fail"
-    """Unreadable picture: end the trial, or train on the next readable one and report it."""
 
     @property
-    def folder(self) -> Path:
-        """`data_dir` as a path."""
-        assert self.data_dir is not None, "checked for the data sets that ask"
-        return Path(self.data_dir).expanduser()
+    def data_name(self) -> str:
+        """What messages call the data."""
+        return "the data set"
 
     def user_modules(self) -> tuple[str, ...]:
         """Modules of the user's that the task imports."""
-        return (self.model.partition(":")[0],) if is_user_function(self.model) else ()
+        return ()
 
     def check_sample_counts(self, training: int, validation: int) -> int:
         """The number of training samples; `InputError` where more are asked for than there are."""
@@ -53,6 +43,35 @@ class PictureOptions(Model):
         ):
             if wanted is not None and wanted > available:
                 raise InputError(
-                    f"workload.{key}", f"found {wanted}", f"{self.dataset} has {available} at most"
+                    f"workload.{key}",
+                    f"found {wanted}",
+                    f"{self.data_name} has {available} at most",
                 )
         return self.training_samples or training
+
+
+class PictureOptions(WorkloadOptions):
+    """What every task on pictures lets the user choose."""
+
+    model: str
+    model_options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments passed to the model as they are."""
+    dataset: str
+    data_dir: str | None = None
+    """Folder that holds the data set's layout; `~` expands."""
+    download: bool = False
+    on_broken: Literal["fail", "skip"] = "fail"
+    """Unreadable picture: end the trial, or train on the next readable one and report it."""
+
+    @property
+    def data_name(self) -> str:
+        return self.dataset
+
+    @property
+    def folder(self) -> Path:
+        """`data_dir` as a path."""
+        assert self.data_dir is not None, "checked for the data sets that ask"
+        return Path(self.data_dir).expanduser()
+
+    def user_modules(self) -> tuple[str, ...]:
+        return (self.model.partition(":")[0],) if is_user_function(self.model) else ()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shardmark.core.shares import Shard
     from shardmark.workloads.base import BatchPlan
 
-_STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5}
+_STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5, "own": 20}
 
 
 class Source(Protocol):
@@ -72,12 +72,25 @@ class Share:
     positions: slice
     """Places in the epoch's order."""
     ids: NDArray[np.int64]
+    step_weight: float
+    """Of the whole step, all shards together."""
+    weights: tuple[float, ...] | None = None
+    """Of each sample; None where each weighs 1."""
 
 
 class ShardOrder:
-    """A pure function of the step; the epoch's order is kept while it lasts."""
+    """A pure function of the step; the epoch's order is kept while it lasts.
 
-    def __init__(self, samples: int, plan: BatchPlan, shard: Shard) -> None:
+    `weights` has one of each sample; without, each weighs 1.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        plan: BatchPlan,
+        shard: Shard,
+        weights: NDArray[np.float64] | None = None,
+    ) -> None:
         if plan.global_batch % shard.count:
             raise InputError(
                 "recipe.global_batch",
@@ -92,6 +105,7 @@ class ShardOrder:
             )
         self._samples = samples
         self._plan = plan
+        self._weights = None if weights is None else checked_weights(weights, samples)
         self._epoch = -1
         self._order = np.empty(0, np.int64)
 
@@ -101,10 +115,43 @@ class ShardOrder:
         if epoch != self._epoch:
             self._order = epoch_order(self._plan.seed, epoch, self._samples)
             self._epoch = epoch
-        per_shard = self._plan.global_batch // shard.count
-        start = step_of_epoch * self._plan.global_batch + shard.index * per_shard
+        whole, per_shard = self._plan.global_batch, self._plan.global_batch // shard.count
+        step_start = step_of_epoch * whole
+        start = step_start + shard.index * per_shard
         positions = slice(start, start + per_shard)
-        return Share(epoch=epoch, positions=positions, ids=self._order[positions])
+        ids = self._order[positions]
+        if self._weights is None:
+            return Share(epoch=epoch, positions=positions, ids=ids, step_weight=float(whole))
+        step_weight = float(self._weights[self._order[step_start : step_start + whole]].sum())
+        if step_weight == 0:
+            raise DataError(
+                "training set",
+                f"the {whole} samples of step {step + 1} weigh 0 together",
+                "leave out samples that weigh nothing, or use a larger batch",
+            )
+        return Share(
+            epoch=epoch,
+            positions=positions,
+            ids=ids,
+            step_weight=step_weight,
+            weights=tuple(self._weights[ids].tolist()),
+        )
+
+
+def checked_weights(weights: NDArray[np.float64], samples: int) -> NDArray[np.float64]:
+    """One for each sample, finite and at least 0; `DataError` where not."""
+    weights = np.asarray(weights, np.float64)
+    if weights.shape != (samples,):
+        raise DataError(
+            "training set",
+            f"weights of shape {weights.shape} for {samples} samples",
+            "one number for each sample",
+        )
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        raise DataError(
+            "training set", "a weight is negative or not finite", "weights of 0 and more"
+        )
+    return weights
 
 
 def micro_batches(samples: int, parts: int) -> list[slice]:

@@ -20,7 +20,7 @@ CLIPPED = {"gradient_clipping": LIMIT}
 
 def worker_on(workload: ToyWorkload, asked: Any = None, **changes: Any) -> EagerWorker:
     model, asked = workload.build_model(), asked or recipe()
-    return EagerWorker(model, workload=workload, recipe=asked, device=CPU, **changes)
+    return EagerWorker(model, workload=workload, recipe=asked, device=CPU, shares=1, **changes)
 
 
 def by_torch(clipping: float | None = None, steps: int = 2) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ def by_torch(clipping: float | None = None, steps: int = 2) -> dict[str, Tensor]
     for step in range(steps):
         optimizer.zero_grad()
         batch = workload.batch(range(8 * step, 8 * step + 8))
-        workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        workload.mean_loss(model, batch).backward()  # type: ignore[no-untyped-call]
         if clipping is not None:
             norm = nn.utils.clip_grad_norm_(model.parameters(), clipping)
             assert norm > clipping, "else nothing is clipped"
@@ -80,7 +80,7 @@ class Spans:
 def test_micro_batches_reduce_at_the_last_and_return_the_mean_loss() -> None:
     workload, last = ToyWorkload(), list[bool]()
     batch = workload.batch(range(8))
-    expected = workload.loss(workload.build_model(), batch)
+    expected = workload.mean_loss(workload.build_model(), batch)
     asked = recipe(gradient_accumulation=4)
     worker = worker_on(workload, asked, synchronise=last.append)
     spans = Spans(worker)
@@ -103,7 +103,7 @@ def test_learning_rate_holds_from_the_next_step_on() -> None:
 @pytest.mark.parametrize(("precision", "skipped"), [("fp16", 1), ("fp32", 0)])
 def test_scaled_infinite_gradients_are_skipped_and_counted(precision: str, skipped: int) -> None:
     """The loss of the second of three steps is infinite; only `GradScaler` leaves it out."""
-    workload = ToyWorkload(weight_of_step=lambda step: float("inf") if step == 1 else 1.0)
+    workload = ToyWorkload(factor_of_step=lambda step: float("inf") if step == 1 else 1.0)
     worker = worker_on(workload, recipe(precision=precision))
     weights = [trained(worker, workload, steps=1)["0.weight"] for _ in range(3)]
     assert worker.skipped_steps() == skipped

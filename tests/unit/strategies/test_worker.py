@@ -183,7 +183,7 @@ def test_a_worker_and_its_server_train_as_torch_does(
             batch = workload.batch(range(8 * step, 8 * step + 8))
             loss = worker.step(batch, NoSpans())
             optimizer.zero_grad()
-            expected = workload.loss(alone, batch)
+            expected = workload.mean_loss(alone, batch)
             expected.backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()
             torch.testing.assert_close(loss, expected.detach(), rtol=10 * tolerance, atol=0)

@@ -69,7 +69,7 @@ class Engine:
 def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
     workload, asked = ToyWorkload(), recipe()
     engine = Engine(workload.build_model(), asked)
-    return zero.ZeroWorker(engine, workload, asked, CPU), engine, workload
+    return zero.ZeroWorker(engine, workload, asked, CPU, 1), engine, workload
 
 
 def test_skipped_steps_are_those_without_an_update(zero: Any) -> None:

@@ -100,7 +100,7 @@ def test_communication_is_exposed_where_nothing_is_computed(
 def worker_and_step() -> tuple[EagerWorker, Any]:
     workload = ToyWorkload()
     model = workload.build_model()
-    worker = EagerWorker(model, workload=workload, recipe=recipe(), device=CPU)
+    worker = EagerWorker(model, workload=workload, recipe=recipe(), device=CPU, shares=1)
 
     def take_step(spans: Spans) -> object:
         return worker.step(workload.batch(range(8)), spans)

@@ -40,7 +40,7 @@ def by_hand(workload: ToyWorkload, ranks: int) -> tuple[list[nn.Module], list[li
             shard = Shard(index=rank, count=ranks)
             torch.manual_seed(step_seed(5, StepShard(step=step, shard=shard)))
             model.zero_grad()
-            loss = workload.loss(model, next(batches[rank]))
+            loss = workload.mean_loss(model, next(batches[rank]))
             loss.backward()  # type: ignore[no-untyped-call]
             taken.append(float(loss.detach()))
         for same in zip(*(model.parameters() for model in models), strict=True):

@@ -13,7 +13,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.strategies.base import CheckpointState, HeldState, RankContext, Worker
-from shardmark.workloads.base import Batch, BatchPlan
+from shardmark.workloads.base import Batch, BatchPlan, LossSum, Workload
 from shardmark.workloads.order import every_step
 
 CPU = torch.device("cpu")
@@ -28,6 +28,12 @@ class ToyBatch:
     targets: Tensor
     """(n, 2)"""
     sample_ids: tuple[int, ...]
+    step_weight: float
+    sample_weights: tuple[float, ...]
+
+    @property
+    def weight(self) -> float:
+        return sum(self.sample_weights)
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -39,7 +45,16 @@ class ToyBatch:
     def split(self, parts: int) -> Sequence[Self]:
         size = len(self) // parts
         cuts = [slice(start, start + size) for start in range(0, len(self), size)]
-        return [type(self)(self.inputs[c], self.targets[c], self.sample_ids[c]) for c in cuts]
+        return [
+            type(self)(
+                self.inputs[c],
+                self.targets[c],
+                self.sample_ids[c],
+                self.step_weight,
+                self.sample_weights[c],
+            )
+            for c in cuts
+        ]
 
 
 def plain() -> nn.Module:
@@ -62,20 +77,26 @@ class Unused(nn.Module):
         return outputs
 
 
-class ToyWorkload:
-    """A regression; sample i is the i-th row of fixed random numbers, taken in order."""
+class ToyWorkload(Workload):
+    """A regression; sample i is the i-th row of fixed random numbers, taken in order.
+
+    `uneven`: sample i weighs 1 + i % 5.
+    """
 
     def __init__(
         self,
         model: Callable[[], nn.Module] = plain,
-        weight_of_step: Callable[[int], float] = lambda step: 1.0,  # noqa: ARG005
+        factor_of_step: Callable[[int], float] = lambda step: 1.0,  # noqa: ARG005
+        *,
+        uneven: bool = False,
     ) -> None:
         self._model = model
-        self._weight_of_step = weight_of_step
+        self._factor_of_step = factor_of_step
         self._losses_taken = 0
         drawn = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(SAMPLES, 4, generator=drawn)
         self.targets = torch.randn(SAMPLES, 2, generator=drawn)
+        self.weights = [1.0 + i % 5 if uneven else 1.0 for i in range(SAMPLES)]
 
     training_samples = SAMPLES
     validation_samples = 6
@@ -87,27 +108,36 @@ class ToyWorkload:
             torch.default_generator.manual_seed(7)
             return self._model()
 
-    def batch(self, ids: Iterable[int]) -> ToyBatch:
+    def batch(self, ids: Iterable[int], of_step: Iterable[int] | None = None) -> ToyBatch:
+        """These samples; without `of_step` they are the whole step."""
         rows = list(ids)
-        return ToyBatch(self.inputs[rows], self.targets[rows], tuple(rows))
+        whole = rows if of_step is None else list(of_step)
+        step_weight = sum(self.weights[row] for row in whole)
+        weights = tuple(self.weights[row] for row in rows)
+        return ToyBatch(self.inputs[rows], self.targets[rows], tuple(rows), step_weight, weights)
 
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[ToyBatch]:
         size = plan.global_batch // shard.count
         for step_shard in every_step(shard) if step_shards is None else step_shards:
-            start = step_shard.step * plan.global_batch + step_shard.shard.index * size
-            yield self.batch((start + i) % SAMPLES for i in range(size))
+            first = step_shard.step * plan.global_batch
+            step = [(first + i) % SAMPLES for i in range(plan.global_batch)]
+            start = step_shard.shard.index * size
+            yield self.batch(step[start : start + size], step)
 
-    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
-        return tuple
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+    def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         assert isinstance(batch, ToyBatch)
-        weight = self._weight_of_step(self._losses_taken)
+        factor = self._factor_of_step(self._losses_taken)
         self._losses_taken += 1
-        error: Tensor = (model(batch.inputs).float() - batch.targets).square().mean()
-        return error * weight
+        errors = (model(batch.inputs).float() - batch.targets).square().mean(1)
+        total = (errors * torch.tensor(batch.sample_weights)).sum() * factor
+        return LossSum(total=total, weight=batch.weight)
+
+    def mean_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What one process would back-propagate."""
+        loss = self.loss(model, batch)
+        return loss.total / loss.weight
 
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
         raise NotImplementedError

@@ -16,7 +16,7 @@ from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Array, Capture
 from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.reference import AS_DEFINED, Hypothesis, Noise
-from shardmark.equivalence.verdict import ReferenceCache, ReferenceRuns, verdict_on
+from shardmark.equivalence.verdict import KnownReference, ReferenceCache, ReferenceRuns, verdict_on
 from shardmark.results.verification import Verdict
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -36,6 +36,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "norm only": norm_only,
     "plain": plain,
     "unused": Unused,
+    "dropout": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
 }
 
 
@@ -48,6 +49,7 @@ def handmade(**changes: Any) -> Capture:
     made = Capture(
         initial_sha256=("a" * 64, "a" * 64),
         sample_ids=(((0, 1), (4, 5)), ((2, 3), (6, 7))),
+        weights=((2.0, 2.0), (2.0, 2.0)),
         losses=((2.0, 1.0), (4.0, 3.0)),
         draws=((("a",), ("b",)), (("c",), ("d",))),
         learning_rates=(0.5, 0.25),
@@ -86,7 +88,7 @@ class Task(ToyWorkload):
         assert (shard.count, device.type) == (1, "cpu")
         rows = range(self.validation_samples)
         with torch.no_grad():
-            return float(super().loss(model, self.batch(rows)))
+            return float(self.mean_loss(model, self.batch(rows)))
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
         (loss,) = parts
@@ -97,19 +99,21 @@ class Task(ToyWorkload):
 class OneReference(ReferenceCache):
     """Every trial has the same reference."""
 
-    def __init__(self, runs: ReferenceRuns, tolerances: Tolerances) -> None:
+    def __init__(self, known: KnownReference) -> None:
         super().__init__()
-        self._only = runs, tolerances
+        self._only = known
 
-    def of(self, trial: Trial, steps: int) -> tuple[ReferenceRuns, Tolerances]:
-        assert (trial.id, steps) == (self._only[0].trial.id, STEPS)
+    def of(self, trial: Trial, steps: int) -> KnownReference:
+        assert (trial.id, steps) == (self._only.runs.trial.id, STEPS)
         return self._only
 
 
 class Court:
     """Judges captures without processes."""
 
-    def __init__(self, model: str, *, target_scale: float = 1.0, **changes: Any) -> None:
+    def __init__(
+        self, model: str, *, target_scale: float = 1.0, uneven: bool = False, **changes: Any
+    ) -> None:
         """Large targets make large gradients."""
         told = {"global_batch": 16, "steps": STEPS, **changes}
         self.trial = Trial(
@@ -123,7 +127,7 @@ class Court:
             limits=Limits(),
             device_type="cpu",
         )
-        task = Task(MODELS[model])
+        task = Task(MODELS[model], uneven=uneven)
         task.targets *= target_scale
         self.runs = ReferenceRuns(
             workload=task,
@@ -134,10 +138,11 @@ class Court:
         )
         self.tolerances = self.runs.tolerances()
         self.reference = self.tolerances.reference
+        self.whole_batch = self.runs.whole_batch_check(self.tolerances)
 
     def verdict(self, capture: Capture, tolerances: Tolerances | None = None) -> Verdict:
-        references = OneReference(self.runs, tolerances or self.tolerances)
-        return verdict_on(capture, self.trial, STEPS, references)
+        known = KnownReference(self.runs, tolerances or self.tolerances, self.whole_batch)
+        return verdict_on(capture, self.trial, STEPS, OneReference(known))
 
     def judged(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Verdict:
         """The verdict on a strategy that trains so."""

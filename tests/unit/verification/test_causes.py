@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from shardmark.core.errors import InputError
 from shardmark.equivalence.reference import Hypothesis, Noise
 from shardmark.results.verification import Verdict, read_verification, write_verification
-from tests.unit.verification.court import STEPS, Court, array, court, with_tensor
+from tests.unit.verification.court import STEPS, Court, Task, array, court, with_tensor
 from tests.unit.verification.verdicts import VERIFICATION
 
 BF16 = torch.bfloat16
@@ -67,6 +68,68 @@ def test_the_cause_is_named(text: str) -> None:
     # What was rounded to a type would be rounded no longer.
     noise = None if "precision" in text else ROUNDING
     assert cause_text(court().judged(NAMED[text], noise)) == text
+
+
+WHOLE = "(a mean of means), not by the whole step's"
+
+
+@pytest.mark.parametrize(
+    ("divisor", "text"),
+    [
+        ("share", f"each rank divides its loss by its own weight {WHOLE}"),
+        ("micro-batch", f"each micro-batch divides its loss by its own weight {WHOLE}"),
+    ],
+)
+def test_a_mean_of_means_is_named_where_samples_weigh_differently(divisor: Any, text: str) -> None:
+    judged = Court("plain", uneven=True, gradient_accumulation=2)
+    assert judged.judged().equivalent
+    assert cause_text(judged.judged(Hypothesis(divisor=divisor), ROUNDING)) == text
+    assert court("plain").judged(Hypothesis(divisor=divisor)).equivalent, "all weigh the same"
+
+
+@pytest.mark.parametrize("model", ["plain", "dropout"])
+def test_the_reference_itself_adds_up_to_the_whole_batch(model: str) -> None:
+    judged = Court(model, uneven=True, gradient_accumulation=2)
+    assert judged.whole_batch.holds
+    assert judged.whole_batch.in_tolerances is not None
+    assert judged.judged().checks[-1] == judged.whole_batch
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        # The mean of the samples that each part has: weights that nobody divides by.
+        (lambda loss, batch: replace(loss, total=loss.total / batch.weight), False),
+        (lambda loss, _: replace(loss, total=loss.total.square()), False),
+        (lambda loss, _: replace(loss, total=3 * loss.total), True),
+    ],
+)
+def test_a_loss_that_does_not_add_up_is_refused_whatever_the_strategy(
+    monkeypatch: pytest.MonkeyPatch, wrong: Any, said: bool
+) -> None:
+    right = Task.loss
+    monkeypatch.setattr(Task, "loss", lambda self, m, batch: wrong(right(self, m, batch), batch))
+    judged = Court("plain", uneven=True)
+    assert judged.judged().equivalent is said
+    if not said:
+        assert "not the sum of its parts" in cause_text(judged.judged())
+    monkeypatch.setattr(Task, "not_additive", "it divides by what it draws")
+    assert "divides by what it draws" in str(Court("plain", uneven=True).whole_batch.found)
+
+
+def test_batch_norm_couples_samples_by_design() -> None:
+    assert "batch norm" in str(court("norm only").whole_batch.found)
+
+
+def test_a_loss_of_another_weight_than_its_batch_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = Task.loss
+    monkeypatch.setattr(
+        Task, "loss", lambda self, m, batch: replace(right(self, m, batch), weight=len(batch))
+    )
+    with pytest.raises(InputError, match=r"weight 8 for samples that weigh 2\d together"):
+        Court("plain", uneven=True)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +199,7 @@ MOVED = tuple(tuple(tuple((i + 1) % 24 for i in step) for step in rank) for rank
         ({"sample_ids": MOVED}, "different batch shares", "step 1 has other samples"),
         ({"initial_sha256": ("f" * 64,) * 2}, "different initial weights", "ffffffffffff"),
         ({"learning_rates": (0.1, 0.1, 0.2)}, "different learning rate", "0.2 where"),
+        ({"weights": ((8.0,) * 3, (9.0,) * 3)}, "different weights of the same samples", "9"),
         ({"optimizer_steps": 2}, UNEXPLAINED, "tried"),  # no hypothesis explains equal numbers
     ],
 )
@@ -199,7 +263,7 @@ def test_rounding_alone_is_no_deviation(model: str, seed: int) -> None:
 def test_the_reference_is_equivalent_to_itself_and_a_hundred_times_the_rounding_is_seen() -> None:
     """The margin is 8: what is far above it does not pass."""
     judged = court("plain")
-    assert judged.judged().worst == 0.0
+    assert judged.judged().worst == judged.whole_batch.in_tolerances
     loud = 100 * judged.tolerances.floor / 4
     noisy = judged.judged(noise=Noise(seed=5, parameters=loud, gradients=loud))
     assert noisy.equivalent is False

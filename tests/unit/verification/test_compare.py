@@ -34,6 +34,7 @@ def failing(capture: Capture, tolerances: Tolerances | None = None) -> list[Chec
 DEVIATIONS: dict[str, tuple[Capture, str | None]] = {
     "initial weights": (handmade(initial_sha256=("a" * 64, "b" * 64)), None),
     "sample ids": (handmade(sample_ids=(((0, 1), (4, 5)), ((2, 3), (7, 6)))), "rank 1, step 2"),
+    "sample weights": (handmade(weights=((2.0, 2.0), (2.0, 3.0))), "rank 1, step 2"),
     "random draws": (handmade(draws=((("a",), ("b",)), (("c",), ("x",)))), "rank 1, step 2"),
     "learning rate": (handmade(learning_rates=(0.5, 0.5)), "step 2"),
     "losses": (handmade(losses=((2.0, 1.0), (4.0, 3.1))), "rank 1, step 2"),

@@ -136,7 +136,7 @@ def test_loss_is_smoothed_mean_cross_entropy() -> None:
         def forward(self, _: torch.Tensor) -> torch.Tensor:
             return logits
 
-    torch.testing.assert_close(made.loss(Fixed(), batch), expected)
+    torch.testing.assert_close(made.loss(Fixed(), batch).total, expected * len(batch))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_model_learns_the_made_up_pictures() -> None:
     batches = made.batches(BatchPlan(global_batch=32, seed=0), WHOLE)
     for _ in range(40):
         optimizer.zero_grad()
-        made.loss(model, next(batches)).backward()  # type: ignore[no-untyped-call]
+        made.loss(model, next(batches)).total.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     part = made.evaluate(model.eval(), WHOLE, CPU)
     assert made.quality([part])["accuracy_top1"] > 0.9

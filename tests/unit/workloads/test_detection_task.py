@@ -109,6 +109,7 @@ def joined(parts: list[DetectionBatch]) -> DetectionBatch:
         targets=sum((part.targets for part in parts), ()),
         sample_ids=sum((part.sample_ids for part in parts), ()),
         masks=sum((part.masks or () for part in parts), ()),
+        step_weight=parts[0].step_weight,
     )
 
 
@@ -253,10 +254,12 @@ def test_loss_is_the_sum_of_the_models(detection_folder: Path) -> None:
     made = task(detection_folder, min_size=64, model_options={"backbone_width": 8})
     model, batch = made.build_model(), taken(detection_folder)[0].to(CPU)
     loss = made.loss(model, batch)
+    assert loss.weight == batch.weight == len(batch)
     losses = model(list(batch.pictures), batch.model_targets)
     assert len(losses) == 3
-    torch.testing.assert_close(loss, torch.stack(list(losses.values())).sum())
-    loss.backward()  # type: ignore[no-untyped-call]
+    mean = torch.stack(list(losses.values())).sum()
+    torch.testing.assert_close(loss.total, mean * len(batch))
+    loss.total.backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -267,8 +270,9 @@ def test_loss_of_replicas_is_the_mean_of_theirs(detection_folder: Path) -> None:
         def forward(self, *_: object) -> dict[str, Tensor]:
             return {"a": torch.tensor([1.0, 3.0]), "b": torch.tensor(0.5, dtype=torch.bfloat16)}
 
-    loss = task(detection_folder).loss(Fixed(), taken(detection_folder)[0].to(CPU))
-    assert (loss.item(), loss.shape, loss.dtype) == (2.5, (), torch.float32)
+    batch = taken(detection_folder)[0].to(CPU)
+    loss = task(detection_folder).loss(Fixed(), batch).total
+    assert (loss.item(), loss.shape, loss.dtype) == (2.5 * len(batch), (), torch.float32)
 
 
 def test_model_of_ones_own(detection_folder: Path, own_module: str) -> None:
@@ -279,7 +283,8 @@ def test_model_of_ones_own(detection_folder: Path, own_module: str) -> None:
     assert weights_hash(made.build_model()) == weights_hash(model)
     batch = next(made.batches(PLAN, WHOLE)).to(CPU)
     losses = model(list(batch.pictures), batch.model_targets)
-    torch.testing.assert_close(made.loss(model, batch), losses["first"] + losses["second"][0])
+    mean = losses["first"] + losses["second"][0]
+    torch.testing.assert_close(made.loss(model, batch).total, mean * len(batch))
     assert made.watch_draws()() == ()
     assert made.sample_input_flops(model) == 2 * 2 * 3 * 4, "weights' gradient, not pictures'"
     assert set(made.quality([made.evaluate(model.eval(), WHOLE, CPU)])) == set(NAMES)

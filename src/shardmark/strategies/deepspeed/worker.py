@@ -51,20 +51,26 @@ def start_engine(
         config=config,
         dist_init_required=False,
     )
-    return ZeroWorker(engine, workload, recipe, context.device)
+    return ZeroWorker(engine, workload, recipe, context.device, context.world_size)
 
 
 class ZeroWorker(StepWorker):
     """Forward, backward and step through DeepSpeed's engine, which reduces itself."""
 
     def __init__(
-        self, engine: Any, workload: Workload, recipe: Recipe, device: torch.device
+        self,
+        engine: Any,
+        workload: Workload,
+        recipe: Recipe,
+        device: torch.device,
+        shares: int,
     ) -> None:
         super().__init__(
             engine.module,
             workload=workload,
             recipe=recipe,
             device=device,
+            shares=shares,
             called=engine,
             autocasts=not (engine.bfloat16_enabled() or engine.fp16_enabled()),
         )

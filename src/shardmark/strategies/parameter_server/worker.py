@@ -256,6 +256,7 @@ class PushPullWorker(StepWorker):
             workload=workload,
             recipe=recipe,
             device=device,
+            shares=workers,
             synchronise=self._sender.last_pass,
         )
         self._pulls = 0

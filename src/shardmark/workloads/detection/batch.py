@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 
-from shardmark.workloads.picture_task import PictureBatch
+from shardmark.workloads.sampled_task import SampledBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetectionBatch(PictureBatch):
+class DetectionBatch(SampledBatch):
     """Annotated pictures of one step."""
 
     pictures: tuple[Tensor, ...]

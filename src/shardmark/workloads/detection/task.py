@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.base import BatchPlan, LossSum
 from shardmark.workloads.detection.average_precision import (
     Detections,
     EvaluatedPicture,
@@ -22,7 +22,7 @@ from shardmark.workloads.detection.data import load
 from shardmark.workloads.detection.proposals import PictureSampler, sample_by_picture
 from shardmark.workloads.flops import counted_flops
 from shardmark.workloads.order import Share, generator, seed_of
-from shardmark.workloads.picture_task import PictureTask
+from shardmark.workloads.sampled_task import SampledTask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,8 +39,12 @@ MASK_THRESHOLD = 0.5
 COUNTED_PICTURES = 2
 
 
-class Detection(PictureTask[DetectionBatch]):
+class Detection(SampledTask[DetectionBatch]):
     """The sum of a detector's losses on annotated pictures."""
+
+    not_additive = (
+        "a detector divides its losses by what it draws from all pictures that it is given at once"
+    )
 
     def __init__(self, options: DetectionOptions, seed: int) -> None:
         self._options = options
@@ -48,6 +52,11 @@ class Detection(PictureTask[DetectionBatch]):
         self._data = load(options, seed)
         self._samplers: Sequence[PictureSampler] = ()
         super().__init__(options, self._data, self._data.notes)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Name of each class, in the order of the labels."""
+        return self._data.classes
 
     def build_model(self) -> nn.Module:
         model = build_detector(self._options, classes=self._data.classes, seed=self._seed)
@@ -78,6 +87,7 @@ class Detection(PictureTask[DetectionBatch]):
             pictures=tuple(pictures),
             targets=tuple(targets),
             sample_ids=read.sample_ids,
+            step_weight=share.step_weight,
             masks=tuple(known) if len(known) == len(masks) else None,
             errors=read.errors,
         )
@@ -85,8 +95,8 @@ class Detection(PictureTask[DetectionBatch]):
     def _flipped(self, plan: BatchPlan, epoch: int, position: int) -> bool:
         return bool(generator(plan.seed, "augment", epoch, position).integers(0, 2))
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Sum of the detector's losses, each a mean over what it samples, shape (), in fp32."""
+    def loss(self, model: nn.Module, batch: Batch) -> LossSum:
+        """The detector's losses added up, each a mean over what it samples; times the pictures."""
         detection = cast("DetectionBatch", batch)
         losses = model(list(detection.pictures), detection.model_targets)
         if not (isinstance(losses, Mapping) and losses) or not all(
@@ -98,8 +108,8 @@ class Detection(PictureTask[DetectionBatch]):
                 "expected a dictionary of losses, as torchvision's detectors do",
             )
         # DataParallel returns a value from each device.
-        total: Tensor = sum(loss.float().mean() for loss in losses.values())
-        return total
+        mean: Tensor = sum(loss.float().mean() for loss in losses.values())
+        return LossSum(total=mean * batch.weight, weight=batch.weight)
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
         """Which anchors each picture learns from, which weights and rounding do not change."""
@@ -150,11 +160,12 @@ class Detection(PictureTask[DetectionBatch]):
         Counted while the first pictures are really passed: what a detector does depends on them.
         """
         first = np.arange(min(COUNTED_PICTURES, self.training_samples))
-        share = Share(epoch=0, positions=slice(0, len(first)), ids=first)
-        plan = BatchPlan(global_batch=len(first), seed=self._seed)
+        count = len(first)
+        share = Share(epoch=0, positions=slice(0, count), ids=first, step_weight=count)
+        plan = BatchPlan(global_batch=count, seed=self._seed)
         batch = self._training_batch(plan, share).to(torch.device("cpu"))
         copied = copy.deepcopy(model)  # the passes leave gradients and batch norms' statistics
-        total = counted_flops(copied, lambda: self.loss(copied, batch))
+        total = counted_flops(copied, lambda: self.loss(copied, batch).total)
         return None if total is None else total // len(batch) or None
 
     def _validation_readings(self, shard: Shard) -> Iterator[AnnotatedReading]:

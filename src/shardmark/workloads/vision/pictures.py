@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shardmark.workloads.order import generator
-from shardmark.workloads.picture_task import PictureBatch, gpu_in_use
+from shardmark.workloads.sampled_task import SampledBatch, gpu_in_use
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ PADDING = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageBatch(PictureBatch):
+class ImageBatch(SampledBatch):
     """Labelled pictures of one step, ready for the model."""
 
     pictures: Tensor

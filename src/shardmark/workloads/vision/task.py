@@ -11,9 +11,10 @@ import torch
 from torch.nn import functional
 
 from shardmark.core.errors import InputError
+from shardmark.workloads.base import LossSum
 from shardmark.workloads.flops import training_flops
 from shardmark.workloads.model_building import build_model
-from shardmark.workloads.picture_task import PictureTask
+from shardmark.workloads.sampled_task import SampledTask
 from shardmark.workloads.vision.data import load
 from shardmark.workloads.vision.pictures import ImageBatch, Normalise, crop_flip, crop_flip_draws
 
@@ -41,7 +42,7 @@ class EvaluationPart:
     """Samples whose label is among the five largest logits."""
 
 
-class Classification(PictureTask[ImageBatch]):
+class Classification(SampledTask[ImageBatch]):
     """Cross entropy on labelled pictures."""
 
     def __init__(self, options: ClassificationOptions, seed: int) -> None:
@@ -50,6 +51,11 @@ class Classification(PictureTask[ImageBatch]):
         self._data = load(options, seed)
         self._normalise = Normalise(self._data.mean, self._data.std)
         super().__init__(options, self._data)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Name of each class, in the order of the labels."""
+        return self._data.classes
 
     def build_model(self) -> nn.Module:
         return build_model(
@@ -63,27 +69,31 @@ class Classification(PictureTask[ImageBatch]):
     def _training_batch(self, plan: BatchPlan, share: Share) -> ImageBatch:
         read = self._data.training.read(share.ids)
         if self._options.augment == "none":
-            return self._batch(read, read.pictures)
+            return self._batch(read, read.pictures, share.step_weight)
         corners, flipped = crop_flip_draws(plan.seed, share.epoch, self.training_samples)
         places = share.positions
-        return self._batch(read, crop_flip(read.pictures, corners[:, places], flipped[places]))
+        pictures = crop_flip(read.pictures, corners[:, places], flipped[places])
+        return self._batch(read, pictures, share.step_weight)
 
-    def _batch(self, read: Reading, pictures: Tensor) -> ImageBatch:
+    def _batch(self, read: Reading, pictures: Tensor, step_weight: float) -> ImageBatch:
         return ImageBatch(
             pictures=self._normalise(pictures),
             labels=read.labels,
             sample_ids=read.sample_ids,
+            step_weight=step_weight,
             errors=read.errors,
         )
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy over the batch's samples, shape (), in fp32 under every precision."""
+    def loss(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Cross entropy, summed over the pictures in fp32 under every precision."""
         pictures = cast("ImageBatch", batch)
-        return functional.cross_entropy(
+        total = functional.cross_entropy(
             self._logits(model, pictures),
             pictures.labels,
             label_smoothing=self._options.label_smoothing,
+            reduction="sum",
         )
+        return LossSum(total=total, weight=batch.weight)
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> EvaluationPart:
@@ -143,7 +153,7 @@ class Classification(PictureTask[ImageBatch]):
 
         def make(start: int) -> ImageBatch:
             read = self._data.validation.read(mine[start : start + EVALUATION_BATCH])
-            return self._batch(read, read.pictures)
+            return self._batch(read, read.pictures, float(len(mine)))
 
         return self._in_order(make, range(0, len(mine), EVALUATION_BATCH))
 

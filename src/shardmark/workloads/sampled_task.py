@@ -1,9 +1,9 @@
-"""What the tasks on pictures do alike: batches in order, made ahead where asked, errors noted."""
+"""What all tasks do alike: batches in order, made ahead where asked, weighed, errors noted."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -15,11 +15,25 @@ from shardmark.workloads.base import Workload
 from shardmark.workloads.order import ShardOrder, Share, every_step, micro_batches
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from shardmark.core.shares import Shard, StepShard
     from shardmark.workloads.base import BatchPlan
-    from shardmark.workloads.datasets.sources import LabelledPictures
-    from shardmark.workloads.detection.coco import AnnotatedPictures
-    from shardmark.workloads.options import PictureOptions
+    from shardmark.workloads.options import WorkloadOptions
+
+
+class Splits(Protocol):
+    """A data set."""
+
+    @property
+    def training(self) -> Sized: ...
+
+    @property
+    def validation(self) -> Sized: ...
+
+    @property
+    def synthetic(self) -> bool: ...
 
 
 class Reading(Protocol):
@@ -27,21 +41,29 @@ class Reading(Protocol):
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """One line for each unreadable picture met while making it."""
+        """One line for each unreadable sample met while making it."""
 
 
 Item = TypeVar("Item")
 Made = TypeVar("Made", bound=Reading)
-BatchMade = TypeVar("BatchMade", bound="PictureBatch")
+BatchMade = TypeVar("BatchMade", bound="SampledBatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PictureBatch:
+class SampledBatch:
     """Some samples of one step, ready for the model."""
 
     sample_ids: tuple[int, ...]
     """Index of each sample in the training set, in order."""
+    step_weight: float
+    """Of the whole step, all shares and micro-batches together."""
+    sample_weights: tuple[float, ...] | None = None
+    """Of each sample; None where each weighs 1."""
     errors: tuple[str, ...] = ()
+
+    @property
+    def weight(self) -> float:
+        return float(len(self) if self.sample_weights is None else sum(self.sample_weights))
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -51,12 +73,19 @@ class PictureBatch:
         """A copy on the device; asynchronous where the memory is pinned."""
 
     def split(self, parts: int) -> tuple[Self, ...]:
-        """Equal, consecutive micro-batches."""
+        """Consecutive micro-batches of equally many samples."""
         if parts == 1:
             return (self,)
-        return tuple(
-            replace(self, sample_ids=self.sample_ids[which], errors=(), **self._contents_of(which))
-            for which in micro_batches(len(self), parts)
+        return tuple(self._cut(which) for which in micro_batches(len(self), parts))
+
+    def _cut(self, which: slice) -> Self:
+        weights = None if self.sample_weights is None else self.sample_weights[which]
+        return replace(
+            self,
+            sample_ids=self.sample_ids[which],
+            sample_weights=weights,
+            errors=(),
+            **self._contents_of(which),
         )
 
     @abstractmethod
@@ -64,35 +93,35 @@ class PictureBatch:
         """The other fields, cut to these samples."""
 
 
-class PictureTask(Workload, Generic[BatchMade]):
-    """The part of a `Workload` that does not depend on what is to be learned of pictures."""
+class SampledTask(Workload, Generic[BatchMade]):
+    """The part of a `Workload` that does not depend on what is to be learned.
+
+    `training_weights` has one of each training sample; without, each weighs 1.
+    """
 
     def __init__(
         self,
-        options: PictureOptions,
-        data: LabelledPictures | AnnotatedPictures,
+        options: WorkloadOptions,
+        data: Splits,
         notes: Iterable[str] = (),
+        training_weights: NDArray[np.float64] | None = None,
     ) -> None:
         self._workers = options.loader_workers
-        self._pictures = data
+        self._splits = data
+        self._training_weights = training_weights
         self._errors = dict.fromkeys(notes)  # a set that keeps its order
 
     @property
     def training_samples(self) -> int:
-        return len(self._pictures.training)
+        return len(self._splits.training)
 
     @property
     def validation_samples(self) -> int:
-        return len(self._pictures.validation)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Name of each class, in the order of the labels."""
-        return self._pictures.classes
+        return len(self._splits.validation)
 
     @property
     def synthetic(self) -> bool:
-        return self._pictures.synthetic
+        return self._splits.synthetic
 
     @property
     def data_errors(self) -> tuple[str, ...]:
@@ -102,7 +131,7 @@ class PictureTask(Workload, Generic[BatchMade]):
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[BatchMade]:
         """Raises `DataError` at once for a training set smaller than one step."""
-        order = ShardOrder(self.training_samples, plan, shard)
+        order = ShardOrder(self.training_samples, plan, shard, self._training_weights)
 
         def make(step_shard: StepShard) -> BatchMade:
             return self._training_batch(plan, order.at(step_shard.step, step_shard.shard))
@@ -112,9 +141,6 @@ class PictureTask(Workload, Generic[BatchMade]):
     @abstractmethod
     def _training_batch(self, plan: BatchPlan, share: Share) -> BatchMade:
         """Read and augment one shard's part of one step; perhaps in another process."""
-
-    def watch_draws(self) -> Callable[[], tuple[str, ...]]:
-        return tuple
 
     def _in_order(self, make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
         """`make(item)` for each of the items; notes what could not be read."""
