@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmark.core.text import one_line
 from shardmark.results.store import Damaged, StoredRun, load_run
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Run:
         from shardmark.report.answers.answers import answer_lines
         from shardmark.report.table.comparison import comparison_table
 
-        lines = "<br>".join(escape(line) for line in answer_lines(self._comparison))
+        lines = "<br>".join(escape(one_line(line)) for line in answer_lines(self._comparison))
         columns, rows = comparison_table(self._comparison).for_people()
         titles = [f"{column.title} {column.unit}".strip() for column in columns]
         table = pd.DataFrame(rows, columns=titles).to_html(index=False, border=0) if rows else ""

@@ -18,6 +18,7 @@ from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.verify import verify
 from shardmark.core.errors import ShardmarkError
+from shardmark.core.text import say
 from shardmark.core.version import __version__
 
 BAD_INPUT = 2
@@ -35,7 +36,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"shardmark {__version__}")
+        say(f"shardmark {__version__}")
         raise typer.Exit
 
 
@@ -82,7 +83,7 @@ def _answer(arguments: list[str] | None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except ShardmarkError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(*f"error: {error}".split("\n"), error=True)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

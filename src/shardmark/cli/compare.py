@@ -11,6 +11,7 @@ import typer
 
 from shardmark.cli.arguments import Baseline, Runs, load_runs
 from shardmark.core.errors import InputError
+from shardmark.core.text import say, say_text
 from shardmark.report.table.formats import Format
 
 if TYPE_CHECKING:
@@ -145,10 +146,10 @@ def compare(
                 shown = shown[:1]  # the claims are another table
             parts.append(render_tables(shown, form, terminal_width()))
         output = "\n".join(parts)
-    typer.echo(output, nl=False)
+    say_text(output)
     if form.for_programs:
         for damaged in comparison.damaged:
-            typer.echo(f"damaged, left out: {damaged}", err=True)
+            say(f"damaged, left out: {damaged}", error=True)
 
 
 def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
@@ -166,12 +167,12 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
         raise InputError("--regression", f"{given} named", "name two: before and after")
     regression = find_regressions(*runs, threshold=percent / 100)
     if form is Format.JSON:
-        typer.echo(render_json({"regression": regression_json(regression)}), nl=False)
+        say_text(render_json({"regression": regression_json(regression)}))
     else:
         width = terminal_width() or 80
         if form is not Format.CSV:
-            typer.echo(render_points(regression_lines(regression), form, width))
-        typer.echo(render_tables([regression_table(regression)], form, width), nl=False)
+            say_text(render_points(regression_lines(regression), form, width) + "\n")
+        say_text(render_tables([regression_table(regression)], form, width))
     return int(bool(regression.regressions))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from shardmark.core.errors import InputError, StrategyUnavailable
+from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
     from shardmark.core.machine import Machine
@@ -118,9 +119,9 @@ def _print_findings(*, as_json: bool) -> None:
     strategies = strategy_availability(here)
     if as_json:
         findings = {"machine": here, "checks": checks, "strategies": strategies}
-        typer.echo(json.dumps(findings, default=asdict, indent=2))
+        say(*json.dumps(findings, default=asdict, indent=2).split("\n"))
     else:
-        typer.echo(_text(here, checks, strategies))
+        say(*_text(here, checks, strategies))
     if any(check.name in ESSENTIAL and check.state is State.MISSING for check in checks):
         raise typer.Exit(1)
 
@@ -149,7 +150,7 @@ def strategy_availability(here: Machine) -> list[Availability]:
     return answers
 
 
-def _text(here: Machine, checks: Iterable[Check], strategies: Iterable[Availability]) -> str:
+def _text(here: Machine, checks: Iterable[Check], strategies: Iterable[Availability]) -> list[str]:
     """For people: one line a finding, the remedy below it."""
     findings = [(check.state.value, check.name, check.found, check.remedy) for check in checks]
     offers = []
@@ -158,8 +159,8 @@ def _text(here: Machine, checks: Iterable[Check], strategies: Iterable[Availabil
         found += f": {offer.reason}" if offer.reason else ""
         offers.append(("ok" if offer.available else "no", offer.strategy, found, offer.remedy))
     width = max(len(name) for _, name, _, _ in (*findings, *offers))
-    heading = f"\nstrategies here, on {here.device_type}:"
-    return "\n".join([*_lines(findings, width), heading, *_lines(offers, width)])
+    heading = f"strategies here, on {here.device_type}:"
+    return [*_lines(findings, width), "", heading, *_lines(offers, width)]
 
 
 def _lines(rows: Iterable[tuple[str, str, str, str | None]], width: int) -> list[str]:
@@ -219,7 +220,7 @@ def _most_processes(experiment: str) -> int:
 def _print_network(record: NetworkRecord, run: Path | None, *, as_json: bool) -> None:
     """Fit, store with the run where one is named, and print."""
     from shardmark.analysis.network.links import with_fits
-    from shardmark.report.table.formats import render_tables
+    from shardmark.report.table.formats import render_json, render_tables
     from shardmark.report.views.network import links_table
     from shardmark.results.network import write_network
 
@@ -227,6 +228,6 @@ def _print_network(record: NetworkRecord, run: Path | None, *, as_json: bool) ->
     if run is not None:
         write_network(run, record)
     if as_json:
-        typer.echo(record.model_dump_json(indent=2))
+        say_text(render_json(json.loads(record.model_dump_json())))
     else:
-        typer.echo(render_tables([links_table(record)]), nl=False)
+        say_text(render_tables([links_table(record)]))

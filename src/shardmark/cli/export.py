@@ -11,6 +11,7 @@ import typer
 
 from shardmark.cli.arguments import Runs, load_runs
 from shardmark.core.errors import InputError
+from shardmark.core.text import say
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
 DATABRICKS = "databricks"
@@ -68,17 +69,17 @@ def export(
         raise InputError("--trial", f"is for {', '.join(LAUNCHERS)}", "leave it out")
     loaded = load_runs(runs)
     for damaged in (damaged for run in loaded for damaged in run.damaged):
-        typer.echo(f"damaged, left out: {damaged}", err=True)
+        say(f"damaged, left out: {damaged}", error=True)
     if to.value in LAUNCHERS:
         launch = export_launch(loaded, to.value, trial, place)
-        typer.echo(f"{to.value}: {launch.title} to {launch.where}")
-        typer.echo("".join(f"{note}\n" for note in launch.notes) + f"start: {launch.command}")
+        say(f"{to.value}: {launch.title} to {launch.where}")
+        say(*launch.notes, f"start: {launch.command}")
         return
     done = export_runs(loaded, to.value, place)
     kept = f"; {done.kept} there already, left as they are" if done.kept else ""
     trials = "1 trial" if done.trials == 1 else f"{done.trials} trials"
-    typer.echo(f"{to.value}: {trials} to {done.where}{kept}")
-    typer.echo(f"look: {done.look}")
+    say(f"{to.value}: {trials} to {done.where}{kept}")
+    say(f"look: {done.look}")
 
 
 def _place(to: To, out: str | None, tracking_uri: str | None) -> str | None:

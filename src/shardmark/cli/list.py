@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shardmark.core.errors import InputError
+from shardmark.core.text import say
 
 KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments", "studies")
 
@@ -24,7 +25,7 @@ def list_(
     lines = listing(kind)
     width = max((len(name) for name in lines), default=0)
     for name, line in lines.items():
-        typer.echo(f"{name.ljust(width)}  {line}".rstrip())
+        say(f"{name.ljust(width)}  {line}".rstrip())
 
 
 def listing(kind: str) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from shardmark.cli.arguments import Baseline, Runs, load_runs
+from shardmark.core.text import say
 
 
 def report(
@@ -32,6 +33,6 @@ def report(
     stored = load_runs(runs)
     page = default_out([run.path for run in stored]) if out is None else out.expanduser()
     written = write_report(stored, compare(stored, baseline), page, images=images)
-    typer.echo(f"report: {written.page}")
+    say(f"report: {written.page}")
     if written.images is not None:
-        typer.echo(f"figures: {written.images} ({written.figures}, each as PNG and SVG)")
+        say(f"figures: {written.images} ({written.figures}, each as PNG and SVG)")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, with_engine
+from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
@@ -90,7 +91,7 @@ def run(
     options = [option for option, wanted in given.items() if wanted]
     options += [] if budget is None else ["--budget", budget]
     if remeasure and REQUEUED_VARIABLE in os.environ:
-        typer.echo("requeued job: it goes on, --remeasure was for its first start", err=True)
+        say("requeued job: it goes on, --remeasure was for its first start", error=True)
         remeasure = False
     try:
         with _terminable():
@@ -107,12 +108,12 @@ def run(
                         budget_seconds=budget_seconds,
                     )
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {again}", err=True)
+        say(f"interrupted; go on with: {again}", error=True)
         raise
     except JobEndedError as error:
         if any((folder / "trials").glob("*/result.json")):
             _print_results(folder, quiet=quiet)
-        typer.echo(f"error: {error}\nwhat was measured is kept; go on with: {again}", err=True)
+        say(f"error: {error}", f"what was measured is kept; go on with: {again}", error=True)
         done = SOME_FAILED
     if done is None:
         done = _print_results(folder, quiet=quiet)
@@ -134,7 +135,7 @@ def _delegated(
         options=("--out", str(folder.absolute()), *options),
         folder=folder,
     )
-    return delegate(experiment, plan, command, (lambda _: None) if quiet else typer.echo)
+    return delegate(experiment, plan, command, (lambda _: None) if quiet else say)
 
 
 def _print_results(folder: Path, *, quiet: bool) -> int:
@@ -146,11 +147,11 @@ def _print_results(folder: Path, *, quiet: bool) -> int:
 
     stored = load_run(folder)
     text = overview(compare([stored], None), width=terminal_width() or 80)
-    typer.echo(text if quiet else f"\n{text}", nl=False)
+    say_text(text if quiet else f"\n{text}")
     if not quiet:
         shown = shlex.quote(str(folder))
-        typer.echo(f"\nfiles: {folder}   again: shardmark compare {shown}")
-        typer.echo(f"report: shardmark report {shown}")
+        say("", f"files: {folder}   again: shardmark compare {shown}")
+        say(f"report: shardmark report {shown}")
     failed = any(result.outcome in ("failed", "timed_out") for result in stored.trials)
     return SOME_FAILED if failed else 0
 
@@ -176,12 +177,12 @@ def _print_plan(
         check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
-    typer.echo("\n".join([*plan_lines(plan), *time_lines(plan, out, budget_seconds)]))
+    say(*plan_lines(plan), *time_lines(plan, out, budget_seconds))
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
     engine = experiment.engine.name
     lacking = unavailable_lines(plan.trials, here) if engine == "local" else []
     for line in [*submission(experiment, plan, ["shardmark", *without]), *lacking]:
-        typer.echo(f"{engine}: {line}")
+        say(f"{engine}: {line}")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import tempfile
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, with_engine
+from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
@@ -43,6 +45,7 @@ def verify(
     from shardmark.launch.controller import verify_experiment
     from shardmark.launch.listener import Silent
     from shardmark.progress.lines import Lines
+    from shardmark.report.table.formats import render_json
     from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
@@ -54,8 +57,10 @@ def verify(
         listener = Silent() if form is Format.JSON else Lines()
         scratch = Path(folder) / "verification"
         verification = verify_experiment(resolved, scratch, plan=plan, progress=listener)
-    json = form is Format.JSON
-    typer.echo(verification.model_dump_json(indent=1) if json else _text(verification))
+    if form is Format.JSON:
+        say_text(render_json(json.loads(verification.model_dump_json())))
+    else:
+        say(*_text(verification))
     if any(not _accepted(verdict) for verdict in verification.verdicts):
         raise typer.Exit(NOT_EQUIVALENT)
 
@@ -73,7 +78,7 @@ def _delegated(experiment: Experiment, plan: Plan, form: Format) -> int | None:
         options=("--format", form.value),
         folder=folder,
     )
-    done = delegate(experiment, plan, command, partial(typer.echo, err=form is Format.JSON))
+    done = delegate(experiment, plan, command, partial(say, error=form is Format.JSON))
     if done in (0, NOT_EQUIVALENT):
         shutil.rmtree(folder, ignore_errors=True)
     return done
@@ -86,7 +91,7 @@ def _accepted(verdict: Verdict) -> bool:
     return verdict.equivalent is not False
 
 
-def _text(verification: Verification) -> str:
+def _text(verification: Verification) -> list[str]:
     """The answer, one line a verdict, and under a deviating one its cause and its evidence."""
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
     same = sum(verdict.equivalent is True for verdict in tried)
@@ -108,7 +113,7 @@ def _text(verification: Verification) -> str:
                 lines.append(f"    first deviation: {verdict.cause.first_deviation}")
             if verdict.cause.setting:
                 lines.append(f"    setting: {verdict.cause.setting}")
-    return "\n".join(lines)
+    return lines
 
 
 def _word(verdict: Verdict) -> str:

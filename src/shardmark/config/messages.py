@@ -65,5 +65,5 @@ def refuse(mistakes: Sequence[InitErrorDetails]) -> NoReturn:
 
 def join(errors: Sequence[InputError]) -> InputError:
     """One error whose text has a line for each."""
-    where, found, allowed = errors[0].args
-    return InputError(where, found, "\n".join([allowed, *map(str, errors[1:])]))
+    where, found, allowed, *more = errors[0].args
+    return InputError(where, found, allowed, *more, *errors[1:])

@@ -5,22 +5,29 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
+from shardmark.core.text import one_line
+
 
 class ShardmarkError(Exception):
-    """Base of every error that a user can cause or fix; the command line prints it in one piece."""
+    """Base of every error that a user can cause or fix; it is told on one line."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class InputError(ShardmarkError):
     """The experiment, a run folder or an argument is wrong: exit code 2.
 
     `where` is a file and key or an option, `found` the value met, `allowed` what would be accepted.
+    Each of `more` mistakes has a line of its own.
     """
 
-    def __init__(self, where: str, found: str, allowed: str) -> None:
-        super().__init__(where, found, allowed)  # all positional, so that it can be pickled
+    def __init__(self, where: str, found: str, allowed: str, *more: InputError) -> None:
+        super().__init__(where, found, allowed, *more)  # all positional, so that it can be pickled
 
     def __str__(self) -> str:
-        return "{}: {}; {}".format(*self.args)
+        where, found, allowed, *more = self.args
+        return "\n".join([one_line(f"{where}: {found}; {allowed}"), *map(str, more)])
 
 
 class DataError(ShardmarkError):
@@ -30,7 +37,7 @@ class DataError(ShardmarkError):
         super().__init__(where, found, remedy)
 
     def __str__(self) -> str:
-        return "{}: {}; {}".format(*self.args)
+        return one_line("{}: {}; {}".format(*self.args))
 
 
 class StrategyUnavailable(ShardmarkError):  # noqa: N818  (an outcome, not a failure)
@@ -48,7 +55,7 @@ class StrategyUnavailable(ShardmarkError):  # noqa: N818  (an outcome, not a fai
         return str(self.args[2])
 
     def __str__(self) -> str:
-        return "cannot run {!r} here: {}; {}".format(*self.args)
+        return one_line("cannot run {!r} here: {}; {}".format(*self.args))
 
 
 MEMORY_MESSAGES = (

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic_core import from_json
 
+from shardmark.analysis.trial.raw_files import number
 from shardmark.core.run_files import (
     LOG_FILE,
     LOST_FILE,
@@ -22,6 +23,7 @@ from shardmark.core.run_files import (
 from shardmark.launch.outcome import NoticedCause, ProcessEnd
 from shardmark.measure.step.progress import reached
 from shardmark.measure.system.sampler import SystemSampler
+from shardmark.results.files import read_model, read_regular
 from shardmark.results.schema import RankRecord
 
 AGENT_FILE = "agent.json"
@@ -104,11 +106,13 @@ def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:
 def rank_record(directory: Path, rank: int) -> RankRecord | None:
     """One rank's record; None where it wrote none."""
     try:
-        record = RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
-    except (OSError, ValidationError):
+        record = read_model(RankRecord, read_regular(directory / rank_file(rank)))
+    except (OSError, ValueError):
         return None
     lost = directory / LOST_FILE.format(rank)
-    return record.model_copy(update={"lost": lost.read_text()}) if lost.exists() else record
+    if not lost.exists():
+        return record
+    return record.model_copy(update={"lost": lost.read_text(errors="replace")})
 
 
 def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
@@ -129,12 +133,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file; a line cut short by a kill ends it."""
     if not path.exists():
         return
-    with path.open() as file:
-        for line in file:
+    with path.open("rb") as file:
+        for text in file:
             try:
-                yield json.loads(line)
+                line = from_json(text)
             except ValueError:
                 return
+            if isinstance(line, dict):
+                yield line
 
 
 def merge_steps(directory: Path, processes: int) -> None:
@@ -143,7 +149,7 @@ def merge_steps(directory: Path, processes: int) -> None:
         for rank in range(processes):
             part = directory / rank_steps_file(rank)
             if part.exists():
-                merged.write(part.read_text())
+                merged.write(part.read_text(errors="replace"))
 
 
 def merge_samples(directory: Path) -> None:
@@ -154,7 +160,8 @@ def merge_samples(directory: Path) -> None:
         node = int(part.name.removeprefix("samples.node-").partition(".")[0])
         for line in read_lines(part):
             told = line if len(parts) == 1 else {"node": node, **line}
-            lines.append((line["at_seconds"], json.dumps(told, separators=(",", ":"))))
+            if (at_seconds := number(line.get("at_seconds"))) is not None:
+                lines.append((at_seconds, json.dumps(told, separators=(",", ":"))))
     with (directory / SAMPLES_FILE).open("w") as merged:
         merged.writelines(f"{text}\n" for _, text in sorted(lines))
 

@@ -15,9 +15,9 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from shardmark.core.text import one_line
 from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.progress.lines import Lines, Quiet, figures
-from shardmark.report.table.table import clean
 from shardmark.trials.trial import Trial
 
 DRAW_EVERY_SECONDS = 0.5
@@ -52,7 +52,7 @@ class Display(Lines):
         """The heading, what is done of 1 as a bar, and the parts, in as many lines as needed."""
         self._drawn_at = time.monotonic()
         # Cut at the terminal's edge, since a wrapped line could not be drawn over.
-        lines: list[RenderableType] = [_line(clean(heading), style="bold")]
+        lines: list[RenderableType] = [_line(one_line(heading), style="bold")]
         if done is not None:
             width = min(self._console.width, BAR_COLUMNS)
             bar = ProgressBar(total=1.0, completed=done, width=width)
@@ -64,7 +64,7 @@ class Display(Lines):
         if self._console.is_jupyter:
             super()._print(text)  # below the cell's drawing, as plain text
         else:
-            self._console.print(Text(clean(text)), soft_wrap=True)
+            self._console.print(Text(one_line(text)), soft_wrap=True)
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,9 +10,9 @@ from shardmark.config.axes import NODES
 from shardmark.config.messages import show
 from shardmark.core.durations import duration
 from shardmark.core.strict_yaml import format_yaml
+from shardmark.core.text import one_line, say
 from shardmark.launch.listener import Reading, Silent
 from shardmark.progress.pace import Pace
-from shardmark.report.table.table import clean
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.trials.trial import Trial
 
@@ -73,7 +72,7 @@ class Lines:
             self._print(f"{self._title}: {', '.join(figures(reading, self._pace))}")
 
     def _print(self, text: str) -> None:
-        print(clean(text), flush=True)
+        say(text)
 
 
 class Quiet(Silent):
@@ -84,7 +83,7 @@ class Quiet(Silent):
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
         if result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
-            print(f"error: {clean(f'{self._title}: {ending(result)}')}", file=sys.stderr)
+            say(f"error: {self._title}: {ending(result)}", error=True)
 
 
 def title(trial: Trial) -> str:
@@ -99,8 +98,8 @@ def title(trial: Trial) -> str:
 def shown(value: object) -> str:
     """A varied value as the experiment file has it: YAML on one line."""
     if isinstance(value, Mapping | list | tuple):
-        return clean(format_yaml(value, one_line=True))
-    return clean(value if isinstance(value, str) else show(value))
+        return one_line(format_yaml(value, one_line=True))
+    return one_line(value if isinstance(value, str) else show(value))
 
 
 def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:

@@ -51,9 +51,11 @@ _OF_FIELD = {
     "flops_per_sample": _FLOPS,
     "window_seconds": _ABOVE_ZERO,
 }
+_GIVEN = Bounds(-1e300, 1e300, tiny=0.0)
+"""What the user set: finite, and a float has room for it."""
 _MEASURED = {"world_size", "total_seconds", "started_at_seconds", "metrics", "ranks"}
-_FREE = {"settings", "reasons"}
-"""Fields of a rank that hold no measurement."""
+_SET = "settings"
+"""Of a rank: no measurement."""
 
 
 def bounds_of(metric: str) -> Bounds:
@@ -65,7 +67,7 @@ def bounds_of(metric: str) -> Bounds:
 
 def out_of_bounds(result: TrialResult) -> str | None:
     """The first number that no run measures, by its place in the file; None where there is none."""
-    for place, value in _numbers((), result.model_dump(include=_MEASURED)):
+    for place, value in _numbers((), result.model_dump(exclude={"files"})):
         bounds = _bounds_at(place)
         if not bounds.allow(value):
             shown = f"{value:.4g}" if isinstance(value, float) else f"{value!s:.40}"
@@ -78,15 +80,16 @@ def _numbers(place: tuple[str, ...], value: object) -> Iterator[tuple[tuple[str,
         yield place, value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            if key not in _FREE:
-                yield from _numbers((*place, key), inner)
-    elif isinstance(value, tuple):
+            yield from _numbers((*place, str(key)), inner)
+    elif isinstance(value, tuple | list):
         for number, inner in enumerate(value):
             yield from _numbers((*place, str(number)), inner)
 
 
 def _bounds_at(place: tuple[str, ...]) -> Bounds:
     *parents, field = place
+    if place[0] not in _MEASURED or _SET in parents:
+        return _GIVEN
     if "quality" in parents:
         return bounds_of(field)
     if parents[:1] != ["metrics"]:

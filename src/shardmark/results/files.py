@@ -7,7 +7,7 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -15,6 +15,10 @@ from shardmark.results.schema import FileRecord
 
 MOST_BYTES = 2**26
 """No file of a run that is read as one is as large; a result of 1,000 ranks has a sixth of it."""
+MOST_VALUES = 2_000_000
+"""In one file: small ones take eighty times their room in memory."""
+MOST_FAULTS = 10_000
+"""Of one file, that are looked at."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -49,9 +53,12 @@ def write_model(path: Path, model: BaseModel) -> None:
 
 def read_model(model: type[ModelT], content: bytes) -> ModelT:
     """The content as the model.  Raises `ValueError` that says what the first fault is."""
+    check_values(content)
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
+        if error.error_count() > MOST_FAULTS:
+            raise ValueError(f"{error.error_count():,} of its values are wrong") from None
         faults = error.errors(include_url=False)
     if faults[0]["type"] == "json_invalid":
         raise ValueError(f"is not whole JSON: {faults[0]['msg']}")
@@ -65,12 +72,29 @@ def read_model(model: type[ModelT], content: bytes) -> ModelT:
     raise ValueError(f"{key}: found {shown}; {fault['msg']}{more}{advice}")
 
 
+def check_values(content: bytes) -> None:
+    """Raise `ValueError` for JSON that would fill the memory."""
+    if json_values(content) > MOST_VALUES:
+        raise ValueError(f"holds more than {MOST_VALUES:,} values")
+
+
+def json_values(content: bytes) -> int:
+    """At most so many values are in the JSON, which is not parsed."""
+    return 1 + sum(map(content.count, (b",", b"[", b"{")))
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, opened to be read; `OSError` for a pipe, a device or a folder."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
 def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """All that a regular file holds; `OSError` for a larger one, or a pipe, which never ends."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    with open_regular(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         size = f"it is larger than {most_bytes // 2**20} MiB"

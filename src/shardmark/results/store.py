@@ -19,6 +19,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.results.bounds import out_of_bounds
 from shardmark.results.files import (
+    check_values,
     difference,
     file_record,
     flush_folder,
@@ -157,7 +158,9 @@ class RunFolder:
     def read_environment(self) -> dict[str, Any]:
         """The machine, the versions and the state of git; empty where none can be read."""
         try:
-            environment = json.loads(read_regular(self.path / ENVIRONMENT_FILE))
+            content = read_regular(self.path / ENVIRONMENT_FILE)
+            check_values(content)
+            environment = json.loads(content, parse_int=_whole_number)
         except (OSError, ValueError, RecursionError):
             return {}
         return environment if isinstance(environment, dict) else {}
@@ -303,6 +306,11 @@ def _contradiction(result: TrialResult, folder: Path, *, verify: bool) -> str | 
     if result.outcome is Outcome.OK and not trained:
         return "its outcome is ok, but no rank that trains is in it"
     return out_of_bounds(result)
+
+
+def _whole_number(text: str) -> float:
+    """One that is no count of anything is not finite: arithmetic with it would overflow."""
+    return int(text) if len(text) < 20 else float(text)
 
 
 def _finite(result: TrialResult) -> TrialResult:

@@ -159,7 +159,7 @@ def test_a_metric_is_no_whole_number(tmp_path: Path) -> None:
     [
         (b'{"rank": 0}\n{"rank', "line 2 is no JSON"),
         (b"7\n", "line 1 is no object"),
-        (b"\xff\n", "decode"),
+        (b"\xff\n", "line 1 is no JSON"),
     ],
 )
 def test_a_damaged_raw_file_is_told(tmp_path: Path, content: bytes, message: str) -> None:

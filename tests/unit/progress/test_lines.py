@@ -89,7 +89,7 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
     ("outcome", "failure", "end"),
     [
         ("out_of_memory", Failure(reason="rank 1", remedy="less"), " after 21.5 s: rank 1; less"),
-        ("out_of_memory", Failure(reason="a\n\x1b[31m"), " after 21.5 s: a [31m"),
+        ("out_of_memory", Failure(reason="a\n\x1b[31m"), " after 21.5 s: a "),
         ("out_of_memory", None, " after 21.5 s"),
         ("interrupted", Failure(reason="by the user", remedy="again"), " after 21.5 s"),
     ],

@@ -68,7 +68,7 @@ def test_numbers_have_about_four_digits(value: float, text: str) -> None:
         ({"interval": "to", "decimals": 2}, estimate(1.8, 1.72, 1.95), "1.80 (1.72 to 1.95)"),
         ({"interval": "to", "decimals": 2}, estimate(1.0, 1.0, 1.0), "1.00"),
         ({}, {"a": 1}, '{"a": 1}'),
-        ({}, "two\nlines\x1b[31m\u202e", "two lines[31m"),
+        ({}, "two\nlines\x1b[31m\u202e", "two lines"),
     ],
 )
 def test_a_cell_as_people_see_it(fields: dict[str, Any], value: Value, text: str) -> None:
@@ -115,7 +115,7 @@ def test_a_wide_text_table_continues_below_with_the_names() -> None:
         ("[2pt] *", "{[}2pt{]} {*}"),
         ("--epochs ---", "-{}-epochs -{}-{}-"),
         ("1 ±2 ≥ → \N{MULTIPLICATION SIGN} µ", r"1 $\pm$2 $\geq$ $\to$ $\times$ $\mu$"),
-        ("\x1b[31mred\x00\u202e", "{[}31mred"),
+        ("\x1b[31mred\x00\u202e", "red"),
         ("Zürich", "Zürich"),
     ],
 )

@@ -75,7 +75,7 @@ def test_begun_trial_is_missing(run: Path, result_file: Path) -> None:
         (b"[" * 100_000, "is not whole JSON"),
         (b"[1, 2]", "found [1, 2]"),
         (b"{}", "Field required (and "),
-        (None, "cannot be read: Is a directory"),
+        (None, "cannot be read: it is no regular file"),
     ],
 )
 def test_garbled_result_is_damaged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,9 +10,15 @@ from typing import BinaryIO
 
 from pydantic_core import from_json
 
+from shardmark.results.files import json_values, open_regular
+
 MOST_BYTES = 64 * 2**20
 """Of a file that is read as a whole."""
 _PARTS = 16
+_MOST_VALUES = 6_000_000
+"""As many as real lines of so many bytes hold, and no more than the memory does."""
+_OF_A_LINE = 4
+"""What a line costs beside its values, in values."""
 
 Line = Mapping[str, object]
 
@@ -21,8 +28,12 @@ def raw_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[Line]:
 
     A file that cannot be read has none, and a line that is no object is passed over.
     """
+    room = _MOST_VALUES
     for part in _parts(path, most_bytes):
-        for text in part.split(b"\n"):
+        for text in io.BytesIO(part):
+            room -= json_values(text) + _OF_A_LINE
+            if room < 0:
+                return
             try:
                 line = from_json(text)
             except ValueError:
@@ -32,8 +43,13 @@ def raw_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[Line]:
 
 
 def number(value: object) -> float | None:
-    """A JSON number as a float; None for anything else."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A JSON number as a float; None for anything else, and where a float has no room for it."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def mapping(value: object) -> Line:
@@ -58,7 +74,7 @@ def by_node(samples: Iterable[Line]) -> dict[int, list[Line]]:
 
 def _parts(path: Path, most_bytes: int) -> list[bytes]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= most_bytes:
                 return [file.read()]

@@ -18,6 +18,7 @@ from shardmark.core.environment_variables import (
     RENDEZVOUS_VARIABLE,
 )
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
+from shardmark.core.text import say
 from shardmark.launch.local.fork_server import die_with_parent
 from shardmark.launch.local.launcher import launched
 from shardmark.launch.outcome import describe
@@ -122,4 +123,4 @@ def _redirect(log: Path) -> None:
             os.dup2(file.fileno(), descriptor)
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    print(f"agent started at {time.time():.3f}", flush=True)
+    say(f"agent started at {time.time():.3f}")

@@ -31,6 +31,7 @@ from shardmark.core.environment_variables import (
 )
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.run_files import TRIAL_FILE
+from shardmark.core.text import say
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.nodes.addresses import free_port, interface_variables
 from shardmark.launch.nodes.protocol import (
@@ -114,7 +115,7 @@ class Node:
         try:
             answer = self._answer(message)
         except InputError as error:
-            answer = {"input_error": list(error.args)}
+            answer = {"input_error": list(error.args[:3])}
         except (ShardmarkError, OSError) as error:
             answer = {"error": str(error)}
         self._channel.send(answer)
@@ -367,10 +368,10 @@ def main(invitation: str) -> int:
         secret = told or shared_secret()
         reason = join(Invitation(**json.loads(invitation)), secret).serve()
     except ShardmarkError as error:
-        print(error, file=sys.stderr)
+        say(*str(error).split("\n"), error=True)
         return 1
     if reason is not None:
-        print(f"the controller is gone: {reason}", file=sys.stderr)
+        say(f"the controller is gone: {reason}", error=True)
     return int(reason is not None)
 
 

@@ -20,8 +20,9 @@ from typing import Any
 
 from shardmark.config.engines import SlurmOptions
 from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.text import say
 from shardmark.launch.engine import EngineRequest, RemoteCommand, Tell
-from shardmark.results.files import write_whole
+from shardmark.results.files import read_regular, write_whole
 from shardmark.results.store import RunFolder
 
 JOB_FOLDER = "slurm"
@@ -277,9 +278,9 @@ def _under_way(command: RemoteCommand, words: Sequence[str]) -> Job | None:
     """The job that already works on the folder; raises `InputError` if it does something else."""
     folder = _job_folder(command)
     try:
-        stored = json.loads((folder / JOB_FILE).read_text())
+        stored = json.loads(read_regular(folder / JOB_FILE))
         job, before = str(stored["job"]), stored["command"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     state = job_state(job)
     if state is not None and not state.is_alive:
@@ -301,7 +302,8 @@ class Follower:
         self._job = job
         self._tell = tell
         self._told = ""
-        self._logs = {job.output: sys.stdout, job.errors: sys.stderr}
+        self._logs = {job.output: False, job.errors: True}
+        """Whether it is what the job prints on standard error."""
         self._read_bytes = dict.fromkeys(self._logs, 0)
 
     @property
@@ -350,7 +352,7 @@ class Follower:
 
     def _print_new(self, *, last: bool = False) -> None:
         """Whole lines that are new at the end of the logs; at last one without an end, too."""
-        for path, stream in self._logs.items():
+        for path, is_error in self._logs.items():
             with suppress(OSError):
                 # Network file systems show what is new once the folder is opened anew.
                 os.listdir(path.parent)  # noqa: PTH208  # nothing is made of the entries
@@ -361,7 +363,7 @@ class Follower:
                 self._read_bytes[path] += whole
                 for line in content[:whole].decode(errors="replace").splitlines():
                     if not line.startswith(HIDDEN):
-                        print(line, file=stream, flush=True)
+                        say(line, error=is_error)
 
 
 def _exit_code(job: Job, ended: JobState, tell: Tell, *, log_seen: bool) -> int:

@@ -31,7 +31,11 @@ def export_parquet(sources: Sequence[Source], out: str | None) -> Exported:
 
 def _csv(frame: pd.DataFrame) -> bytes:
     cells = frame.astype(object).where(frame.notna(), None).map(csv_cell)
-    return bytes(cells.to_csv(index=False, lineterminator="\n").encode())
+    return bytes(
+        cells.to_csv(
+            index=False, lineterminator="\n", header=[csv_cell(str(name)) for name in cells]
+        ).encode()
+    )
 
 
 def _parquet(frame: pd.DataFrame) -> bytes:

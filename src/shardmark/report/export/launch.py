@@ -20,10 +20,10 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import format_yaml
+from shardmark.core.text import one_line
 from shardmark.core.version import __version__
 from shardmark.measure.system.environment import MASK
 from shardmark.report.export.source import unwritable
-from shardmark.report.table.table import clean
 from shardmark.results.files import write_whole
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
@@ -261,7 +261,7 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
             f' "$folder/{DEEPSPEED}"',
         }[to]
     )
-    return "".join(f"{clean(line)}\n" for line in lines)
+    return "".join(f"{one_line(line)}\n" for line in lines)
 
 
 def _machines(nodes: Sequence[object]) -> str:

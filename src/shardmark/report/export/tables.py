@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic_core import from_json
 
 from shardmark.analysis.compare.epochs import epoch_values
 from shardmark.analysis.compare.rows import other_varied, plain
 from shardmark.analysis.trial.rank_metrics import workers_of
+from shardmark.analysis.trial.raw_files import mapping, objects
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.report.export.source import Source
-from shardmark.results.files import read_regular
+from shardmark.results.files import open_regular
 from shardmark.results.schema import Outcome, TrialResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MOST_STEPS_BYTES = 2**30
-"""Of `steps.jsonl` or `samples.jsonl`, which are read as one."""
+"""Of `steps.jsonl` or `samples.jsonl`."""
+MOST_LINE_BYTES = 2**22
 Record = dict[str, Any]
 By = Literal["trial", "epoch", "step", "sample"]
 TABLES: Mapping[By, str] = {
@@ -118,7 +123,11 @@ def _frame(
         dtype = _axis_dtype(values) if name in axes else dtypes.get(name, "float64")
         if dtype == "string":
             values = [None if value is None else plain(value) for value in values]
-        columns[name] = pd.Series(values, dtype=dtype)
+        try:
+            columns[name] = pd.Series(values, dtype=dtype)
+        except (TypeError, ValueError, OverflowError):
+            found = f"values that are no {dtype}"
+            raise InputError(f"column {name}", found, "repeat the trial that holds them") from None
     frame = pd.DataFrame(columns)
     frame.attrs["units"] = {name: unit for name in names if (unit := unit_of(name))}
     return frame
@@ -205,7 +214,7 @@ def step_rows(source: Source, trial: TrialResult) -> list[Record]:
     """One a rank and step, as `steps.jsonl` has them; epochs are counted from 1."""
     counts_steps = _counts_steps(trial)
     return [
-        {**line, "epoch": None if counts_steps or line.get("epoch") is None else line["epoch"] + 1}
+        {**line, "epoch": None if counts_steps else _counted_from_1(line.get("epoch"))}
         for line in _lines(source, trial, STEPS_FILE)
     ]
 
@@ -215,25 +224,27 @@ def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
     rows: list[Record] = []
     for line in _lines(source, trial, SAMPLES_FILE):
         at = {"at_seconds": line.get("at_seconds")}
-        for rank in line.get("ranks", ()):
+        for rank in objects(line, "ranks"):
             own = {key: value for key, value in rank.items() if key != "network"}
             rows.append({**at, "subject": "rank", **own})
             process = {"rank": rank.get("rank"), "pid": rank.get("pid")}
             rows += _interfaces("rank's interface", {**at, **process}, rank.get("network"))
         rows += _interfaces("interface", at, line.get("network"))
-        for gpu in line.get("gpus", ()):
+        for gpu in objects(line, "gpus"):
             own = {key: value for key, value in gpu.items() if key != "uuid"}
             rows.append({**at, "subject": "gpu", "gpu_uuid": gpu.get("uuid"), **own})
-        if line.get("machine") is not None:  # some kernels do not tell
-            rows.append({**at, "subject": "machine", **line["machine"]})
+        if machine := mapping(line.get("machine")):  # some kernels do not tell
+            rows.append({**at, "subject": "machine", **machine})
     return rows
 
 
-def _interfaces(
-    subject: str, whose: Record, network: Mapping[str, Record] | None
-) -> Iterator[Record]:
-    for name, counters in (network or {}).items():
-        yield {**whose, "subject": subject, "interface": name, **counters}
+def _interfaces(subject: str, whose: Record, network: object) -> Iterator[Record]:
+    for name, counters in mapping(network).items():
+        yield {**whose, "subject": subject, "interface": name, **mapping(counters)}
+
+
+def _counted_from_1(epoch: object) -> object:
+    return epoch + 1 if isinstance(epoch, int) else epoch
 
 
 def finite(value: object) -> float | None:
@@ -249,17 +260,21 @@ def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[st
     if trial.outcome is not Outcome.OK or not path.exists():
         return
     try:
-        text = read_regular(path, MOST_STEPS_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from None
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            content = json.loads(line)
-        except ValueError as error:
-            raise _damaged(path, f"line {number} is no JSON: {error}") from None
-        if not isinstance(content, dict):
-            raise _damaged(path, f"line {number} is no object")
-        yield content
+        file = open_regular(path)
+    except OSError as error:
+        raise _damaged(path, error.strerror or str(error)) from None
+    with file:
+        if os.fstat(file.fileno()).st_size > MOST_STEPS_BYTES:
+            raise _damaged(path, f"it is larger than {MOST_STEPS_BYTES // 2**20} MiB")
+        lines = iter(partial(file.readline, MOST_LINE_BYTES), b"")
+        for number, line in enumerate(lines, 1):
+            try:
+                content = from_json(line)
+            except ValueError as error:
+                raise _damaged(path, f"line {number} is no JSON: {error}") from None
+            if not isinstance(content, dict):
+                raise _damaged(path, f"line {number} is no object")
+            yield content
 
 
 def _damaged(path: Path, reason: str) -> InputError:

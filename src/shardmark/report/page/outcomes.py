@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.core.run_files import LOG_FILE
+from shardmark.core.text import one_line
+from shardmark.results.files import open_regular
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import RunFolder
 
 TAIL_LINES = 40
 TAIL_BYTES = 64 * 1024
 LINE_CHARACTERS = 400
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def not_ok(rows: Sequence[Row]) -> list[NotOk]:
 def log_tail(folder: Path) -> LogTail | None:
     """The last lines of a trial's log as plain text; None where there is nothing to show."""
     try:
-        with (folder / LOG_FILE).open("rb") as file:
+        with open_regular(folder / LOG_FILE) as file:
             size_bytes = file.seek(0, os.SEEK_END)
             file.seek(max(0, size_bytes - TAIL_BYTES))
             content = file.read()
@@ -74,7 +73,7 @@ def log_tail(folder: Path) -> LogTail | None:
         lines = lines[1:]  # the first one may be a part
     if not any(lines):
         return None
-    shown = [printable(line) for line in lines[-TAIL_LINES:]]
+    shown = [shortened(line) for line in lines[-TAIL_LINES:]]
     return LogTail(
         trial=folder.name,
         text="\n".join(shown),
@@ -83,10 +82,9 @@ def log_tail(folder: Path) -> LogTail | None:
     )
 
 
-def printable(line: str) -> str:
-    """Without colours and what moves a cursor; no longer than a reader can use."""
-    last = _ESCAPES.sub("", line.rstrip()).rpartition("\r")[2]  # of a line that was overwritten
-    text = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", last)
+def shortened(line: str) -> str:
+    """No longer than a reader can use."""
+    text = one_line(line.rstrip().rpartition("\r")[2])  # of a line that was overwritten
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]} ..."
 
 

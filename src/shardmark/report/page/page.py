@@ -18,6 +18,7 @@ from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError
+from shardmark.core.text import one_line, printable
 from shardmark.core.version import __version__
 from shardmark.report.answers.answers import LABELS, answer_grid, answers, answers_json
 from shardmark.report.answers.why import why_lines
@@ -142,10 +143,11 @@ def template_text(name: str) -> str:
 
 
 def _templates() -> Environment:
-    """All values are escaped, save `Markup`."""
+    """All values but `Markup` are escaped, and their control characters left out."""
     environment = Environment(
         loader=FunctionLoader(template_text),
         autoescape=True,
+        finalize=_plain,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -154,9 +156,15 @@ def _templates() -> Environment:
     return environment
 
 
+def _plain(value: object) -> object:
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return printable(value)
+
+
 def sentence(text: str) -> Markup:
     """A sentence of ours, escaped: names in backquotes are code, a number keeps its unit."""
-    escaped = str(escape(text))
+    escaped = str(escape(one_line(text)))
     return Markup(_UNIT.sub("\\1\N{NO-BREAK SPACE}", _CODE.sub("<code>\\1</code>", escaped)))
 
 

@@ -7,18 +7,21 @@ import io
 import json
 import re
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.report.table.table import NOTHING, Column, Missing, Table, Value, clean
+from shardmark.core.text import one_line
+from shardmark.report.table.table import NOTHING, Column, Missing, Table, Value
 
 GUTTER = "  "
 NOTE_WIDTH = 98
 LEAST_WIDTH = 40
 """Notes are not made narrower than this; a terminal may be."""
 LATEX_PACKAGES = "% needs \\usepackage{booktabs,adjustbox}\n"
+FORMULA_SIGNS = ("=", "+", "-", "@")
 
 
 class Format(StrEnum):
@@ -60,7 +63,7 @@ def render_tables(
         elif form is Format.LATEX:
             parts.append(_latex(table))
         else:
-            parts.append((f"{clean(heading)}\n\n" if heading else "") + _text(table, width))
+            parts.append((f"{one_line(heading)}\n\n" if heading else "") + _text(table, width))
     return "\n".join(parts)
 
 
@@ -76,7 +79,7 @@ def render_points(points: Sequence[str], form: Format, width: int | None = None)
 def wrapped(text: str, width: int | None = None) -> str:
     """A paragraph whose further lines are indented; ends with a line break."""
     filled = textwrap.fill(
-        clean(text),
+        one_line(text),
         NOTE_WIDTH if width is None else max(LEAST_WIDTH, min(NOTE_WIDTH, width)),
         subsequent_indent="  ",
         break_long_words=False,
@@ -154,9 +157,12 @@ def _pipes(cells: Iterable[str]) -> str:
     return f"| {' | '.join(map(escape_markdown, cells))} |"
 
 
+_MARKDOWN = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "\\|[]*"}})
+
+
 def escape_markdown(text: str) -> str:
-    """What would end a cell, a line or the text."""
-    return clean(text).replace("|", "\\|").replace("<", "&lt;")
+    """What would end a cell, a line or the text, or load a picture."""
+    return one_line(text).translate(_MARKDOWN)
 
 
 # LaTeX
@@ -192,7 +198,7 @@ _MINUS = re.compile(r"(?<![\w.)])-(?=[\d.])")
 
 def escape_latex(text: str) -> str:
     """The text as TeX prints it; letters outside ASCII stay as they are, in UTF-8."""
-    return _LIGATURE.sub("-{}", clean(text).translate(_ESCAPES))
+    return _LIGATURE.sub("-{}", one_line(text).translate(_ESCAPES))
 
 
 def _latex(table: Table) -> str:
@@ -284,8 +290,9 @@ def csv_cell(value: Value) -> str:
         return repr(value)
     if not isinstance(value, str):
         return json.dumps(value, sort_keys=True, default=str)
-    text = clean(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    text = one_line(value)
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])  # some take wide signs, too
+    return f"'{text}" if first in FORMULA_SIGNS else text
 
 
 def records(table: Table) -> list[dict[str, Any]]:

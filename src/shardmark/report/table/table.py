@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.core.text import one_line
 
 NOTHING = "-"
 """A cell without a value, as people see it."""
@@ -67,7 +67,7 @@ class Column:
             scaled = value * self.scale
             whole = self.decimals is None and float(scaled).is_integer()
             return number(scaled, decimals=0 if whole else self.decimals)
-        return clean(value if isinstance(value, str) else json.dumps(value, default=str))
+        return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
 
     def _estimate(self, estimate: Estimate) -> str:
         text = number(estimate.value * self.scale, decimals=self.decimals)
@@ -110,7 +110,8 @@ class Table:
             and (column.names_row or any(cell not in ("", NOTHING) for cell in cells[index]))
         ]
         columns = [
-            replace(self.columns[index], title=clean(self.columns[index].title)) for index in shown
+            replace(self.columns[index], title=one_line(self.columns[index].title))
+            for index in shown
         ]
         return columns, [list(row) for row in zip(*(cells[i] for i in shown), strict=True)]
 
@@ -155,14 +156,3 @@ def number(value: float, *, decimals: int | None = None) -> str:
         if abs(value) >= limit:
             return f"{value:.{digits}f}"
     return f"{value:.4g}"
-
-
-def clean(text: str) -> str:
-    """The text on one line: white space becomes blanks, other control characters vanish.
-
-    Whoever named a strategy, a host or a file must not steer the reader's terminal.
-    """
-    spaced = "".join(" " if character.isspace() else character for character in text)
-    return "".join(
-        character for character in spaced if not unicodedata.category(character).startswith("C")
-    )
