@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from shardmark.strategies.base import RankContext, Server
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import TaskOptions, build_workload
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.own.options import OwnOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 from tests.distributed.faults import Started
 
@@ -24,6 +27,14 @@ SHIPPED = ("ddp", "fsdp", "fsdp-grad-op", "zero-0", "zero-1", "zero-2", "zero-3"
 WORKLOAD = ClassificationOptions(
     model="tests.distributed.models:small", dataset="digits", validation_samples=100
 )
+TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
+
+
+def own(name: str) -> OwnOptions:
+    """The task of the user's that `shardmark init` writes under this name."""
+    return OwnOptions(task=f"{TEMPLATES / name}.py:Task")
+
+
 SGD = Optimizer(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.1)
 RECIPES: dict[str, dict[str, Any]] = {
     "sgd": {},

@@ -14,6 +14,7 @@ from tests.distributed.captures import (
     Case,
     capture_all,
     check_verdict,
+    own,
     recipe,
     trial,
     verdict_of,
@@ -40,6 +41,9 @@ CASES = {
         )
         for label in RECIPES
     },
+    "own task of uneven weights": case(
+        "ps-sync", 3, {"gradient_accumulation": 2}, workload=own("tokens")
+    ),
     # Nobody else makes a gradient stale.
     "one asynchronous worker": case("ps-async", 1, servers=3),
     "bf16 wire": case("ps-sync", 3, wire="bf16"),

@@ -13,10 +13,11 @@ from tests.distributed.captures import (
     Case,
     capture_all,
     check_verdict,
+    own,
     recipe,
     trial,
 )
-from tests.distributed.faults import FAULTS
+from tests.distributed.faults import FAULTS, mean_of_means
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)
@@ -30,6 +31,16 @@ EQUIVALENT = {
     for name in ("ddp", "fsdp")
     for seed in range(6)
 }
+UNEVEN = recipe(gradient_accumulation=2)
+EQUIVALENT |= {
+    f"{name}, own task {task}": Case(trial=trial(name, UNEVEN, workload=own(task)))
+    for task, names in {
+        "tokens": ("ddp", "fsdp", "zero-1", "zero-3"),
+        "regression": ("ddp",),
+        "segmentation": ("fsdp",),
+    }.items()
+    for name in names
+}
 FAULTY = {
     fault: Case(
         trial=trial("ddp", recipe(gradient_accumulation=4 if "accumulation" in fault else 1)),
@@ -37,6 +48,13 @@ FAULTY = {
         cause=cause,
     )
     for fault, (begin, cause) in FAULTS.items()
+} | {
+    "mean of means": Case(
+        trial=trial("ddp", recipe(), workload=own("tokens")),
+        begin=mean_of_means,
+        cause="each rank divides its loss by its own weight (a mean of means), "
+        "not by the whole step's",
+    )
 }
 CASES = EQUIVALENT | FAULTY
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 import shardmark
 from shardmark.cli import app
+from shardmark.cli.init import Kind
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping, load_experiment, preset_names, preset_text
 from shardmark.core.machine import Machine
@@ -90,6 +92,15 @@ def test_the_example_of_a_model_makes_logits() -> None:
         exec(code, made)
         logits = made["small"](num_classes=10, width=16)(torch.zeros(2, 3, 32, 32))
         assert logits.shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", [kind.value for kind in Kind])
+def test_the_guide_s_own_tasks_are_those_that_init_writes(name: str) -> None:
+    template = (files("shardmark.config") / "templates" / f"{name}.py").read_text(encoding="utf-8")
+    guide = ROOT / "docs" / "guides" / "own-task.md"
+    shown = [code.partition("\n")[2] for _, code in blocks("python", guide)]
+    assert template in shown
+    assert name != "tokens" or template.count("\n") <= 40
 
 
 def test_metrics_are_explained() -> None:

@@ -12,6 +12,7 @@ import typer
 from shardmark.cli.compare import compare
 from shardmark.cli.doctor import doctor
 from shardmark.cli.export import export
+from shardmark.cli.init import init
 from shardmark.cli.list import list_
 from shardmark.cli.report import report
 from shardmark.cli.run import run
@@ -61,6 +62,7 @@ app.command("compare")(compare)
 app.command("report")(report)
 app.command("export")(export)
 app.command("verify")(verify)
+app.command("init")(init)
 app.command("list")(list_)
 app.command("doctor")(doctor)
 app.command("schema")(schema)

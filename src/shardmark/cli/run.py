@@ -171,7 +171,7 @@ def _print_plan(
     from shardmark.launch.fingerprint import fingerprint_of
     from shardmark.measure.system.environment import machine
 
-    there = tuple(trial for trial in plan.trials if not trial.workload.download)
+    there = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
     check_plan(replace(plan, trials=there))
     if out is not None:
         check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)

@@ -18,6 +18,7 @@ from shardmark.config.problems import explain
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import EXCLUSIVE
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
+from shardmark.workloads.models import model_known
 
 MOST_BYTES = 2**18
 """No experiment is as large: something else was given."""
@@ -48,7 +49,20 @@ def load_experiment(source: str | Path, overrides: Sequence[str | Override] = ()
     data = parse_yaml(text, where)
     if data is None:
         raise InputError(where, "it is empty", ALLOWED)
-    return from_mapping(data, overrides, where=where)
+    return from_mapping(_found_beside(data, Path(where)), overrides, where=where)
+
+
+def _found_beside(data: Any, file: Path) -> Any:
+    """A module of the user's that only the file's own folder has, named by its own file."""
+    workload = data.get("workload") if isinstance(data, Mapping) else None
+    if not isinstance(workload, Mapping):
+        return data
+    for key in ("task", "model"):
+        module, colon, name = str(workload.get(key, "")).rpartition(":")
+        beside = file.expanduser().parent / f"{module.removesuffix('.py')}.py"
+        if colon and not model_known(f"{module}:{name}") and beside.is_file():
+            return {**data, "workload": {**workload, key: f"{beside}:{name}"}}
+    return data
 
 
 def from_mapping(

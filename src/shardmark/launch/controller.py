@@ -128,15 +128,17 @@ def check_plan(plan: Plan) -> None:
     """Raise `DataError` or `InputError` for what cannot be measured, before anything is started."""
     for trial, samples in _training_samples(plan):
         recipe, warmup_steps = trial.recipe, trial.measure.warmup_steps
-        steps_per_epoch = samples // trial.batch_per_step
-        if not steps_per_epoch:
+        steps_per_epoch = None if samples is None else samples // trial.batch_per_step
+        if steps_per_epoch == 0:
             key = "per_rank_batch" if recipe.global_batch is None else "global_batch"
             raise InputError(
                 f"{trial.experiment}: recipe.{key}",
                 f"{trial.batch_per_step} samples a step, and {samples} to train on",
                 "give a smaller batch, or more data",
             )
-        steps = recipe.steps or (recipe.epochs or 0) * steps_per_epoch
+        if steps_per_epoch is None and recipe.steps is None:
+            continue  # the ranks will know
+        steps = recipe.steps or (recipe.epochs or 0) * (steps_per_epoch or 0)
         if steps <= warmup_steps:
             raise InputError(
                 f"{trial.experiment}: measure.warmup_steps",
@@ -155,15 +157,13 @@ def check_folder(
         fingerprint.refuse_changes(out, trained)
 
 
-def _training_samples(plan: Plan) -> Iterator[tuple[Trial, int]]:
-    """How many samples each trial trains on; each data set is looked for once."""
-    known: list[tuple[object, int]] = []
+def _training_samples(plan: Plan) -> Iterator[tuple[Trial, int | None]]:
+    """How many samples each trial trains on, if known; each data set is looked for once."""
+    known: list[tuple[object, int | None]] = []
     for trial in plan.trials:
-        samples = next((count for workload, count in known if workload == trial.workload), None)
-        if samples is None:
-            samples = check_data(trial.workload)
-            known.append((trial.workload, samples))
-        yield trial, samples
+        if all(workload != trial.workload for workload, _ in known):
+            known.append((trial.workload, check_data(trial.workload)))
+        yield trial, next(count for workload, count in known if workload == trial.workload)
 
 
 def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner) -> None:

@@ -12,22 +12,27 @@ from pydantic import Field, TypeAdapter
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.own.options import OwnOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 
 if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
-TaskOptions = Annotated[ClassificationOptions | DetectionOptions, Field(discriminator="name")]
+TaskOptions = Annotated[
+    ClassificationOptions | DetectionOptions | OwnOptions, Field(discriminator="name")
+]
 """The `workload` of an experiment: its name says which task it is."""
 
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,
     "detection": DetectionOptions,
+    "own": OwnOptions,
 }
 
 _PACKAGES: dict[type[WorkloadOptions], str] = {
     ClassificationOptions: "shardmark.workloads.vision",
     DetectionOptions: "shardmark.workloads.detection",
+    OwnOptions: "shardmark.workloads.own",
 }
 """Its `data` looks for the data without torch, its `task` reads them and trains."""
 
@@ -38,13 +43,14 @@ def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
     return checked
 
 
-def check_data(options: WorkloadOptions) -> int:
-    """The number of training samples.  Imports no torch.
+def check_data(options: WorkloadOptions) -> int | None:
+    """The number of training samples; None where only the ranks can tell.  Imports no torch.
 
     Raises `DataError` or `InputError` if the data cannot be there.  Runs once before the first
     trial: whatever has to be made or read once is made here.
     """
-    samples: int = importlib.import_module(f"{_PACKAGES[type(options)]}.data").check(options)
+    data = importlib.import_module(f"{_PACKAGES[type(options)]}.data")
+    samples: int | None = data.check(options)
     return samples
 
 

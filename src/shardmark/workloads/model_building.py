@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +107,7 @@ def _timm(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, 
     return timm.create_model, options
 
 
-def user_function(name: str) -> Callable[..., object]:
+def user_function(name: str, key: str = "workload.model") -> Callable[..., object]:
     """`package.module:function`, found from the current folder, too; or `file.py:function`."""
     module_name, _, function_name = name.rpartition(":")
     file = Path(module_name).expanduser().absolute() if module_name.endswith(".py") else None
@@ -118,16 +119,17 @@ def user_function(name: str) -> Callable[..., object]:
         function = getattr(module, function_name)
     except (ImportError, AttributeError, OSError) as error:
         raise InputError(
-            "workload.model", f"cannot import {name}: {error}", "package.module:function"
+            key, f"cannot import {name}: {error}", "package.module:function"
         ) from error
     if not callable(function):
-        raise InputError("workload.model", f"{name} is not callable", "a function or a class")
+        raise InputError(key, f"{name} is not callable", "a function or a class")
     return cast("Callable[..., object]", function)
 
 
 def _from_file(file: Path) -> ModuleType:
     """The file as a module of its own, whatever else has its name."""
-    name = f"shardmark_model_{file.stem}"
+    # Another folder may hold a file of the same name.
+    name = f"shardmark_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, file)
         assert spec is not None

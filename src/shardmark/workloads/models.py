@@ -49,7 +49,7 @@ def is_user_function(name: str) -> bool:
 def model_known(name: str) -> bool:
     """Whether the name can be built here; a user's function is looked up in its source."""
     if is_user_function(name):
-        return _user_function_problem(name) is None
+        return user_function_problem(name) is None
     if name.startswith("timm:"):
         return _timm_base(name) in registered_names("timm")
     if name in MODELS or name in registered_names("torchvision"):
@@ -62,7 +62,7 @@ def check_model_name(name: str) -> None:
     if model_known(name):
         return
     if is_user_function(name):
-        raise ValueError(f"model {name!r}: {_user_function_problem(name)}")
+        raise ValueError(f"model {name!r}: {user_function_problem(name)}")
     check_function_spelling(name)
     if name.startswith("timm:") and find_spec("timm") is None:
         raise ValueError(f"model {name!r}: timm is not installed; pip install 'shardmark[timm]'")
@@ -102,7 +102,7 @@ def _timm_base(name: str) -> str:
     return name.removeprefix("timm:").partition(".")[0]
 
 
-def _user_function_problem(name: str) -> str | None:
+def user_function_problem(name: str) -> str | None:
     """Why the user's function cannot be imported, as far as its source tells."""
     module, _, function = name.rpartition(":")
     if module.endswith(".py"):

@@ -31,6 +31,11 @@ class WorkloadOptions(Model):
         """What messages call the data."""
         return "the data set"
 
+    @property
+    def fetches_data(self) -> bool:
+        """Whether looking for the data may download them."""
+        return False
+
     def user_modules(self) -> tuple[str, ...]:
         """Modules of the user's that the task imports."""
         return ()
@@ -66,6 +71,10 @@ class PictureOptions(WorkloadOptions):
     @property
     def data_name(self) -> str:
         return self.dataset
+
+    @property
+    def fetches_data(self) -> bool:
+        return self.download
 
     @property
     def folder(self) -> Path:

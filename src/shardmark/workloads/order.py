@@ -14,7 +14,7 @@ from shardmark.core.shares import StepShard
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from shardmark.core.shares import Shard
     from shardmark.workloads.base import BatchPlan
@@ -138,9 +138,9 @@ class ShardOrder:
         )
 
 
-def checked_weights(weights: NDArray[np.float64], samples: int) -> NDArray[np.float64]:
+def checked_weights(given: ArrayLike, samples: int) -> NDArray[np.float64]:
     """One for each sample, finite and at least 0; `DataError` where not."""
-    weights = np.asarray(weights, np.float64)
+    weights = np.asarray(given, np.float64)
     if weights.shape != (samples,):
         raise DataError(
             "training set",

@@ -167,7 +167,8 @@ def test_keywords_change_keys_of_the_file(asked: Asked) -> None:
     assert experiment.matrix["recipe.precision"] == ["bf16"]
     assert experiment.matrix["world_size"] == [2]
     assert [str(entry)[:6] for entry in experiment.matrix["strategy"]] == ["single", "{'name"]
-    assert (experiment.workload.dataset, experiment.workload.data_dir) == ("random", "data")
+    workload = experiment.workload.model_dump()
+    assert (workload["dataset"], workload["data_dir"]) == ("random", "data")
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_short_keys_reach_axes_and_the_workload(make: Make) -> None:
     assert experiment.matrix["strategy"] == ["ddp"]
     assert experiment.matrix["world_size"] == [2, 4]
     assert experiment.matrix["workload.dataset"] == ["random"]
-    assert experiment.workload.model == "resnet50"
+    assert experiment.workload.model_dump()["model"] == "resnet50"
 
 
 def test_engine_is_a_name_or_a_mapping(make: Make) -> None:

@@ -96,7 +96,7 @@ def test_varied_has_the_other_axes_by_full_key(make: Make) -> None:
     for trial in trials:
         assert trial.recipe.precision == "bf16"
         assert trial.recipe.optimizer.lr == trial.varied["recipe.optimizer.lr"]
-        assert trial.workload.model == "resnet50"
+        assert trial.workload.model_dump()["model"] == "resnet50"
 
 
 def test_whole_mappings_and_measurements_are_axes(make: Make) -> None:

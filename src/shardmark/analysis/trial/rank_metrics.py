@@ -314,7 +314,10 @@ def _updates_per_second(workers: Sequence[RankRecord]) -> Value:
 
 
 def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
-    """Of the last epoch that has each; all ranks store the same quality, so the first's counts."""
+    """Of the last epoch that has each; all ranks store the same quality, so the first's counts.
+
+    A task of the user's has metrics of its own, which the catalogue does not know.
+    """
     epochs = workers[0].epochs if workers else ()
     evaluated = [epoch.quality for epoch in epochs if epoch.quality is not None]
 
@@ -326,9 +329,10 @@ def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
             return NO_SUCH_METRIC
         return "the evaluation gave no finite number" if values[-1] is None else values[-1]
 
+    own = dict.fromkeys(name for quality in evaluated for name in quality)
     return {
         "train_loss": trial_value(train_loss(workers, len(epochs) - 1)),
-        **{name: trial_value(last(name)) for name in _EVALUATED},
+        **{name: trial_value(last(name)) for name in dict.fromkeys((*_EVALUATED, *own))},
     }
 
 

@@ -83,7 +83,8 @@ def summarise(
         results |= network_metrics(samples, windows)
         results |= process_metrics(samples, ranks, windows)
         results |= device_metrics(samples, windows, device_type)
-    return split({name: results.get(name, no_window) for name in TRIAL_METRICS})
+    names = dict.fromkeys((*TRIAL_METRICS, *results))
+    return split({name: results.get(name, no_window) for name in names})
 
 
 def _why_no_window(workers: Sequence[RankRecord], steps_taken: int, warmup_steps: int) -> str:

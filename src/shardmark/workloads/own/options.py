@@ -1,0 +1,43 @@
+"""A task of the user's own: which class, with which arguments.  Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from shardmark.workloads.models import is_user_function, user_function_problem
+from shardmark.workloads.options import WorkloadOptions
+
+
+class OwnOptions(WorkloadOptions):
+    """A task of your own: one class with its model, data and loss."""
+
+    verified_samples: ClassVar[int] = 256
+
+    name: Literal["own"] = "own"
+    task: str
+    """`package.module:Class` or `folder/file.py:Class`; see the guide 'Your own task'."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+    evaluation_batch: PositiveInt = 64
+    """Validation samples that the task is given at once."""
+
+    @field_validator("task")
+    @classmethod
+    def _found(cls, name: str) -> str:
+        if not is_user_function(name):
+            raise ValueError(
+                f"task {name!r} names no class; package.module:Class or folder/file.py:Class"
+            )
+        problem = user_function_problem(name)
+        if problem is not None:
+            raise ValueError(f"task {name!r}: {problem}")
+        return name
+
+    @property
+    def data_name(self) -> str:
+        return self.task
+
+    def user_modules(self) -> tuple[str, ...]:
+        return (self.task.rpartition(":")[0],)

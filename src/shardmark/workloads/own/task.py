@@ -1,0 +1,328 @@
+"""The user's class as a workload: its methods are called in the right place, and checked."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
+from shardmark.workloads.base import BatchPlan, LossSum
+from shardmark.workloads.flops import counted_flops
+from shardmark.workloads.model_building import user_function
+from shardmark.workloads.order import Share, checked_weights, reduced, seed_of
+from shardmark.workloads.own.batch import OwnBatch
+from shardmark.workloads.sampled_task import SampledTask
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardmark.core.shares import Shard
+    from shardmark.workloads.base import Batch
+    from shardmark.workloads.own.options import OwnOptions
+
+NEEDED = ("model", "train_data", "validation_data", "loss")
+COUNTED_SAMPLES = 2
+DEFAULT_METRIC = "validation_loss"
+
+TAKEN_OVER = {
+    "backward": "strategies run the backward pass, and communicate in it",
+    "training_step": "loss(model, batch) takes its place, and the strategy takes the step",
+    "configure_optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
+    "optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
+    "optimizer_step": "the strategy takes the step",
+}
+"""Methods that a strategy could not follow -> why."""
+
+
+class Selection:
+    """A map-style data set, or some samples of it, numbered anew from 0."""
+
+    def __init__(self, data: Any, ids: NDArray[np.int64] | None = None) -> None:
+        self._data = data
+        self._ids = np.arange(len(data)) if ids is None else ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._data[int(self._ids[index])]
+
+    def select(self, ids: NDArray[np.int64]) -> Selection:
+        return Selection(self._data, self._ids[ids])
+
+    def weights(self, of: Callable[[Any], Any]) -> NDArray[np.float64]:
+        """Of each sample, from a function that weighs the whole data set."""
+        return checked_weights(of(self._data), len(self._data))[self._ids]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSplits:
+    """The task's two data sets."""
+
+    training: Selection
+    validation: Selection
+    synthetic: bool
+
+
+class OwnTask(SampledTask[OwnBatch]):
+    """A class with `model`, `train_data`, `validation_data` and `loss`, and more where wanted."""
+
+    def __init__(self, options: OwnOptions, seed: int) -> None:
+        self._options = options
+        self._seed = seed
+        with _generators_kept():
+            _seed_all(seed)
+            self._task = _made(options)
+            splits = OwnSplits(
+                training=self._selection("train_data", options.training_samples, split=0),
+                validation=self._selection("validation_data", options.validation_samples, split=1),
+                synthetic=bool(getattr(self._task, "synthetic", False)),
+            )
+        weigh = getattr(self._task, "weights", None)
+        self._validation_weights = splits.validation.weights(weigh) if weigh else None
+        if not getattr(self._task, "loss_adds_up", True):
+            self.not_additive = "the task declares that its loss does not add up"
+        self._model_calls = int(getattr(self._task, "model_calls", 1))
+        self._collate = getattr(self._task, "collate", default_collate)
+        self._data = splits
+        super().__init__(
+            options,
+            splits,
+            training_weights=splits.training.weights(weigh) if weigh else None,
+        )
+
+    def _selection(self, method: str, wanted: int | None, *, split: int) -> Selection:
+        data = getattr(self._task, method)()
+        if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            raise self._refusal(
+                f"{method}() gives a {type(data).__name__} without length or index",
+                "a sequence, or a map-style Dataset: every rank has to find its own samples",
+            )
+        return reduced(Selection(data), wanted, seed=self._seed, split=split)
+
+    def _refusal(self, found: str, allowed: str) -> InputError:
+        return InputError("workload.task", f"{self._options.task}: {found}", allowed)
+
+    def build_model(self) -> nn.Module:
+        with _generators_kept():
+            _seed_all(self._seed)
+            model = self._task.model()
+        if not isinstance(model, nn.Module):
+            raise self._refusal(f"model() made a {type(model).__name__}", "an nn.Module")
+        return model.train()
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
+        own = getattr(self._task, "blocks", None)
+        return None if own is None else list(own(model))
+
+    def _training_batch(self, plan: BatchPlan, share: Share) -> OwnBatch:
+        positions = range(share.positions.start, share.positions.stop)
+        seeds = [seed_of(plan.seed, "own", share.epoch, position) for position in positions]
+        return self._batch(self._data.training, share.ids, seeds, share.step_weight, share.weights)
+
+    def _batch(
+        self,
+        data: Selection,
+        ids: NDArray[np.int64],
+        seeds: Sequence[int],
+        step_weight: float,
+        weights: tuple[float, ...] | None,
+    ) -> OwnBatch:
+        """What a sample draws depends on its seed, and not on who reads it."""
+        samples = []
+        with _generators_kept():
+            for index, seed in zip(ids.tolist(), seeds, strict=True):
+                _seed_all(seed)
+                samples.append(data[index])
+            content = self._collate(samples)
+        return OwnBatch(
+            content=content,
+            sample_ids=tuple(ids.tolist()),
+            step_weight=step_weight,
+            sample_weights=weights,
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> LossSum:
+        """What the task returns, a scalar mean times its samples' weight; in fp32."""
+        content = cast("OwnBatch", batch).content
+        calls = 0
+
+        def count(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        counting = model.register_forward_pre_hook(count)
+        try:
+            returned = self._task.loss(model, content)
+        finally:
+            counting.remove()
+        if calls != self._model_calls:
+            raise self._refusal(
+                f"loss calls the model {calls} times, and declares {self._model_calls}",
+                f"model_calls = {calls} in the class"
+                if calls
+                else "call it as model(...): strategies see no other way",
+            )
+        total, weight = self._sum_of(returned, batch.weight)
+        if torch.is_grad_enabled() and model.training and not total.requires_grad:
+            raise self._refusal(
+                "loss returns a tensor without a gradient",
+                "the loss as computed from the model's outputs; strategies run the backward pass",
+            )
+        return LossSum(total=total.float(), weight=weight)
+
+    def _sum_of(self, returned: object, weight: float) -> tuple[Tensor, Tensor | float]:
+        if isinstance(returned, Tensor) and returned.numel() == 1:
+            return returned.reshape(()) * weight, weight
+        if isinstance(returned, tuple) and len(returned) == 2:
+            total, own_weight = returned
+            if isinstance(total, Tensor) and total.numel() == 1:
+                return total.reshape(()), own_weight
+        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else ""
+        raise self._refusal(
+            f"loss returned a {type(returned).__name__}{shape}",
+            "(sum, weight), both scalars; or the mean as a scalar tensor",
+        )
+
+    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, Tensor]:
+        """The task's sums over validation samples index, index + count, ..., on the CPU, fp64."""
+        evaluate = getattr(self._task, "evaluate", None)
+        sums: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for batch in self._validation_batches(shard):
+                moved = batch.to(device)
+                if evaluate is None:
+                    loss = self.loss(model, moved)
+                    added: object = {"loss": loss.total, "weight": loss.weight}
+                else:
+                    added = evaluate(model, moved.content)
+                if not isinstance(added, Mapping):
+                    raise self._refusal(
+                        f"evaluate returned a {type(added).__name__}", "a dictionary of sums"
+                    )
+                for name, value in added.items():
+                    number = torch.as_tensor(value).detach().to(torch.float64)
+                    sums[name] = sums[name] + number if name in sums else number
+        return {name: value.cpu() for name, value in sums.items()}
+
+    def _validation_batches(self, shard: Shard) -> Iterator[OwnBatch]:
+        mine = np.arange(shard.index, self.validation_samples, shard.count)
+
+        def make(start: int) -> OwnBatch:
+            ids = mine[start : start + self._options.evaluation_batch]
+            weights = self._validation_weights
+            return self._batch(
+                self._data.validation,
+                ids,
+                [seed_of(self._seed, "own", index) for index in ids.tolist()],
+                step_weight=1.0,  # nothing is trained on
+                weights=None if weights is None else tuple(weights[ids].tolist()),
+            )
+
+        return self._in_order(make, range(0, len(mine), self._options.evaluation_batch))
+
+    def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
+        """The task's metrics, from the sums over all validation samples."""
+        sums: dict[str, Tensor] = {}
+        for part in parts:
+            for name, value in cast("Mapping[str, Tensor]", part).items():
+                sums[name] = sums[name] + value if name in sums else value
+        plain = {name: v.item() if v.numel() == 1 else v for name, v in sums.items()}
+        metrics = getattr(self._task, "metrics", None)
+        if not plain:
+            return {}
+        if metrics is None:
+            return {DEFAULT_METRIC: float(plain["loss"] / plain["weight"])}
+        named = metrics(plain)
+        if not isinstance(named, Mapping):
+            raise self._refusal(
+                f"metrics returned a {type(named).__name__}", "a dictionary of numbers"
+            )
+        for name in named:
+            if not (isinstance(name, str) and name.isidentifier()) or (
+                name in METRICS and METRICS[name].group != "quality"
+            ):
+                raise self._refusal(
+                    f"metrics names {name!r}", "letters, digits and _; no metric of speed"
+                )
+        return {name: float(value) for name, value in named.items()}
+
+    def sample_input_flops(self, model: nn.Module) -> int | None:
+        """Counted while the first samples are really passed: what a task does may depend on them.
+
+        None where it cannot be counted.
+        """
+        ids = np.arange(min(COUNTED_SAMPLES, self.training_samples))
+        weights = self._training_weights
+        batch = self._batch(
+            self._data.training,
+            ids,
+            [seed_of(self._seed, "own", index) for index in ids.tolist()],
+            step_weight=1.0,
+            weights=None if weights is None else tuple(weights[ids].tolist()),
+        )
+        copied = copy.deepcopy(model)  # the passes leave gradients and statistics
+        total = counted_flops(copied, lambda: self.loss(copied, batch).total)
+        return None if total is None else total // len(ids) or None
+
+
+def _made(options: OwnOptions) -> Any:
+    """The user's object; `InputError` where the class cannot be made, or cannot be shared out."""
+    create = user_function(options.task, "workload.task")
+    try:
+        task = create(**options.options)
+    except TypeError as error:
+        listed = ", ".join(f"{key}={value!r}" for key, value in options.options.items())
+        raise InputError(
+            "workload.options",
+            f"{options.task} cannot be made with {listed or 'no arguments'}: {error}",
+            "keyword arguments of its __init__",
+        ) from error
+    missing = [name for name in NEEDED if not callable(getattr(task, name, None))]
+    if missing:
+        raise InputError(
+            "workload.task",
+            f"{options.task} has no method {', '.join(missing)}",
+            f"needed are {', '.join(NEEDED)}",
+        )
+    for name, reason in TAKEN_OVER.items():
+        if callable(getattr(task, name, None)):
+            raise InputError("workload.task", f"{options.task} has a method {name}", reason)
+    if callable(getattr(task, "evaluate", None)) and not hasattr(task, "metrics"):
+        raise InputError(
+            "workload.task",
+            f"{options.task} has evaluate(), which gives sums, and no metrics(sums)",
+            "metrics(sums) -> dictionary of numbers",
+        )
+    return task
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Whatever draws inside leaves the generators of torch, numpy and Python as they were."""
+    python, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
+
+
+def _seed_all(seed: int) -> None:
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+build = OwnTask

@@ -1,0 +1,31 @@
+"""What `init` writes is an experiment that can be planned as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardmark.cli import main
+from shardmark.cli.init import Kind
+from shardmark.config.load import load_experiment
+from shardmark.launch.controller import check_plan
+from shardmark.trials.matrix import expand
+
+
+@pytest.mark.parametrize("task", [None, *Kind])
+def test_it_can_be_planned_from_any_folder(task: Kind | None, tmp_path: Path) -> None:
+    told = [] if task is None else ["--task", task.value]
+    assert main(["init", *told, "--out", str(tmp_path / "new")]) == 0
+    plan = expand(load_experiment(tmp_path / "new" / "experiment.yaml"), "cpu")
+    check_plan(plan)
+    assert {trial.strategy.name for trial in plan.trials} == {"single", "ddp", "fsdp", "zero-1"}
+    (modules,) = {trial.workload.user_modules() for trial in plan.trials}
+    assert modules == (str(tmp_path / "new" / "my_task.py"),)
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "experiment.yaml").write_text("mine")
+    assert main(["init", "--out", str(tmp_path)]) == 2
+    assert "it is there already" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["experiment.yaml"]

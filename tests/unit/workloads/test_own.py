@@ -1,0 +1,227 @@
+"""A task of the user's own: the examples keep to the protocol, and mistakes are named."""
+
+from __future__ import annotations
+
+import textwrap
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from shardmark.core.errors import DataError, InputError
+from shardmark.core.shares import Shard
+from shardmark.workloads import build_workload, check_data, data_paths, options
+from shardmark.workloads.base import BatchPlan, Workload
+from shardmark.workloads.own.batch import OwnBatch
+
+TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
+NAMES = {"tokens": "next_letter_accuracy", "regression": "rmse", "segmentation": "iou"}
+PLAN = BatchPlan(global_batch=8, seed=3)
+WHOLE = Shard(index=0, count=1)
+CPU = torch.device("cpu")
+
+TASK = """
+import torch
+from torch import nn
+
+
+class Task:
+    def model(self):
+        return nn.Linear(2, 1)
+
+    def train_data(self):
+        return [torch.full((2,), float(i)) for i in range(16)]
+
+    validation_data = train_data
+
+    def loss(self, model, rows):
+        return model(rows).square().mean()
+"""
+
+
+def example(name: str, **changes: Any) -> Workload:
+    return build_workload(
+        options({"name": "own", "task": f"{TEMPLATES / name}.py:Task"} | changes), 5
+    )
+
+
+def written(folder: Path, extra: str, **changes: Any) -> Workload:
+    """The small task above, with more in its class; each in a file of its own."""
+    path = folder / "task.py"
+    path.write_text(TASK + textwrap.indent(textwrap.dedent(extra), "    "))
+    return build_workload(options({"name": "own", "task": f"{path}:Task"} | changes), 0)
+
+
+def taken(workload: Workload, shard: Shard = WHOLE, steps: int = 3) -> list[OwnBatch]:
+    batches = list(islice(workload.batches(PLAN, shard), steps))
+    assert all(isinstance(batch, OwnBatch) for batch in batches)
+    return batches  # type: ignore[return-value]  # just asserted
+
+
+def tensors(batch: OwnBatch) -> list[Tensor]:
+    content = batch.content
+    if isinstance(content, Tensor):
+        return [content]
+    return list(content.values() if isinstance(content, dict) else content)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shares_and_micro_batches_weigh_what_the_step_does(name: str) -> None:
+    workload = example(name)
+    whole, shares = taken(workload), [taken(workload, Shard(index=i, count=2)) for i in range(2)]
+    for step, expected in enumerate(whole):
+        parts = [part for share in shares for part in share[step].split(2)]
+        assert sum((part.sample_ids for part in parts), ()) == expected.sample_ids
+        assert {part.step_weight for part in parts} == {expected.weight} == {expected.step_weight}
+        assert sum(part.weight for part in parts) == expected.weight
+    if name != "tokens":
+        assert whole[0].weight == 8
+        return
+    model = workload.build_model()
+    for part in whole[0].split(4):
+        assert float(workload.loss(model, part).weight) == part.weight
+
+
+def test_what_a_sample_draws_depends_on_epoch_and_sample_alone() -> None:
+    workload = example("segmentation", training_samples=8)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    (first, second), (again, _) = taken(workload, steps=2), taken(workload, steps=2)
+    half = taken(workload, Shard(index=1, count=2), steps=1)[0]
+    assert torch.equal(torch.get_rng_state(), state), "dropout's generator is left alone"
+    assert torch.equal(first.content["picture"], again.content["picture"])
+    assert torch.equal(half.content["picture"], first.content["picture"][4:])
+    order = [second.sample_ids.index(i) for i in first.sample_ids]
+    assert not torch.equal(second.content["picture"][order], first.content["picture"])
+
+
+@pytest.mark.parametrize(("name", "metric"), NAMES.items())
+def test_evaluation_adds_up_whoever_evaluates(name: str, metric: str) -> None:
+    workload = example(name, evaluation_batch=7, validation_samples=20)
+    assert workload.validation_samples == 20
+    model = workload.build_model().eval()
+    alone = workload.quality([workload.evaluate(model, WHOLE, CPU)])
+    parts = [workload.evaluate(model, Shard(index=i, count=3), CPU) for i in range(3)]
+    assert list(alone) == [metric]
+    assert workload.quality(parts) == pytest.approx(alone)
+    assert (workload.sample_input_flops(workload.build_model()) or 0) > 1000
+    weights = [p.sum() for _ in range(2) for p in workload.build_model().parameters()]
+    assert weights[: len(weights) // 2] == weights[len(weights) // 2 :], "from the seed"
+
+
+def test_a_scalar_loss_is_a_mean_and_the_default_metric(tmp_path: Path) -> None:
+    workload = written(tmp_path, "weights = lambda self, data: [float(r[0]) for r in data]")
+    model, batch = workload.build_model(), taken(workload)[0]
+    (rows,) = tensors(batch)
+    loss = workload.loss(model, batch)
+    torch.testing.assert_close(loss.total, model(rows).square().mean() * batch.weight)
+    assert batch.weight == float(rows[:, 0].sum())
+    assert workload.not_additive is None
+    (part,) = [workload.evaluate(model, WHOLE, CPU)]
+    assert set(workload.quality([part])) == {"validation_loss"}
+    assert workload.quality([{}]) == {}
+
+
+def test_declarations_of_the_class_count(tmp_path: Path) -> None:
+    workload = written(
+        tmp_path,
+        """
+        loss_adds_up = False
+        synthetic = True
+        model_calls = 2
+
+        def loss(self, model, rows):
+            return model(rows).square().sum() + model(-rows).square().sum(), len(rows)
+
+        def blocks(self, model):
+            return [model]
+        """,
+    )
+    model = workload.build_model()
+    assert workload.not_additive is not None
+    assert workload.synthetic
+    assert workload.blocks(model) == [model]
+    assert workload.loss(model, taken(workload)[0]).weight == 8
+
+
+@pytest.mark.parametrize(
+    ("extra", "found"),
+    [
+        ("model = lambda self: 3", "model() made a int"),
+        ("train_data = lambda self: iter([1])", "train_data() gives a list_iterator without"),
+        ("loss = 1", "has no method loss"),
+        ("configure_optimizers = lambda self: []", "several cannot be shared out"),
+        ("backward = lambda self, loss: None", "strategies run the backward pass"),
+        ("evaluate = lambda self, model, rows: {}", "no metrics(sums)"),
+        ("loss = lambda self, m, rows: m(rows)", "loss returned a Tensor of shape (8, 1)"),
+        ("loss = lambda self, m, rows: 0.0 * rows.sum()", "calls the model 0 times"),
+        ("loss = lambda self, m, rows: m(m(rows).expand(8, 2)).sum()", "calls the model 2 times"),
+        ("loss = lambda self, m, rows: m(rows).sum().detach()", "without a gradient"),
+        ("weights = lambda self, data: [1.0]", "shape (1,) for 16 samples"),
+        ("weights = lambda self, data: [-1.0] * 16", "a weight is negative"),
+        ("weights = lambda self, data: [0.0] * 16", "weigh 0 together"),
+        ("def __init__(self, size):\n    pass", "missing 1 required positional argument"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
+    def first_loss() -> None:
+        workload = written(tmp_path, extra)
+        workload.loss(workload.build_model(), taken(workload)[0])
+
+    with pytest.raises((InputError, DataError)) as caught:
+        first_loss()
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("extra", "found"),
+    [
+        ("evaluate = lambda s, m, rows: 3\nmetrics = dict", "evaluate returned a int"),
+        ("metrics = lambda self, sums: 3", "metrics returned a int"),
+        ("metrics = lambda self, sums: {'mfu': 1}", "metrics names 'mfu'"),
+        ("metrics = lambda self, sums: {'a b': 1}", "metrics names 'a b'"),
+    ],
+)
+def test_mistakes_of_the_evaluation_are_named(tmp_path: Path, extra: str, found: str) -> None:
+    workload = written(tmp_path, extra)
+    with pytest.raises(InputError) as caught:
+        workload.quality([workload.evaluate(workload.build_model().eval(), WHOLE, CPU)])
+    assert found in str(caught.value)
+
+
+def test_what_cannot_be_cut_cannot_be_accumulated(tmp_path: Path) -> None:
+    collate = "collate = lambda self, rows: {'rows': torch.stack(rows), 'step': torch.tensor(1)}"
+    (batch,) = taken(written(tmp_path, collate), steps=1)
+    assert batch.split(1) == (batch,)
+    with pytest.raises(InputError, match="cannot be cut into micro-batches"):
+        batch.split(2)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("no_such_module:Task", "no module 'no_such_module'"),
+        (f"{TEMPLATES / 'tokens'}.py:Missing", "has no 'Missing'"),
+        ("tokens", "names no class"),
+    ],
+)
+def test_a_class_that_is_not_there(task: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        options({"name": "own", "task": task})
+
+
+def test_files_among_the_options_are_part_of_what_was_trained(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("a b")
+    task = f"{TEMPLATES / 'tokens'}.py:Task"
+    told = {"words": str(tmp_path / "words.txt"), "width": 8, "mode": "fast"}
+    made = options({"name": "own", "task": task, "options": told})
+    assert data_paths(made) == (tmp_path / "words.txt",)
+    assert made.user_modules() == (f"{TEMPLATES / 'tokens'}.py",)
+    assert check_data(made) is None
+    assert np.isfinite(taken(example("tokens", training_samples=40))[0].weight)
