@@ -67,6 +67,7 @@ def cgroup() -> Iterator[bool]:
 REASONS = {
     "killed": (Outcome.FAILED, "rank 1 was ended by SIGKILL"),
     "crashes": (Outcome.FAILED, "rank 1 was ended by SIGSEGV"),
+    "kills_the_launcher": (Outcome.FAILED, "the launcher was ended by SIGKILL"),
     "hangs": (Outcome.TIMED_OUT, "limits.trial_seconds = 15 s: rank 0 had taken 2 steps"),
     "allocates_too_much": (Outcome.OUT_OF_MEMORY, "rank 1: RuntimeError: "),
     "has_no_memory": (Outcome.OUT_OF_MEMORY, "rank 1: MemoryError: no memory left for a list"),

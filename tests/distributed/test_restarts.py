@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import pytest
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.config.load import from_mapping
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.controller import run_experiment
 from shardmark.report.table.notes import notes_of
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
+from shardmark.strategies import STRATEGIES
 from tests.distributed.dying import Death, plan
 from tests.kept_engine import KeptEngine
+from tests.listening import Address, is_loopback, of_this_process
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -27,6 +32,8 @@ MATRICES: tuple[dict[str, Any], ...] = (
     {"strategy": ["single"], "world_size": [1]},
     {"strategy": ["fsdp-hybrid"], "world_size": [4]},
 )
+UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "zero-2", "ps-bounded"], "world_size": [2]}
+"""Whose trials nobody disturbs, for all that each strategy's trials have in common."""
 DEATHS = (
     Death(rank=0, processes=1, victim=0, at_pass=DIES_AT_PASS),
     Death(rank=1, processes=2, victim=1, at_pass=DIES_AT_PASS),
@@ -63,9 +70,11 @@ def experiment(matrix: dict[str, Any], **limits: Any) -> dict[str, Any]:
     }
 
 
-def run(out: Path, engine: KeptEngine, **limits: Any) -> StoredRun:
+def run(
+    out: Path, engine: KeptEngine, matrices: tuple[dict[str, Any], ...] = MATRICES, **limits: Any
+) -> StoredRun:
     """All matrices in one folder."""
-    for matrix in MATRICES:
+    for matrix in matrices:
         run_experiment(from_mapping(experiment(matrix, **limits)), out, engine=engine)
     return load_run(out)
 
@@ -73,14 +82,42 @@ def run(out: Path, engine: KeptEngine, **limits: Any) -> StoredRun:
 Runs = tuple[StoredRun, StoredRun]
 
 
+Listened = dict[str, set[Address]]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> Runs:
+def listened(kept_engine: KeptEngine) -> Iterator[Listened]:
+    """Where each strategy's trials listen, while they run."""
+    addresses: Listened = defaultdict(set)
+    run_trial = kept_engine.run
+
+    def watched(directory: Path, *, on_tick: Callable[[], None], **more: Any) -> Any:
+        strategy = json.loads((directory / TRIAL_FILE).read_text())["strategy"]["name"]
+
+        def look() -> None:
+            addresses[strategy] |= of_this_process()
+            on_tick()
+
+        return run_trial(directory, on_tick=look, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_engine, "run", watched)
+        yield addresses
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory,
+    kept_engine: KeptEngine,
+    listened: Listened,  # noqa: ARG001  (it looks on)
+) -> Runs:
     """The same trials undisturbed, and each with a death in its eighth step."""
     folder = tmp_path_factory.mktemp("restarts")
     plan(kept_engine.deaths, folder, *DEATHS)
     restarted = run(folder / "restarted", kept_engine, max_restarts=2, checkpoint_steps=EVERY)
     kept_engine.deaths.unlink()
-    return run(folder / "undisturbed", kept_engine), restarted
+    matrices = (*MATRICES, UNDISTURBED)
+    return run(folder / "undisturbed", kept_engine, matrices), restarted
 
 
 def of(run: StoredRun, strategy: str) -> TrialResult:
@@ -110,6 +147,14 @@ def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(runs: Runs, str
         exchanges = [rank.exchange for rank in (before, after) if rank.exchange is not None]
         counts = [(told.pushes, told.updates, told.sent_bytes) for told in exchanges]
         assert counts == counts[:1] * len(counts)
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "dp"])
+def test_nobody_listens_but_on_loopback(runs: Runs, listened: Listened, strategy: str) -> None:
+    """Nor when ranks die and all are started anew."""
+    assert of(runs[0], strategy).outcome is Outcome.OK
+    assert all(map(is_loopback, listened[strategy])), listened[strategy]
+    assert listened[strategy] or strategy == "single", "gloo connects ranks by TCP"
 
 
 @pytest.mark.parametrize("strategy", [*EQUAL, "ps-async"])

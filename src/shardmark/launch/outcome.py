@@ -182,19 +182,22 @@ def _exited(
             remedy="see whether the machine and the network to it are alive",
             node=lost.node,
         )
-    # A rank that dies drags the others down with it, so the first death is the cause.
-    end = first_cause(ending.failures)
+    # What dies drags the others down with it, so the first death is the cause.
+    end, code = first_cause(ending.failures), ending.agent_exit_code
+    launcher_killed = code is not None and code < 0 and not (end is not None and end.unprovoked)
+    if launcher_killed:
+        errors, end = (), None
     if errors and (end is None or end.exit_code >= 0 or end.exit_code == -signal.SIGTERM):
         return _failure(*errors[0])
     if end is not None:
         return Failure(reason=str(end), remedy="see log.txt", rank=end.rank)
-    if ending.agent_exit_code != 0 or finished < processes:
-        return Failure(
-            reason=f"the launcher ended with code {ending.agent_exit_code} and "
-            f"{finished} of {processes} ranks finished",
-            remedy="see log.txt",
-        )
-    return None
+    if code == 0 and finished == processes:
+        return None
+    how = "did not tell how it ended" if code is None else describe(code)
+    return Failure(
+        reason=f"the launcher {how}; {finished} of {processes} ranks had finished",
+        remedy="see log.txt",
+    )
 
 
 def _failure(rank: int, error: RankError, *, remedy: str | None = None) -> Failure:

@@ -26,6 +26,8 @@ from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.files import read_model, read_regular
 from shardmark.results.schema import RankRecord
 
+AGENT_LOG = "agent.log"
+"""What the launcher of this node prints."""
 AGENT_FILE = "agent.json"
 """How ranks of this node ended badly."""
 RESTARTS_FILE = "restarts.jsonl"

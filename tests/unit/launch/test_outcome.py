@@ -183,12 +183,17 @@ DECISIONS: dict[str, tuple[Ending, list[RankRecord], tuple[Outcome, str, int | N
     "launcher's death": (
         ending(code=-9),
         [],
-        (FAILED, "the launcher ended with code -9 and 0 of 2 ranks finished", None),
+        (FAILED, "the launcher was ended by SIGKILL; 0 of 2 ranks had finished", None),
+    ),
+    "launcher's death, whatever ranks of another node met": (
+        ending(code=-9, failures=[(0, 1, 4.0)]),
+        [PEER_GONE],
+        (FAILED, "the launcher was ended by SIGKILL; 0 of 2 ranks had finished", None),
     ),
     "missing rank": (
         FINE,
         [record(0)],
-        (FAILED, "the launcher ended with code 0 and 1 of 2 ranks finished", None),
+        (FAILED, "the launcher ended with exit code 0; 1 of 2 ranks had finished", None),
     ),
     "first line of a message": (
         FAILED_ENDING,

@@ -23,11 +23,10 @@ from shardmark.launch.local.fork_server import die_with_parent
 from shardmark.launch.local.launcher import launched
 from shardmark.launch.outcome import describe
 from shardmark.launch.placement import MeetingPoint
-from shardmark.launch.trial_artifacts import AGENT_FILE
+from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG
 from shardmark.measure.system.priority import give_way, take_part
 from shardmark.trials.trial import Trial
 
-AGENT_LOG = "agent.log"
 REPORTED = 1
 """Exit code of a rank that has left its error in its record."""
 
@@ -52,7 +51,7 @@ def run_agent(directory: str, task: str) -> int:
         os.environ |= ON_LOOPBACK
     fine, ends = launched(
         rank_main,
-        (trial, folder, task, here.node, ranks),
+        (os.getpid(), trial, folder, task, here.node, ranks),
         folder=folder,
         trial=trial,
         here=here,
@@ -64,9 +63,11 @@ def run_agent(directory: str, task: str) -> int:
     return int(not fine)
 
 
-def rank_main(trial: Trial, folder: Path, task: str, node: int, ranks: tuple[int, ...]) -> None:
+def rank_main(  # noqa: PLR0917  (the launcher gives them by position)
+    launcher_pid: int, trial: Trial, folder: Path, task: str, node: int, ranks: tuple[int, ...]
+) -> None:
     """What the launcher calls in each forked rank of the node."""
-    die_with_parent()
+    die_with_parent(launcher_pid)
     take_part()
     # The launcher's own handler came along with the fork.  Python could not call it while the rank
     # waits in a collective, and the launcher would wait for half a minute.
@@ -87,9 +88,10 @@ def _guarded(folder: Path, rank: int) -> bool:
     of the process that the launcher watches, which notes how it died.  An error that the rank has
     reported itself ends the trial as ever.
     """
+    own_pid = os.getpid()
     child = os.fork()
     if child == 0:
-        die_with_parent()
+        die_with_parent(own_pid)
         return False
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import Task
-from shardmark.launch.local.fork_server import ForkServer, show_stacks
+from shardmark.launch.local.fork_server import ForkServer, ProcessDiedError, show_stacks
 from shardmark.launch.outcome import Ending, first_causes, kernel_oom_kills
 from shardmark.launch.trial_artifacts import process_ends, read_restarts
 from shardmark.measure.system.priority import give_way, take_part
@@ -41,8 +42,10 @@ class LocalEngine:
     def lacks(self, nodes: int) -> str | None:
         return None if nodes == 1 else f"{nodes} nodes are asked for, and `local` has this machine"
 
-    def prepare(self, trial: Trial) -> None:
-        """Nothing is missing here."""
+    def prepare(self, trial: Trial) -> None:  # noqa: ARG002  (no trial is another)
+        """Where the libraries have to be loaded again, the trial's clock need not see it."""
+        with suppress(ProcessDiedError):  # it is tried once more, and the trial fails of it
+            self._fork_server.make_ready()
 
     def run(
         self,

@@ -29,6 +29,7 @@ from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.tools import tool_path
 from shardmark.launch.started_command import StartedCommand
+from shardmark.launch.trial_artifacts import AGENT_LOG
 
 if TYPE_CHECKING:
     from shardmark.launch.engine import Task
@@ -67,13 +68,24 @@ CLOSE_SECONDS = 5.0
 PR_SET_PDEATHSIG = 1
 
 
+class ProcessDiedError(ShardmarkError):
+    """The process that trials are forked from has ended by itself."""
+
+
 class ForkServer:
-    """Its owner's side: starts the process when first asked; one trial at a time."""
+    """Its owner's side: starts the process when first asked; one trial at a time.
+
+    Where the process dies, its trial fails, and the next one has a new process.
+    """
 
     def __init__(self) -> None:
         self._process: StartedCommand | None = None
         self._channel: socket.socket | None = None
         self._agent_pid: int | None = None
+        self._directory = Path()
+        self._to_load: tuple[list[str], str] | None = None
+        self._loaded: tuple[list[str], str] | None = None
+        """By the process that runs now."""
 
     def machine(self, device: str) -> Machine:
         """What `device` means on this machine.  `InputError` if it cannot be had."""
@@ -82,25 +94,42 @@ class ForkServer:
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
         """Import what every rank needs, and these; `ShardmarkError` where torch cannot be had."""
-        self._ask("load", [*dict.fromkeys((*PRELOADED, *modules))], device_type)
+        self._to_load = [*dict.fromkeys((*PRELOADED, *modules))], device_type
+        self.make_ready()
+
+    def make_ready(self) -> None:
+        """Load again what was asked for, if the process has died since."""
+        if self._process is not None and self._process.failure() is not None:
+            self.close()
+        if self._to_load != self._loaded and self._to_load is not None:
+            self._ask("load", *self._to_load)
+            self._loaded = self._to_load
 
     def begin(self, directory: Path, task: Task, variables: Mapping[str, str]) -> None:
         """Fork the agent of a trial, with these environment variables on top."""
+        self._directory = directory
         try:
+            self.make_ready()
             self._agent_pid = self._ask("fork", AGENT, str(directory), task, dict(variables))
+        except ProcessDiedError as died:
+            self._note(died)
         except KeyboardInterrupt:
             self.close()  # which ends what may have been started without our knowing
             raise
 
     def ended(self, timeout_seconds: float) -> int | None:
         """The trial's exit code; None if it has not ended within that time."""
+        exit_code = -signal.SIGKILL  # as of all that was forked from a process that died
         try:
-            exit_code = self._receive(timeout_seconds)
+            if self._channel is not None:
+                exit_code = int(self._receive(timeout_seconds))
         except TimeoutError:
             return None
+        except ProcessDiedError as died:
+            self._note(died)
         self._end_group()  # a rank may have left children of its own
         self._agent_pid = None
-        return int(exit_code)
+        return exit_code
 
     def reap(self) -> int:
         """End the trial's processes; the agent's exit code."""
@@ -118,7 +147,7 @@ class ForkServer:
         process, channel = self._process, self._channel
         if process is None or channel is None:
             return None
-        self._process = self._channel = None
+        self._process = self._channel = self._loaded = None
         channel.close()
         return process.close(CLOSE_SECONDS)
 
@@ -133,7 +162,7 @@ class ForkServer:
         variables = {"PYTHONPATH": os.pathsep.join(path), "PATH": tool_path()}
         with its:
             self._process = StartedCommand(
-                [sys.executable, "-m", __name__, str(its.fileno())],
+                [sys.executable, "-m", __name__, str(its.fileno()), str(os.getpid())],
                 option="engine",
                 environment={**ENVIRONMENT, **os.environ, **variables},
                 descriptors=[its.fileno()],
@@ -164,8 +193,13 @@ class ForkServer:
             raise self._died()
         return pickle.loads(packet)  # a pair of sockets without a name: nobody else writes there
 
-    def _died(self) -> ShardmarkError:
-        return ShardmarkError(f"the process that ranks are forked from has died: {self.close()}")
+    def _died(self) -> ProcessDiedError:
+        return ProcessDiedError(f"the process that ranks are forked from has died: {self.close()}")
+
+    def _note(self, died: ProcessDiedError) -> None:
+        """Where the trial's user will look."""
+        with (self._directory / AGENT_LOG).open("a") as log:
+            print(died, file=log)
 
     def _end_group(self) -> None:
         if self._agent_pid is not None:
@@ -229,12 +263,14 @@ class _Server:
         """Start a trial in a process group of its own, which one signal ends."""
         if self._waiting is not None:
             self._waiting.join()  # its trial is over; a process forks best with one thread
+        own_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 os.setpgid(0, 0)
-                die_with_parent()
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                die_with_parent(own_pid)
                 self._channel.close()
                 os.environ.update(variables)
                 code = importlib.import_module(agent).run_agent(directory, task)
@@ -273,9 +309,11 @@ def _machine(device: str) -> Machine:
     )
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however that happens (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent_pid: int, end: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send a signal when the parent ends, however that happens (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end)
+    if os.getppid() != parent_pid:  # it has ended already
+        signal.raise_signal(end)
 
 
 def show_stacks(directory: Path) -> None:
@@ -288,5 +326,8 @@ def show_stacks(directory: Path) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to decide on
+    # Also while it loads libraries, when it would not see the end of its channel.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    die_with_parent(int(sys.argv[2]), signal.SIGTERM)
     with socket.socket(fileno=int(sys.argv[1])) as given:
         _Server(given).serve()

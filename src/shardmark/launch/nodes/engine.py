@@ -113,6 +113,8 @@ class NodesEngine:
     def prepare(self, trial: Trial) -> None:
         """Have the nodes there with the libraries loaded, before the trial's clock starts."""
         if not self._starter.anew_for_each_trial:
+            with suppress(NodeLostError):  # which `lacks` tells
+                self._have_loaded(range(trial.nodes))
             return
         self.close()
         try:
@@ -136,12 +138,19 @@ class NodesEngine:
         text = None if task == "judge" else (directory / TRIAL_FILE).read_text()
         trial = None if text is None else Trial.model_validate_json(text)
         numbers = range(1 if trial is None else trial.nodes)
-        self._have_loaded(numbers)
+        try:
+            self._have_loaded(numbers)
+            rendezvous_of = self._rendezvous_of(len(numbers))
+        except NodeLostError:
+            if trial is None:
+                raise
+            return self._by_scheduler(
+                Ending(how="exited", agent_exit_code=None, lost=registry.lost(numbers))
+            )
         if trial is None and not registry.nodes[0].with_files:
             self._send_evidence(directory)
         registry.keep_files_in(directory, () if trial is None else trial.layout.ranks_by_node)
         started = time.monotonic()
-        rendezvous_of = self._rendezvous_of(len(numbers))
         request = {"do": "run", "directory": str(directory.resolve()), "trial": text, "task": task}
 
         def resume(number: int) -> None:
@@ -220,14 +229,12 @@ class NodesEngine:
         return {registry.nodes[n].title: _checked(registry.nodes[n], answers[n]) for n in answers}
 
     def _have_loaded(self, numbers: Iterable[int]) -> None:
-        """Have nodes load what ranks need; those that came back as well."""
-        nodes = self._gathered().nodes
-        fresh = [n for n in numbers if not nodes[n].loaded and nodes[n].lost is None]
-        if self._load is None or not fresh:
-            return
-        for number, answer in self._gathered().ask(fresh, self._load).items():
-            _checked(nodes[number], answer)
-            nodes[number].loaded = True
+        """Have nodes load what ranks need; those that have done so answer at once."""
+        if self._load is not None:
+            registry = self._gathered()
+            there = [number for number in numbers if registry.nodes[number].lost is None]
+            for number, answer in registry.ask(there, self._load).items():
+                _checked(registry.nodes[number], answer)
 
     def _send_evidence(self, directory: Path) -> None:
         """Bring what the ranks captured to node 0, which has none of the controller's files."""
@@ -266,12 +273,11 @@ class NodesEngine:
             ]
             for key in ("failures", "restarts")
         )
-        codes = [int(answer["ended"]) for answer in watch.answers.values()]
         ranks_of = trial.layout.ranks_by_node if trial is not None else ()
         restarts = first_causes(NoticedCause(**cause) for cause in noticed)
         ending = Ending(
             how=how,  # type: ignore[arg-type]  # one of its three values
-            agent_exit_code=next((code for code in codes if code != 0), 0 if codes else None),
+            agent_exit_code=watch.exit_code(),
             failures=tuple(ProcessEnd(**end) for end in failures),
             oom_kills=sum(answer["oom_kills"] for answer in watch.answers.values()),
             lost=lost,
@@ -281,10 +287,13 @@ class NodesEngine:
             },
         )
         well = ending.agent_exit_code == 0 and not ending.failures and lost is None
-        if how != "exited" or well or not self._starter.is_ending():
-            return ending
-        # A scheduler ends a job by ending all its processes at once: the ranks did not fail.
-        return replace(ending, how="interrupted", lost=None)
+        return ending if how != "exited" or well else self._by_scheduler(ending)
+
+    def _by_scheduler(self, ending: Ending) -> Ending:
+        """A scheduler ends a job by ending all its processes at once: the ranks did not fail."""
+        if self._starter.is_ending():
+            return replace(ending, how="interrupted", lost=None)
+        return ending
 
 
 class TrialWatch:
@@ -304,6 +313,7 @@ class TrialWatch:
         self.answers: dict[int, Message] = {}
         self.failed_at = math.inf
         """On the monotonic clock: when the first node's ranks had failed."""
+        self._told_to_end: frozenset[int] = frozenset()
         self.returned: list[tuple[float, LostNode]] = []
         """Nodes that came back, and the Unix time at which their loss was noticed."""
         self._registry = registry
@@ -316,6 +326,13 @@ class TrialWatch:
     @property
     def running(self) -> list[int]:
         return [number for number in self.numbers if number not in self.answers]
+
+    def exit_code(self) -> int | None:
+        """Of the nodes' launchers: of one that was killed, else the first that is not 0."""
+        codes = {number: int(answer["ended"]) for number, answer in self.answers.items()}
+        killed = [c for number, c in codes.items() if c < 0 and number not in self._told_to_end]
+        failed = (code for code in codes.values() if code != 0)
+        return next(iter((*killed, *failed)), 0 if codes else None)
 
     def collect(self, seconds: float) -> None:
         """Take the answers of nodes whose part has ended; waits so long if there is none."""
@@ -348,6 +365,7 @@ class TrialWatch:
 
     def end(self, *, stacks: bool) -> None:
         """Have the trial ended wherever it still runs; the ranks tell first where they stand."""
+        self._told_to_end = frozenset(self.running)
         for number in self.running:
             self._registry.tell(number, {"do": "end", "stacks": stacks})
         deadline = time.monotonic() + END_SECONDS

@@ -65,8 +65,6 @@ class ConnectedNode:
     """The controller's end, by which that node reaches this machine."""
     channel: Channel
     lost: LostNode | None = None
-    loaded: bool = False
-    """Whether it has loaded what ranks need."""
     answers: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
 
     @property

@@ -1,0 +1,126 @@
+"""One run of many small trials: whether it comes to hold more and more of anything.
+
+    python benchmarks/soak.py [--trials 500] [--small]
+
+After each trial: file descriptors, threads and resident memory of the command and of the process
+that trials are forked from, processes below the command, temporary files, and entries in /dev/shm.
+A line is laid through each by least squares, the first fifth of the trials left out.  Ctrl-C ends
+the run; what was measured by then is stored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import psutil
+from scipy import stats
+
+from random_kills import MATRICES, experiment, shared_memory
+from recording import ROOT, Table, options_of, store, surroundings
+from shardmark.config.load import from_mapping
+from shardmark.launch.controller import run_experiment
+from shardmark.launch.listener import Silent
+from shardmark.results.schema import Outcome, TrialResult
+from sides import add_sources_to_path
+
+NAME = "soak"
+BAR = (
+    "Bar: over all trials, counts grow by less than 1 and memory by less than 10 %"
+    " (upper end of the 95 % interval of the slope)"
+)
+STEPS = 4
+
+
+class Watcher(Silent):
+    """Looks at the processes after each trial."""
+
+    def __init__(self, temporary: Path) -> None:
+        self.series: dict[str, list[int]] = {}
+        self.outcomes: list[Outcome] = []
+        self._temporary = temporary
+        self._shared = shared_memory()
+        self._began = time.monotonic()
+
+    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:
+        self.outcomes.append(result.outcome)
+        own = psutil.Process()
+        below = own.children(recursive=True)
+        readings = {
+            "processes": len(below),
+            "temporary files": len([*self._temporary.rglob("*")]),
+            "/dev/shm": len(shared_memory() - self._shared),
+        }
+        (fork_server,) = [p for p in below if "launch.local.fork_server" in " ".join(p.cmdline())]
+        for name, process in (("command", own), ("fork server", fork_server)):
+            readings[f"{name}: file descriptors"] = process.num_fds()
+            readings[f"{name}: threads"] = process.num_threads()
+            readings[f"{name}: bytes"] = process.memory_info().rss
+        for name, value in readings.items():
+            self.series.setdefault(name, []).append(value)
+        if number % 50 == 0:
+            print(f"{number} of {total}, {time.monotonic() - self._began:.0f} s", flush=True)
+
+
+def growth_of(values: list[int]) -> tuple[float, float]:
+    """Over all trials, by the slope of those after the first fifth; and its upper end."""
+    settled = values[len(values) // 5 :]
+    line = stats.linregress(range(len(settled)), settled)
+    half = line.stderr * stats.t.ppf(0.975, len(settled) - 2)
+    return line.slope * len(values), (line.slope + half) * len(values)
+
+
+def main() -> None:
+    parser = options_of(NAME, __doc__)
+    parser.add_argument("--trials", type=int, default=500)
+    options = parser.parse_args()
+    if options.small:
+        options.trials = 20
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background of a shell
+    add_sources_to_path()
+    os.chdir(ROOT)  # where the model is
+    around = surroundings()
+    matrix = MATRICES[0]
+    mapping = experiment(matrix, nodes=1, restarts=0)
+    mapping["recipe"] |= {"steps": STEPS}
+    mapping["measure"] |= {"repeats": -(-options.trials // len(matrix["strategy"]))}
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "temporary"
+        temporary.mkdir()
+        tempfile.tempdir = os.environ["TMPDIR"] = str(temporary)
+        watcher = Watcher(temporary)
+        with suppress(KeyboardInterrupt):
+            run_experiment(from_mapping(mapping), Path(folder) / "run", progress=watcher)
+    rows, numbers, holds = [], {}, True
+    for name, values in watcher.series.items():
+        unit = 2**20 if name.endswith("bytes") else 1
+        growth, most = growth_of(values)
+        allowed = 0.1 * median(values) if unit > 1 else 1.0
+        holds &= most < allowed
+        shown = (values[0], median(values), values[-1], growth, most, allowed)
+        rows.append((name.replace("bytes", "MiB"), *(f"{value / unit:.4g}" for value in shown)))
+        numbers[name] = {"values": values, "growth": growth, "most_growth": most}
+    trials = len(watcher.outcomes)
+    ok = sum(outcome is Outcome.OK for outcome in watcher.outcomes)
+    store(
+        NAME,
+        options=options,
+        around=around,
+        bar=BAR,
+        holds=holds and trials >= options.trials,
+        table=Table(
+            columns=("", "first", "median", "last", "growth", "at most", "allowed"),
+            rows=tuple(rows),
+            notes=(f"{trials} trials in one run, {ok} of them ok; no trial is under way.",),
+        ),
+        numbers={"trials": trials, "ok": ok, "series": numbers},
+    )
+
+
+if __name__ == "__main__":
+    main()
