@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmark.core.errors import InputError
+
 if TYPE_CHECKING:
     from shardmark.results.store import StoredRun
+
+
+def path_of(text: str) -> Path:
+    """The path that an option names.  Raises `InputError` for one that no file system takes."""
+    try:
+        path = Path(text).expanduser()
+        os.fsencode(path)
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(text[:60], f"is no path: {reason}", "name another") from None
+    if "\0" in text:
+        raise InputError(text[:60], "is no path: it holds a NUL character", "name another")
+    return path
+
 
 ExperimentName = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="A YAML file, or the name of a preset.")
@@ -29,7 +47,9 @@ EngineOption = Annotated[
 ]
 Runs = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="RUN", help="Folders that `run` has written; the latest by default."),
+    typer.Argument(
+        metavar="RUN", parser=path_of, help="Folders that `run` has written; the latest by default."
+    ),
 ]
 Baseline = Annotated[
     str | None,
@@ -51,5 +71,5 @@ def load_runs(runs: Sequence[Path] | None) -> list[StoredRun]:
     from shardmark.results.runs_folder import latest_run
     from shardmark.results.store import load_run
 
-    folders = {path.expanduser().resolve(): path.expanduser() for path in runs or [latest_run()]}
+    folders = {path.resolve(): path for path in runs or [latest_run()]}
     return [load_run(path) for path in folders.values()]

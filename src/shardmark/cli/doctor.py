@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
+from shardmark.cli.arguments import path_of
 from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.text import say, say_text
 
@@ -72,7 +73,9 @@ def doctor(
     ] = 8.0,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="With --network: store network.json with this run."),
+        typer.Option(
+            metavar="RUN", parser=path_of, help="With --network: store network.json with this run."
+        ),
     ] = None,
 ) -> None:
     """Say what this machine can run, what is missing and how to get it.

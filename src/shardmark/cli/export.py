@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shardmark.cli.arguments import Runs, load_runs
+from shardmark.cli.arguments import Runs, load_runs, path_of
 from shardmark.core.errors import InputError
 from shardmark.core.text import say
 
@@ -95,4 +94,4 @@ def _place(to: To, out: str | None, tracking_uri: str | None) -> str | None:
     if URI.match(out) or (to is To.MLFLOW and out == DATABRICKS):
         remedy = f"--tracking-uri {out}" if to is To.MLFLOW else "a folder"
         raise InputError(f"--out {out}", "is a URI, no folder", f"name {remedy}")
-    return str(Path(out))
+    return str(path_of(out))

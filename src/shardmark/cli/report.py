@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from shardmark.cli.arguments import Baseline, Runs, load_runs
+from shardmark.cli.arguments import Baseline, Runs, load_runs, path_of
 from shardmark.core.text import say
 
 
@@ -17,6 +17,7 @@ def report(
         Path | None,
         typer.Option(
             metavar="FILE",
+            parser=path_of,
             help="The page; report.html inside the run's folder by default.  The figures lie"
             " beside it, in NAME-figures.",
         ),
@@ -31,7 +32,7 @@ def report(
     from shardmark.report.page.page import default_out, write_report
 
     stored = load_runs(runs)
-    page = default_out([run.path for run in stored]) if out is None else out.expanduser()
+    page = default_out([run.path for run in stored]) if out is None else out
     written = write_report(stored, compare(stored, baseline), page, images=images)
     say(f"report: {written.page}")
     if written.images is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, with_engine
+from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, path_of, with_engine
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def run(
         Path | None,
         typer.Option(
             metavar="DIR",
+            parser=path_of,
             help="Folder of the run.  Given again, what is missing in it is finished.  "
             "By default runs/NAME, or runs/NAME-2 and so on.",
         ),
@@ -82,7 +83,7 @@ def run(
     from shardmark.progress.display import listener
     from shardmark.results.runs_folder import fresh_folder
 
-    folder = out.expanduser() if out is not None else fresh_folder(resolved.name)
+    folder = out if out is not None else fresh_folder(resolved.name)
     words = ["shardmark", "run", experiment]
     words += [word for change in overrides or () for word in ("--set", change)]
     words += [] if engine is None else ["--engine", engine]

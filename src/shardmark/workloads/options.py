@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from shardmark.core.errors import InputError
+from shardmark.core.errors import DataError, InputError
 from shardmark.core.recipe import Model
 from shardmark.workloads.models import is_user_function
 
@@ -78,9 +78,15 @@ class PictureOptions(WorkloadOptions):
 
     @property
     def folder(self) -> Path:
-        """`data_dir` as a path."""
+        """`data_dir` as a path.  Raises `DataError` for one that cannot be looked at."""
         assert self.data_dir is not None, "checked for the data sets that ask"
-        return Path(self.data_dir).expanduser()
+        try:
+            folder = Path(self.data_dir).expanduser()
+            folder.exists()
+        except (OSError, RuntimeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise DataError(self.data_dir[:60], reason, "name another data_dir") from None
+        return folder
 
     def user_modules(self) -> tuple[str, ...]:
         return (self.model.partition(":")[0],) if is_user_function(self.model) else ()
