@@ -1,6 +1,6 @@
 """Attacks whatever reads what others have written, with inputs that nobody would write.
 
-    python benchmarks/fuzz.py [--inputs 10000] [--seed 0] [--state runs/fuzz.jsonl]
+    python benchmarks/fuzz.py [--inputs 10000] [--seed 0] [--state runs/fuzz.jsonl] [--only results]
 
 Experiment files, run folders, messages of nodes and the files that they send: mutated ones, through
 the real readers and commands.  Works in portions, each in a process of its own; started again with
@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fuzz_inputs import MOST_BYTES, MOST_SECONDS, TARGETS, attacked, limit_memory
+from fuzz_inputs import MOST_BYTES, MOST_SECONDS, attacked, limit_memory
 from recording import Table, options_of, store, surroundings
 
 NAME = "fuzz"
@@ -45,15 +46,17 @@ def portion(target: str, seed: int, inputs: int) -> dict[str, Any]:
     return made
 
 
-def all_portions(inputs: int, seed: int, state: Path) -> list[dict[str, Any]]:
+def all_portions(
+    inputs: int, seed: int, state: Path, targets: Sequence[str]
+) -> list[dict[str, Any]]:
     """Those that the state has, and the rest until every target has had its share."""
     state.parent.mkdir(parents=True, exist_ok=True)
     lines = state.read_text().splitlines() if state.exists() else []
     done = [json.loads(line) for line in lines]
-    for target, share in SHARES.items():
+    for target in targets:
         own = [each for each in done if each["target"] == target]
         for number in count(seed + len(own)):
-            left = round(share * inputs) - sum(each["inputs"] for each in own)
+            left = round(SHARES[target] * inputs) - sum(each["inputs"] for each in own)
             if left <= 0 or (own and own[-1]["inputs"] == 0):
                 break
             own.append(portion(target, number, min(PORTION, left)))
@@ -69,6 +72,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--state", type=Path, default=Path("runs") / "fuzz.jsonl")
+    parser.add_argument("--only", nargs="+", choices=SHARES, default=[*SHARES])
     parser.add_argument("--portion", nargs=3, metavar=("TARGET", "SEED", "INPUTS"))
     options = parser.parse_args()
     if options.portion is not None:
@@ -79,9 +83,9 @@ def main() -> None:
         return
     around = surroundings()
     inputs = 200 if options.small else options.inputs
-    done = all_portions(inputs, options.seed, options.state)
+    done = all_portions(inputs, options.seed, options.state, options.only)
     rows = []
-    for target in TARGETS:
+    for target in options.only:
         own = [each for each in done if each["target"] == target]
         rows.append(
             (

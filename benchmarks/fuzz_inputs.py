@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -419,7 +419,7 @@ def collect(given: list[tuple[str, Any]], folder: Path) -> None:
 
 
 NUMBERS = st.integers(0, len(EXPERIMENTS) - 1)
-TARGETS: Mapping[str, Target] = {
+TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target(

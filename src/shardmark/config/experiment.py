@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -42,6 +43,7 @@ class Experiment(Model):
         return matrix
 
 
+@cache
 def experiment_schema() -> dict[str, Any]:
     """JSON schema of the file, for editors; axes have their full keys and their short ones."""
     schema = Experiment.model_json_schema()

@@ -24,7 +24,7 @@ from shardmark.progress.lines import Lines
 from shardmark.report.page.page import render_page
 from shardmark.report.table.formats import csv_cell, escape_markdown
 from shardmark.results.store import load_run
-from tests.golden.hostile import hostile_copy
+from tests.golden.hostile import GOLDEN, hostile_copy
 from tests.golden.invented import invented_trial, write_run
 from tests.unit.report_compare.tex import check_tex
 from tests.unit.report_page.test_page import Parsed
@@ -207,3 +207,22 @@ def test_no_cell_is_a_formula(text: str) -> None:
 def test_markdown_is_text(text: str) -> None:
     escaped = escape_markdown(text)
     assert not re.search(r"(?<!\\)(?:\\\\)*[|<*\[\]]", escaped)
+
+
+PATHS = ("a\0b", "x" * 5000, "a/" * 3000, "~nobody-of-this-name/x")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare {}", "report {}", "report GOLDEN --no-images --out {}",
+        "doctor --network --run {}", "export GOLDEN --to csv --out {}",
+        "export GOLDEN --to torchrun --trial {}",
+        "run {} --dry-run", "run quickstart --dry-run --engine {}",
+        "run cifar10-strategies --dry-run --set workload.data_dir={}",
+    ],
+)  # fmt: skip
+def test_paths_that_no_file_system_takes(printed: Printed, command: str) -> None:
+    for path in PATHS:
+        printed(*(word.format(path).replace("GOLDEN", str(GOLDEN)) for word in command.split()),
+                code=2)  # fmt: skip

@@ -47,6 +47,9 @@ ABSURD: list[tuple[str, object, str]] = [
     ("ranks.0.probe.parameter_bytes", -4, "0 to 1e+18"),
     ("ranks.0.samples", 10**400, "0 to 1e+18"),
     ("world_size", 0, "1 to 1e+09"),
+    ("trial.recipe.epochs", 10**400, "-1e+300 to 1e+300"),
+    ("ranks.0.settings.momentum", -(10**400), "-1e+300 to 1e+300"),
+    ("order", 10**400, "-1e+300 to 1e+300"),
     ("total_seconds", math.inf, "0 to 1e+18"),
 ]
 RARE: list[tuple[str, object, None]] = [

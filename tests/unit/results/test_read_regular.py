@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,16 @@ from pathlib import Path
 import pytest
 from tests.golden.invented import invented_trial, write_run
 
-from shardmark.cli import main
-from shardmark.results.files import MOST_BYTES, read_regular
-from shardmark.results.network import NETWORK_FILE
-from shardmark.results.store import load_run
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.trial import raw_files
+from shardmark.analysis.trial.raw_files import number, raw_lines
+from shardmark.core.errors import InputError
+from shardmark.report.page.facts import machine_facts
+from shardmark.report.page.outcomes import log_tail
+from shardmark.report.page.page import render_page
+from shardmark.results.files import MOST_BYTES, MOST_VALUES, read_regular
+from shardmark.results.network import NETWORK_FILE, read_network
+from shardmark.results.store import RunFolder, load_run
 
 Make = Callable[[Path], None]
 FILES = ("trials/ddp-2-1/result.json", "environment.json", "verification.json", NETWORK_FILE)
@@ -47,17 +54,49 @@ def test_a_run_with_such_files_is_read(run: Path, make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [pipe, large])
-def test_a_report_shows_the_rest(run: Path, make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_shows_the_rest(run: Path, make: Make) -> None:
     for name in ("experiment.yaml", "environment.json"):
         (run / name).unlink()
         make(run / name)
-    assert main(["report", str(run), "--no-images"]) == 0
-    assert "experiment.yaml cannot be read: it is" in (run / "report.html").read_text()
-    assert capsys.readouterr().err == ""
+    stored = load_run(run)
+    page = render_page([stored], compare([stored]), (), None)
+    assert "experiment.yaml cannot be read: it is" in page
 
 
-def test_deep_nesting_is_no_environment(run: Path) -> None:
-    (run / "environment.json").write_text("[" * 100_000)
-    assert main(["report", str(run), "--no-images"]) == 0
-    (run / "environment.json").write_text(json.dumps({"host": "h"}))
-    assert main(["report", str(run), "--no-images"]) == 0
+DAMAGED = {"deep": "[" * 100_000, "many": "[" + "[]," * MOST_VALUES + "0]", "number": "9" * 5000}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_a_small_file_is_no_large_one_in_memory(run: Path, content: str) -> None:
+    for name in FILES:
+        (run / name).write_text(content)
+    stored = load_run(run)
+    (damaged,) = stored.damaged
+    assert "JSON" in damaged.reason or "holds more than 2,000,000 values" in damaged.reason
+    assert stored.verification is None
+    assert RunFolder(run).read_environment() == {}
+    with pytest.raises(InputError):
+        read_network(run)
+
+
+def test_numbers_of_an_environment_are_shown_whatever_they_are(run: Path) -> None:
+    stored = {"host": "h", "total_bytes": 10**400, "cores": -(10**400), "load": math.nan}
+    (run / "environment.json").write_text(json.dumps(stored))
+    assert machine_facts(RunFolder(run).read_environment())["total"] == "inf GiB"
+
+
+@pytest.mark.parametrize("make", [pipe, large])
+def test_raw_lines_and_logs(tmp_path: Path, make: Make) -> None:
+    make(tmp_path / "log.txt")
+    assert list(raw_lines(tmp_path / "log.txt")) == []
+    log_tail(tmp_path)
+
+
+def test_raw_lines_are_bounded_in_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(raw_files, "_MOST_VALUES", 1000)
+    path = tmp_path / "steps.jsonl"
+    path.write_text("{}\n" * 500)
+    assert len(list(raw_lines(path))) == 1000 // 6
+    path.write_text('{"a": [' + "1," * 2000 + "1]}\n")
+    assert list(raw_lines(path)) == []
+    assert [number(value) for value in (10**400, -1, True, "1", None)] == [None, -1, *[None] * 3]
