@@ -11,9 +11,11 @@ from shardmark.core.errors import InputError
 
 _EXPONENT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 """YAML 1.1 wants a point and a sign in `5e-4`."""
-MOST_CHARACTERS = 2**21
+MOST_CHARACTERS = 2**20
 MOST_VALUES = 50_000
 """Values in one document, each alias counted as what it stands for."""
+MOST_LEVELS = 50
+"""Of nesting: PyYAML's time grows with their square."""
 LARGEST_INTEGER = 10**18
 """More is no count of anything, and overflows what reads it."""
 _FLOAT_TAG = "tag:yaml.org,2002:float"
@@ -39,6 +41,18 @@ class _Loader(yaml.SafeLoader):
             if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
                 raise _Mistake(node.start_mark.line + 1, "a NUL character", "leave it out")
         return node
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        self._check_level(self.flow_level)
+        super().fetch_flow_collection_start(token)
+
+    def add_indent(self, column: int) -> bool:
+        self._check_level(len(self.indents))
+        return super().add_indent(column)
+
+    def _check_level(self, level: int) -> None:
+        if level >= MOST_LEVELS:
+            raise _Mistake(self.line + 1, "nested too deeply", f"at most {MOST_LEVELS} levels")
 
     def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
         self._check_keys(node)
@@ -129,7 +143,7 @@ def _check_count(node: yaml.Node, count: int) -> None:
 def parse_yaml(text: str, where: str) -> Any:
     """The one document in the text; raises `InputError` with the line of whatever is wrong."""
     if len(text) > MOST_CHARACTERS:
-        raise InputError(where, "larger than 2 MiB", "allowed is an experiment in YAML")
+        raise InputError(where, "larger than 1 MiB", "allowed is an experiment in YAML")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()

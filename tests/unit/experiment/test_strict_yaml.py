@@ -64,7 +64,9 @@ def test_reads_anchors_and_merges() -> None:
         ("a: !!int x", "FILE: not YAML: invalid literal"),
         ("a: !!bool x", "FILE: not YAML"),
         ("a\0b", "FILE: not YAML: unacceptable character #x0000"),
-        ("[" * 5000, "FILE: nested too deeply"),
+        ("[" * 5000, "FILE, line 1: nested too deeply"),
+        ("- " * 5000, "FILE, line 1: nested too deeply; at most 50 levels"),
+        ("a: " + "{a: " * 5000, "FILE, line 1: nested too deeply"),
     ],
 )
 def test_says_where_a_text_is_wrong(text: str, message: str) -> None:
@@ -99,7 +101,7 @@ def _bomb(levels: int, line: str) -> str:
         (_bomb(40, "a{1}: &a{1} [*a{0}, *a{0}]"), "FILE, line 15: more than 50,000 values"),
         (_bomb(40, "a{1}: &a{1} {{x: *a{0}, y: *a{0}}}"), "more than 50,000 values"),
         ("a: [" + "1, " * 60_000 + "1]", "FILE, line 1: more than 50,000 values"),
-        ("#" * (2**21 + 1), "FILE: larger than 2 MiB"),
+        ("#" * (2**20 + 1), "FILE: larger than 1 MiB"),
         ("a: 1\nb: 1" + "0" * 400, "FILE, line 2: too large a whole number; at most 10^18"),
         ('a: "x\\0y"', "FILE, line 1: a NUL character"),
     ],
