@@ -25,6 +25,8 @@ TRIAL_FILE = "trial.json"
 RESULT_FILE = "result.json"
 JOINED_FILE = "joined-{}.txt"
 """The rank of that number has connected to all others."""
+CAPTURED_FILE = "captured.txt"
+"""The ranks have captured all that a verification compares."""
 LOST_FILE = "lost-{}.txt"
 """How the worker of that rank died while the others trained on."""
 

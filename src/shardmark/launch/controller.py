@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from shardmark.launch.engines import build_engine
 from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
-from shardmark.launch.verification import cells_of, verification_of, verify_cells
+from shardmark.launch.verification import cells_of, least_share, verification_of, verify_cells
 from shardmark.measure.system.environment import environment
 from shardmark.results.fingerprint import Fingerprint
 from shardmark.results.schema import Outcome, TrialResult
@@ -44,7 +44,7 @@ GROWING = (
 )
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 VERIFYING_SHARE = 0.2
-"""Of a run's time; if verification takes more, the run says why."""
+"""Of a run's time: where verification takes more, the run says so, beforehand if that is sure."""
 
 
 def run_experiment(
@@ -81,6 +81,7 @@ def run_experiment(
             trained = trained.merged(fingerprint.versions_of([here, *nodes]))
             if remeasure and (out / EXPERIMENT_FILE).exists():
                 listener.note(f"what was measured is kept in {folder.set_run_aside()}")
+                shutil.rmtree(out / SCRATCH, ignore_errors=True)  # captures of what was
             fingerprint.refuse_changes(out, trained)
             folder.write_experiment(experiment.model_dump(mode="json"))
             folder.write_environment(here | ({"nodes": nodes} if nodes else {}))
@@ -110,7 +111,7 @@ def verify_experiment(
     """
     listener = progress or Silent()
     plan = plan or expand(experiment)
-    for _ in _training_samples(plan):
+    for _ in _training_samples(plan.trials):
         pass
     engine = engine or build_engine(experiment, plan, listener.note)
     with closing(engine):
@@ -126,25 +127,47 @@ def verify_experiment(
 
 def check_plan(plan: Plan) -> None:
     """Raise `DataError` or `InputError` for what cannot be measured, before anything is started."""
-    for trial, samples in _training_samples(plan):
+    for trial, samples in _training_samples(plan.trials):
         recipe, warmup_steps = trial.recipe, trial.measure.warmup_steps
-        steps_per_epoch = None if samples is None else samples // trial.batch_per_step
-        if steps_per_epoch == 0:
+        if samples is not None and samples < trial.batch_per_step:
             key = "per_rank_batch" if recipe.global_batch is None else "global_batch"
             raise InputError(
                 f"{trial.experiment}: recipe.{key}",
                 f"{trial.batch_per_step} samples a step, and {samples} to train on",
                 "give a smaller batch, or more data",
             )
-        if steps_per_epoch is None and recipe.steps is None:
-            continue  # the ranks will know
-        steps = recipe.steps or (recipe.epochs or 0) * (steps_per_epoch or 0)
-        if steps <= warmup_steps:
+        steps = _steps_of(trial, samples)
+        if steps is not None and steps <= warmup_steps:
             raise InputError(
                 f"{trial.experiment}: measure.warmup_steps",
                 f"{warmup_steps} steps of warm-up, and {steps} in all ({trial.title})",
                 "nothing would be measured: train for longer, or warm up for fewer steps",
             )
+
+
+def verification_note(trials: Sequence[Trial], cells: Sequence[Trial]) -> str | None:
+    """Told beforehand where verifying the cells takes more of the time than it should."""
+    planned: list[tuple[Trial, int]] = []
+    for trial, samples in _training_samples(trials):
+        steps = _steps_of(trial, samples)
+        if steps is None:
+            return None
+        planned.append((trial, steps))
+    share = least_share(cells, planned)
+    if share <= VERIFYING_SHARE:
+        return None
+    return (
+        f"verification takes {100 * share:.0f} % of the time or more, as trials are few or short:"
+        " measure.verify=false leaves it out"
+    )
+
+
+def _steps_of(trial: Trial, samples: int | None) -> int | None:
+    """Optimizer steps of the trial on so many training samples; None if the ranks alone know."""
+    recipe = trial.recipe
+    if recipe.steps is not None or samples is None:
+        return recipe.steps
+    return (recipe.epochs or 0) * (samples // trial.batch_per_step)
 
 
 def check_folder(
@@ -157,10 +180,10 @@ def check_folder(
         fingerprint.refuse_changes(out, trained)
 
 
-def _training_samples(plan: Plan) -> Iterator[tuple[Trial, int | None]]:
+def _training_samples(trials: Iterable[Trial]) -> Iterator[tuple[Trial, int | None]]:
     """How many samples each trial trains on, if known; each data set is looked for once."""
     known: list[tuple[object, int | None]] = []
-    for trial in plan.trials:
+    for trial in trials:
         if all(workload != trial.workload for workload, _ in known):
             known.append((trial.workload, check_data(trial.workload)))
         yield trial, next(count for workload, count in known if workload == trial.workload)
@@ -195,7 +218,7 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     if share > VERIFYING_SHARE:
         listener.note(
             f"verification took {duration(verified_seconds)}, {100 * share:.0f} % of the time:"
-            " trials are short; measure.verify=false leaves it out"
+            " trials are few or short"
         )
 
 
@@ -243,15 +266,15 @@ def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
     missing = [cell for cell in cells if cell_of(cell) not in done]
     if not missing:
         return
-    scratch = folder.path / SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)  # an earlier command may have been killed
+    if note := verification_note(trials, missing):
+        listener.note(note)
     fresh: list[Verdict] = []
     try:
         for verdict in verify_cells(
             missing,
             engine=runner.engine,
             machine=runner.machine,
-            scratch=scratch,
+            scratch=folder.path / SCRATCH,
             listener=listener,
         ):
             fresh.append(verdict)

@@ -11,7 +11,7 @@ from pathlib import Path
 from shardmark import workloads
 from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.core.run_files import LOG_FILE, TRIAL_FILE
+from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.launch.agenda import cell_of
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
@@ -30,6 +30,8 @@ from shardmark.results.verification import (
 from shardmark.trials.trial import Trial
 
 STEPS = 3
+REFERENCE_RUNS = 4
+"""Of each distinct reference: one as defined, three disturbed."""
 JUDGE_SECONDS = 3600.0
 TRACEBACK_LINES = 12
 PACKAGE = str(Path(__file__).parents[1])
@@ -54,6 +56,26 @@ def mathematics_of(cell: Trial) -> str:
     return json.dumps((*models, recipe, cell.nodes, cell.device_type), sort_keys=True)
 
 
+def least_share(cells: Sequence[Trial], planned: Iterable[tuple[Trial, int]]) -> float:
+    """The part of a run's time that verifying these cells takes at least.
+
+    `planned` has the trials to measure with their steps.  The true part lies between verification's
+    part of all starts and its part of all samples that pass through the model.
+    """
+    tried = {mathematics_of(cell): cell for cell in cells}.values()
+    references = {
+        (cell.workload.model_dump_json(), cell.recipe.model_dump_json(), cell.layout.shares): cell
+        for cell in tried
+    }
+    passes = STEPS * sum(cell.batch_per_step for cell in tried)
+    passes += STEPS * REFERENCE_RUNS * sum(cell.batch_per_step for cell in references.values())
+    starts, samples = 0, 0
+    for trial, steps in planned:
+        starts += 1
+        samples += steps * trial.batch_per_step
+    return min(len(tried) / (len(tried) + starts), passes / (passes + samples))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """Why a cell's ranks left nothing to compare."""
@@ -74,15 +96,14 @@ def verify_cells(
 ) -> Iterator[Verdict]:
     """A verdict on every cell: all are captured first, then judged one by one.
 
-    Ctrl-C keeps the verdicts that were known by then.
-
-    Of cells with the same mathematics the smallest is tried that can be.  The scratch folder is
-    made and removed.  Raises `InputError` where the user's model fails whatever trains it.
+    Of cells with the same mathematics the smallest is tried that can be.  After Ctrl-C the verdicts
+    known by then are there, and finished captures lie in the scratch folder for the next call; else
+    that is removed.  Raises `InputError` where the user's model fails whatever trains it.
     """
     groups: dict[str, list[Trial]] = {}
     for cell in cells:
         groups.setdefault(mathematics_of(cell), []).append(cell)
-    scratch.mkdir(parents=True)
+    scratch.mkdir(parents=True, exist_ok=True)
     failures: list[tuple[Trial, Problem]] = []
     captured: dict[str, list[Trial]] = {}
     try:
@@ -102,8 +123,10 @@ def verify_cells(
         if captured:
             for verdict in _judged(list(captured), scratch, engine, listener):
                 yield from _verdicts_of(verdict, captured[verdict.id])
-    finally:
+    except Exception:
         shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _refuse_broken_model(
@@ -150,14 +173,20 @@ def shortened(trial: Trial) -> Trial:
 
 
 def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) -> Problem | None:
-    """Run the cell's ranks for a few steps; None, or why they left nothing to compare."""
+    """Run the cell's ranks for a few steps, unless an earlier command has; None, or why they left
+    nothing to compare."""
     try:
         check_trial(trial, machine, engine)
     except StrategyUnavailable as error:
         return Problem(text=f"unavailable: {error.reason}; {error.remedy}")
-    processes = trial.layout.processes
+    short = shortened(trial).model_dump_json()
+    finished = directory / CAPTURED_FILE
+    if finished.exists() and (directory / TRIAL_FILE).read_text() == short:
+        return None
+    shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    (directory / TRIAL_FILE).write_text(shortened(trial).model_dump_json())
+    (directory / TRIAL_FILE).write_text(short)
+    processes = trial.layout.processes
     limit = trial.limits.trial_seconds
     ending = engine.run(directory, trial_seconds=limit, on_tick=lambda: None, task="capture")
     if ending.how == "interrupted":
@@ -171,8 +200,11 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
         progress=[None] * processes,
     )
     lost = [f"rank {record.rank} {record.lost}" for record in records if record.lost is not None]
+    if outcome is Outcome.OK and lost:
+        return Problem(text=f"a worker was lost: {'; '.join(lost)}")
     if outcome is Outcome.OK:
-        return Problem(text=f"a worker was lost: {'; '.join(lost)}") if lost else None
+        finished.touch()
+        return None
     reason = failure.reason if failure else "no reason is known"
     text = f"{outcome}: {reason}"
     failed = [record for record in records if record.error is not None]
@@ -204,6 +236,7 @@ def _judged(
 ) -> Iterator[Verdict]:
     """The verdicts on the cells of those folders; before Ctrl-C, those that are finished."""
     folder = scratch / "judge"
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / CELLS_FILE).write_text(json.dumps([str(scratch / name) for name in names]))
     shown = -1

@@ -79,6 +79,8 @@ class LaunchConfiguration:
     """The wrapper's, as JSON has them."""
     accelerate: Mapping[str, Any] | None = None
     """Keys of Accelerate's configuration file; None where Accelerate has no such strategy."""
+    accelerate_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The wrapper's under Accelerate, where that names them otherwise."""
     deepspeed: Mapping[str, Any] | None = None
     """DeepSpeed's configuration; None where the strategy is not DeepSpeed's."""
     notes: tuple[str, ...] = ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -58,12 +60,7 @@ class DDP(Strategy):
         from shardmark.strategies.step import EagerWorker
 
         model = build_on(context.device, workload, recipe)
-        # The name of the buffers' option up to torch 2.14, and since.
-        renamed = "forward_sync_buffers" in inspect.signature(DistributedReplicas).parameters
-        arguments = self._arguments()
-        if renamed:
-            arguments["forward_sync_buffers"] = arguments.pop("broadcast_buffers")
-        ddp = DistributedReplicas(model, **arguments)
+        ddp = DistributedReplicas(model, **self._arguments(_buffers_option()))
         trained = [p for p in model.parameters() if p.requires_grad]
         gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
 
@@ -88,21 +85,34 @@ class DDP(Strategy):
         self,
         recipe: Recipe,  # noqa: ARG002
         layout: Layout,  # noqa: ARG002
-        device_type: str,
+        device_type: str,  # noqa: ARG002
     ) -> LaunchConfiguration:
         return LaunchConfiguration(
             wrapper="torch.nn.parallel.DistributedDataParallel",
-            arguments=self._arguments(),
-            accelerate={"distributed_type": "MULTI_CPU" if device_type == "cpu" else "MULTI_GPU"},
+            arguments=self._arguments(_buffers_option()),
+            # Its launcher starts one process alone for MULTI_CPU, which is for MPI.
+            accelerate={"distributed_type": "MULTI_GPU"},
+            accelerate_arguments=self._arguments("broadcast_buffers"),
             notes=("Accelerate takes the wrapper's arguments as DistributedDataParallelKwargs.",),
         )
 
-    def _arguments(self) -> dict[str, Any]:
-        """Of DistributedDataParallel."""
+    def _arguments(self, buffers_option: str) -> dict[str, Any]:
+        """Of DistributedDataParallel, whose option for buffers has that name."""
         return {
             "bucket_cap_mb": self.bucket_mb,
             "gradient_as_bucket_view": True,
             "static_graph": self.static_graph,
             "find_unused_parameters": self.find_unused_parameters,
-            "broadcast_buffers": False,
+            buffers_option: False,
         }
+
+
+@cache
+def _buffers_option() -> str:
+    """What the installed torch calls the option; torch 2.13 renamed it."""
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None, "torch is a dependency"
+    source = Path(torch.origin).parent / "nn" / "parallel" / "distributed.py"
+    new = "forward_sync_buffers"
+    return new if new in source.read_text(encoding="utf-8") else "broadcast_buffers"

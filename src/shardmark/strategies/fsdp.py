@@ -149,7 +149,7 @@ class ShardedModel(Strategy):
         self,
         recipe: Recipe,
         layout: Layout,
-        device_type: str,  # noqa: ARG002
+        device_type: str,
     ) -> LaunchConfiguration:
         mesh = {"replicate": layout.data} if layout.data > 1 else {}
         mesh["shard"] = layout.shard
@@ -186,7 +186,8 @@ class ShardedModel(Strategy):
                     "reduce_dtype": "fp32",
                 },
             },
-            accelerate=accelerate,
+            # On a CPU it would train replicas, or each rank alone, without a word.
+            accelerate=None if device_type == "cpu" else accelerate,
             notes=tuple(notes),
         )
 

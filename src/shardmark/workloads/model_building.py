@@ -11,15 +11,19 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from shardmark.core.errors import InputError
 from shardmark.workloads.models import is_user_function, registered_names
 
 _WRONG_OPTIONS = (TypeError, ValueError, AssertionError, KeyError)
 """What the libraries' constructors raise for arguments that they do not take."""
+_handed_out: WeakSet[nn.Module] = WeakSet()
+"""Modules with tensors of their own, of all models that this process has built."""
 
 
 def build_model(
@@ -58,7 +62,26 @@ def construct(
         ) from error
     if not isinstance(model, nn.Module):
         raise InputError("workload.model", f"{name} made a {type(model).__name__}", "an nn.Module")
+    check_fresh(name, model)
     return model
+
+
+def check_fresh(name: str, model: nn.Module) -> None:
+    """Raise `InputError` for a model that was used before: ranks build it anew for each evaluation,
+    and what shards or trains one must not change the next."""
+    holders = [
+        m for m in model.modules() if [*m.parameters(recurse=False), *m.buffers(recurse=False)]
+    ]
+    if any(module in _handed_out for module in holders):
+        reason = "returned the same model, or a part of it, a second time"
+    elif any(parameter.grad is not None for parameter in model.parameters()):
+        reason = "returned a model that has gradients: it was trained before"
+    elif any(map(is_lazy, model.parameters())):
+        reason = "returned a model with lazy layers, whose sizes are not known yet"
+    else:
+        _handed_out.update(holders)
+        return
+    raise InputError("workload.model", f"{name} {reason}", "return a new, whole model each time")
 
 
 def _constructor(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:

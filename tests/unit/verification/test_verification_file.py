@@ -17,6 +17,7 @@ from shardmark.launch.outcome import Ending
 from shardmark.launch.verification import (
     STEPS,
     cells_of,
+    least_share,
     mathematics_of,
     shortened,
     verification_of,
@@ -115,6 +116,23 @@ def test_sizes_are_no_mathematics(axis: str, different: bool) -> None:
     assert (mathematics_of(first) != mathematics_of(second)) is different
 
 
+@pytest.mark.parametrize(
+    ("strategies", "repeats", "steps", "share"),
+    [
+        ("single, ddp", 1, 60, 30 / 150),  # 2 x 3 steps, two references of 12
+        ("ddp, fsdp", 1, 60, 18 / 138),  # one reference is both's
+        ("ddp", 3, 20, 15 / 75),
+        ("ddp", 3, 1, 1 / 4),  # starting the ranks takes the time
+    ],
+)
+def test_the_least_share_is_by_starts_or_by_samples(
+    strategies: str, repeats: int, steps: int, share: float
+) -> None:
+    measured = trials(f"matrix.strategy=[{strategies}]", f"measure.repeats={repeats}")
+    planned = [(trial, steps) for trial in measured]
+    assert least_share(cells_of(measured), planned) == pytest.approx(share)
+
+
 class Engine(FakeEngine):
     """Captures nothing; its judge finishes so many verdicts, then ends as it is told."""
 
@@ -170,8 +188,9 @@ def verified(engine: Engine, folder: Path) -> list[Verdict]:
             verdicts.append(verdict)  # noqa: PERF402  (those before Ctrl-C count)
     except KeyboardInterrupt:
         verdicts.append(GOOD.model_copy(update={"id": "Ctrl-C"}))
-    assert not scratch.exists()
-    assert any(note.startswith("comparing with the reference") for note in listener.notes)
+    compared = any(note.startswith("comparing with the reference") for note in listener.notes)
+    assert compared is (verdicts[0].id != "Ctrl-C")
+    assert scratch.exists() is (verdicts[-1].id == "Ctrl-C"), "it is kept to go on from"
     return verdicts
 
 
@@ -199,6 +218,16 @@ def test_what_is_finished_before_ctrl_c_is_kept(tmp_path: Path) -> None:
     *verdicts, last = verified(engine, tmp_path)
     assert last.id == "Ctrl-C"
     assert sorted(verdict.world_size for verdict in verdicts) == [2, 3]
+
+
+def test_what_was_captured_before_ctrl_c_is_not_captured_again(tmp_path: Path) -> None:
+    _, second = dict.fromkeys(cell.strategy.name for cell in CELLS)
+    stopped = Engine({f"{second} 2": replace(FINE, how="interrupted")})
+    assert [verdict.id for verdict in verified(stopped, tmp_path)] == ["Ctrl-C"]
+    assert len(stopped.ran) == 2
+    engine = Engine()
+    assert len(verified(engine, tmp_path)) == len(CELLS)
+    assert engine.names == [second]
 
 
 def test_a_verified_trial_is_the_same_training_but_short() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import InputError
+from shardmark.workloads import model_building
 from shardmark.workloads.flops import training_flops
 from shardmark.workloads.vision.options import ClassificationOptions
 from shardmark.workloads.vision.task import Classification
@@ -88,6 +91,43 @@ def test_model_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         options = {"depth": 3} if name == "build" else {}
         with pytest.raises(InputError, match=message):
             task(f"models_of_my_own:{name}", model_options=options).build_model()
+
+
+@pytest.mark.parametrize(
+    ("name", "builds", "message"),
+    [
+        ("fresh", 2, None),
+        ("kept", 2, "a second time"),
+        ("with_a_kept_part", 2, "a second time"),
+        ("trained", 1, "has gradients"),
+        ("lazy", 1, "lazy layers"),
+    ],
+)
+def test_a_model_that_was_used_before_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, builds: int, message: str | None
+) -> None:
+    """Each evaluation builds a model: it must not be the one that is sharded or trained."""
+    kept, activation = nn.Linear(2, 2), nn.ReLU()
+
+    def trained(num_classes: int) -> nn.Module:
+        model = nn.Linear(2, num_classes)
+        model(torch.ones(1, 2)).sum().backward()
+        return model
+
+    makers: dict[str, Callable[..., nn.Module]] = {
+        "fresh": lambda num_classes: nn.Sequential(nn.Linear(2, num_classes), activation),
+        "kept": lambda num_classes: kept,  # noqa: ARG005
+        "with_a_kept_part": lambda num_classes: nn.Sequential(kept, nn.Linear(2, num_classes)),
+        "trained": trained,
+        "lazy": lambda num_classes: nn.LazyLinear(out_features=num_classes),
+    }
+    monkeypatch.setattr(model_building, "user_function", lambda _: makers[name])
+    expected = nullcontext() if message is None else pytest.raises(InputError, match=message)
+    made = task("torch.nn:Linear")
+    models = [made.build_model() for _ in range(builds - 1)]
+    with expected:
+        models.append(made.build_model())
+    assert len(models) == builds - (message is not None)
 
 
 @pytest.mark.parametrize(

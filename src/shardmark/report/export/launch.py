@@ -83,7 +83,7 @@ def export_launch(
     result = _trial_of(run, trial_id) if trial_id is not None else _fastest_verified(run)
     chosen = _chosen(run, result)
     folder = Path(out or f"exports/{to}").expanduser()
-    contents = {SETTINGS: _json(_settings(chosen))}
+    contents = {SETTINGS: _json(_settings(to, chosen))}
     if to != "torchrun":
         contents |= _files_of(to, chosen, folder)
     contents[SCRIPT] = _script(to, chosen, run)
@@ -168,10 +168,11 @@ def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
     return Chosen(result=result, trial=trial, configuration=configuration, environment=environment)
 
 
-def _settings(chosen: Chosen) -> dict[str, Any]:
+def _settings(to: str, chosen: Chosen) -> dict[str, Any]:
     """All that the training is, for the user's own code."""
     trial, configuration = chosen.trial, chosen.configuration
     recipe = trial.recipe.model_dump(mode="json")
+    renamed = configuration.accelerate_arguments if to == "accelerate" else {}
     return {
         "strategy": trial.strategy.name,
         "options": trial.strategy.options,
@@ -179,7 +180,7 @@ def _settings(chosen: Chosen) -> dict[str, Any]:
         "nodes": trial.nodes,
         "device": trial.device_type,
         "wrapper": configuration.wrapper,
-        "arguments": dict(configuration.arguments),
+        "arguments": dict(renamed or configuration.arguments),
         "global_batch": trial.batch_per_step,
         "micro_batch": chosen.micro_batch,
         **{key: recipe[key] for key in RECIPE},
@@ -194,7 +195,7 @@ def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
     if forms[to] is None:
         others = ["torchrun", *(key for key, form in forms.items() if form is not None)]
         title = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}[to]
-        reason = f"{name} is no strategy of {title}'s"
+        reason = f"{title} has no {name}{' on a CPU' * (chosen.trial.device_type == 'cpu')}"
         raise InputError(f"--to {to}", reason, f"it goes to {' or '.join(others)}")
     files = {}
     if configuration.deepspeed is not None:
@@ -208,7 +209,6 @@ def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
 def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
     """Accelerate's configuration file."""
     trial, own = chosen.trial, dict(chosen.configuration.accelerate or {})
-    on_cpu = trial.device_type == "cpu" and own["distributed_type"] in ("NO", "MULTI_CPU")
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": trial.nodes,
@@ -216,7 +216,7 @@ def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
         "machine_rank": 0,
         "main_training_function": "main",
         "rdzv_backend": "static" if trial.nodes == 1 else "c10d",
-        "use_cpu": on_cpu,
+        "use_cpu": trial.device_type == "cpu",
         "debug": False,
     }
     if chosen.configuration.deepspeed is not None:
@@ -242,10 +242,15 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
         also = ", and NODE to its own number, from 0" if both else ""
         lines.append(f"# Run it on every node, with MASTER set to the first one's address{also}.")
         lines += [f': "${{{name}:?is not set}}"' for name in ("MASTER", "NODE")[: 1 + both]]
+    environment = dict(chosen.environment)
     if chosen.trial.device_type == "cpu":
         lines.append("# It was measured on a CPU.")
+        if to == "accelerate":
+            environment["ACCELERATE_USE_CPU"] = (
+                "true"  # its launcher passes `use_cpu` to one process
+            )
     lines.append('folder=$(dirname "$0")')
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in chosen.environment.items()]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     torchrun = f"torchrun --nproc-per-node {len(nodes[0])}"
     if len(nodes) == 1:
         torchrun += " --standalone"
@@ -266,7 +271,7 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
 
 def _machines(nodes: Sequence[object]) -> str:
     if len(nodes) == 1:
-        return ""
+        return " --main_process_port 0"  # any that is free
     return ' --machine_rank "$NODE" --main_process_ip "$MASTER" --main_process_port 29500'
 
 

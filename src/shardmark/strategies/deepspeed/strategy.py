@@ -246,11 +246,11 @@ class Zero(Strategy):
     ) -> LaunchConfiguration:
         return LaunchConfiguration(
             wrapper="deepspeed.initialize",
-            accelerate={
-                "distributed_type": "DEEPSPEED",
-                # The rest stands in DeepSpeed's own file, beside which Accelerate takes no more.
-                "deepspeed_config": {"zero3_init_flag": False},
-            },
+            # The rest stands in DeepSpeed's own file, beside which Accelerate takes no more.
+            # On a CPU it would train replicas, or each rank alone, without a word.
+            accelerate=None
+            if device_type == "cpu"
+            else {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero3_init_flag": False}},
             deepspeed=self.config(recipe, device_type),
             notes=("Hand your own optimizer to deepspeed.initialize: the file names none.",),
         )

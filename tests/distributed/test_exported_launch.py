@@ -1,0 +1,141 @@
+"""What `shardmark export` writes, under the launchers that it is for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from shardmark.cli import main
+from tests.unit.export.test_launch import planned, stored
+
+OVERRIDES = ("recipe.gradient_accumulation=2", "recipe.seed=7")
+TORCHRUN = """
+import json
+import os
+import warnings
+from argparse import ArgumentParser
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+warnings.simplefilter("error", FutureWarning)  # arguments that the next torch will not take
+
+
+def steps(model, train, settings):
+    batch = torch.rand(settings["micro_batch"], 3)
+    for _ in range(settings["gradient_accumulation"]):
+        train(model(batch).square().mean() / settings["gradient_accumulation"])
+
+
+def settings_of(strategy):
+    return json.load(open(f"{strategy}/settings.json"))
+
+
+torch.manual_seed(settings_of("ddp")["seed"])
+dist.init_process_group("gloo")
+ranks = dist.get_world_size()
+
+ddp = settings_of("ddp")
+assert ddp["micro_batch"] * ranks * ddp["gradient_accumulation"] == ddp["global_batch"]
+wrapper = getattr(nn.parallel, ddp["wrapper"].rpartition(".")[2])
+steps(wrapper(nn.Linear(3, 2), **ddp["arguments"]), lambda loss: loss.backward(), ddp)
+
+fsdp = settings_of("fsdp")
+mesh = fsdp["arguments"]["mesh"]
+mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+again = fsdp["arguments"]["reshard_after_forward"]
+model = fully_shard(nn.Linear(3, 2), mesh=mesh, reshard_after_forward=again)
+steps(model, lambda loss: loss.backward(), fsdp)
+
+import deepspeed
+
+warnings.simplefilter("ignore")
+model = nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=settings_of("zero-3")["optimizer"]["lr"])
+parsed = deepspeed.add_config_arguments(ArgumentParser()).parse_args()
+engine, *_ = deepspeed.initialize(args=parsed, model=model, optimizer=optimizer)
+before = engine.global_steps
+
+
+def train(loss):
+    engine.backward(loss)
+    engine.step()
+
+
+steps(engine, train, settings_of("zero-3"))
+told = [ranks, torch.get_num_threads(), engine.zero_optimization_stage(), engine.global_steps]
+told.append(os.environ["NCCL_ALGO"])
+print("trained", *told, flush=True)
+dist.destroy_process_group()
+"""
+ACCELERATE = """
+import json
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+
+settings = json.load(open("ddp/settings.json"))
+arguments = DistributedDataParallelKwargs(**settings["arguments"])
+accelerator = Accelerator(kwargs_handlers=[arguments])
+model = accelerator.prepare(torch.nn.Linear(3, 2))
+accelerator.backward(model(torch.rand(settings["micro_batch"], 3)).square().mean())
+print("trained", accelerator.num_processes, type(model).__name__, flush=True)
+accelerator.end_training()
+"""
+
+
+def needs(library: str) -> pytest.MarkDecorator:
+    """Asked without importing it: that takes seconds."""
+    return pytest.mark.skipif(find_spec(library) is None, reason=f"needs {library}")
+
+
+def exported(folder: Path, **launchers: str) -> None:
+    """`FOLDER/STRATEGY/launch.sh` and its settings, of trials on two ranks."""
+    trials = planned(*OVERRIDES, device="cpu", ranks=2)
+    run = stored(folder / "run", trials)
+    for strategy, to in launchers.items():
+        name = strategy.replace("_", "-")
+        arguments = ["--to", to, "--trial", trials[name].id, "--out", str(folder / name)]
+        assert main(["export", run, *arguments]) == 0
+
+
+def launched(folder: Path, strategy: str, script: str) -> list[str]:
+    """The last line of each rank."""
+    (folder / "train.py").write_text(script)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        ["sh", f"{strategy}/launch.sh", "train.py"],
+        env=os.environ | {"PATH": path},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [line for line in done.stdout.splitlines() if line.startswith("trained")]
+
+
+@needs("deepspeed")
+@pytest.mark.timeout(120)
+def test_torchrun_and_deepspeed_train_with_it(tmp_path: Path) -> None:
+    exported(tmp_path, ddp="torchrun", fsdp="torchrun", zero_3="deepspeed")
+    told = "trained 2 2 3 1 Ring; touch hacked"  # ranks, threads, stage, steps, a variable
+    assert launched(tmp_path, "zero-3", TORCHRUN) == [told] * 2
+    assert not (tmp_path / "hacked").exists()
+
+
+@needs("accelerate")
+@pytest.mark.timeout(120)
+def test_accelerate_trains_with_it(tmp_path: Path) -> None:
+    exported(tmp_path, ddp="accelerate")
+    expected = "trained 2 DistributedDataParallel"
+    assert launched(tmp_path, "ddp", ACCELERATE) == [expected] * 2
