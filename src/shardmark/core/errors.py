@@ -19,10 +19,10 @@ class InputError(ShardmarkError):
     """The experiment, a run folder or an argument is wrong: exit code 2.
 
     `where` is a file and key or an option, `found` the value met, `allowed` what would be accepted.
-    Each of `more` mistakes has a line of its own.
+    Each of `more` mistakes, or lines of a traceback, has a line of its own.
     """
 
-    def __init__(self, where: str, found: str, allowed: str, *more: InputError) -> None:
+    def __init__(self, where: str, found: str, allowed: str, *more: ShardmarkError) -> None:
         super().__init__(where, found, allowed, *more)  # all positional, so that it can be pickled
 
     def __str__(self) -> str:

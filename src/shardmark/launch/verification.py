@@ -145,7 +145,8 @@ def _refuse_broken_model(
         raise InputError(
             f"{trial.experiment}: workload",
             f"it fails in its first steps ({trial.title}): {problem.error}",
-            f"mend it and run again\n{problem.traceback}".rstrip(),
+            "mend it and run again",
+            *map(ShardmarkError, problem.traceback.splitlines()),
         )
 
 
