@@ -19,7 +19,8 @@ from shardmark.measure.system.priority import give_way, take_part
 from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
 
-TICK_SECONDS = 0.2
+TICK_SECONDS = 0.5
+"""Between two looks at the ranks' progress; the end of a trial is told at once."""
 
 
 class LocalEngine:

@@ -41,6 +41,8 @@ from shardmark.train.checkpoint_folder import ABSENT_FILE, folder_of_rank, rank_
 from shardmark.trials.trial import Trial
 
 PAUSE_SECONDS = 0.005
+LOOK_SECONDS = 0.5
+"""Longest time between two looks at the ranks, and at nodes that want to join."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +64,18 @@ class DeathWatch:
 
     def __init__(self) -> None:
         self._seen: dict[int, Death] = {}
+        self._ended = threading.Event()
         threading.Thread(target=self._watch, name="death-watch", daemon=True).start()
 
     @property
     def deaths(self) -> list[Death]:
         """The ended children so far, first death first."""
         return list(self._seen.values())
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Return as soon as a child ends, or has ended since the last call."""
+        self._ended.wait(timeout_seconds)
+        self._ended.clear()
 
     def _watch(self) -> None:
         while True:
@@ -82,6 +90,7 @@ class DeathWatch:
                     exit_code=-status.si_status if signalled else status.si_status,
                     at_seconds=time.time(),
                 )
+                self._ended.set()
                 continue
             time.sleep(PAUSE_SECONDS if self._seen else 10 * PAUSE_SECONDS)
 
@@ -130,6 +139,8 @@ class Launcher(LocalElasticAgent):
         return [record for record in records if record is not None]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        # PyTorch's launcher would look ten times a second, and take a core from a rank each time.
+        self._deaths.wait(LOOK_SECONDS)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED and self._remaining_restarts > 0:
             self._note_cause(result.failures)
@@ -211,7 +222,7 @@ def launched(
         args=arguments,
         rdzv_handler=rounds,
         max_restarts=max_restarts,
-        monitor_interval=0.1,
+        monitor_interval=0.01,  # it sleeps so long before it looks, and waits there for a death
     )
     logs = DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL)
     node = here.node if trial.nodes > 1 else None
