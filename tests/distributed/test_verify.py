@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardmark.core.recipe import Optimizer
 from shardmark.equivalence.capture import Capture
 from shardmark.strategies.base import RankContext
 from tests.distributed.captures import (
@@ -31,6 +32,7 @@ EQUIVALENT = {
     for name in ("ddp", "fsdp")
     for seed in range(6)
 }
+OWN_OPTIMIZER = Optimizer(name="own", path="torch.optim:Adagrad", lr=0.01)
 UNEVEN = recipe(gradient_accumulation=2)
 EQUIVALENT |= {
     f"{name}, own task {task}": Case(trial=trial(name, UNEVEN, workload=own(task)))
@@ -40,6 +42,10 @@ EQUIVALENT |= {
         "segmentation": ("fsdp",),
     }.items()
     for name in names
+}
+EQUIVALENT |= {
+    f"{name}, own optimizer": Case(trial=trial(name, recipe(optimizer=OWN_OPTIMIZER)))
+    for name in ("fsdp", "zero-1")
 }
 FAULTY = {
     fault: Case(

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 _SGD_KEYS = ("momentum", "dampening", "nesterov")
 _ADAM_KEYS = ("betas", "eps")
+_OWN_KEYS = ("path", "options")
 _STEP_KEYS = ("every_steps", "gamma")
 
 
@@ -70,7 +71,9 @@ class Model(BaseModel):
 class Optimizer(Model):
     """The optimizer with every default written out; keys of the other optimizer are refused."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    name: Literal["sgd", "adam", "adamw", "own"] = "sgd"
+    """`own`: any class of torch's kind, by `path`.  Sharded strategies give it parts of tensors, so
+    it has to work element by element: `verify` finds one that does not."""
     lr: PositiveFloat = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """SGD only."""
@@ -84,11 +87,17 @@ class Optimizer(Model):
     """Adam and AdamW only."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """The same for every parameter, biases and norms included: no library's groups."""
+    path: Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")] | None = None
+    """`own` only: `torch.optim:RMSprop`, `package.module:Class` or `folder/file.py:Class`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """`own` only: keyword arguments beside `lr`."""
 
     @staticmethod
     def foreign_keys(name: str) -> tuple[str, ...]:
         """Keys that say nothing about the optimizer of this name."""
-        return _ADAM_KEYS if name == "sgd" else _SGD_KEYS
+        if name == "own":
+            return (*_SGD_KEYS, *_ADAM_KEYS, "weight_decay")
+        return (*(_ADAM_KEYS if name == "sgd" else _SGD_KEYS), *_OWN_KEYS)
 
     @field_validator("betas")
     @classmethod
@@ -106,6 +115,8 @@ class Optimizer(Model):
                 f"{self.name} has no {' and no '.join(foreign)}; "
                 f"leave it out: the keys of {self.name} are {', '.join(own)}"
             )
+        if self.name == "own" and self.path is None:
+            raise ValueError("own without path; give path, e.g. torch.optim:RMSprop")
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ValueError(
                 f"nesterov with momentum {self.momentum:g} and dampening {self.dampening:g}; "

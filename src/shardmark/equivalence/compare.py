@@ -71,7 +71,8 @@ class Tolerances:
             self._spreads[quantity] = max(
                 difference(run, self.undisturbed, quantity) for run in self.disturbed
             )
-        share = kind == "quality" and name in METRICS and METRICS[str(name)].unit == "fraction"
+        known = METRICS.get(str(name))  # a metric of the user's own may be a share, too
+        share = kind == "quality" and (known is None or known.unit == "fraction")
         rounding = (
             1 / max(1, self.reference.samples_evaluated)
             if share

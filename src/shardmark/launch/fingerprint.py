@@ -49,8 +49,11 @@ def fingerprint_of(trials: Sequence[Trial]) -> Fingerprint:
 
 def sources_of(trials: Iterable[Trial]) -> Fingerprint:
     """Source of the user's modules alone."""
-    names = (name for trial in trials for name in trial.workload.user_modules())
-    return Fingerprint(sources=local_sources(names))
+    modules = [name for trial in trials for name in trial.workload.user_modules()]
+    optimizers = [path for trial in trials if (path := trial.recipe.optimizer.path)]
+    return Fingerprint(
+        sources=local_sources([*modules, *(path.rpartition(":")[0] for path in optimizers)])
+    )
 
 
 def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:

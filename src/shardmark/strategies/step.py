@@ -24,6 +24,7 @@ from shardmark.strategies.checkpoint_state import (
     restore_optimizer,
 )
 from shardmark.workloads.base import Batch, LossSum, Workload
+from shardmark.workloads.model_building import user_function
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -284,9 +285,25 @@ class EagerWorker(StepWorker):
 
 def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
     """The recipe's optimizer over one group of all parameters, with no default left to torch."""
-    settings = recipe.optimizer.model_dump(exclude={"name"})  # the keys of its kind, as torch's
+    return made_optimizer(parameters, recipe.optimizer)
+
+
+def made_optimizer(parameters: Iterable[nn.Parameter], spec: Optimizer) -> torch.optim.Optimizer:
+    """Raises `InputError` for a class of the user's that cannot be made."""
+    if spec.path is not None:
+        made = user_function(spec.path, "recipe.optimizer.path")
+        try:
+            own = made(parameters, lr=spec.lr, **spec.options)
+        except TypeError as error:
+            found = f"{spec.path} cannot be made: {error}"
+            raise InputError("recipe.optimizer.options", found, "its keyword arguments") from error
+        if not isinstance(own, torch.optim.Optimizer):
+            found = f"{spec.path} made a {type(own).__name__}"
+            raise InputError("recipe.optimizer.path", found, "a torch.optim.Optimizer")
+        return own
+    settings = spec.model_dump(exclude={"name"})  # the keys of its kind, as torch's
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    built: torch.optim.Optimizer = kinds[recipe.optimizer.name](parameters, **settings)
+    built: torch.optim.Optimizer = kinds[spec.name](parameters, **settings)
     return built
 
 
@@ -299,6 +316,13 @@ def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[obj
 
 def state_keys(spec: Optimizer) -> tuple[str, ...]:
     """Keys of the optimizer's state that have their parameter's shape."""
+    if spec.path is not None:
+        tried = nn.Parameter(torch.ones(2, 3))
+        tried.grad = torch.ones(2, 3)
+        optimizer = made_optimizer([tried], spec)
+        optimizer.step()
+        state = optimizer.state[tried].items()
+        return tuple(k for k, v in state if isinstance(v, Tensor) and v.shape == tried.shape)
     return () if spec.name == "sgd" and not spec.momentum else OPTIMIZER_KEYS[spec.name]
 
 

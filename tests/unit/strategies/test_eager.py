@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardmark.core.errors import InputError
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
-from shardmark.strategies.step import EagerWorker, build_optimizer
+from shardmark.strategies.step import EagerWorker, build_optimizer, made_optimizer, state_keys
 from tests.unit.training.toy import ALONE, CPU, ToyWorkload, assert_same, recipe, trained
 
 LIMIT = 0.05
@@ -140,6 +141,30 @@ def test_parameters_and_buffers_are_copies() -> None:
     assert worker.full_parameters()["1.weight"].any()
     assert set(worker.buffers()) == {f"0.{name}" for name, _ in nn.BatchNorm1d(4).named_buffers()}
     assert not worker.buffers()["0.running_mean"].any()
+
+
+OWN = {"name": "own", "path": "torch.optim:RMSprop", "lr": 0.01}
+
+
+def test_an_optimizer_of_the_user_s_own() -> None:
+    spec = recipe(optimizer={**OWN, "options": {"momentum": 0.5, "centered": True}}).optimizer
+    built = made_optimizer([nn.Parameter(torch.ones(2))], spec)
+    assert isinstance(built, torch.optim.RMSprop)
+    assert (built.param_groups[0]["lr"], built.param_groups[0]["momentum"]) == (0.01, 0.5)
+    assert set(state_keys(spec)) == {"square_avg", "momentum_buffer", "grad_avg"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "torch.optim:Missing"}, "cannot import"),
+        ({"options": {"nesterov": True}}, "unexpected keyword argument 'nesterov'"),
+        ({"path": "torch.nn:Parameter", "options": {}}, "cannot be made"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        worker_on(ToyWorkload(), recipe(optimizer=OWN | changes))
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,7 @@ def test_declarations_of_the_class_count(tmp_path: Path) -> None:
         ("train_data = lambda self: iter([1])", "train_data() gives a list_iterator without"),
         ("loss = 1", "has no method loss"),
         ("configure_optimizers = lambda self: []", "several cannot be shared out"),
+        ("parameter_groups = lambda self, model: []", "all parameters are one group"),
         ("backward = lambda self, loss: None", "strategies run the backward pass"),
         ("evaluate = lambda self, model, rows: {}", "no metrics(sums)"),
         ("loss = lambda self, m, rows: m(rows)", "loss returned a Tensor of shape (8, 1)"),

@@ -243,7 +243,8 @@ def _sortable(value: object) -> tuple[bool, float, str]:
 
 def _workload_label(result: TrialResult) -> str:
     workload = result.trial.get("workload", {})
-    parts = (workload.get(key) for key in ("name", "model", "dataset"))
+    task = "/".join(Path(str(workload.get("task", ""))).parts[-2:])
+    parts = (*(workload.get(key) for key in ("name", "model", "dataset")), task or None)
     return " ".join(str(part) for part in parts if part is not None)
 
 

@@ -101,7 +101,8 @@ def _effect(effect: Effect) -> dict[str, object]:
 def _columns(name: str, rows: Sequence[Row]) -> list[RowColumn]:
     recorded = list(dict.fromkeys(key for row in rows for key in row.metrics if key not in METRICS))
     quality = main_quality(rows)
-    groups = {"quality": [quality] if quality else [], "recorded": recorded}
+    main = recorded[:1] or ([quality] if quality else [])  # the user's own says more
+    groups = {"quality": main, "recorded": recorded}
     if name in _EXTRA:
         return [_EXTRA[name]]
     if name in groups:

@@ -40,6 +40,7 @@ TAKEN_OVER = {
     "configure_optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
     "optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
     "optimizer_step": "the strategy takes the step",
+    "parameter_groups": "all parameters are one group: servers and ZeRO hold flat parts of them",
 }
 """Methods that a strategy could not follow -> why."""
 
