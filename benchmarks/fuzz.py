@@ -24,11 +24,11 @@ from recording import Table, options_of, store, surroundings
 NAME = "fuzz"
 PORTION = 250
 SHARES = {
-    "experiments": 0.4,
-    "results": 0.38,
-    "reports": 0.02,
-    "messages": 0.12,
-    "left_files": 0.08,
+    "experiments": 0.35,
+    "results": 0.25,
+    "reports": 0.01,
+    "messages": 0.22,
+    "left_files": 0.17,
 }
 BAR = "Bar: no traceback, no input over 5 s, memory under 500 MB"
 

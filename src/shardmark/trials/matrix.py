@@ -24,8 +24,10 @@ from shardmark.trials.trial import StrategySpec, Trial, ranks_and_nodes, trial_i
 from shardmark.workloads import TaskOptions
 
 DEFAULT_WORLD_SIZE = 2
-MOST_TRIALS = 20_000
+MOST_TRIALS = 10_000
 """Months of measuring; more was not meant, and fills the memory."""
+MOST_RANKS_OF_CELLS = 2**18
+"""Of all cells together: each has a layout with a place for every rank."""
 DeviceType = Literal["cuda", "cpu"]
 SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     "workload": TypeAdapter(TaskOptions),
@@ -109,9 +111,14 @@ def _cells(experiment: Experiment, device_type: DeviceType, left_out: list[LeftO
     errors: dict[str, InputError] = {}
     asked = _asked_sizes(experiment, left_out)
     entries = list(_entries(experiment, left_out))
+    combinations, ranks = _combinations(axes), 0
     for spec, overrides in entries:
         sizes = _sizes(experiment, spec, asked, left_out)
-        for values in _combinations(axes):
+        ranks += len(combinations) * sum(world_size for world_size, _ in sizes)
+        if ranks > MOST_RANKS_OF_CELLS:
+            found, allowed = f"{ranks:,} ranks in all cells", f"at most {MOST_RANKS_OF_CELLS:,}"
+            raise InputError(f"{experiment.name}: matrix", found, f"allowed are {allowed}")
+        for values in combinations:
             try:
                 sections = _sections(experiment, values | overrides)
             except InputError as error:

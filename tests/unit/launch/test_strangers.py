@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -191,6 +192,20 @@ def test_a_message_that_was_changed_or_repeated_on_its_way_is_none(registry: Nod
     until(lambda: registry.lost([1]))
     assert "does not know the secret" in str(registry.lost([1]))
     node.close()
+
+
+def test_a_connection_may_be_closed_while_it_joins(
+    registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = connected(registry)
+    start = threading.Thread.start
+
+    def close_first(thread: threading.Thread) -> None:
+        channel.close()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", close_first)
+    channel.keep_alive(PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize(

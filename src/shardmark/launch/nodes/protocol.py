@@ -113,8 +113,9 @@ class Channel:
         self._most_bytes = MESSAGE_BYTES
         self._patience_seconds = patience_seconds
         self._connection.settimeout(patience_seconds)
-        self._beats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
-        self._beats.start()
+        beats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+        beats.start()
+        self._beats = beats  # known once it can be joined: another thread may close meanwhile
 
     def send(self, message: Message, piece: bytes = b"") -> None:
         """Raises `ChannelEndedError`."""
