@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from shardmark.core.errors import InputError
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_files
 
 LITERALS = (bool, int, float, complex, str, bytes, tuple, list, dict, set, type(None))
 Definition = type | FunctionType
@@ -53,12 +53,7 @@ def model_name(model: Callable[..., object], folder: Path) -> str:
     text = module_text(model).encode()
     path = folder / f"{model.__name__}_{hashlib.sha256(text).hexdigest()[:8]}.py"
     if not path.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text)
-        except OSError as error:
-            reason = f"cannot be written: {error.strerror}"
-            raise InputError(str(path), reason, "name another folder as out") from None
+        write_files({path: text})
     return f"{path}:{model.__name__}"
 
 

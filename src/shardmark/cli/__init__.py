@@ -19,6 +19,7 @@ from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.verify import verify
 from shardmark.core.errors import ShardmarkError
+from shardmark.core.storage import DENIED, FULL
 from shardmark.core.text import say
 from shardmark.core.version import __version__
 
@@ -73,9 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code = _answer(None if arguments is None else [*arguments])
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader left.  Python would try to flush once more on its way out, and complain.
+    except OSError as error:
+        # Python would try to flush once more on its way out, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # the reader left, which is no error
+            return _refused(error)
     return code
 
 
@@ -87,6 +90,17 @@ def _answer(arguments: list[str] | None) -> int:
     except ShardmarkError as error:
         say(*f"error: {error}".split("\n"), error=True)
         return BAD_INPUT
+    except OSError as error:
+        if error.errno not in FULL | DENIED:
+            raise
+        return _refused(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _refused(error: OSError) -> int:
+    where = error.filename or "standard output"
+    remedy = (FULL | DENIED).get(error.errno or 0, "write elsewhere")
+    say(f"error: {where}: {error.strerror}; {remedy}", error=True)
+    return BAD_INPUT

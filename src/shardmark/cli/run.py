@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, path_of, with_engine
+from shardmark.core.errors import StorageError
+from shardmark.core.storage import storing
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def run(
         say("requeued job: it goes on, --remeasure was for its first start", error=True)
         remeasure = False
     try:
-        with _terminable():
+        with _terminable(), storing(folder):
             done = _delegated(resolved, plan, folder, options, quiet=quiet)
             if done is None:
                 with listener(folder, quiet=quiet) as progress:
@@ -111,6 +113,9 @@ def run(
     except KeyboardInterrupt:
         say(f"interrupted; go on with: {again}", error=True)
         raise
+    except StorageError as error:
+        where, found, remedy = error.args
+        raise StorageError(where, found, f"{remedy}; go on with: {again}") from error
     except JobEndedError as error:
         if any((folder / "trials").glob("*/result.json")):
             _print_results(folder, quiet=quiet)

@@ -30,6 +30,10 @@ class InputError(ShardmarkError):
         return "\n".join([one_line(f"{where}: {found}; {allowed}"), *map(str, more)])
 
 
+class StorageError(InputError):
+    """A disk is full, broken or read-only, or there is no right to write: as an `InputError`."""
+
+
 class DataError(ShardmarkError):
     """A data set is missing, empty or broken."""
 
@@ -67,18 +71,22 @@ MEMORY_MESSAGES = (
 )
 
 
-def error_kind(
-    error: BaseException,
-) -> Literal["out_of_memory", "unavailable", "data", "input", "exception"]:
+ErrorKind = Literal["out_of_memory", "unavailable", "data", "storage", "input", "exception"]
+KINDS: dict[type[BaseException], ErrorKind] = {
+    MemoryError: "out_of_memory",
+    StrategyUnavailable: "unavailable",
+    DataError: "data",
+    StorageError: "storage",  # before what it is a case of
+    InputError: "input",
+}
+
+
+def error_kind(error: BaseException) -> ErrorKind:
     """What kind of end an exception is; torch's classes are known by name, without torch."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "out_of_memory"
-    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-        return "out_of_memory"
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES):
-        return "out_of_memory"
-    if isinstance(error, StrategyUnavailable):
-        return "unavailable"
-    if isinstance(error, DataError):
-        return "data"
-    return "input" if isinstance(error, InputError) else "exception"
+    memory = (
+        type(error).__name__ == "OutOfMemoryError"
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES))
+    )
+    kinds = (kind for known, kind in KINDS.items() if isinstance(error, known))
+    return "out_of_memory" if memory else next(kinds, "exception")

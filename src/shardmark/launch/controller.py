@@ -13,6 +13,8 @@ from typing import Any
 from shardmark.config.experiment import Experiment
 from shardmark.core.durations import duration
 from shardmark.core.errors import InputError
+from shardmark.core.run_files import TRIAL_FILE
+from shardmark.core.storage import storing
 from shardmark.launch import fingerprint
 from shardmark.launch.agenda import Agenda, cell_of
 from shardmark.launch.engine import Engine
@@ -20,15 +22,16 @@ from shardmark.launch.engines import build_engine
 from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
+from shardmark.launch.trial_artifacts import clear
 from shardmark.launch.verification import cells_of, least_share, verification_of, verify_cells
 from shardmark.measure.system.environment import environment
 from shardmark.results.fingerprint import Fingerprint
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder
 from shardmark.results.verification import (
+    VERIFICATION_FILE,
     Verdict,
     Verification,
-    read_verification,
     write_verification,
 )
 from shardmark.train.checkpoint_folder import check_given
@@ -63,7 +66,8 @@ def run_experiment(
     `plan` is the experiment's, where it is known already; `retry` also repeats failed, timed-out
     and disturbed trials; `remeasure` keeps what is there aside and measures everything anew; no
     trial is begun that the budget has no time for.  Raises `InputError` for an experiment or a
-    folder that cannot be used, `KeyboardInterrupt` after storing an interrupted trial.
+    folder that cannot be used, `StorageError` for a disk that takes no more,
+    `KeyboardInterrupt` after storing an interrupted trial.
     """
     listener = progress or Silent()
     plan = plan or expand(experiment)
@@ -76,7 +80,7 @@ def run_experiment(
         machine = engine.machine(experiment.device)
         plan = plan.on(machine.device_type)
         folder = RunFolder.create(out)
-        with folder.locked():
+        with storing(out), folder.locked():
             here, nodes = environment(), engine.environments()
             trained = trained.merged(fingerprint.versions_of([here, *nodes]))
             if remeasure and (out / EXPERIMENT_FILE).exists():
@@ -238,7 +242,7 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
             last = attempt == attempts or not agenda.has_seconds(result.total_seconds)
             if result.disturbed is None or last:
                 break
-            folder.set_aside(trial.id, "disturbed")
+            folder.set_aside(folder.trial_folder(trial.id), "disturbed")
             listener.note(f"{trial.title}: {result.disturbed}; it is measured again")
         # On a machine that stays busy, all that follow would be measured in vain several times.
         stays_busy = result.disturbed is not None
@@ -259,7 +263,7 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
 def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
     """Store a verdict on each cell that has none yet."""
     folder, listener = runner.folder, runner.listener
-    stored = read_verification(folder.path)
+    stored = folder.take_up(Verification, VERIFICATION_FILE, listener.note)
     known = stored.verdicts if stored is not None else ()
     done = {v.id: v for v in known if v.equivalent is not None or v.guarantee is not None}
     cells = cells_of(trials)
@@ -293,12 +297,14 @@ def _results(
     for trial in plan.trials:
         stored = folder.read_result(trial.id, verify=True)
         if isinstance(stored, Damaged):
-            folder.set_aside(trial.id, "damaged")
+            folder.set_aside(folder.trial_folder(trial.id), "damaged")
             listener.note(f"{stored}: it is measured again")
         elif stored is not None and not _again(stored, retry=retry):
+            if (folder.trial_folder(trial.id) / TRIAL_FILE).exists():
+                clear(folder.trial_folder(trial.id))  # the command was killed before it could
             yield stored
         elif stored is not None and stored.disturbed is not None:
-            folder.set_aside(trial.id, "disturbed")
+            folder.set_aside(folder.trial_folder(trial.id), "disturbed")
 
 
 def _again(stored: TrialResult, *, retry: bool) -> bool:

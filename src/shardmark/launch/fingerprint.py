@@ -80,7 +80,7 @@ def refuse_changes(folder: Path, now: Fingerprint) -> None:
         return
     try:
         before = read_fingerprint(folder)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise InputError(str(folder / FINGERPRINT_FILE), str(error), REMEDY) from None
     if before is None and any((folder / "trials").glob("*/result.json")):
         raise InputError(str(folder), f"has results and no {FINGERPRINT_FILE}", REMEDY)

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from shardmark.analysis.network.links import link_summary, with_fits
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import ShardmarkError, StorageError
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Measure
 from shardmark.core.run_files import TRIAL_FILE
@@ -17,9 +17,9 @@ from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.placement import check_trial
-from shardmark.launch.trial_artifacts import rank_records
+from shardmark.launch.trial_artifacts import rank_records, refuse_full
 from shardmark.measure.network.probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
-from shardmark.results.network import NETWORK_FILE, NetworkRecord, read_network, write_network
+from shardmark.results.network import NETWORK_FILE, NetworkRecord, write_network
 from shardmark.results.store import LINKS_REASON, RunFolder
 from shardmark.trials.trial import StrategySpec, Trial
 
@@ -46,7 +46,10 @@ def measure_run_links(
             listener.note("measure.link_seconds: no trial has several ranks, so no links")
         return
     seconds = _seconds(measure, wanted)
-    if not seconds or _known(folder.path, wanted, listener):
+    if not seconds:
+        return
+    stored = folder.take_up(NetworkRecord, NETWORK_FILE, listener.note)
+    if stored is not None and stored.world_size >= wanted.world_size:
         return
     trial = _asking(wanted, seconds)
     places = f" on {trial.nodes} nodes" if trial.nodes > 1 else ""
@@ -55,6 +58,8 @@ def measure_run_links(
     )
     try:
         record = _measured(trial, folder.path / SCRATCH, engine, machine)
+    except StorageError:
+        raise
     except ShardmarkError as error:
         reason = str(error)
         folder.write_environment(folder.read_environment() | {LINKS_REASON: reason})
@@ -74,16 +79,6 @@ def _seconds(measure: Measure, trial: Trial) -> float:
     if measure.link_seconds is not None:
         return measure.link_seconds
     return DEFAULT_SECONDS if trial.nodes > 1 else 0.0
-
-
-def _known(folder: Path, trial: Trial, listener: ProgressListener) -> bool:
-    """Whether a record of as many ranks is there; one that cannot be read is measured again."""
-    try:
-        stored = read_network(folder)
-    except InputError as error:
-        listener.note(f"{error.args[0]}: {error.args[1]}: it is measured again")
-        return False
-    return stored is not None and stored.world_size >= trial.world_size
 
 
 def _asking(trial: Trial, seconds: float) -> Trial:
@@ -116,6 +111,7 @@ def _measured(trial: Trial, scratch: Path, engine: Engine, machine: Machine) -> 
             content = (scratch / RECORD_FILE).read_bytes()
             return with_fits(NetworkRecord.model_validate_json(content))
         except (OSError, ValidationError):
+            refuse_full(scratch, rank_records(scratch, trial.world_size))
             raise ShardmarkError(_why(ending, scratch, trial)) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

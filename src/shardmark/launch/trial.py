@@ -27,6 +27,7 @@ from shardmark.launch.trial_artifacts import (
     merge_steps,
     rank_records,
     read_lines,
+    refuse_full,
 )
 from shardmark.measure.step.progress import reached
 from shardmark.results.schema import (
@@ -106,6 +107,8 @@ class TrialRunner:
             trial_seconds=trial.limits.trial_seconds,
             progress=[told.steps if told is not None else None for told in progress],
         )
+        if outcome is Outcome.FAILED:
+            refuse_full(directory, records)
         if outcome is Outcome.OK and (changed := changed_meanwhile(self.folder, trial, records)):
             outcome, failure = Outcome.FAILED, Failure(reason=changed, remedy=REMEDY)
         merge_logs(directory)

@@ -11,19 +11,21 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from shardmark.analysis.trial.raw_files import number
+from shardmark.core.errors import InputError, StorageError
 from shardmark.core.run_files import (
     LOG_FILE,
     LOST_FILE,
     RESULT_FILE,
     SAMPLES_FILE,
     STEPS_FILE,
+    TRIAL_FILE,
     rank_file,
     rank_steps_file,
 )
 from shardmark.launch.outcome import NoticedCause, ProcessEnd
 from shardmark.measure.step.progress import reached
 from shardmark.measure.system.sampler import SystemSampler
-from shardmark.results.files import read_model, read_regular
+from shardmark.results.files import read_model, write_whole
 from shardmark.results.schema import RankRecord
 
 AGENT_LOG = "agent.log"
@@ -34,6 +36,8 @@ RESTARTS_FILE = "restarts.jsonl"
 """Causes of restarts that this node's launcher noticed."""
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
+ROOM_BYTES = 2**16
+"""A disk that has no room for as much has none for a record."""
 KEPT = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, RESULT_FILE}
 
 
@@ -108,13 +112,24 @@ def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:
 def rank_record(directory: Path, rank: int) -> RankRecord | None:
     """One rank's record; None where it wrote none."""
     try:
-        record = read_model(RankRecord, read_regular(directory / rank_file(rank)))
-    except (OSError, ValueError):
+        record = read_model(RankRecord, directory / rank_file(rank))
+    except (FileNotFoundError, ValueError, InputError):
         return None
     lost = directory / LOST_FILE.format(rank)
     if not lost.exists():
         return record
     return record.model_copy(update={"lost": lost.read_text(errors="replace")})
+
+
+def refuse_full(directory: Path, records: Iterable[RankRecord]) -> None:
+    """Raise `StorageError` where ranks failed for want of a disk: no strategy is to blame."""
+    for record in records:
+        if record.error is not None and record.error.kind == "storage":
+            found, _, remedy = record.error.message.rpartition("; ")
+            raise StorageError(f"rank {record.rank} on {record.host}", found, remedy)
+    room = directory / ".room"
+    write_whole(room, bytes(ROOM_BYTES))
+    room.unlink()
 
 
 def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
@@ -201,11 +216,13 @@ def _rank_stream_attempt(log: Path) -> tuple[int, str, int]:
 
 
 def clear(directory: Path, *, keep: Iterable[str] = KEPT) -> None:
-    """Remove everything from a trial's folder but its own files."""
-    for path in directory.iterdir():
+    """Remove everything from a trial's folder but its own files; what tells of it comes last."""
+    if RESULT_FILE not in keep:
+        (directory / RESULT_FILE).unlink(missing_ok=True)  # first: never without its files
+    for path in sorted(directory.iterdir(), key=lambda path: path.name == TRIAL_FILE):
         if path.name in keep:
             continue
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()

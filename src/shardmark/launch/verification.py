@@ -17,7 +17,7 @@ from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import decide
 from shardmark.launch.placement import check_trial
-from shardmark.launch.trial_artifacts import merge_logs, rank_records
+from shardmark.launch.trial_artifacts import merge_logs, rank_records, refuse_full
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import (
     CELLS_FILE,
@@ -209,6 +209,8 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
     reason = failure.reason if failure else "no reason is known"
     text = f"{outcome}: {reason}"
     failed = [record for record in records if record.error is not None]
+    if outcome is Outcome.FAILED:
+        refuse_full(directory, records)
     if outcome is not Outcome.FAILED or failure is None or not failed:
         return Problem(text=text)
     told = reason.removeprefix(f"rank {failure.rank}: ")
@@ -254,6 +256,7 @@ def _judged(
     if ending.how == "interrupted":
         raise KeyboardInterrupt
     if verdicts is None or len(verdicts) < len(names):
+        refuse_full(folder, ())
         merge_logs(folder)
         log = (folder / LOG_FILE).read_text().splitlines()
         raise ShardmarkError("the comparison with the reference failed: " + " | ".join(log[-3:]))

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from shardmark.results.files import read_model, read_regular, write_model
+from shardmark.results.files import read_model, write_model
 from shardmark.results.schema import Stored
 
 FINGERPRINT_FILE = "fingerprint.json"
@@ -83,8 +83,8 @@ def write_fingerprint(folder: Path, fingerprint: Fingerprint) -> None:
 
 
 def read_fingerprint(folder: Path) -> Fingerprint | None:
-    """The stored one; None where there is none.  Raises `ValueError` for a damaged one."""
+    """The stored one; None where there is none.  Raises as `read_model` does."""
     try:
-        return read_model(Fingerprint, read_regular(folder / FINGERPRINT_FILE))
+        return read_model(Fingerprint, folder / FINGERPRINT_FILE)
     except FileNotFoundError:
         return None

@@ -33,9 +33,11 @@ def point_latest_to(folder: Path) -> None:
         return
     link, new_link = RUNS / LATEST, RUNS / f".{LATEST}-{os.getpid()}"
     with suppress(OSError):  # no symbolic links here, or a folder of that name: not worth a run
+        new_link.unlink(missing_ok=True)
         new_link.symlink_to(folder.name)
         new_link.replace(link)
-    new_link.unlink(missing_ok=True)
+    with suppress(OSError):
+        new_link.unlink(missing_ok=True)
 
 
 def latest_run() -> Path:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from shardmark.core.errors import ErrorKind
 from shardmark.core.layout import Layout
 from shardmark.core.wire import WireBytes
 
@@ -192,7 +193,7 @@ class RankRecord(Stored):
 class RankError(Stored):
     """Why one rank ended early."""
 
-    kind: Literal["out_of_memory", "unavailable", "data", "input", "exception"]
+    kind: ErrorKind
     message: str
     remedy: str | None = None
     at_seconds: float

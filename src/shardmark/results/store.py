@@ -7,8 +7,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import count
@@ -17,12 +17,15 @@ from typing import Any
 
 from shardmark.core.errors import InputError
 from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.core.storage import storage_error
 from shardmark.results.bounds import out_of_bounds
 from shardmark.results.files import (
+    ModelT,
     check_values,
     difference,
     file_record,
     flush_folder,
+    not_now,
     read_model,
     read_regular,
     write_whole,
@@ -93,20 +96,28 @@ class RunFolder:
     @staticmethod
     def check(path: Path) -> None:
         """Raise `InputError` if no run could be made or taken up there."""
-        if path.exists() and not path.is_dir():
+        if not path.exists():
+            if path.is_symlink():
+                raise InputError(str(path), "is a link to nowhere", "name a folder")
+            return
+        if not path.is_dir():
             raise InputError(str(path), "is a file", "name a new folder, or one of a run")
-        own = (ASIDE_FOLDER, LOCK_FILE)
-        if path.is_dir() and not is_run(path) and any(p.name not in own for p in path.iterdir()):
+        begun = is_run(path) or (path / ASIDE_FOLDER).is_dir()
+        if not begun and any(path.iterdir()):
             raise InputError(
                 str(path), "holds other files and no run", "name a new or empty folder"
             )
+        refuse_links(path)
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
         """Make the folder, or take up the run that is there; refuse a folder of something else."""
         cls.check(path)
-        (path / TRIALS_FOLDER).mkdir(parents=True, exist_ok=True)
-        flush_folder(path)
+        try:
+            (path / TRIALS_FOLDER).mkdir(parents=True, exist_ok=True)
+            flush_folder(path)
+        except OSError as error:
+            raise storage_error(path, error) from error
         point_latest_to(path)
         return cls(path)
 
@@ -126,6 +137,8 @@ class RunFolder:
                 pass  # a file system without locks
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+            for left in (p for name in RUN_FILES for p in self.path.glob(f".{name}.*.tmp")):
+                left.unlink()  # its command was killed
             yield
         finally:
             os.close(descriptor)
@@ -172,20 +185,31 @@ class RunFolder:
     def create_trial(self, trial_id: str) -> Path:
         """An existing folder for the trial's files."""
         folder = self.trial_folder(trial_id)
-        if folder.is_symlink():
-            raise InputError(
-                str(folder), "is a link", "a trial's files lie in the run's own folder"
-            )
         folder.mkdir(parents=True, exist_ok=True)
         flush_folder(folder.parent)
         return folder
 
-    def set_aside(self, trial_id: str, why: str) -> Path:
-        """Keep what a trial left, as `set-aside/ID.WHY-N`, and no longer as a result."""
-        place = self._fresh_aside(f"{trial_id}.{why}")
-        self.trial_folder(trial_id).rename(place)
+    def set_aside(self, path: Path, why: str) -> Path:
+        """Keep a trial's folder or a file of the run, as `set-aside/NAME.WHY-N`."""
+        place = self._fresh_aside(f"{path.name}.{why}")
+        path.rename(place)
         flush_folder(place.parent)
         return place
+
+    def take_up(self, model: type[ModelT], name: str, tell: Callable[[str], None]) -> ModelT | None:
+        """The run's file of that name; None where there is none to be believed.
+
+        A damaged one is set aside and told.  Raises `InputError` for one that must stay.
+        """
+        path = self.path / name
+        try:
+            return read_model(model, path)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            self.set_aside(path, "damaged")
+            tell(f"{path}: {error}: it is measured again")
+            return None
 
     def set_run_aside(self) -> Path:
         """Keep all that was measured as a run of its own, `set-aside/run-N`, and begin anew."""
@@ -220,17 +244,18 @@ class RunFolder:
         return stored
 
     def read_result(self, trial_id: str, *, verify: bool = False) -> TrialResult | Damaged | None:
-        """The trial's result; None where there is none.  `verify` compares the files' hashes."""
+        """The trial's result; None where there is none.  `verify` compares the files' hashes.
+
+        Raises `InputError` for one that must stay: of a newer version, or not to be read now.
+        """
         path = self.trial_folder(trial_id) / RESULT_FILE
         try:
-            result = read_model(TrialResult, read_regular(path))
+            result = read_model(TrialResult, path)
+            reason = _contradiction(result, path.parent, verify=verify)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            return Damaged(path, f"cannot be read: {error.strerror}")
         except ValueError as error:
             return Damaged(path, str(error))
-        reason = _contradiction(result, path.parent, verify=verify)
         return result if reason is None else Damaged(path, reason)
 
     def read(self, *, verify: bool = False) -> StoredRun:
@@ -238,8 +263,13 @@ class RunFolder:
         trials: list[TrialResult] = []
         damaged: list[Damaged] = []
         missing: list[str] = []
-        for folder in sorted((self.path / TRIALS_FOLDER).glob("*/")):
-            result = self.read_result(folder.name, verify=verify)
+        for folder in self._trial_folders():
+            result: TrialResult | Damaged | None
+            try:
+                result = self.read_result(folder.name, verify=verify)
+            except InputError as error:
+                _, reason, remedy = error.args
+                result = Damaged(folder / RESULT_FILE, f"{reason}; {remedy}")
             if result is None:
                 missing.append(folder.name)
             elif isinstance(result, Damaged):
@@ -247,13 +277,25 @@ class RunFolder:
             else:
                 trials.append(result)
         trials.sort(key=lambda trial: (trial.order, trial.id))
+        verification = None
+        with suppress(ValueError, InputError):
+            verification = read_verification(self.path)
         return StoredRun(
             path=self.path,
             trials=tuple(trials),
             damaged=tuple(damaged),
             missing=tuple(missing),
-            verification=read_verification(self.path),
+            verification=verification,
         )
+
+    def _trial_folders(self) -> list[Path]:
+        folder = self.path / TRIALS_FOLDER
+        try:
+            return sorted(path for path in folder.iterdir() if path.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise not_now(folder, error) from error
 
 
 def is_run(path: Path) -> bool:
@@ -266,7 +308,27 @@ def load_run(path: Path, *, verify: bool = False) -> StoredRun:
     if not is_run(path):
         found = "is no run folder" if path.exists() else "does not exist"
         raise InputError(str(path), found, _runs_nearby(path))
+    refuse_links(path)
     return RunFolder(path).read(verify=verify)
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise `InputError` for a link below a run: who plants one has others read or overwritten."""
+    waiting = [folder]
+    while waiting:
+        inside = waiting.pop()
+        try:
+            with os.scandir(inside) as entries:
+                for entry in entries:
+                    if entry.is_symlink():
+                        remedy = "put what it leads to in its place, or remove it"
+                        raise InputError(entry.path, "is a link", remedy)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(Path(entry.path))
+        except FileNotFoundError:
+            continue  # a trial under way has removed it
+        except OSError as error:
+            raise not_now(inside, error) from error
 
 
 def _runs_nearby(path: Path) -> str:
@@ -293,7 +355,9 @@ def _contradiction(result: TrialResult, folder: Path, *, verify: bool) -> str | 
     if result.id != folder.name:
         return f"belongs to another trial: its id is {result.id!r}"
     for name, record in result.files.items():
-        reason = difference(folder / name, record, verify=verify)
+        reason: str | None = f"files.{name}: no trial has such a file"
+        if name in RECORDED_FILES:
+            reason = difference(folder / name, record, verify=verify)
         if reason is not None:
             return reason
     for key in ("workload", "recipe", "measure"):

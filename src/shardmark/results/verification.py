@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from shardmark.results.files import read_model, read_regular, write_model
-from shardmark.results.schema import Stored
+from shardmark.results.files import read_model, write_model
+from shardmark.results.schema import SCHEMA_VERSION, Stored
 
 VERIFICATION_FILE = "verification.json"
 CELLS_FILE = "cells.json"
@@ -72,6 +72,7 @@ class Verdict(Stored):
 class Verification(Stored):
     """All verdicts of a run or of one `shardmark verify`."""
 
+    schema_version: Literal[1] = SCHEMA_VERSION
     reference: str
     steps: int
     verdicts: tuple[Verdict, ...]
@@ -95,8 +96,8 @@ def write_verification(folder: Path, verification: Verification) -> None:
 
 
 def read_verification(folder: Path) -> Verification | None:
-    """The stored verdicts; None where there are none to be believed."""
+    """The stored verdicts; None where there are none.  Raises as `read_model` does."""
     try:
-        return read_model(Verification, read_regular(folder / VERIFICATION_FILE))
-    except (OSError, ValueError):
+        return read_model(Verification, folder / VERIFICATION_FILE)
+    except FileNotFoundError:
         return None

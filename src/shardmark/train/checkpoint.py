@@ -152,10 +152,14 @@ def _write(path: Path, content: Mapping[str, Any]) -> int:
     """A finished file gets its name in one piece; its bytes."""
     part = path.with_suffix(_PART)
     part.parent.mkdir(parents=True, exist_ok=True)
-    with part.open("wb") as file:
-        torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with part.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        part.unlink(missing_ok=True)  # on a full disk the rank's record needs the room
+        raise
     part.replace(path)
     return path.stat().st_size
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -15,7 +16,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
-from shardmark.core.errors import InputError
+from shardmark.core.errors import InputError, StorageError
 from shardmark.trials.trial import Trial
 
 DEFAULT = "checkpoints"
@@ -73,7 +74,8 @@ def check_writable(folder: Path) -> None:
 def not_writable(folder: Path, error: BaseException) -> InputError:
     """What to say of a folder for checkpoints that cannot be used."""
     why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-    return InputError(
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    return (StorageError if full else InputError)(
         "limits.checkpoint_dir",
         f"{folder} on {platform.node()} cannot be written: {why or type(error).__name__}",
         "give a folder with room that every node can write, or none",

@@ -51,6 +51,7 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
         report.describe(context.device, context.threads)
         task(trial, directory, context, report)
         dist.destroy_process_group()  # not after an error: others may wait in it
+        report.write()
     except Exception as error:
         traceback.print_exc()
         report.error = RankError(
@@ -61,7 +62,6 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
         )
         report.write()
         return False
-    report.write()
     return True
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.environment_variables import NODE_VARIABLE
+from shardmark.core.errors import StorageError
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.memory.tensors import CudaPeak
 from shardmark.measure.step.recorder import Recorder, TakenStep
@@ -132,7 +133,11 @@ class RankReport:
             taken = []  # a device that failed answers nothing any more; its error must not be lost
         if taken:
             lines = "\n".join(map(json.dumps, self._step_lines(taken)))
-            write_whole(self._directory / rank_steps_file(self._rank), f"{lines}\n".encode())
+            try:
+                write_whole(self._directory / rank_steps_file(self._rank), f"{lines}\n".encode())
+            except StorageError:
+                if self.error is None:
+                    raise
         record = self._record(taken).model_dump_json(indent=1)
         write_whole(self._directory / rank_file(self._rank), record.encode())
 

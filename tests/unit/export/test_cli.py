@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -49,7 +50,7 @@ def test_a_missing_library_is_told(
             for target, uri in (("csv", "http://localhost:59999"), ("mlflow", "sqlite:///x.db"))
         ),
         *(
-            (f"{target} --out {place}", f"{place}: cannot be written: {reason}")
+            (f"{target} --out {place}", rf"{place}\S*: cannot be written: {reason}")
             for target in ("csv", "parquet", "tensorboard")
             for place, reason in (("afile/x", "afile is a file"), ("/proc/x", ""))
         ),
@@ -62,7 +63,7 @@ def test_a_place_that_does_not_fit_is_refused(
     run = write_exportable(tmp_path / "run")
     (tmp_path / "afile").touch()
     assert main(["export", str(run), "--to", *arguments.split()]) == BAD_INPUT
-    assert capsys.readouterr().err.startswith(f"error: {message}")
+    assert re.match(f"error: {message}", capsys.readouterr().err)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["afile", "run"]
 
 

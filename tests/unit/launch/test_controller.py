@@ -392,12 +392,13 @@ def test_a_folder_takes_one_command_at_a_time(out: Path) -> None:
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
 
 
-def test_a_link_in_place_of_a_trial_is_not_followed(out: Path, tmp_path: Path) -> None:
+def test_a_newer_versions_result_is_not_measured_again(out: Path) -> None:
     run(out)
-    (folder,) = out.glob("trials/ddp-*")
-    elsewhere = folder.rename(tmp_path / "elsewhere")
-    (elsewhere / "result.json").unlink()
-    folder.symlink_to(elsewhere)
-    with pytest.raises(InputError, match="is a link"):
-        run(out)
-    assert (elsewhere / "steps.jsonl").exists()
+    (path,) = out.glob("trials/ddp-*/result.json")
+    path.write_text(newer := json.dumps(json.loads(path.read_text()) | {"schema_version": 2}))
+    for changes in ((), ("measure.repeats=2",)):
+        engine = FakeEngine()
+        with pytest.raises(InputError, match=r"of a newer shardmark; .*new folder"):
+            run_experiment(experiment(*changes), out, engine=engine)
+        assert engine.ran == []
+    assert path.read_text() == newer

@@ -29,7 +29,7 @@ EMPTY: dict[str, Any] = {
         ("{", "JSON"),
         (json.dumps(EMPTY | {"speed": 1}), "speed"),
         (json.dumps({key: EMPTY[key] for key in EMPTY if key != "hosts"}), "hosts"),
-        (json.dumps(EMPTY | {"schema_version": 99}), "found 99"),
+        (json.dumps(EMPTY | {"schema_version": 99}), "newer shardmark"),
         (None, "cannot be read"),  # a folder in its place
     ],
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,12 @@ import pytest
 from pydantic import ValidationError
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
 
-from shardmark.core.errors import InputError
+from shardmark.core.errors import InputError, StorageError
 from shardmark.results import files
-from shardmark.results.schema import Failure, Outcome, RankError, TrialResult
+from shardmark.results.network import NETWORK_FILE, NetworkRecord
+from shardmark.results.schema import Failure, Outcome, RankError, Stored, TrialResult
 from shardmark.results.store import Damaged, RunFolder, load_run
+from shardmark.results.verification import VERIFICATION_FILE, Verification
 
 
 @pytest.fixture
@@ -92,7 +97,8 @@ def test_garbled_result_is_damaged(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema_version": 99, "new": 1}, "schema_version: found 99.*of another version"),
+        ({"schema_version": 99, "new": 1}, "schema_version is 99, of a newer shardmark"),
+        ({"schema_version": -1}, "schema_version: found -1"),
         ({"outcome": "splendid"}, "outcome: found 'splendid'; .*'ok', 'out_of_memory'"),
         ({"surprise": "x" * 100}, "surprise: found 'xxx.{50,56}[.]{3};"),
         ({"id": "another"}, "belongs to another trial: its id is 'another'"),
@@ -163,10 +169,62 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "result.json"
     files.write_whole(path, b"old")
     monkeypatch.setattr("shardmark.results.files.os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         files.write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def made_unreadable(how: str, path: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make a whole file one of a newer version, or one that cannot be read for the moment."""
+    if how == "newer":
+        newer = json.loads(path.read_text()) | {"schema_version": 2, "new": 1}
+        path.write_text(json.dumps(newer))
+        return
+    opened = os.open
+
+    def refuse(name: Any, *arguments: Any, **options: Any) -> int:
+        if name == path:
+            raise OSError(getattr(errno, how), "not now", str(path))
+        return opened(name, *arguments, **options)
+
+    patch.setattr(os, "open", refuse)
+
+
+PASSING = ("EIO", "EACCES", "EMFILE", "ENOMEM")
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [("newer", "result.json"), *product(PASSING, ("result.json", "steps.jsonl"))],
+)
+def test_a_result_that_must_stay_is_refused_and_others_are_shown(
+    run: Path, result_file: Path, monkeypatch: pytest.MonkeyPatch, how: str, name: str
+) -> None:
+    made_unreadable(how, result_file.with_name(name), monkeypatch)
+    with pytest.raises(InputError, match=r"of a newer shardmark|cannot be read: not now"):
+        RunFolder(run).read_result("ddp-2-1", verify=True)
+    assert re.search(r"newer shardmark|not now", only_damage(run))
+
+
+@pytest.mark.parametrize("how", ["newer", *PASSING])
+@pytest.mark.parametrize(
+    ("model", "name"), [(Verification, VERIFICATION_FILE), (NetworkRecord, NETWORK_FILE)]
+)
+def test_other_files_that_must_stay_are_refused_and_damaged_ones_kept(
+    run: Path, monkeypatch: pytest.MonkeyPatch, how: str, model: type[Stored], name: str
+) -> None:
+    notes: list[str] = []
+    assert RunFolder(run).take_up(model, name, notes.append) is None
+    (run / name).write_text("{")
+    assert RunFolder(run).take_up(model, name, notes.append) is None
+    assert "measured again" in notes[0]
+    assert (run / "set-aside" / f"{name}.damaged-1").read_text() == "{"
+    (run / name).write_text("{}")
+    made_unreadable(how, run / name, monkeypatch)
+    with pytest.raises(InputError, match=r"of a newer shardmark|cannot be read: not now"):
+        RunFolder(run).take_up(model, name, notes.append)
+    assert (len(notes), load_run(run).verification) == (1, None)
 
 
 def test_environment_is_read_back_or_empty(run: Path) -> None:
@@ -200,8 +258,11 @@ def test_broken_experiment_is_refused(run: Path, content: bytes, message: str) -
 def test_other_folders_are_refused_with_the_runs_nearby(run: Path, tmp_path: Path) -> None:
     assert len(RunFolder.create(run).read().trials) == 2, "a run is taken up"
     (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("gone")
     for create, path, message in (
         (RunFolder.create, "file", "is a file"),
+        (RunFolder.create, "file/below", "file is a file"),
+        (RunFolder.create, "dangling", "is a link to nowhere"),
         (RunFolder.create, "", "holds other files and no run"),
         (load_run, "rum", f"rum: does not exist; .* for example {run}"),
         (load_run, "", f"is no run folder; .* for example {run}"),

@@ -69,7 +69,8 @@ WHOLE = VERIFICATION.model_dump_json().encode()
 def test_a_cut_or_foreign_file_is_not_believed(tmp_path: Path, content: bytes) -> None:
     assert read_verification(tmp_path) is None, "no file is no verdict"
     (tmp_path / VERIFICATION_FILE).write_bytes(content)
-    assert read_verification(tmp_path) is None
+    with pytest.raises(ValueError, match=r"JSON|found"):
+        read_verification(tmp_path)
 
 
 def test_repeats_are_one_cell() -> None:

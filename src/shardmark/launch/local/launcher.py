@@ -159,7 +159,7 @@ class Launcher(LocalElasticAgent):
             progress=(),
         )
         errors = [record.error for record in records if record.error is not None]
-        lasting = any(error.kind in ("data", "input") for error in errors)
+        lasting = any(error.kind in ("data", "input", "storage") for error in errors)
         if outcome is not Outcome.FAILED or failure is None or lasting:
             self._remaining_restarts = 0  # it would end in the same way again
             return

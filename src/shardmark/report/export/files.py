@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from shardmark.core.errors import InputError
 from shardmark.core.version import __version__
-from shardmark.report.export.source import Exported, Source, require, unwritable
+from shardmark.report.export.source import Exported, Source, require
 from shardmark.report.export.tables import TABLES, frame_of
 from shardmark.report.table.formats import csv_cell
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,12 +71,7 @@ def _write(
         for by, name in TABLES.items()
         if by == "trial" or not single
     }
-    try:
-        (out.parent if single else out).mkdir(parents=True, exist_ok=True)
-        for path, content in encoded.items():
-            write_whole(path, content)
-    except OSError as error:
-        raise unwritable(str(out), error) from None
+    write_files(encoded)
     return Exported(
         where=str(out),
         trials=sum(len(source.trials) for source in sources),

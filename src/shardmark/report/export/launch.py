@@ -23,8 +23,7 @@ from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line
 from shardmark.core.version import __version__
 from shardmark.measure.system.environment import MASK
-from shardmark.report.export.source import unwritable
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_files
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
 from shardmark.strategies.base import LaunchConfiguration
@@ -87,12 +86,7 @@ def export_launch(
     if to != "torchrun":
         contents |= _files_of(to, chosen, folder)
     contents[SCRIPT] = _script(to, chosen, run)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in contents.items():
-            write_whole(folder / name, content.encode())
-    except OSError as error:
-        raise unwritable(str(folder), error) from None
+    write_files({folder / name: content.encode() for name, content in contents.items()})
     return ExportedLaunch(
         title=chosen.trial.title,
         where=str(folder),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
-from shardmark.report.export.source import Exported, Source, require, unwritable
+from shardmark.core.storage import storage_error
+from shardmark.report.export.source import Exported, Source, require
 from shardmark.report.export.tracked import TrackedTrial, environment, tracked
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def export_mlflow(sources: Sequence[Source], out: str | None) -> Exported:
             said = f"MLflow says: {str(error).strip().splitlines()[0]}"
             raise InputError(place, said, ALLOWED) from None
         except OSError as error:
-            raise unwritable(place, error, ALLOWED) from None
+            reason = storage_error(Path(place).expanduser(), error).args[1]
+            raise InputError(place, reason, ALLOWED) from None
     look = f"mlflow ui --backend-store-uri {quote(place)}"
     if not is_uri:
         look = f"MLFLOW_ALLOW_FILE_STORE=true {look}"

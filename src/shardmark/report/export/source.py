@@ -85,14 +85,3 @@ def require(target: str, library: str, module: str) -> None:
     """Raise `MissingExtra` unless the module can be imported."""
     if find_spec(module) is None:
         raise MissingExtra(target, library)
-
-
-def unwritable(where: str, error: OSError, allowed: str = "name another --out") -> InputError:
-    """What to raise where a folder, file or URI cannot be written.
-
-    A file that stands where a folder is needed is named: the system's own words do not say which.
-    """
-    path = Path(where).expanduser()
-    file = next((part for part in (path, *path.parents) if part.is_file()), None)
-    reason = error.strerror or str(error) if file is None else f"{file} is a file"
-    return InputError(where, f"cannot be written: {reason}", allowed)

@@ -10,9 +10,9 @@ from typing import Any
 
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
-from shardmark.report.export.source import Exported, Source, require, unwritable
+from shardmark.report.export.source import Exported, Source, require
 from shardmark.report.export.tracked import TrackedTrial, tracked
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_files
 
 FILE_PREFIX = "events.out.tfevents"
 
@@ -38,12 +38,7 @@ def export_tensorboard(sources: Sequence[Source], out: str | None) -> Exported:
                 "delete that folder, or name another one with --out",
             )
         encoded[path] = _encoded(trial)
-    try:
-        for path, content in encoded.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, content)
-    except OSError as error:
-        raise unwritable(str(root), error) from None
+    write_files(encoded)
     look = f"tensorboard --logdir {quote(str(root))}"
     return Exported(where=str(root), trials=len(trials), look=look)
 

@@ -10,7 +10,8 @@ from shlex import quote
 from typing import Any
 
 from shardmark.core.errors import InputError
-from shardmark.report.export.source import Exported, Source, require, unwritable
+from shardmark.core.storage import storage_error
+from shardmark.report.export.source import Exported, Source, require
 from shardmark.report.export.tracked import TrackedTrial, environment, tracked
 
 MODES = ("offline", "online")
@@ -46,7 +47,7 @@ def export_wandb(sources: Sequence[Source], out: str | None) -> Exported:
         if pending:
             _write(root, pending, mode)
     except OSError as error:
-        raise unwritable(str(root), error) from None
+        raise storage_error(root, error) from None
     sync = f"wandb sync {quote(str(root))}/offline-run-*"
     return Exported(
         where=str(root),

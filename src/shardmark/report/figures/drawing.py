@@ -15,9 +15,9 @@ from math import isfinite, log
 from pathlib import Path
 from typing import Any
 
-from shardmark.core.errors import InputError
 from shardmark.report.figures.chart import Figure, Panel, Series, log_ticks, whole_ticks
 from shardmark.report.figures.looks import DASHES, MARKERS, Look, look_of, plain_text, short
+from shardmark.results.files import write_files
 
 WIDTH, HEIGHT = 420, 290
 """Pixels of a panel: one fits a phone, two or three stand beside each other on a desk."""
@@ -455,22 +455,14 @@ def _text(x: float, y: float, text: str, weight: int = 400) -> str:
 def write_images(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
     """NAME.png and NAME.svg of each figure; the same figures give the same bytes.
 
-    Raises `InputError` where the folder cannot be written.
+    Raises `StorageError` where the folder cannot be written.
     """
     from vl_convert import svg_to_png
 
-    written: list[Path] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for drawing in drawings:
-            svg = figure_svg(drawing)
-            png = svg_to_png(svg, scale=PIXELS_A_PIXEL)
-            for suffix, content in ((".png", png), (".svg", svg.encode())):
-                path = folder / f"{drawing.figure.name}{suffix}"
-                path.write_bytes(content)
-                written.append(path)
-    except OSError as error:
-        raise InputError(
-            str(folder), f"cannot be written: {error.strerror}", "name another folder"
-        ) from None
-    return written
+    contents: dict[Path, bytes] = {}
+    for drawing in drawings:
+        svg = figure_svg(drawing)
+        contents[folder / f"{drawing.figure.name}.png"] = svg_to_png(svg, scale=PIXELS_A_PIXEL)
+        contents[folder / f"{drawing.figure.name}.svg"] = svg.encode()
+    write_files(contents)
+    return [*contents]

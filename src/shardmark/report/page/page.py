@@ -33,7 +33,7 @@ from shardmark.report.table.comparison import WIDE, comparison_json, comparison_
 from shardmark.report.table.formats import render_csv, render_json
 from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.report.views.network import network_tables
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_files
 from shardmark.results.store import StoredRun
 
 PAGE_NAME = "report.html"
@@ -65,21 +65,15 @@ def write_report(
 ) -> Written:
     """Write the page to `out` whole or not at all, and the figures into NAME-figures beside it.
 
-    Raises `InputError` where no trial has a result, or where `out` cannot be written.
+    Raises `InputError` where no trial has a result, `StorageError` where nothing can be written.
     """
     _check(runs, comparison, out)
     drawings = draw(figures_of(comparison))
     folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
     page = render_page(runs, comparison, drawings, None if folder is None else folder.name)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if folder is not None:
-            write_images(drawings, folder)
-        write_whole(out, page.encode("utf-8", errors="replace"))
-    except OSError as error:
-        where = str(error.filename or out)
-        reason = f"cannot be written: {error.strerror or error}"
-        raise InputError(where, reason, "name a file in a folder of yours with --out") from None
+    if folder is not None:
+        write_images(drawings, folder)
+    write_files({out: page.encode("utf-8", errors="replace")})
     return Written(page=out, images=folder, figures=len(drawings))
 
 

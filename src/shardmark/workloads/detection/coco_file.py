@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
-from shardmark.core.errors import DataError
+from shardmark.core.errors import DataError, StorageError
 from shardmark.results.files import write_whole
 from shardmark.workloads.datasets.cache import cache_folder
 
@@ -117,7 +117,7 @@ def read_coco(file: Path, *, with_masks: bool) -> CocoFile:
             return CocoFile(**{field.name: arrays[field.name] for field in fields(CocoFile)})
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         parsed = _parsed(file, with_masks=with_masks)
-        with suppress(OSError):  # no room, or no right to write: it is parsed again next time
+        with suppress(OSError, StorageError):  # it is parsed again next time
             _keep(kept, {field.name: getattr(parsed, field.name) for field in fields(CocoFile)})
         return parsed
 

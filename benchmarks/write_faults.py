@@ -1,0 +1,450 @@
+"""Fails a command, or kills it, at each change that it makes to files: nothing stored is lost.
+
+    python benchmarks/write_faults.py [--every 1]
+
+Needs strace, which lets one system call after the other fail in `run`, `report` and `export`; the
+ranks of that `run` are played.  Then `run` with real ranks, on a file system that is nearly full:
+by root alone, who can mount one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from recording import ROOT, Table, options_of, store, surroundings
+from sides import add_sources_to_path
+
+NAME = "write_faults"
+READING = {"I/O error": "error=EIO", "no right": "error=EACCES", "no descriptors": "error=EMFILE"}
+WRITING = {"disk full": "error=ENOSPC", "I/O error": "error=EIO", "read-only": "error=EROFS"}
+KILLED = {"killed": "signal=KILL"}
+CHANGES = (
+    *("openat", "write", "pwrite64", "ftruncate", "fsync", "mkdir", "mkdirat", "rename"),
+    *("renameat", "renameat2", "unlink", "unlinkat", "rmdir", "symlink", "symlinkat"),
+)
+CALLS = ",".join(f"?{call}" for call in CHANGES)
+"""Those that this machine does not have are passed over."""
+PATIENCE_SECONDS = 60.0
+RUN = Path("runs") / "faults"
+PAGE = RUN / "report.html"
+TABLES = Path("tables")
+COMMANDS = {
+    "run": ["run", "experiment.yaml", "--out", str(RUN)],
+    "report": ["report", str(RUN), "--no-images"],
+    "export": ["export", str(RUN), "--to", "csv", "--out", str(TABLES)],
+}
+FILE_SYSTEM_BYTES = 3 * 2**20
+LEFT_KIB = (0, 8, 32, 64, 128, 192, 256, 384)
+
+EXPERIMENT: dict[str, Any] = {
+    "name": "faults",
+    "workload": {"name": "classification", "model": "tiny_model:net", "dataset": "digits"},
+    "recipe": {"global_batch": 8, "steps": 120, "optimizer": {"name": "sgd", "lr": 0.01}},
+    "matrix": {"strategy": ["single", "ddp", "fsdp"]},
+    "measure": {"warmup_steps": 1, "repeats": 1, "verify": False, "evaluate": "never"},
+    "device": "cpu",
+}
+MODEL = """
+from torch import nn
+
+def net(num_classes):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=4, padding=1),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, num_classes),
+    )
+"""
+
+
+class PlayedRanks:
+    """An engine whose ranks leave what real ones leave, and compute nothing."""
+
+    samples = False
+
+    def machine(self, device: str) -> Any:  # noqa: ARG002
+        from shardmark.core.machine import Machine
+
+        return Machine(device_type="cpu", device_count=0, cores=2)
+
+    def environments(self) -> list[dict[str, Any]]:
+        return []
+
+    def lacks(self, nodes: int) -> None: ...
+    def load(self, modules: Sequence[str], device_type: str) -> None: ...
+    def prepare(self, trial: Any) -> None: ...
+    def close(self) -> None: ...
+
+    def run(self, directory: Path, *, on_tick: Callable[[], None], **_: Any) -> Any:
+        from shardmark.core.run_files import rank_file, rank_steps_file
+        from shardmark.launch.outcome import Ending
+        from shardmark.results.files import write_whole
+        from shardmark.results.schema import RankRecord, WindowRecord
+        from shardmark.trials.trial import Trial
+
+        on_tick()
+        trial = Trial.model_validate_json((directory / "trial.json").read_text())
+        window = WindowRecord(first_step=1, end_step=2, started_at_seconds=1.0, window_seconds=1.0)
+        for rank in range(trial.layout.processes):
+            record = RankRecord(
+                rank=rank,
+                role="worker",
+                host="played",
+                pid=os.getpid(),
+                device="cpu",
+                threads=1,
+                first_step_at_seconds=1.0,
+                windows=(window,),
+                samples=8,
+            )
+            step = {"rank": rank, "step": 1, "measured": True, "step_seconds": 0.5, "loss": 1.0}
+            write_whole(directory / rank_steps_file(rank), f"{json.dumps(step)}\n".encode())
+            write_whole(directory / rank_file(rank), record.model_dump_json().encode())
+            log = directory / "logs" / "run" / "attempt_0" / str(rank) / "stdout.log"
+            log.parent.mkdir(parents=True)
+            log.write_text("hello\n")
+        on_tick()
+        return Ending(how="exited", agent_exit_code=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One system call of a command, by its name and how many of that name it has made by then."""
+
+    call: str
+    number: int
+    reads: bool
+    shown: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a command ended."""
+
+    exit_code: int
+    printed: str
+    traced: str
+
+
+@contextmanager
+def played() -> Iterator[None]:
+    """Have `run` take the played ranks, and look at nothing but its own folder."""
+    from shardmark.launch import controller
+
+    before = controller.build_engine, controller.environment
+    controller.build_engine = lambda *_: PlayedRanks()
+    controller.environment = lambda: {"host": "played"}
+    try:
+        yield
+    finally:
+        controller.build_engine, controller.environment = before
+
+
+def forked(words: Sequence[str], folder: Path, *strace: str) -> Ended:
+    """The command in a child of this process, which has loaded everything, with strace on it."""
+    from shardmark.cli import main as command
+
+    printed, traced = folder.with_suffix(".out"), folder.with_suffix(".trace")
+    traced.write_text("")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.chdir(folder)
+        descriptor = os.open(printed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        os.read(reader, 1)  # until strace has come
+        code = 99
+        try:
+            code = command(words)
+        except BaseException as error:  # as Python would
+            sys.excepthook(type(error), error, error.__traceback__)
+        finally:
+            with suppress(OSError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+    os.close(reader)
+    tracer = None
+    if strace:
+        options = ["-qq", "-y", "-s", "200", "-e", f"trace={CALLS}", *strace]
+        tracer = subprocess.Popen(["strace", *options, "-o", str(traced), "-p", str(child)])
+        status = Path(f"/proc/{child}/status")
+        while "\nTracerPid:\t0" in status.read_text():
+            assert tracer.poll() is None, "strace may not trace here"
+            time.sleep(0.002)
+    os.write(writer, b"x")
+    os.close(writer)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+        time.sleep(0.002)
+    if tracer is not None:
+        tracer.wait()
+    return Ended(
+        exit_code=os.waitstatus_to_exitcode(ended[1]),
+        printed=printed.read_text(),
+        traced=traced.read_text(),
+    )
+
+
+def places_of(words: Sequence[str], folder: Path) -> list[Place]:
+    """All calls of the command that touch the folder, in order."""
+    ended = forked(words, folder, "-e", "trace=all")
+    assert ended.exit_code == 0, ended.printed
+    counts: Counter[str] = Counter()
+    places = []
+    for line in ended.traced.splitlines():
+        call = line.partition("(")[0]
+        if call not in CHANGES:
+            continue
+        counts[call] += 1
+        inside = re.sub(r"AT_FDCWD<[^>]*>", "", line)
+        own = any(name in inside for name in (str(folder), '"runs', f'"{TABLES}'))
+        missing = "ENOENT" in line and "O_CREAT" not in line
+        if own and not missing:
+            reads = call == "openat" and "O_RDONLY" in line
+            places.append(Place(call=call, number=counts[call], reads=reads, shown=line))
+    return places
+
+
+def prepared(folder: Path) -> None:
+    """A run with a stored trial, a damaged one and one to come; a page and tables of it."""
+    folder.mkdir()
+    (folder / "tiny_model.py").write_text(MODEL)
+    file = folder / "experiment.yaml"
+    file.write_text(json.dumps(EXPERIMENT | {"matrix": {"strategy": ["single", "ddp"]}}))
+    for words in COMMANDS.values():
+        ended = forked(words, folder)
+        assert ended.exit_code == 0, ended.printed
+    (log,) = folder.glob(f"{RUN}/trials/ddp-*/log.txt")
+    log.write_text("cut")
+    file.write_text(json.dumps(EXPERIMENT))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def problems_after(
+    verb: str, ended: Ended, folder: Path, before: dict[str, bytes], expected: dict[str, bytes]
+) -> list[str]:
+    """What is wrong: a message, something lost, or that the same command does not finish."""
+    from shardmark.results.store import load_run
+
+    problems = []
+    if ended.exit_code not in (0, 2, -signal.SIGKILL) or "Traceback" in ended.printed:
+        problems.append(f"exit code {ended.exit_code}: {ended.printed[-400:]}")
+    if ended.exit_code == 2 and "error: " not in ended.printed:
+        problems.append(f"refused without a reason: {ended.printed!r}")
+    stored = next(name for name in before if name.startswith(f"{RUN}/trials/single-"))
+    trial = str(Path(stored).parent)
+    left = contents(folder)
+    for name, content in before.items():
+        if name.startswith(trial) and left.get(name) != content:
+            problems.append(f"lost {name}")
+        whole = (content, expected.get(name))
+        if not name.startswith((f"{RUN}/trials", f"{RUN}/.lock")) and left.get(name) not in whole:
+            problems.append(f"half of {name}")
+    if verb == "run":
+        run = load_run(folder / RUN, verify=True)
+        known = "/ddp-"
+        problems += [f"half a trial: {d}" for d in run.damaged if known not in str(d)]
+        problems += [f"{t.id} is {t.outcome}" for t in run.trials if t.outcome != "ok"]
+    again = forked(COMMANDS[verb], folder)
+    if again.exit_code != 0:
+        problems.append(f"not finished by the same command: {again.printed[-400:]}")
+    after = load_run(folder / RUN, verify=True)
+    if verb == "run":
+        trials = [str(trial.outcome) for trial in after.trials]
+        if trials != ["ok"] * 3 or after.damaged or after.missing:
+            problems.append(f"finished with {trials}, {after.damaged}, {after.missing}")
+        asides = [*(folder / RUN).glob("set-aside/*/log.txt")]
+        if [log.read_text() for log in asides] != ["cut"]:
+            problems.append(f"the damaged trial is not set aside: {asides}")
+        left_over = [*(folder / RUN).rglob("*.tmp"), *(folder / RUN).rglob("rank-*")]
+        problems += [f"left behind: {path.relative_to(folder)}" for path in left_over]
+    return problems
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of one kind of fault in one command."""
+
+    injected: int = 0
+    refused: int = 0
+    carried_on: int = 0
+
+
+def inject_all(scratch: Path, every: int) -> tuple[dict[tuple[str, str], Tally], list[str]]:
+    """Each fault at each place of each command, with how the commands took it."""
+    tallies: dict[tuple[str, str], Tally] = {}
+    wrong: list[str] = []
+    template = scratch / "template"
+    prepared(template)
+    for verb, words in COMMANDS.items():
+        counted = scratch / "counted"
+        shutil.copytree(template, counted, symlinks=True)
+        before = contents(template)
+        places = places_of(words, counted)
+        expected = contents(counted)
+        shutil.rmtree(counted)
+        print(f"{verb}: {len(places)} calls", flush=True)
+        for place in places[::every]:
+            for fault, injection in ((READING if place.reads else WRITING) | KILLED).items():
+                folder = scratch / "counted"
+                shutil.copytree(template, folder, symlinks=True)
+                inject = f"inject={place.call}:{injection}:when={place.number}"
+                ended = forked(words, folder, "-e", inject)
+                tally = tallies.setdefault((verb, fault), Tally())
+                hit = "(INJECTED)" in ended.traced or ended.exit_code == -signal.SIGKILL
+                tally.injected += hit
+                tally.refused += ended.exit_code == 2
+                tally.carried_on += hit and ended.exit_code == 0
+                found = problems_after(verb, ended, folder, before, expected)
+                wrong += [f"{verb}, {fault} at {place.shown[:160]}: {each}" for each in found]
+                for each in found:
+                    print(wrong[-1] if len(found) == 1 else each, flush=True)
+                shutil.rmtree(folder)
+    return tallies, wrong
+
+
+def real(words: Sequence[str], folder: Path) -> Ended:
+    """The command in a process of its own."""
+    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "shardmark", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Ended(exit_code=done.returncode, printed=done.stdout, traced="")
+
+
+@contextmanager
+def small_file_system(place: Path) -> Iterator[None]:
+    place.mkdir()
+    size = f"size={FILE_SYSTEM_BYTES}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(place)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+REAL = EXPERIMENT | {
+    "measure": EXPERIMENT["measure"] | {"verify": True},
+    "limits": {"max_restarts": 1, "checkpoint_steps": 50},
+}
+
+
+def taken(verb: str, place: Path, before: dict[str, bytes], wrong: list[str], when: str) -> int:
+    """The exit code of the command; what is wrong with it is noted."""
+    ended = real(COMMANDS[verb], place)
+    clear = ended.exit_code == 0 or (ended.exit_code == 2 and "error: " in ended.printed)
+    if not clear or "Traceback" in ended.printed:
+        wrong.append(f"{verb}, {when}: exit code {ended.exit_code}: {ended.printed[-800:]}")
+    left = contents(place)
+    stored = [name for name in before if name.startswith(f"{RUN}/trials")]
+    wrong += [f"{verb}, {when}: lost {name}" for name in stored if left.get(name) != before[name]]
+    return ended.exit_code
+
+
+def small_disk(scratch: Path, levels_kib: Sequence[int]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The commands on a file system of 3 MB with less and less room left, and read-only."""
+    place, saved, wrong = scratch / "disk", scratch / "before", list[str]()
+    rows: list[tuple[str, ...]] = []
+    with small_file_system(place):
+        (place / "tiny_model.py").write_text(MODEL)
+        file = place / "experiment.yaml"
+        file.write_text(json.dumps(REAL | {"matrix": {"strategy": ["single"]}}))
+        for words in COMMANDS.values():
+            ended = real(words, place)
+            assert ended.exit_code == 0, ended.printed
+        file.write_text(json.dumps(REAL))
+        shutil.copytree(place, saved, symlinks=True)
+        before = contents(saved)
+        for left_kib in levels_kib:
+            for path in place.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.copytree(saved, place, symlinks=True, dirs_exist_ok=True)
+            status = os.statvfs(place)
+            filler = place / "filler"
+            filler.write_bytes(bytes(status.f_bavail * status.f_frsize - left_kib * 1024))
+            when = f"{left_kib} KiB left"
+            codes = [taken(verb, place, before, wrong, when) for verb in COMMANDS]
+            filler.unlink()
+            again = [real(words, place) for words in COMMANDS.values()]
+            wrong += [f"{when}: not finished: {e.printed[-400:]}" for e in again if e.exit_code]
+            finished = [str(ended.exit_code) for ended in again]
+            rows.append((when, *map(str, codes), " ".join(finished)))
+            print(*rows[-1], flush=True)
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+        codes = [taken(verb, place, before, wrong, "read-only") for verb in COMMANDS]
+        rows.append(("read-only", *map(str, codes), "-"))
+    return rows, wrong
+
+
+def main() -> None:
+    parser = options_of(NAME, __doc__)
+    parser.add_argument("--every", type=int, default=1, help="take each N-th call alone")
+    options = parser.parse_args()
+    levels_kib = LEFT_KIB
+    if options.small:
+        options.every, levels_kib = 40, (64,)
+    add_sources_to_path()
+    around = surroundings()
+    with tempfile.TemporaryDirectory() as name:
+        with played():
+            tallies, wrong = inject_all(Path(name), options.every)
+        rows, disk = small_disk(Path(name), levels_kib) if os.geteuid() == 0 else ([], ["no root"])
+    injected = sum(tally.injected for tally in tallies.values())
+    codes = "; ".join(" ".join(row) for row in rows)
+    store(
+        NAME,
+        options=options,
+        around=around,
+        bar="Bar: nothing stored is lost, no traceback, the same command finishes",
+        holds=not wrong and not disk,
+        table=Table(
+            columns=("command", "fault", "times", "refused", "went on"),
+            rows=tuple(
+                (*key, str(tally.injected), str(tally.refused), str(tally.carried_on))
+                for key, tally in tallies.items()
+            ),
+            notes=(
+                f"{injected} faults at single system calls. Wrong: {len(wrong)}.",
+                f"Exit codes of {', '.join(COMMANDS)} on a file system of 3 MB, and of the same "
+                f"commands with room: {codes}. Wrong: {len(disk)}.",
+            ),
+        ),
+        numbers={
+            "faults": [[*key, asdict(tally)] for key, tally in tallies.items()],
+            "small_disk": rows,
+            "wrong": [*wrong, *disk],
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
