@@ -408,16 +408,16 @@ def small_disk(scratch: Path, levels_kib: Sequence[int]) -> tuple[list[tuple[str
 def main() -> None:
     parser = options_of(NAME, __doc__)
     parser.add_argument("--every", type=int, default=1, help="take each N-th call alone")
+    parser.add_argument("--left-kib", type=int, nargs="+", default=LEFT_KIB, help="of the 3 MB")
     options = parser.parse_args()
-    levels_kib = LEFT_KIB
     if options.small:
-        options.every, levels_kib = 40, (64,)
+        options.every, options.left_kib = 40, (64,)
     add_sources_to_path()
     around = surroundings()
     with tempfile.TemporaryDirectory() as name:
         with played():
             tallies, wrong = inject_all(Path(name), options.every)
-        rows, disk = small_disk(Path(name), levels_kib) if os.geteuid() == 0 else ([], ["no root"])
+        rows, disk = small_disk(Path(name), options.left_kib) if os.geteuid() == 0 else ([], ["no root"])
     injected = sum(tally.injected for tally in tallies.values())
     codes = "; ".join(" ".join(row) for row in rows)
     store(
