@@ -319,8 +319,8 @@ def inject_all(scratch: Path, every: int) -> tuple[dict[tuple[str, str], Tally],
                 tally.carried_on += hit and ended.exit_code == 0
                 found = problems_after(verb, ended, folder, before, expected)
                 wrong += [f"{verb}, {fault} at {place.shown[:160]}: {each}" for each in found]
-                for each in found:
-                    print(wrong[-1] if len(found) == 1 else each, flush=True)
+                for each in wrong[len(wrong) - len(found) :]:
+                    print(each, flush=True)
                 shutil.rmtree(folder)
     return tallies, wrong
 
@@ -417,7 +417,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         with played():
             tallies, wrong = inject_all(Path(name), options.every)
-        rows, disk = small_disk(Path(name), options.left_kib) if os.geteuid() == 0 else ([], ["no root"])
+        rows, disk = (
+            small_disk(Path(name), options.left_kib) if os.geteuid() == 0 else ([], ["no root"])
+        )
     injected = sum(tally.injected for tally in tallies.values())
     codes = "; ".join(" ".join(row) for row in rows)
     store(

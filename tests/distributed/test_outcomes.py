@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 import shardmark
 from shardmark.config.load import from_mapping
+from shardmark.core.errors import StorageError
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
@@ -157,3 +159,34 @@ def test_interrupted_and_killed_runs_are_finished(tmp_path: Path, kept_engine: K
     run_experiment(from_mapping(mapping), out, engine=kept_engine)
     assert [trial.outcome for trial in shardmark.load(out).trials] == [Outcome.OK] * 2
     assert not shardmark.load(out).damaged
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB, where this user may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root may mount")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_is_told_and_blames_no_strategy(disk: Path, kept_engine: KeptEngine) -> None:
+    """The ranks' own files do not fit; with room, the same command finishes."""
+    model = "tests.distributed.models:small"
+    mapping = experiment(
+        model,
+        workload={"name": "classification", "model": model, "dataset": "digits"},
+        matrix={"strategy": ["ddp"], "world_size": [2]},
+        recipe={"global_batch": 16, "steps": 2},
+    )
+    status, filler = os.statvfs(disk), disk / "filler"
+    filler.write_bytes(bytes(status.f_bavail * status.f_frsize - 40 * 1024))
+    with pytest.raises(StorageError, match="No space left on device; make room"):
+        run_experiment(from_mapping(mapping), disk / "run", engine=kept_engine)
+    assert shardmark.load(disk / "run").trials == ()
+    filler.unlink()
+    run_experiment(from_mapping(mapping), disk / "run", engine=kept_engine)
+    assert [trial.outcome for trial in shardmark.load(disk / "run").trials] == [Outcome.OK]

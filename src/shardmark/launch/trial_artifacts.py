@@ -92,7 +92,10 @@ class RankSampler:
         version = status.st_ino, status.st_mtime_ns
         if self._versions.get(rank) == version:
             return None
-        record = rank_record(self._directory, rank)
+        try:
+            record = rank_record(self._directory, rank)
+        except InputError:
+            return None  # it is looked for again
         if record is not None:
             self._versions[rank] = version
         return record
@@ -110,10 +113,10 @@ def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:
 
 
 def rank_record(directory: Path, rank: int) -> RankRecord | None:
-    """One rank's record; None where it wrote none."""
+    """One rank's record; None where it wrote none.  `InputError` where it cannot be read now."""
     try:
         record = read_model(RankRecord, directory / rank_file(rank))
-    except (FileNotFoundError, ValueError, InputError):
+    except (FileNotFoundError, ValueError):
         return None
     lost = directory / LOST_FILE.format(rank)
     if not lost.exists():

@@ -11,12 +11,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardmark.core.errors import StorageError
+from shardmark.core.errors import InputError, StorageError
 from shardmark.launch.controller import run_experiment
 from shardmark.results.store import load_run
 from tests.unit.launch.fakes import FakeEngine, experiment
@@ -92,3 +93,26 @@ def test_nothing_is_lost(tmp_path: Path, number: int | None, first: int) -> None
         assert not [*out.rglob("*.tmp"), *out.rglob("rank-*")]
         (aside,) = out.glob("set-aside/ddp-*")
         assert (aside / "log.txt").read_text() == "cut"
+
+
+@pytest.mark.parametrize("name", ["rank-1.json", "steps.jsonl"])
+def test_what_cannot_be_read_now_blames_no_strategy(tmp_path: Path, name: str) -> None:
+    out, opened = tmp_path / "run", (os.open, io.open)
+    engine = FakeEngine()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def refuse(_: Path) -> None:
+            for module, call in zip((os, io), opened, strict=True):
+                patch.setattr(module, "open", partial(refusing, call))
+
+        def refusing(call: Callable[..., Any], path: Any, *rest: Any, **options: Any) -> Any:
+            if str(path).endswith(name) and not str(*rest[:1]).startswith(("w", "a")):
+                raise OSError(errno.EMFILE, "Too many open files", str(path))
+            return call(path, *rest, **options)
+
+        engine.on_run = refuse
+        with pytest.raises(InputError, match="Too many open files"):
+            run_experiment(experiment("matrix.strategy=[ddp]"), out, engine=engine)
+    assert load_run(out).trials == ()
+    run_experiment(experiment("matrix.strategy=[ddp]"), out, engine=FakeEngine())
+    assert [trial.outcome for trial in load_run(out).trials] == ["ok"]
