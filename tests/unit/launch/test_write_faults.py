@@ -97,7 +97,8 @@ def test_nothing_is_lost(tmp_path: Path, number: int | None, first: int) -> None
 
 @pytest.mark.parametrize("name", ["rank-1.json", "steps.jsonl"])
 def test_what_cannot_be_read_now_blames_no_strategy(tmp_path: Path, name: str) -> None:
-    out, opened = tmp_path / "run", (os.open, io.open)
+    out = tmp_path / "run"
+    opened: tuple[Callable[..., Any], ...] = (os.open, io.open)
     engine = FakeEngine()
     with pytest.MonkeyPatch.context() as patch:
 
