@@ -43,7 +43,10 @@ MISSING = {
     "energy_joules": NO_GPU,
     "temperature_celsius": NO_GPU,
     **dict.fromkeys(
-        ("map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"),
+        (
+            *("map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"),
+            *("tokens_per_second", "tokens_per_second_per_rank", "bits_per_byte", "perplexity"),
+        ),
         "the workload has no such metric",
     ),
 }

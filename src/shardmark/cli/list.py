@@ -36,6 +36,7 @@ def listing(kind: str) -> Mapping[str, str]:
     from shardmark.workloads import WORKLOADS
     from shardmark.workloads.datasets import DATASETS
     from shardmark.workloads.detection.options import DETECTORS
+    from shardmark.workloads.language.options import LANGUAGE_MODELS
     from shardmark.workloads.models import MODELS, OTHER_MODELS
 
     if kind not in KINDS:
@@ -45,7 +46,7 @@ def listing(kind: str) -> Mapping[str, str]:
     listings: dict[str, Mapping[str, str]] = {
         "strategies": _strategies(),
         "workloads": {name: _summary(options) for name, options in WORKLOADS.items()},
-        "models": {**MODELS, **DETECTORS, **OTHER_MODELS},
+        "models": {**MODELS, **DETECTORS, **LANGUAGE_MODELS, **OTHER_MODELS},
         "datasets": DATASETS,
         "metrics": {name: f"[{each.unit}] {each.definition}" for name, each in METRICS.items()},
         "experiments": presets(),

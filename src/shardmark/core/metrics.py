@@ -130,6 +130,16 @@ _CATALOGUE = (
         unit="samples/s",
     ),
     _rate(
+        "tokens_per_second",
+        "All ranks' tokens in the windows, padding left out, over the slowest rank's windows.",
+        unit="tokens/s",
+    ),
+    _rate(
+        "tokens_per_second_per_rank",
+        "tokens_per_second over the number of ranks that train.",
+        unit="tokens/s",
+    ),
+    _rate(
         "model_flops_per_second",
         "samples_per_second times the floating-point operations of one sample's forward and"
         " backward pass; recomputation does not count.",
@@ -286,6 +296,19 @@ _CATALOGUE = (
         unit="loss",
     ),
     _quality(
+        "bits_per_byte",
+        "Bits that the model needs for a byte of the validation text: its loss in bits per token,"
+        " times the text's tokens per byte. The same measure for every tokenizer.",
+        better="lower",
+        unit="bits/byte",
+    ),
+    _quality(
+        "perplexity",
+        "Exponential of the validation loss per predicted token.",
+        better="lower",
+        unit="perplexity",
+    ),
+    _quality(
         "accuracy_top1", "Share of the validation set whose class is the first guess, 0 to 1."
     ),
     _quality(
@@ -397,6 +420,18 @@ NO_SUCH_METRIC = "the workload has no such metric"
 """Why a detector has no accuracy and a classifier no average precision; tables do not say it."""
 NO_CHECKPOINTS = "no checkpoint was written"
 """Why a trial without `limits.max_restarts` has no checkpoint_seconds; tables do not say it."""
+
+RATES = ("tokens_per_second", "samples_per_second")
+"""What a workload's speed is shown as: the first that it has.  All have the second."""
+QUALITIES = (
+    "accuracy_top1",
+    "map",
+    "bits_per_byte",
+    "perplexity",
+    "validation_loss",
+    "train_loss",
+)
+"""What represents a workload's quality: of those that most rows have, the first."""
 
 COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio"})
 """Relations between trials: only `analysis.compare.comparison` computes them."""

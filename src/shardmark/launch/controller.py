@@ -37,7 +37,7 @@ from shardmark.results.verification import (
 from shardmark.train.checkpoint_folder import check_given
 from shardmark.trials.matrix import Plan, expand
 from shardmark.trials.trial import Trial
-from shardmark.workloads import check_data, task_module
+from shardmark.workloads import check_data, task_modules
 
 SCRATCH = ".verification"
 
@@ -318,7 +318,7 @@ def _modules(trials: Sequence[Trial]) -> list[str]:
     """What the trials' ranks import besides what every rank does, each once."""
     names: dict[str, None] = {}
     for trial in trials:
-        names |= dict.fromkeys((*trial.built_strategy.loads(), task_module(trial.workload)))
+        names |= dict.fromkeys((*trial.built_strategy.loads(), *task_modules(trial.workload)))
     return list(names)
 
 

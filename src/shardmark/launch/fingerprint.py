@@ -28,7 +28,7 @@ from shardmark.results.fingerprint import (
 from shardmark.results.schema import RankRecord
 from shardmark.results.store import RunFolder, is_run
 from shardmark.trials.trial import Trial
-from shardmark.workloads import data_paths
+from shardmark.workloads import corpora, data_paths
 from shardmark.workloads.models import find_without_import
 
 REMEDY = "measure into a new folder (--out DIR), or everything anew (--remeasure)"
@@ -44,7 +44,8 @@ def fingerprint_of(trials: Sequence[Trial]) -> Fingerprint:
     paths = dict.fromkeys(path for workload in workloads for path in data_paths(workload))
     records = {str(path): data_record(path) for path in paths}
     data = {path: record for path, record in records.items() if record is not None}
-    return sources_of(trials).merged(Fingerprint(data=data))
+    texts = dict(item for workload in workloads for item in corpora(workload).items())
+    return sources_of(trials).merged(Fingerprint(data=data, corpora=texts))
 
 
 def sources_of(trials: Iterable[Trial]) -> Fingerprint:
@@ -103,6 +104,9 @@ def changed_meanwhile(folder: RunFolder, trial: Trial, records: Iterable[RankRec
         return None
     now = sources_of([trial])
     for record in records:
+        if differs := next(now.changes(Fingerprint(corpora=record.corpora)), None):
+            return f"the ranks differ in {differs}"
+        now = now.merged(Fingerprint(corpora=record.corpora))
         counted = None if record.probe is None else record.probe.parameters
         if counted is not None and record.structure_sha256 is not None:
             model = ModelRecord(parameters=counted, structure_sha256=record.structure_sha256)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardmark.config.axes import NODES
 from shardmark.config.messages import show
 from shardmark.core.durations import duration
+from shardmark.core.metrics import METRICS, RATES
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line, say
 from shardmark.launch.listener import Reading, Silent
@@ -133,8 +134,8 @@ def ending(result: TrialResult) -> str:
         reason = f": {result.failure.reason}" if result.failure else ""
         remedy = f"; {result.failure.remedy}" if result.failure and result.failure.remedy else ""
         return f"{result.outcome} after {seconds}{reason}{remedy} (trials/{result.id})"
-    rate = result.metrics.get("samples_per_second")
-    speed = f", {rate.value:.1f} samples/s" if rate else ""
+    rates = [(name, rate) for name in RATES if (rate := result.metrics.get(name)) is not None]
+    speed = "".join(f", {rate.value:.1f} {METRICS[name].unit}" for name, rate in rates[:1])
     disturbed = f", disturbed: {result.disturbed}" if result.disturbed else ""
     return f"ok in {seconds}{speed}{disturbed}"
 

@@ -44,7 +44,13 @@ _OF_METRIC = {
     "startup_seconds": _SIGNED,  # between the clocks of two machines
     "temperature_celsius": _SIGNED,
 }
-_OF_UNIT = {"loss": _DIVERGED, "fraction": Bounds(0.0, 1.0), "FLOP/s": _FLOPS}
+_OF_UNIT = {
+    "loss": _DIVERGED,
+    "perplexity": _DIVERGED,
+    "bits/byte": _DIVERGED,
+    "fraction": Bounds(0.0, 1.0),
+    "FLOP/s": _FLOPS,
+}
 _OF_FIELD = {
     "world_size": Bounds(1, 1e9),
     "train_loss": _DIVERGED,

@@ -46,6 +46,8 @@ class Fingerprint(Stored):
     """By module."""
     data: dict[str, DataRecord] = Field(default_factory=dict)
     """By path, as the experiment names it."""
+    corpora: dict[str, str] = Field(default_factory=dict)
+    """SHA-256 of the text that comes with the installation, by name."""
     models: dict[str, ModelRecord] = Field(default_factory=dict)
     """By hash of the workload's options."""
 
@@ -60,6 +62,9 @@ class Fingerprint(Stored):
                 yield f"{path} ({before.files} files, now {after.files})"
             elif before != after:
                 yield f"{path} (names, sizes or times of its files)"
+        for name in self.corpora.keys() & now.corpora.keys():
+            if self.corpora[name] != now.corpora[name]:
+                yield f"the text of {name}, which comes with the installation"
         for name in self.versions.keys() & now.versions.keys():
             if self.versions[name] != now.versions[name]:
                 yield f"{name} ({self.versions[name]}, now {now.versions[name]})"
@@ -72,7 +77,7 @@ class Fingerprint(Stored):
 
     def merged(self, now: Fingerprint) -> Fingerprint:
         """With what is known now."""
-        parts = ("versions", "sources", "data", "models")
+        parts = ("versions", "sources", "data", "corpora", "models")
         return self.model_copy(
             update={part: getattr(self, part) | getattr(now, part) for part in parts}
         )

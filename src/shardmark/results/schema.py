@@ -160,6 +160,8 @@ class RankRecord(Stored):
     """Optimizer steps in one pass over the training set."""
     samples: int = 0
     """In the windows, counted."""
+    tokens: int | None = None
+    """In the windows, counted without padding; None where samples are not made of tokens."""
     samples_total: int = 0
     """In all steps, warm-up included."""
     epochs: tuple[EpochRecord, ...] = ()
@@ -170,6 +172,8 @@ class RankRecord(Stored):
     nonfinite_steps: int = 0
     skipped_steps: int = 0
     data_errors: tuple[str, ...] = ()
+    corpora: dict[str, str] = {}
+    """SHA-256 of the text that comes with the installation, by name."""
     initial_weights_sha256: str | None = None
     final_weights_sha256: str | None = None
     sample_order_sha256: str | None = None

@@ -145,6 +145,7 @@ class RankReport:
         recorder, peak = self.recorder, self.cuda_peak
         sample_ids = recorder.sample_ids if recorder else []
         counted = sample_ids if self.counts_samples else []
+        measured = [counted[step] for step in self._measured_steps()] if counted else []
         return RankRecord(
             rank=self._rank,
             role=self.role,
@@ -159,7 +160,8 @@ class RankReport:
             windows=tuple(WindowRecord(**asdict(w)) for w in recorder.windows) if recorder else (),
             synthetic=self.workload.synthetic if self.workload else False,
             steps_per_epoch=self.steps_per_epoch,
-            samples=sum(len(counted[i]) for i in self._measured_steps()) if counted else 0,
+            samples=sum(map(len, measured)),
+            tokens=self.workload.tokens_in(measured) if self.workload else None,
             samples_total=sum(map(len, counted)),
             epochs=tuple(self._epoch_records(taken)),
             evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
@@ -168,6 +170,7 @@ class RankReport:
             nonfinite_steps=sum(not math.isfinite(step.loss) for step in taken),
             skipped_steps=self.worker.skipped_steps() if self.worker else 0,
             data_errors=tuple(self.data_errors()),
+            corpora=dict(self.workload.corpora) if self.workload else {},
             initial_weights_sha256=self.initial_sha256,
             final_weights_sha256=self.final_sha256,
             sample_order_sha256=sample_order_sha256(sample_ids) if sample_ids else None,

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.options import WorkloadOptions
 from shardmark.workloads.own.options import OwnOptions
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -19,19 +20,22 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 TaskOptions = Annotated[
-    ClassificationOptions | DetectionOptions | OwnOptions, Field(discriminator="name")
+    ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions,
+    Field(discriminator="name"),
 ]
 """The `workload` of an experiment: its name says which task it is."""
 
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,
     "detection": DetectionOptions,
+    "language": LanguageOptions,
     "own": OwnOptions,
 }
 
 _PACKAGES: dict[type[WorkloadOptions], str] = {
     ClassificationOptions: "shardmark.workloads.vision",
     DetectionOptions: "shardmark.workloads.detection",
+    LanguageOptions: "shardmark.workloads.language",
     OwnOptions: "shardmark.workloads.own",
 }
 """Its `data` looks for the data without torch, its `task` reads them and trains."""
@@ -62,14 +66,21 @@ def data_paths(options: WorkloadOptions) -> tuple[Path, ...]:
     return paths
 
 
-def task_module(options: WorkloadOptions) -> str:
-    """What the ranks will import, so that it can be loaded before the first trial."""
-    return f"{_PACKAGES[type(options)]}.task"
+def corpora(options: WorkloadOptions) -> Mapping[str, str]:
+    """SHA-256 of the text that comes with the installation, by name; empty for other data."""
+    data = importlib.import_module(f"{_PACKAGES[type(options)]}.data")
+    found: Mapping[str, str] = data.corpora(options) if hasattr(data, "corpora") else {}
+    return found
+
+
+def task_modules(options: WorkloadOptions) -> tuple[str, ...]:
+    """What the ranks will import, to be loaded before the first trial; the task comes first."""
+    return (f"{_PACKAGES[type(options)]}.task", *options.loads())
 
 
 def build_workload(options: WorkloadOptions, seed: int) -> Workload:
     """Read the data and make the task; all that is random in it comes from the seed."""
-    built: Workload = importlib.import_module(task_module(options)).build(options, seed)
+    built: Workload = importlib.import_module(task_modules(options)[0]).build(options, seed)
     return built
 
 

@@ -118,3 +118,15 @@ class Workload(Protocol):
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
         """Operations of one forward and backward pass per sample; None if unknown."""
+
+    def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int | None:  # noqa: ARG002
+        """Tokens of training samples, given step by step, padding left out; None without any."""
+        return None
+
+    @property
+    def corpora(self) -> Mapping[str, str]:
+        """SHA-256 of the text that comes with this installation, by name; others have other text.
+
+        Empty where nothing such is trained on.
+        """
+        return {}

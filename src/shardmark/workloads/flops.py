@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.func import functional_call
@@ -38,24 +38,32 @@ def _convolution_backward_flops(
 
 
 def training_flops(model: nn.Module, sample: tuple[int, ...], classes: int) -> int | None:
-    """One forward and backward pass per sample, a multiply-add as two; None where it cannot run.
+    """Of a picture, forward and backward, a multiply-add as two; None where it cannot run."""
+    pictures = torch.empty((_SAMPLES, *sample), device="meta")
+    labels = torch.empty(_SAMPLES, dtype=torch.int64, device="meta")
 
-    The model is run in training mode with tensors on the meta device in place of its own, which
-    stay as they are.
+    def loss(called: Callable[..., Tensor]) -> Tensor:
+        return functional.cross_entropy(called(pictures)[:, :classes], labels)
+
+    total = flops_on_meta(model, loss)
+    return None if total is None else total // _SAMPLES or None
+
+
+def flops_on_meta(model: nn.Module, loss: Callable[[Callable[..., Any]], Tensor]) -> int | None:
+    """Operations of `loss` and its backward pass, the model in training mode; None if it fails.
+
+    `loss` is given something to call like the model, with tensors on the meta device in place of
+    the model's own, which stay as they are.
     """
     stand_ins = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     }
-    pictures = torch.empty((_SAMPLES, *sample), device="meta")
-    labels = torch.empty(_SAMPLES, dtype=torch.int64, device="meta")
 
-    def loss() -> Tensor:
-        logits = functional_call(model, stand_ins, (pictures,))
-        return functional.cross_entropy(logits[:, :classes], labels)
+    def called(*arguments: Any, **named: Any) -> Any:
+        return functional_call(model, stand_ins, arguments, named)
 
-    total = counted_flops(model, loss)
-    return None if total is None else total // _SAMPLES or None
+    return counted_flops(model, lambda: loss(called))
 
 
 def counted_flops(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:

@@ -40,6 +40,10 @@ class WorkloadOptions(Model):
         """Modules of the user's that the task imports."""
         return ()
 
+    def loads(self) -> tuple[str, ...]:
+        """Modules of libraries that the task imports only for such options."""
+        return ()
+
     def check_sample_counts(self, training: int, validation: int) -> int:
         """The number of training samples; `InputError` where more are asked for than there are."""
         for key, wanted, available in (

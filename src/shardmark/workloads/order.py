@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from shardmark.core.shares import Shard
     from shardmark.workloads.base import BatchPlan
 
-_STREAMS = {"order": 1, "augment": 2, "subset": 3, "pictures": 4, "proposals": 5, "own": 20}
+_STREAMS = {
+    "order": 1,
+    "augment": 2,
+    "subset": 3,
+    "pictures": 4,
+    "proposals": 5,
+    "masks": 6,
+    "own": 20,
+}
 
 
 class Source(Protocol):

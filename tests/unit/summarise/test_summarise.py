@@ -19,7 +19,8 @@ from tests.unit.summarise.trials import (
 )
 
 OF_DETECTORS = {"map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"}
-NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS
+OF_LANGUAGE = {"tokens_per_second", "tokens_per_second_per_rank", "bits_per_byte", "perplexity"}
+NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS | OF_LANGUAGE
 """What the evaluation of `trials` does not give."""
 OF_RESTARTS = {"checkpoint_seconds", "checkpoint_bytes"}
 OF_SERVERS = {metric.name for metric in METRICS.values() if metric.group == "servers"}

@@ -14,16 +14,13 @@ from typing import Any
 from shardmark.analysis.statistics.effects import Effect
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.config.axes import NODES, title_of
-from shardmark.core.metrics import COMPARISON_METRICS, METRICS, TRIAL_METRICS
+from shardmark.core.metrics import COMPARISON_METRICS, METRICS, QUALITIES, RATES, TRIAL_METRICS
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.trials.trial import cell_id
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
-
-QUALITIES = ("accuracy_top1", "map", "validation_loss", "train_loss")
-"""The quality that most rows have represents them; of several, the first."""
 
 EXECUTION_KEYS = frozenset(
     {
@@ -181,6 +178,17 @@ def rate_of(row: Row) -> float:
     """Samples per second over the repeats; 0 where it was not measured."""
     values = row.values.get("samples_per_second", {}).values()
     return fmean(values) if values else 0.0
+
+
+def main_rate(rows: Sequence[Row]) -> str:
+    """The first of `RATES` that every measured row has.
+
+    Rows of one workload stand in the same order by each of them.
+    """
+    measured = [row for row in rows if row.values.get(RATES[-1])]
+    return next(
+        (name for name in RATES if all(row.values.get(name) for row in measured)), RATES[-1]
+    )
 
 
 def main_quality(rows: Sequence[Row]) -> str | None:

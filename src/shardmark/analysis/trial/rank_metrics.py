@@ -36,6 +36,7 @@ _QUANTILES = {
 }
 _RATES = (
     *("measured_steps", "samples_per_second", "samples_per_second_per_rank"),
+    *("tokens_per_second", "tokens_per_second_per_rank"),
     *("model_flops_per_second", "mfu"),
 )
 _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
@@ -169,6 +170,12 @@ def counted_samples(workers: Sequence[RankRecord], layout: Layout) -> int:
     return sum(rank.samples for rank in workers if layout.ranks[rank.rank].counts_loss)
 
 
+def _counted_tokens(workers: Sequence[RankRecord], layout: Layout) -> Value:
+    counts = [rank.tokens for rank in workers if layout.ranks[rank.rank].counts_loss]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else NO_SUCH_METRIC
+
+
 def rate_metrics(
     workers: Sequence[RankRecord], layout: Layout, peak: Value, no_window: str
 ) -> dict[str, Result]:
@@ -176,7 +183,9 @@ def rate_metrics(
     longest = slowest(workers)
     if longest is None:
         return dict.fromkeys(_RATES, no_window)
-    rate = counted_samples(workers, layout) / window_seconds(longest)
+    seconds = window_seconds(longest)
+    rate = counted_samples(workers, layout) / seconds
+    tokens = _counted_tokens(workers, layout)
     # Workers that died have left their devices.
     devices = layout.devices * len(workers) / len(layout.training_ranks)
     model_flops = from_probe(workers[0], "flops_per_sample")
@@ -187,7 +196,11 @@ def rate_metrics(
         mfu = model_flops if isinstance(model_flops, str) else model_flops / peak
         if not isinstance(mfu, str) and mfu > 1:
             mfu = "more than the peak: the table's peak, or the count of operations, is wrong"
-    values = (min(map(measured_steps, workers)), rate, rate / devices, model_flops, mfu)
+    values = (
+        *(min(map(measured_steps, workers)), rate, rate / devices),
+        *(tokens if isinstance(tokens, str) else tokens / seconds / n for n in (1, devices)),
+        *(model_flops, mfu),
+    )
     return {name: trial_value(value) for name, value in zip(_RATES, values, strict=True)}
 
 

@@ -12,8 +12,9 @@ from typing import Literal
 from shardmark.analysis.advise.groups import ComparableGroup, groups_of, is_by_design
 from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row, plain
+from shardmark.analysis.compare.rows import Row, main_rate, plain
 from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.core.metrics import METRICS
 from shardmark.report.answers.wording import listed, name, rate, size
 from shardmark.report.table.columns import metric_column
 from shardmark.report.table.table import Column, Table, table_of
@@ -119,16 +120,17 @@ def _fastest(group: ComparableGroup) -> Answer:
     if chosen.state == "disturbed":
         cause = next(row.disturbed for row in group.candidates if row.disturbed)
         return Answer(question="fastest", decided=False, text=f"not decided: {cause}")
-    best, value = chosen.values[0]
-    text = f"{_who(chosen, group)}, {rate(value)} samples/s"
+    shown = main_rate(group.rows)
+    best, value = chosen.best, _value(chosen.best, shown)
+    text = f"{_who(chosen, group)}, {rate(value)} {METRICS[shown].unit}"
     if chosen.rival is not None:
         ratio = times_better(chosen.rival, best, RATE)
         factor = "" if ratio is None else f", {ratio.value:.2f}x"
         rival = name(chosen.rival, with_ranks=_several_sizes(group))
-        text += f" ({rival} {rate(chosen.value_of(chosen.rival))}{factor})"
-    ahead = max(group.by_design, key=partial(_value, metric=RATE), default=None)
-    if ahead is not None and not ahead.disturbed and _value(ahead, RATE) > value:
-        text += f"; {ahead.label} {rate(_value(ahead, RATE))} trains differently"
+        text += f" ({rival} {rate(_value(chosen.rival, shown))}{factor})"
+    ahead = max(group.by_design, key=partial(_value, metric=shown), default=None)
+    if ahead is not None and not ahead.disturbed and _value(ahead, shown) > value:
+        text += f"; {ahead.label} {rate(_value(ahead, shown))} trains differently"
     return Answer(question="fastest", decided=chosen.decided, strategy=_winner(chosen), text=text)
 
 
@@ -216,6 +218,7 @@ def answer_grid(comparison: Comparison) -> Table | None:
         column = Column(key=axis, title=axis, numeric=False, names_row=True)
         return column, lambda line: line.place[axis]
 
+    speed = _shown_rate(groups)
     fastest = Column(key="fastest", title="fastest", numeric=False)
     least_memory = Column(key="memory", title="least memory", numeric=False)
     return table_of(
@@ -224,9 +227,9 @@ def answer_grid(comparison: Comparison) -> Table | None:
         [
             *map(axis_column, axes),
             (fastest, lambda line: line.who(RATE)),
-            (metric_column(RATE), lambda line: line.value(RATE)),
+            (metric_column(speed), lambda line: line.value(RATE, speed)),
             (least_memory, lambda line: line.who(PEAK)),
-            (metric_column(PEAK), lambda line: line.value(PEAK)),
+            (metric_column(PEAK), lambda line: line.value(PEAK, PEAK)),
         ],
         axis_lines(groups),
     )
@@ -235,17 +238,22 @@ def answer_grid(comparison: Comparison) -> Table | None:
 def axis_lines(groups: Sequence[ComparableGroup]) -> list[str]:
     """What an axis does by itself: its values compared where all else is the same."""
     lines = []
+    shown = _shown_rate(groups)
     axes = _axes(groups)
     for axis, values in axes.items():
         first = values[0]
         for value in dict.fromkeys(values):
-            ratios = _axis_ratios(groups, axes, axis, value, first)
+            ratios = _axis_ratios(groups, axes, axis, value, first, shown=shown)
             if value == first or not ratios:
                 continue
             low, high = min(ratios), max(ratios)
             factor = f"{low:.2f}x" if high / low < 1.02 else f"{low:.2f}x to {high:.2f}x"
-            lines.append(f"{axis} {value} against {first}: {factor} the samples/s.")
+            lines.append(f"{axis} {value} against {first}: {factor} the {METRICS[shown].unit}.")
     return lines
+
+
+def _shown_rate(groups: Sequence[ComparableGroup]) -> str:
+    return main_rate([row for group in groups for row in group.rows])
 
 
 def group_labels(groups: Sequence[ComparableGroup]) -> list[str]:
@@ -274,6 +282,8 @@ def _axis_ratios(
     axis: str,
     value: str,
     first: str,
+    *,
+    shown: str,
 ) -> list[float]:
     """Throughput of the best row at this value over that of the same strategy at the first."""
     rest = [tuple(axes[key][at] for key in axes if key != axis) for at in range(len(groups))]
@@ -289,10 +299,10 @@ def _axis_ratios(
             continue
         best = chosen.best
         ratios += [
-            _value(best, RATE) / _value(row, RATE)
+            _value(best, shown) / _value(row, shown)
             for row in same[0].candidates
             if (row.label, row.world_size) == (best.label, best.world_size)
-            and _value(row, RATE)
+            and _value(row, shown)
             and not row.disturbed
         ]
     return ratios
@@ -323,6 +333,7 @@ class _GridLine:
         text = name(chosen.best, with_ranks=_several_sizes(self.group))
         return f"{text} (tie)" if chosen.state == "tie" else text
 
-    def value(self, metric: str) -> Estimate | None:
+    def value(self, metric: str, shown: str) -> Estimate | None:
+        """Of the best by the first metric."""
         chosen = self.chosen[metric]
-        return None if chosen is None else chosen.best.metrics[metric]
+        return None if chosen is None else chosen.best.metrics[shown]

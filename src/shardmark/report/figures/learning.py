@@ -43,6 +43,7 @@ _QUALITIES = (
     _Quantity("accuracy_top1", "accuracy", "Accuracy", "Top-1 accuracy (%)", "%", 100),
     _Quantity("map", "map", "Average precision", "mAP of boxes"),
     _Quantity("mask_map", "mask-map", "Precision of masks", "mAP of masks"),
+    _Quantity("bits_per_byte", "bits-per-byte", "Bits per byte", "Bits per byte"),
     _Quantity("perplexity", "perplexity", "Perplexity", "Perplexity"),
 )
 _SECONDS = _Quantity("epoch_seconds", "epoch-seconds", "Seconds per epoch", "Time (s)", "s")

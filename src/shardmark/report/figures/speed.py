@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardmark.analysis.compare.rows import main_rate
 from shardmark.analysis.trial.step_time import step_time
+from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
 from shardmark.report.figures.entries import (
     Entry,
@@ -29,22 +31,21 @@ def throughput_figures(groups: Sequence[Group]) -> list[Figure]:
         "throughput",
         "Throughput",
         [_throughput(group) for group in measured],
-        "All ranks' samples over the slowest rank's measured windows; the fastest first.",
+        "Work of all ranks over the slowest rank's measured windows; the fastest first.",
         reliability(entries_in(measured)),
     )
 
 
 def _throughput(group: Group) -> Panel:
+    rate = _rate_of(group)
     return Panel(
         title=group.title,
         kind="bars",
         x_label="",
-        y_label="Throughput (samples/s)",
-        y_unit="samples/s",
+        y_label=f"Throughput ({METRICS[rate].unit})",
+        y_unit=METRICS[rate].unit,
         series=tuple(
-            estimates_series(
-                entries, [entry.bar for entry in entries], estimates_of(entries, _RATE)
-            )
+            estimates_series(entries, [entry.bar for entry in entries], estimates_of(entries, rate))
             for entries in group.by_name()
         ),
         category_order=tuple(entry.bar for entry in sorted(group.entries, key=_rate, reverse=True)),
@@ -69,8 +70,8 @@ def scaling_figures(groups: Sequence[Group]) -> list[Figure]:
             panel
             for group in scaled
             for panel in (
-                _ranks_panel(group, _RATE, "Throughput (samples/s)", "samples/s", 1),
-                _ranks_panel(group, _EFFICIENCY, "Scaling efficiency (%)", "%", 100),
+                _ranks_panel(group, _rate_of(group)),
+                _ranks_panel(group, _EFFICIENCY),
             )
         ],
         "Throughput against the number of ranks, the dashed line being as many times one rank's;"
@@ -81,15 +82,19 @@ def scaling_figures(groups: Sequence[Group]) -> list[Figure]:
     )
 
 
-def _ranks_panel(group: Group, metric: str, y_label: str, y_unit: str, scale: float) -> Panel:
+def _ranks_panel(group: Group, metric: str) -> Panel:
     """The ideal throughput grows with the ranks; the ideal efficiency is 100 % everywhere."""
+    is_rate = metric != _EFFICIENCY
+    title, y_unit, scale = "Scaling efficiency", "%", 100
+    if is_rate:
+        title, y_unit, scale = "Throughput", METRICS[metric].unit, 1
     sizes = sorted({entry.row.world_size for entry in group.entries})
     wide = sizes[-1] / sizes[0] > _WIDEST_LINEAR
-    best = _best_rate_per_rank(group, sizes[0])
+    best = _best_rate_per_rank(group, metric, sizes[0]) if is_rate else 0.0
     ideal = Series(
         name="ideal",
         x=tuple(map(float, sizes)),
-        y=tuple(best * size if metric == _RATE else 100.0 for size in sizes),
+        y=tuple(best * size if is_rate else 100.0 for size in sizes),
         style=REFERENCE,
         dashed=True,
     )
@@ -103,22 +108,26 @@ def _ranks_panel(group: Group, metric: str, y_label: str, y_unit: str, scale: fl
         title=group.title,
         kind="line",
         x_label="Ranks",
-        y_label=y_label,
+        y_label=f"{title} ({y_unit})",
         x_unit="ranks",
         y_unit=y_unit,
         series=(ideal, *lines),
         x_logarithmic=wide,
-        y_logarithmic=wide and metric == _RATE,
+        y_logarithmic=wide and is_rate,
         x_whole=True,
         x_ticks=tuple(map(float, sizes)),
     )
 
 
-def _best_rate_per_rank(group: Group, fewest: int) -> float:
+def _best_rate_per_rank(group: Group, rate: str, fewest: int) -> float:
     """That of `single`; without it the best on the fewest ranks."""
     entries = [entry for entry in group.entries if entry.row.strategy == "single"]
     entries = entries or [entry for entry in group.entries if entry.row.world_size == fewest]
-    return max(_rate(entry) / entry.row.world_size for entry in entries)
+    return max(estimates_of([e], rate)[0].value / e.row.world_size for e in entries)
+
+
+def _rate_of(group: Group) -> str:
+    return main_rate([entry.row for entry in group.entries])
 
 
 def step_figures(groups: Sequence[Group]) -> list[Figure]:

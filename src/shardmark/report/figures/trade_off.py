@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from shardmark.analysis.compare.rows import main_rate
+from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import Figure, Panel, Series, byte_unit, figure
 from shardmark.report.figures.entries import (
     Entry,
@@ -43,8 +45,9 @@ def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
 
 def _trade_off(group: Group, unit: str, size: float) -> Panel:
     cells, same_training = [], []
+    metric = main_rate([entry.row for entry in group.entries])
     for entries in group.by_name():
-        rates = estimates_of(entries, _RATE)
+        rates = estimates_of(entries, metric)
         peaks = [peak.value / size for peak in estimates_of(entries, _PEAK)]
         points = estimates_series(entries, peaks, rates)
         texts = tuple(_text(entry, group) for entry in entries)
@@ -55,13 +58,17 @@ def _trade_off(group: Group, unit: str, size: float) -> Panel:
             for entry, peak, rate in zip(entries, peaks, rates, strict=True)
             if entry.row.equivalent is not False and entry.row.guarantee is None
         ]
-    return trade_off_panel(group.title, cells, same_training, unit)
+    return trade_off_panel(group.title, cells, same_training, unit, METRICS[metric].unit)
 
 
 def trade_off_panel(
-    title: str, cells: Sequence[Series], candidates: Iterable[tuple[float, float]], unit: str
+    title: str,
+    cells: Sequence[Series],
+    candidates: Iterable[tuple[float, float]],
+    unit: str,
+    rate_unit: str = METRICS[_RATE].unit,
 ) -> Panel:
-    """Samples/s over memory in `unit`; the frontier is that of the `candidates`, in the same."""
+    """Throughput over memory in `unit`; the frontier is that of the `candidates`, in the same."""
     peaks = [float(x) for series in cells for x in series.x]
     corners = _frontier(candidates)
     if corners:  # it ends where the cells end, so that a single corner is seen, too
@@ -78,9 +85,9 @@ def trade_off_panel(
         title=title,
         kind="points",
         x_label=f"Peak memory ({unit})",
-        y_label="Throughput (samples/s)",
+        y_label=f"Throughput ({rate_unit})",
         x_unit=unit,
-        y_unit="samples/s",
+        y_unit=rate_unit,
         series=(frontier, *cells),
         x_from_zero=min(peaks) < max(peaks) / 2,
     )

@@ -47,7 +47,9 @@ CAUTIONS = (NoteKind.LOST, NoteKind.RESTARTED, NoteKind.NOT_EQUIVALENT)
 TOLD_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE, NoteKind.DAMAGED)
 """Notes that have a section of their own."""
 _CODE = re.compile(r"`([^`\n]+)`")
-_UNIT = re.compile(r"(\d) (?=(?:%|[KMG]iB|ms|s|samples/s|ranks?|steps?|trials?)(?![\w/]))")
+_UNIT = re.compile(
+    r"(\d) (?=(?:%|[KMG]iB|ms|s|(?:samples|tokens)/s|ranks?|steps?|trials?)(?![\w/]))"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

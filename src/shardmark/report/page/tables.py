@@ -17,8 +17,9 @@ from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.results.verification import LARGEST, Check, Verdict
 
-TRIAL_METRICS = ("samples_per_second", "step_seconds", "peak_memory_bytes", "validation_loss",
-                 "accuracy_top1", "map", "cpu_percent")  # fmt: skip
+TRIAL_METRICS = ("samples_per_second", "tokens_per_second", "step_seconds", "peak_memory_bytes",
+                 "validation_loss", "accuracy_top1", "map", "bits_per_byte",
+                 "cpu_percent")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

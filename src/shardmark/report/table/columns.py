@@ -36,6 +36,7 @@ _SHOWN = {
     column.key: column
     for column in (
         _shown("samples_per_second", "samples/s", interval="±"),
+        _shown("tokens_per_second", "tokens/s", interval="±"),
         _shown("step_seconds", "step", "ms", 1000),
         _shown("exposed_communication_seconds", "exposed", "ms", 1000),
         _shown("epoch_seconds", "epoch", "s"),
@@ -55,6 +56,8 @@ _SHOWN = {
         _shown("threads", "threads", decimals=0),
         _shown("train_loss", "train loss", decimals=4),
         _shown("validation_loss", "val. loss", decimals=4),
+        _shown("bits_per_byte", "bits/byte", decimals=3),
+        _shown("perplexity", "perplexity", decimals=2),
         _shown("map", "mAP", decimals=4),
         _shown("map_50", "mAP@50", decimals=4),
         _shown("map_75", "mAP@75", decimals=4),

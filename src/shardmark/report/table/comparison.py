@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row, main_quality, rate_of, task_of
+from shardmark.analysis.compare.rows import Row, main_quality, main_rate, rate_of, task_of
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.analysis.statistics.effects import Effect
 from shardmark.analysis.statistics.verdicts import METRIC
@@ -20,11 +20,11 @@ from shardmark.report.table.notes import notes_of
 from shardmark.report.table.table import BYTES, Column, Table, Value, table_of
 
 STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
-BRIEF = ("marks", "samples_per_second", "speedup", "peak_memory_bytes", "quality", "outcome")
+BRIEF = ("marks", "rate", "speedup", "peak_memory_bytes", "quality", "outcome")
 """Fits 80 characters."""
 WIDE = (
     "marks",
-    "samples_per_second",
+    "rate",
     "step_seconds",
     "speedup",
     "verdict",
@@ -47,13 +47,13 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
     """One line a row, the fastest of each task first; programs get every metric.
 
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
-    `quality` (the main one) and `recorded` (the user's own); raises `InputError` for others.
-    Columns without any content are not shown.
+    `rate` and `quality` (the main ones) and `recorded` (the user's own); raises `InputError` for
+    others.  Columns without any content are not shown.
     """
     tasks = list(dict.fromkeys(map(task_of, comparison.rows)))
     rows = sorted(comparison.rows, key=lambda row: (tasks.index(task_of(row)), -rate_of(row)))
     shown = {column.key: (column, of) for name in columns for column, of in _columns(name, rows)}
-    if tuple(columns) == BRIEF:  # the interval beside it is that of samples/s
+    if tuple(columns) == BRIEF:  # the interval beside it is that of the rate
         shown["speedup"] = metric("speedup", interval="")
     names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
     others = [metric(name, shown_to="programs") for name in names if name not in shown]
@@ -102,7 +102,7 @@ def _columns(name: str, rows: Sequence[Row]) -> list[RowColumn]:
     recorded = list(dict.fromkeys(key for row in rows for key in row.metrics if key not in METRICS))
     quality = main_quality(rows)
     main = recorded[:1] or ([quality] if quality else [])  # the user's own says more
-    groups = {"quality": main, "recorded": recorded}
+    groups = {"rate": [main_rate(rows)], "quality": main, "recorded": recorded}
     if name in _EXTRA:
         return [_EXTRA[name]]
     if name in groups:

@@ -18,6 +18,7 @@ SHOWN = (
     "map",
     "map_50",
     "accuracy_top1",
+    "bits_per_byte",
     "perplexity",
 )
 """For people; CSV and JSON hold every quality."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from shardmark.analysis.compare.comparison import Comparison, ratio_between, single_baseline
-from shardmark.analysis.compare.rows import Row, plain
+from shardmark.analysis.compare.rows import Row, main_rate, plain
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.config.axes import NODES
@@ -108,7 +108,7 @@ def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Ta
         _TITLES[weak],
         [(point.row, point) for point in points],
         [
-            *for_items([metric("samples_per_second")], attrgetter("row")),
+            *for_items([metric(main_rate([point.row for point in points]))], attrgetter("row")),
             (fewest, lambda point: point.reference.world_size),
             (metric_column("speedup", key="speedup_over_fewest"), attrgetter("speedup")),
             (efficiency, attrgetter("efficiency")),
@@ -121,7 +121,7 @@ def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Ta
 def _notes(points: Sequence[Point]) -> list[str]:
     notes = [
         *_growth([point for point in points if point.row is not point.reference]),
-        "Speed-up: samples/s over those on the fewest ranks (from), where `single` stands in for"
+        "Speed-up: throughput over that on the fewest ranks (from), where `single` stands in for"
         " a strategy that needs more. Efficiency (eff.): speed-up over growth in ranks.",
     ]
     if any(point.row.servers for point in points):

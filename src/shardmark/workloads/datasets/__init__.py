@@ -10,5 +10,12 @@ DATASETS: dict[str, str] = {
     "random": "made up from the seed, of any size and number: for speed only",
     "digits-detection": "detection: handwritten digits on canvases, made once, no download",
     "coco": "detection: COCO 2017, or your own pictures in its layout",
+    "stdlib": "language: the source of Python's standard library, 10 MB, no download",
+    "torch-source": "language: torch's own Python source, 50 MB, no download",
+    "text": "language: every file below a folder is a document",
+    "jsonl": "language: a document in each line of *.jsonl",
+    "parquet": "language: a document in each row of *.parquet",
+    "arrow": "language: what `save_to_disk` of the library datasets wrote",
+    "tokens": "language: nanoGPT's .bin, or Megatron's .bin and .idx",
 }
 """Name -> one line."""

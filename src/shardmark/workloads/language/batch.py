@@ -1,0 +1,122 @@
+"""Batches of tokens, and what is to be predicted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from shardmark.workloads.language.options import MASK_SHARE
+from shardmark.workloads.sampled_task import SampledBatch, gpu_in_use
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from shardmark.workloads.language.samples import Windows
+
+IGNORED = -100
+"""Target of a place where nothing is predicted: what torch's cross entropy leaves out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch(SampledBatch):
+    """Samples of one step, ready for the model."""
+
+    inputs: Tensor
+    """(n, width), int64."""
+    targets: Tensor
+    """(n, width), int64; `IGNORED` where nothing is predicted."""
+    documents: Tensor | None
+    """(n, width), int64: attention stays among equal numbers; None where it need not."""
+
+    def to(self, device: torch.device) -> Self:
+        if device.type == "cpu":
+            return self
+        return self._each(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory; the loader's pinning thread calls it."""
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(
+            self,
+            inputs=change(self.inputs),
+            targets=change(self.targets),
+            documents=None if self.documents is None else change(self.documents),
+        )
+
+    def _contents_of(self, which: slice) -> dict[str, Any]:
+        return {
+            "inputs": self.inputs[which],
+            "targets": self.targets[which],
+            "documents": None if self.documents is None else self.documents[which],
+        }
+
+
+def next_tokens(windows: Windows, filler: int) -> dict[str, Any]:
+    """Fields of a batch that predicts each token from those before it."""
+    inputs, targets = windows.tokens[:, :-1].copy(), windows.tokens[:, 1:].copy()
+    lengths = windows.lengths - 1
+    behind = np.arange(inputs.shape[1]) >= lengths[:, None]
+    inputs[behind], targets[behind] = filler, IGNORED
+    documents = None if windows.documents is None else windows.documents[:, :-1]
+    return _fields(inputs, targets, documents)
+
+
+def masked_tokens(
+    windows: Windows,
+    filler: int,
+    *,
+    mask: int,
+    known_tokens: int,
+    draws: Sequence[np.random.Generator],
+) -> dict[str, Any]:
+    """Fields of a batch that predicts 15 % of the tokens from all others.
+
+    Of those, 80 % are masked, 10 % are another token and 10 % are left as they are (Devlin et al.,
+    2019).  `draws` has a generator for each sample.
+    """
+    inputs = windows.tokens
+    behind = np.arange(inputs.shape[1]) >= windows.lengths[:, None]
+    inputs[behind] = filler
+    targets = np.full_like(inputs, IGNORED)
+    for row, (length, count) in enumerate(
+        zip(windows.lengths, masked_counts(windows.lengths), strict=True)
+    ):
+        places = draws[row].permutation(length)[:count]
+        targets[row, places] = inputs[row, places]
+        kinds, others = draws[row].random(count), draws[row].integers(0, known_tokens, count)
+        changed = np.where(kinds < 0.8, mask, np.where(kinds < 0.9, others, inputs[row, places]))
+        inputs[row, places] = changed
+    documents = windows.documents
+    if documents is None and behind.any():
+        documents = behind.astype(np.int64)  # nobody looks at the padding
+    return _fields(inputs, targets, documents)
+
+
+def masked_counts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens that are predicted of samples of so many: fixed, as in BERT's own code."""
+    return np.maximum(1, np.rint(MASK_SHARE * lengths)).astype(np.int64)
+
+
+def _fields(
+    inputs: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    documents: NDArray[np.int64] | None,
+) -> dict[str, Any]:
+    return {
+        "inputs": _tensor(inputs),
+        "targets": _tensor(targets),
+        "documents": None if documents is None else _tensor(documents),
+    }
+
+
+def _tensor(values: NDArray[np.int64]) -> Tensor:
+    """In page-locked memory where this process uses a GPU, so that the copy there need not wait."""
+    made = torch.from_numpy(np.ascontiguousarray(values))
+    return made.pin_memory() if gpu_in_use() else made

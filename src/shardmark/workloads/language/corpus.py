@@ -1,0 +1,212 @@
+"""Text as documents: Python's own source, or files of the user's.  Imports no torch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardmark.core.errors import DataError
+from shardmark.workloads.language.options import EMBEDDED
+
+if TYPE_CHECKING:
+    from shardmark.workloads.language.options import LanguageOptions
+
+VALIDATED = 10
+"""Every tenth document validates, where the files do not say which ones do."""
+
+_LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"} | {
+    *("encodings", "idlelib", "pydoc_data", "turtledemo")  # tables, programs, prose
+}
+_TRAINING = re.compile(r"train(ing)?([-_.].*)?", re.IGNORECASE)
+_VALIDATION = re.compile(r"(val|valid|validation|dev|test)([-_.].*)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """Files with documents in them, in a fixed order."""
+
+    files: tuple[Path, ...]
+    """Folders, too, of `arrow`."""
+    read: Callable[[Path], Iterator[bytes]]
+    """The documents of one of the files, UTF-8."""
+    validates: Callable[[Path], bool | None]
+    """Whether a file validates, or trains; None where documents are to be divided."""
+
+    def documents(self) -> Iterator[tuple[bytes, bool]]:
+        """Each document, and whether it validates."""
+        number = 0
+        for file in self.files:
+            of_file = self.validates(file)
+            for document in self.read(file):
+                number += 1
+                yield document, number % VALIDATED == 0 if of_file is None else of_file
+
+
+def corpus_of(options: LanguageOptions) -> Corpus:
+    """Raises `DataError` where the files are not there."""
+    if options.dataset in EMBEDDED:
+        files = tuple(_python_files(_library_folder(options.dataset)))
+        return Corpus(files=files, read=_whole, validates=lambda _: None)
+    folder = options.folder
+    if not folder.is_dir():
+        raise DataError(str(folder), "no such folder", "set workload.data_dir to one that is there")
+    endings, read = _READERS[options.dataset]
+    files = tuple(files_below(folder, *endings) if endings else _arrow_folders(folder))
+    if not files:
+        raise DataError(str(folder), f"holds no files of {options.dataset}", "see the guide")
+    column = options.column
+    return Corpus(
+        files=files, read=lambda file: read(file, column), validates=_by_name(folder, files)
+    )
+
+
+def _by_name(folder: Path, files: Sequence[Path]) -> Callable[[Path], bool | None]:
+    """By names, if there are files of both splits."""
+    kinds = {file: is_validation(folder, file) for file in files}
+    if {True, False} <= set(kinds.values()):
+        return lambda file: kinds[file] or False
+    return lambda _: None
+
+
+def is_validation(folder: Path, file: Path) -> bool | None:
+    """Whether the name says that a file below the folder validates or trains; None: neither.
+
+    The name of the file, and of the folder directly below: deeper ones belong to the text.
+    """
+    parts = file.relative_to(folder).parts
+    names = {*parts[:1], *parts[-1:]}
+    if any(map(_VALIDATION.fullmatch, names)):
+        return True
+    return False if any(map(_TRAINING.fullmatch, names)) else None
+
+
+def _library_folder(dataset: str) -> Path:
+    if dataset == "stdlib":
+        return Path(sysconfig.get_path("stdlib"))
+    spec = find_spec("torch")
+    assert spec is not None, "torch is installed with Shardmark"
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _python_files(folder: Path) -> Iterator[Path]:
+    """Python's source below the folder, without tests and what was installed there."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(set(folders) - _LEFT_OUT)
+        yield from (Path(parent) / name for name in sorted(names) if name.endswith(".py"))
+
+
+def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
+    """Files with these endings, hidden ones left out, in order of their names."""
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and name.endswith(suffixes):
+                yield Path(parent) / name
+
+
+def _whole(file: Path, column: str = "") -> Iterator[bytes]:  # noqa: ARG001  (one signature)
+    yield file.read_bytes()
+
+
+def _lines(file: Path, column: str) -> Iterator[bytes]:
+    with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield _utf8(json.loads(line)[column])
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(
+                    f"{file}:{number}",
+                    f"no JSON object with text under {column!r} ({error})",
+                    "mend the line, or set workload.column",
+                ) from None
+
+
+def _parquet(file: Path, column: str) -> Iterator[bytes]:
+    _need_pyarrow(file)
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(file) as opened:
+            for batch in opened.iter_batches(columns=[column]):
+                yield from _texts(file, batch, column)
+    except (ArrowException, OSError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _arrow_folders(folder: Path) -> Iterator[Path]:
+    """Of `datasets`: one data set, or a folder with one for each split."""
+    if (folder / "state.json").is_file():
+        yield folder
+    else:
+        yield from (file.parent for file in sorted(folder.glob("*/state.json")))
+
+
+def _arrow(folder: Path, column: str) -> Iterator[bytes]:
+    """What `Dataset.save_to_disk` wrote: Arrow streams, and perhaps an order of their rows."""
+    _need_pyarrow(folder)
+    from pyarrow import ArrowException, concat_tables, ipc, memory_map
+
+    def table(names: Sequence[dict[str, str]]) -> Any:
+        paths = [folder / entry["filename"] for entry in names]
+        return concat_tables([ipc.open_stream(memory_map(str(path))).read_all() for path in paths])
+
+    try:
+        state = json.loads((folder / "state.json").read_bytes())
+        rows = table(state["_data_files"])
+        if state.get("_indices_data_files"):
+            order = table(state["_indices_data_files"])["indices"]
+            parts = (rows.take(order.slice(at, 1000)) for at in range(0, len(order), 1000))
+        else:
+            parts = (rows,)
+        for part in parts:
+            for batch in part.to_batches(max_chunksize=1000):
+                yield from _texts(folder, batch, column)
+    except (ArrowException, OSError, KeyError, ValueError) as error:
+        raise _unreadable(folder, error) from error
+
+
+def _texts(file: Path, batch: Any, column: str) -> Iterator[bytes]:
+    if column not in batch.schema.names:
+        found = ", ".join(batch.schema.names)
+        raise DataError(str(file), f"has no column {column!r}, but {found}", "set workload.column")
+    for value in batch.column(column).to_pylist():
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise DataError(str(file), f"{column!r} holds a {kind}, no text", "set workload.column")
+        yield _utf8(value)
+
+
+def _utf8(text: str) -> bytes:
+    if not isinstance(text, str):
+        raise TypeError(f"a {type(text).__name__}")
+    return text.encode(errors="replace")
+
+
+def _unreadable(place: Path, error: Exception) -> DataError:
+    return DataError(str(place), f"cannot be read ({error})", "check the data set, or make it anew")
+
+
+def _need_pyarrow(place: Path) -> None:
+    if find_spec("pyarrow") is None:
+        raise DataError(str(place), "pyarrow is not installed", "pip install 'shardmark[parquet]'")
+
+
+_READERS: dict[str, tuple[tuple[str, ...], Callable[[Path, str], Iterator[bytes]]]] = {
+    "text": (("",), _whole),
+    "jsonl": ((".jsonl", ".jsonl.gz"), _lines),
+    "parquet": ((".parquet",), _parquet),
+    "arrow": ((), _arrow),
+}
+"""Endings of the files, and how one is read."""

@@ -1,0 +1,159 @@
+"""A small transformer for tokens: GPT-2's blocks, as a decoder or as an encoder.  Imports torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class GPT(nn.Module):
+    """Pre-norm blocks between an embedding and a head (Radford et al., 2019).
+
+    With learned positions, a tied head and 12 layers of width 768 it is GPT-2 of 124 M parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        sequence_length: int,
+        layers: int,
+        width: int,
+        heads: int,
+        rotary: bool = True,
+        tied: bool = True,
+        dropout: float = 0.0,
+        causal: bool = True,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = None if rotary else nn.Embedding(sequence_length, width)
+        self.dropout = nn.Dropout(dropout)
+        turns = Rotation(sequence_length, width // heads) if rotary else None
+        self.blocks = nn.ModuleList(
+            Block(width, heads, dropout=dropout, causal=causal, turns=turns) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.apply(_initialise)
+        for block in self.blocks:
+            for last in (block.attention.out, block.shrink):  # type: ignore[union-attr]
+                nn.init.normal_(last.weight, std=0.02 / (2 * layers) ** 0.5)  # type: ignore[arg-type, union-attr]
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Tokens (batch, length) -> logits (batch, length, vocabulary).
+
+        `documents`, of the shape of the tokens, keeps attention among equal numbers.
+        """
+        hidden = self.embedding(tokens)  # (batch, length, width)
+        if self.positions is not None:
+            hidden = hidden + self.positions(positions_in(tokens, documents))
+        hidden = self.dropout(hidden)
+        allowed = None if documents is None else same_document(documents)
+        for block in self.blocks:
+            hidden = block(hidden, allowed)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+class Block(nn.Module):
+    """Attention and a network of two layers, each normalised before and added to its input."""
+
+    def __init__(
+        self, width: int, heads: int, *, dropout: float, causal: bool, turns: Rotation | None
+    ) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout=dropout, causal=causal, turns=turns)
+        self.norm = nn.LayerNorm(width)
+        self.widen = nn.Linear(width, 4 * width)
+        self.shrink = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, allowed: Tensor | None) -> Tensor:
+        attended = self.attention(self.attention_norm(hidden), allowed)
+        hidden = hidden + self.dropout(attended)
+        widened = functional.gelu(self.widen(self.norm(hidden)), approximate="tanh")
+        out: Tensor = hidden + self.dropout(self.shrink(widened))
+        return out
+
+
+class Attention(nn.Module):
+    """Scaled dot products of several heads."""
+
+    def __init__(
+        self, width: int, heads: int, *, dropout: float, causal: bool, turns: Rotation | None
+    ) -> None:
+        super().__init__()
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self._heads, self._dropout, self._causal, self._turns = heads, dropout, causal, turns
+
+    def forward(self, hidden: Tensor, allowed: Tensor | None) -> Tensor:
+        batch, length, width = hidden.shape
+        projected = self.queries_keys_values(hidden).view(batch, length, 3, self._heads, -1)
+        queries, keys, values = projected.permute(2, 0, 3, 1, 4)  # (batch, heads, length, size)
+        if self._turns is not None:
+            queries, keys = self._turns(queries), self._turns(keys)
+        if allowed is not None and self._causal:
+            allowed = allowed.tril()
+        mixed = functional.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=allowed,
+            dropout_p=self._dropout if self.training else 0.0,
+            is_causal=self._causal and allowed is None,
+        )
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class Rotation(nn.Module):
+    """Turns pairs of channels by an angle that grows with the position.
+
+    Source: Su et al., arXiv 2104.09864, with the halves of a head as pairs, as Llama has them.
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, length: int, channels: int) -> None:
+        super().__init__()
+        frequencies = 10_000.0 ** (-torch.arange(0, channels, 2) / channels)
+        angles = torch.outer(torch.arange(length), frequencies).repeat(1, 2)  # (length, channels)
+        self.register_buffer("cosines", angles.cos(), persistent=False)
+        self.register_buffer("sines", angles.sin(), persistent=False)
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """(batch, heads, length, channels), turned in fp32 and of the same type."""
+        length = heads.shape[-2]
+        first, second = heads.float().chunk(2, dim=-1)
+        crossed = torch.cat((-second, first), dim=-1) * self.sines[:length]
+        return (heads * self.cosines[:length] + crossed).type_as(heads)
+
+
+def positions_in(tokens: Tensor, documents: Tensor | None) -> Tensor:
+    """Place of each token in its sequence, (length,), or in its document, (batch, length)."""
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    if documents is None:
+        return places
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return places - (places * begins).cummax(dim=1).values
+
+
+def same_document(documents: Tensor) -> Tensor:
+    """Which tokens are of one document, (batch, 1, length, length)."""
+    return (documents[:, :, None] == documents[:, None, :]).unsqueeze(1)
+
+
+def _initialise(module: nn.Module) -> None:
+    """GPT-2's: small normal weights, biases of zero."""
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

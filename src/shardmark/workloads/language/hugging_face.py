@@ -1,0 +1,113 @@
+"""Models of `transformers`, from a configuration or from a local folder.  Imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardmark.core.errors import InputError
+from shardmark.workloads.language.gpt import positions_in, same_document
+from shardmark.workloads.language.options import HUGGING_FACE
+from shardmark.workloads.model_building import seeded
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shardmark.workloads.language.batch import TokenBatch
+    from shardmark.workloads.language.options import LanguageOptions
+
+
+def build_model(options: LanguageOptions, vocabulary: int, seed: int) -> nn.Module:
+    """In fp32, on the CPU, in training mode; nothing is downloaded and no foreign code is run.
+
+    Raises `InputError` where transformers is missing or cannot build it.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise InputError(
+            "workload.model",
+            f"{options.model} is a model of transformers, which is missing",
+            "pip install 'shardmark[transformers]'",
+        ) from error
+    causal = options.objective == "causal"
+    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    name = options.model.removeprefix("hf:")
+    place = Path(name).expanduser()
+    settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    try:
+        with seeded(seed):
+            if options.model not in HUGGING_FACE and place.is_dir():
+                model = kind.from_pretrained(
+                    place, local_files_only=True, use_safetensors=True, **settings
+                )
+                _check_sizes(options, model.config, vocabulary)
+            else:
+                model = kind.from_config(_configuration(options, vocabulary), **settings)
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise InputError(
+            "workload.model",
+            f"{options.model} cannot be built: {error}",
+            "use options of its configuration, or a folder that save_pretrained has written",
+        ) from error
+    model.config.use_cache = False
+    return model.train()
+
+
+def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
+    """As transformers has it by default or in the file, with the workload's sizes."""
+    from transformers import AutoConfig
+
+    if options.model in HUGGING_FACE:
+        config = AutoConfig.for_model(options.model.removeprefix("hf:"))
+    else:
+        config = AutoConfig.from_pretrained(Path(options.model.removeprefix("hf:")).expanduser())
+    given = {**options.model_options, "vocab_size": vocabulary}
+    for key in given:
+        if not hasattr(config, key):
+            raise ValueError(f"its configuration has no {key}")
+    for key, value in given.items():
+        setattr(config, key, value)
+    places = getattr(config, "max_position_embeddings", None)
+    if places is not None and places < options.sequence_length:
+        config.max_position_embeddings = options.sequence_length
+    # Tokens of its usual tokenizer: not those of this vocabulary, and no embedding is left out.
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(config, key, None)
+    return config
+
+
+def _check_sizes(options: LanguageOptions, config: Any, vocabulary: int) -> None:
+    places = getattr(config, "max_position_embeddings", None) or options.sequence_length
+    if config.vocab_size != vocabulary:
+        raise InputError(
+            "workload.vocabulary",
+            f"the data need {vocabulary}, {options.model} has {config.vocab_size}",
+            f"set it to {config.vocab_size}, with the tokenizer of these weights",
+        )
+    if places < options.sequence_length:
+        raise InputError(
+            "workload.sequence_length",
+            f"found {options.sequence_length}",
+            f"{options.model} takes {places} at most",
+        )
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers, as the model itself declares them."""
+    names = getattr(model, "_no_split_modules", None) or ()
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return [layer for each in lists for layer in each if type(layer).__name__ in names]
+
+
+def arguments_of(batch: TokenBatch, *, causal: bool) -> dict[str, Tensor | bool]:
+    """What such a model's forward is called with; the logits are the first of what it returns."""
+    arguments: dict[str, Tensor | bool] = {"input_ids": batch.inputs, "return_dict": False}
+    if batch.documents is not None:
+        allowed = same_document(batch.documents)
+        arguments["attention_mask"] = allowed.tril() if causal else allowed
+        arguments["position_ids"] = positions_in(batch.inputs, batch.documents)
+    return arguments

@@ -1,0 +1,90 @@
+"""Samples cut from a stream of tokens: full ones, or such that end with their document."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardmark.workloads.language.tokens import TokenStream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Some samples as they lie in the stream."""
+
+    tokens: NDArray[np.int64]
+    """(n, width); what stands behind the end of a shorter sample means nothing."""
+    lengths: NDArray[np.int64]
+    """(n,)."""
+    documents: NDArray[np.int64] | None
+    """(n, width), the number of each token's document; None where nobody asked."""
+
+
+class Samples:
+    """Consecutive pieces of a stream, each at most `length` tokens and `ahead` more.
+
+    The tokens ahead are the first of the next piece, too: a causal model learns to predict them.
+    `packed`: documents lie end to end, every piece is full, and what is left over is left out.
+    """
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        length: int,
+        *,
+        ahead: int,
+        packed: bool,
+        with_documents: bool = False,
+    ) -> None:
+        self._stream, self._length, self._ahead = stream, length, ahead
+        self._with_documents = with_documents
+        bounds = np.asarray([len(stream.tokens)]) if packed else stream.ends
+        assert bounds is not None, "the options ask for packed samples of such tokens"
+        self._starts = np.concatenate([[0], bounds[:-1]])
+        self._ends = bounds
+        learned = np.maximum(bounds - self._starts - ahead, 0)
+        self._pieces = learned // length if packed else -(-learned // length)
+        self._first = np.concatenate([[0], np.cumsum(self._pieces)])
+        """Number of each document's first piece, and of all pieces."""
+        self._chosen: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return int(self._first[-1]) if self._chosen is None else len(self._chosen)
+
+    def select(self, ids: NDArray[np.int64]) -> Samples:
+        """Only these samples, numbered anew from 0."""
+        selected = object.__new__(Samples)
+        selected.__dict__.update(self.__dict__)
+        selected._chosen = ids if self._chosen is None else self._chosen[ids]
+        return selected
+
+    def lengths(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Tokens that the model sees of each sample: without those ahead.  None: of all."""
+        starts, ends = self._spans(np.arange(len(self)) if ids is None else ids)
+        lengths: NDArray[np.int64] = ends - starts - self._ahead
+        return lengths
+
+    def _spans(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First token of each sample and one past its last, those ahead included."""
+        pieces = ids if self._chosen is None else self._chosen[ids]
+        document = np.searchsorted(self._first, pieces, side="right") - 1
+        starts = self._starts[document] + (pieces - self._first[document]) * self._length
+        return starts, np.minimum(starts + self._length + self._ahead, self._ends[document])
+
+    def read(self, ids: NDArray[np.int64]) -> Windows:
+        """These samples, in this order."""
+        starts, ends = self._spans(ids)
+        lengths = ends - starts
+        places = starts[:, None] + np.arange(lengths.max(initial=0))
+        places = np.minimum(places, len(self._stream.tokens) - 1)
+        documents = None
+        if self._with_documents:
+            assert self._stream.ends is not None, "checked when the data were opened"
+            documents = np.searchsorted(self._stream.ends, places, side="right")
+        tokens: NDArray[Any] = self._stream.tokens[places]
+        return Windows(tokens=tokens.astype(np.int64), lengths=lengths, documents=documents)

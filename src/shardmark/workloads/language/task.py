@@ -1,0 +1,233 @@
+"""Language modelling as a workload."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from shardmark.core.errors import InputError
+from shardmark.workloads.base import LossSum
+from shardmark.workloads.flops import flops_on_meta
+from shardmark.workloads.language.batch import (
+    IGNORED,
+    TokenBatch,
+    masked_counts,
+    masked_tokens,
+    next_tokens,
+)
+from shardmark.workloads.language.data import load
+from shardmark.workloads.language.gpt import GPT
+from shardmark.workloads.model_building import construct, seeded, user_function
+from shardmark.workloads.order import generator
+from shardmark.workloads.sampled_task import SampledTask
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from shardmark.core.shares import Shard
+    from shardmark.workloads.base import Batch, BatchPlan
+    from shardmark.workloads.language.options import LanguageOptions
+    from shardmark.workloads.language.samples import Samples
+    from shardmark.workloads.order import Share
+
+EVALUATION_TOKENS = 16_384
+"""Of one batch of the validation, at most; at least one sample."""
+VALIDATION_EPOCH = 2**32 - 1
+"""Masks of the validation set are those of this epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationPart:
+    """Sums over one shard's validation samples."""
+
+    loss: float
+    """In nats."""
+    predicted: int
+    """Tokens."""
+
+
+class Language(SampledTask[TokenBatch]):
+    """Cross entropy of the next token, or of masked ones."""
+
+    def __init__(self, options: LanguageOptions, seed: int) -> None:
+        self._options = options
+        self._seed = seed
+        self._data = load(options, seed)
+        lengths = self._data.training.lengths()
+        self._mean_length = float(lengths.mean())
+        weights = self._predicted(lengths).astype(np.float64)
+        super().__init__(options, self._data, training_weights=weights)
+
+    def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int:
+        """Without padding."""
+        if self._options.packed:
+            return sum(map(len, sample_ids)) * self._options.sequence_length
+        lengths = self._data.training.lengths
+        return sum(int(lengths(np.asarray(ids, np.int64)).sum()) for ids in sample_ids)
+
+    @property
+    def corpora(self) -> Mapping[str, str]:
+        return self._data.corpora
+
+    def _predicted(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lengths if self._options.objective == "causal" else masked_counts(lengths)
+
+    def build_model(self) -> nn.Module:
+        options, vocabulary = self._options, self._data.vocabulary
+        if options.from_transformers:
+            from shardmark.workloads.language.hugging_face import build_model
+
+            return build_model(options, vocabulary, self._seed)
+        with seeded(self._seed):
+            if options.model == "gpt":
+                return GPT(
+                    vocabulary=vocabulary,
+                    sequence_length=options.sequence_length,
+                    layers=options.layers,
+                    width=options.width,
+                    heads=options.heads,
+                    rotary=options.positions == "rotary",
+                    tied=options.tied,
+                    dropout=options.dropout,
+                    causal=options.objective == "causal",
+                )
+            sizes = {"vocabulary": vocabulary, "sequence_length": options.sequence_length}
+            arguments = options.model_options | sizes
+            return construct(options.model, user_function(options.model), arguments).train()
+
+    def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
+        """The layers; embedding and head, which may share their weights, stay together."""
+        if isinstance(model, GPT):
+            return list(model.blocks)
+        if self._options.from_transformers:
+            from shardmark.workloads.language.hugging_face import layers
+
+            return layers(model)
+        return None
+
+    def _training_batch(self, plan: BatchPlan, share: Share) -> TokenBatch:
+        return TokenBatch(
+            sample_ids=tuple(share.ids.tolist()),
+            step_weight=share.step_weight,
+            sample_weights=share.weights,
+            **self._fields(self._data.training, share.ids, (plan.seed, share.epoch, plan.draws)),
+        )
+
+    def _fields(
+        self, samples: Samples, ids: NDArray[np.int64], seeds: tuple[int, ...]
+    ) -> dict[str, Any]:
+        data, windows = self._data, samples.read(ids)
+        largest = windows.tokens.max(initial=0)
+        if self._options.dataset == "tokens" and largest >= data.vocabulary:
+            raise InputError(
+                "workload.vocabulary", f"found {data.vocabulary}", f"the data have token {largest}"
+            )
+        if self._options.objective == "causal":
+            return next_tokens(windows, data.filler)
+        return masked_tokens(
+            windows,
+            data.filler,
+            mask=data.mask,
+            known_tokens=data.known_tokens,
+            draws=[_draws(*seeds, sample) for sample in ids.tolist()],
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> LossSum:
+        """Cross entropy summed over the tokens to predict, in fp32 under every precision."""
+        tokens = cast("TokenBatch", batch)
+        return LossSum(total=self._losses(model, tokens), weight=tokens.weight)
+
+    def _losses(self, model: Any, batch: TokenBatch) -> Tensor:
+        logits = self._logits(model, batch)
+        return functional.cross_entropy(
+            logits.flatten(0, 1).float(),
+            batch.targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+        )
+
+    def _logits(self, model: Any, batch: TokenBatch) -> Tensor:
+        """(batch, length, vocabulary).  `model` may be wrapped."""
+        if self._options.from_transformers:
+            from shardmark.workloads.language.hugging_face import arguments_of
+
+            logits = model(**arguments_of(batch, causal=self._options.objective == "causal"))[0]
+        elif batch.documents is None:
+            logits = model(batch.inputs)
+        else:
+            logits = model(batch.inputs, documents=batch.documents)
+        expected = (*batch.inputs.shape, self._data.vocabulary)
+        if isinstance(logits, torch.Tensor) and tuple(logits.shape) == expected:
+            return logits
+        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise InputError(
+            "workload.model",
+            f"{self._options.model} returns {shape}",
+            f"expected one tensor of shape {expected}: a logit for each token of the vocabulary",
+        )
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> EvaluationPart:
+        """Sums over validation samples index, index + count, ..."""
+        total, predicted = torch.zeros((), dtype=torch.float64, device=device), 0
+        for batch in self._validation_batches(shard):
+            total += self._losses(model, batch.to(device)).double()
+            predicted += round(batch.weight)
+        return EvaluationPart(loss=total.item(), predicted=predicted)
+
+    def _validation_batches(self, shard: Shard) -> Iterator[TokenBatch]:
+        mine = np.arange(shard.index, self.validation_samples, shard.count)
+        at_once = max(1, EVALUATION_TOKENS // self._options.sequence_length)
+
+        def make(start: int) -> TokenBatch:
+            ids = mine[start : start + at_once]
+            weights = self._predicted(self._data.validation.lengths(ids)).astype(np.float64)
+            return TokenBatch(
+                sample_ids=tuple(ids.tolist()),
+                step_weight=weights.sum(),
+                sample_weights=tuple(weights.tolist()),
+                **self._fields(self._data.validation, ids, (self._seed, VALIDATION_EPOCH)),
+            )
+
+        return self._in_order(make, range(0, len(mine), at_once))
+
+    def quality(self, parts: Iterable[object]) -> Mapping[str, float]:
+        """`validation_loss` and `perplexity` by token; `bits_per_byte` of causal models of text."""
+        known = [part for part in parts if isinstance(part, EvaluationPart)]
+        predicted = sum(part.predicted for part in known)
+        if predicted == 0:
+            return {}
+        loss = sum(part.loss for part in known) / predicted
+        metrics = {"validation_loss": loss, "perplexity": math.exp(min(loss, 200.0))}
+        tokens_per_byte = self._data.tokens_per_byte
+        if tokens_per_byte is not None and self._options.objective == "causal":
+            metrics["bits_per_byte"] = loss / math.log(2) * tokens_per_byte
+        return metrics
+
+    def sample_input_flops(self, model: nn.Module) -> int | None:
+        """Of a sample of the mean length, attention counted in full, as is usual."""
+        shape = (1, round(self._mean_length))
+        inputs = torch.zeros(shape, dtype=torch.int64, device="meta")
+        batch = TokenBatch(
+            sample_ids=(0,),
+            step_weight=1.0,
+            inputs=inputs,
+            targets=inputs,
+            # transformers looks at values where it has to find out the mask by itself.
+            documents=inputs if self._options.from_transformers else None,
+        )
+        return flops_on_meta(model, lambda called: self._losses(called, batch))
+
+
+def _draws(seed: int, *more: int) -> np.random.Generator:
+    return generator(seed, "masks", *more)
+
+
+build = Language

@@ -1,0 +1,275 @@
+"""Tokens in files that are mapped into memory: made once of text, or found.  Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardmark.core.errors import DataError, InputError
+from shardmark.workloads.datasets.cache import cache_folder
+from shardmark.workloads.language.corpus import Corpus, corpus_of, files_below, is_validation
+from shardmark.workloads.language.options import EMBEDDED, TrainedTokenizer
+from shardmark.workloads.language.tokenizers import tokenizer_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from shardmark.workloads.language.options import LanguageOptions
+
+VERSION = 1
+"""Goes up when the same text would give other tokens."""
+TAIL = 10
+"""The last tenth of the tokens validates, where nothing else does."""
+
+_SUMMARY = "corpus.json"
+_SPLITS = ("training", "validation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStream:
+    """The tokens of one split."""
+
+    tokens: NDArray[np.integer[Any]]
+    """(n,), mapped into memory."""
+    ends: NDArray[np.int64] | None
+    """One past the last token of each document, its end included; None where nobody knows."""
+    text_bytes: int | None
+    """UTF-8 that the tokens stand for; None where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenData:
+    """Both splits."""
+
+    training: TokenStream
+    validation: TokenStream
+    vocabulary: int
+    """One more than the largest token that can occur, the mask included."""
+    mask: int
+    """Stands for masked tokens."""
+    filler: int
+    """Stands where nothing is: behind the end of a padded sample."""
+    sha256: str | None
+    """Of the text; None where it was given as tokens."""
+
+
+def token_data(options: LanguageOptions) -> TokenData:
+    """Map the tokens; of text, make them first where that has not been done yet.
+
+    Raises `DataError` where the data are not there or cannot be read.
+    """
+    data = _given(options) if options.dataset == "tokens" else _made(options)
+    wanted = options.vocabulary
+    if wanted is not None and wanted < data.vocabulary:
+        raise InputError(
+            "workload.vocabulary", f"found {wanted}", f"the tokenizer needs {data.vocabulary}"
+        )
+    return data
+
+
+def _made(options: LanguageOptions) -> TokenData:
+    corpus = corpus_of(options)
+    folder = cache_folder() / f"tokens-{_identity(options, corpus)}"
+    if not (folder / _SUMMARY).is_file():
+        _make(options, corpus, folder)
+    summary = json.loads((folder / _SUMMARY).read_bytes())
+    dtype = np.dtype(summary["dtype"])
+
+    def stream(split: str) -> TokenStream:
+        file = folder / f"{split}.bin"
+        empty = not file.stat().st_size
+        return TokenStream(
+            tokens=np.empty(0, dtype) if empty else np.memmap(file, dtype, "r"),
+            ends=np.load(folder / f"{split}.ends.npy"),
+            text_bytes=summary[split],
+        )
+
+    training, validation = map(stream, _SPLITS)
+    if not len(validation.tokens):
+        training, validation = _divided(training)
+    return TokenData(
+        training=training,
+        validation=validation,
+        vocabulary=summary["vocabulary"],
+        mask=summary["mask"],
+        filler=summary["end"],
+        sha256=summary["sha256"],
+    )
+
+
+def _identity(options: LanguageOptions, corpus: Corpus) -> str:
+    """Of what the tokens are made from: where files are, their sizes and times, the tokenizer."""
+    tokenizer: object = options.tokenizer
+    if isinstance(tokenizer, TrainedTokenizer):
+        tokenizer = tokenizer.model_dump()
+    elif tokenizer != "bytes":
+        tokenizer = hashlib.sha256(_tokenizer_file(options)).hexdigest()
+    python = platform.python_version() if options.dataset in EMBEDDED else ""
+    digest = hashlib.sha256(
+        json.dumps([VERSION, options.dataset, options.column, tokenizer, python]).encode()
+    )
+    for path in corpus.files:
+        for file in sorted(path.iterdir()) if path.is_dir() else (path,):
+            status = file.stat()
+            digest.update(f"\0{file}\0{status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:24]
+
+
+def _tokenizer_file(options: LanguageOptions) -> bytes:
+    (path,) = options.files[:1]
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            str(path), f"cannot be read ({error.strerror})", "set workload.tokenizer to a file"
+        ) from error
+
+
+def _make(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
+    """All or nothing, in a folder beside that is renamed: several processes may do it at once."""
+    beside = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
+    try:
+        beside.mkdir(parents=True)
+        _write(options, corpus, beside)
+        beside.rename(folder)
+    except OSError as error:
+        if not (folder / _SUMMARY).is_file():  # nor did another process make it meanwhile
+            raise DataError(
+                str(folder),
+                f"tokens cannot be written ({error.strerror})",
+                "set $SHARDMARK_CACHE to a folder that can be written",
+            ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
+    def training() -> Iterator[bytes]:
+        return (document for document, validates in corpus.documents() if not validates)
+
+    tokenizer = tokenizer_of(options, training, folder)
+    dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+    digest = hashlib.sha256()
+    text_bytes = dict.fromkeys(_SPLITS, 0)
+    ends: dict[str, list[int]] = {split: [] for split in _SPLITS}
+    validating: list[bool] = []
+
+    def read() -> Iterator[bytes]:
+        for document, validates in corpus.documents():
+            digest.update(f"{validates} {len(document)}\n".encode())
+            digest.update(document)
+            text_bytes[_SPLITS[validates]] += len(document)
+            validating.append(validates)
+            yield document
+
+    files = {split: (folder / f"{split}.bin").open("wb") for split in _SPLITS}
+    try:
+        for number, tokens in enumerate(tokenizer.encode(read())):
+            split = _SPLITS[validating[number]]
+            files[split].write(np.append(tokens, tokenizer.end).astype(dtype).tobytes())
+            ends[split].append((ends[split] or [0])[-1] + len(tokens) + 1)
+    finally:
+        for file in files.values():
+            file.close()
+    for split in _SPLITS:
+        np.save(folder / f"{split}.ends.npy", np.asarray(ends[split], np.int64))
+    summary = {
+        **text_bytes,
+        "dtype": dtype.name,
+        "vocabulary": tokenizer.size,
+        "end": tokenizer.end,
+        "mask": tokenizer.mask,
+        "sha256": digest.hexdigest(),
+    }
+    (folder / _SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
+
+
+def _given(options: LanguageOptions) -> TokenData:
+    """nanoGPT's `train.bin` and `val.bin`, or Megatron's pairs of `.bin` and `.idx`."""
+    assert options.vocabulary is not None, "the options ask for it"
+    folder = options.folder
+    by_split: dict[bool | None, list[Path]] = {True: [], False: [], None: []}
+    for file in files_below(folder, ".bin"):
+        by_split[is_validation(folder, file)].append(file)
+    training, validation = by_split[False], by_split[True]
+    if not (training and validation):
+        training, validation = [file for files in by_split.values() for file in files], []
+    if len(training) != 1 or len(validation) > 1:
+        found = f"holds {len(training)} .bin files to train on and {len(validation)} to validate on"
+        raise DataError(str(folder), found, "keep one of each, train.bin and val.bin, or one alone")
+    streams = [_mapped(file) for file in (*training, *validation)]
+    first, second = streams if validation else _divided(streams[0])
+    return TokenData(
+        training=first,
+        validation=second,
+        vocabulary=options.vocabulary,
+        mask=options.vocabulary - 1,
+        filler=0,
+        sha256=None,
+    )
+
+
+def _mapped(file: Path) -> TokenStream:
+    """nanoGPT's are uint16; Megatron's index tells the type, and where documents end."""
+    index = file.with_suffix(".idx")
+    try:
+        dtype, ends = _megatron(index) if index.is_file() else (np.dtype(np.uint16), None)
+        tokens = np.memmap(file, dtype, "r")
+    except (OSError, ValueError, KeyError, struct.error) as error:
+        found = f"cannot be mapped ({error})"
+        raise DataError(str(file), found, "give uint16 tokens, or Megatron's index") from error
+    if ends is not None and (not len(ends) or ends[-1] != len(tokens)):
+        raise DataError(str(index), f"is not of {len(tokens)} tokens", "make both files anew")
+    return TokenStream(tokens=tokens, ends=ends, text_bytes=None)
+
+
+_MEGATRON_TYPES: Mapping[int, type[np.integer[Any]]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    8: np.uint16,
+}
+
+
+def _megatron(index: Path) -> tuple[np.dtype[np.integer[Any]], NDArray[np.int64]]:
+    """Type of the tokens and end of each document: lengths of sequences, and documents of them."""
+    content = index.read_bytes()
+    magic, version, code, sequences, documents = struct.unpack_from("<9sQBQQ", content)
+    if (magic, version) != (b"MMIDIDX\0\0", 1):
+        raise ValueError("no index of Megatron's, version 1")
+    at = struct.calcsize("<9sQBQQ")
+    lengths = np.frombuffer(content, "<i4", sequences, at)
+    at += 12 * sequences  # behind the lengths stands where each begins
+    bounds = np.frombuffer(content, "<i8", documents, at)
+    ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return np.dtype(_MEGATRON_TYPES[code]), ends[bounds[1:]]
+
+
+def _divided(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
+    """The last tenth validates."""
+    total = len(stream.tokens)
+    cut = total - total // TAIL
+    parts = []
+    for first, last in ((0, cut), (cut, total)):
+        ends, text_bytes = stream.ends, stream.text_bytes
+        if ends is not None:
+            inside = ends[(ends > first) & (ends < last)]
+            ends = np.append(inside, last) - first
+        if text_bytes is not None:
+            text_bytes = text_bytes * (last - first) // max(1, total)
+        parts.append(
+            TokenStream(tokens=stream.tokens[first:last], ends=ends, text_bytes=text_bytes)
+        )
+    return parts[0], parts[1]
