@@ -101,7 +101,8 @@ def masked_tokens(
 
 def masked_counts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Tokens that are predicted of samples of so many: fixed, as in BERT's own code."""
-    return np.maximum(1, np.rint(MASK_SHARE * lengths)).astype(np.int64)
+    counts: NDArray[np.int64] = np.maximum(1, np.rint(MASK_SHARE * lengths)).astype(np.int64)
+    return counts
 
 
 def _fields(

@@ -167,9 +167,9 @@ def _arrow(folder: Path, column: str) -> Iterator[bytes]:
         rows = table(state["_data_files"])
         if state.get("_indices_data_files"):
             order = table(state["_indices_data_files"])["indices"]
-            parts = (rows.take(order.slice(at, 1000)) for at in range(0, len(order), 1000))
+            parts = [rows.take(order.slice(at, 1000)) for at in range(0, len(order), 1000)]
         else:
-            parts = (rows,)
+            parts = [rows]
         for part in parts:
             for batch in part.to_batches(max_chunksize=1000):
                 yield from _texts(folder, batch, column)

@@ -34,14 +34,14 @@ def build_model(options: LanguageOptions, vocabulary: int, seed: int) -> nn.Modu
             "pip install 'shardmark[transformers]'",
         ) from error
     causal = options.objective == "causal"
-    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    kind: Any = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
     name = options.model.removeprefix("hf:")
     place = Path(name).expanduser()
     settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     try:
         with seeded(seed):
             if options.model not in HUGGING_FACE and place.is_dir():
-                model = kind.from_pretrained(
+                model: nn.Module = kind.from_pretrained(
                     place, local_files_only=True, use_safetensors=True, **settings
                 )
                 _check_sizes(options, model.config, vocabulary)
@@ -53,7 +53,7 @@ def build_model(options: LanguageOptions, vocabulary: int, seed: int) -> nn.Modu
             f"{options.model} cannot be built: {error}",
             "use options of its configuration, or a folder that save_pretrained has written",
         ) from error
-    model.config.use_cache = False
+    model.config.use_cache = False  # type: ignore[union-attr]  # of all its models
     return model.train()
 
 
@@ -101,6 +101,18 @@ def layers(model: nn.Module) -> list[nn.Module]:
     names = getattr(model, "_no_split_modules", None) or ()
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [layer for each in lists for layer in each if type(layer).__name__ in names]
+
+
+def uncounted_flops(model: nn.Module) -> int:
+    """Operations for a token, forward and backward, of experts: their operator is not counted.
+
+    Each token passes through a few experts: 6 operations for each of their weights.
+    """
+    config: Any = model.config
+    if getattr(config, "num_experts_per_tok", None) is None:
+        return 0
+    expert = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    return 6 * expert * int(config.num_experts_per_tok) // int(config.num_local_experts)
 
 
 def arguments_of(batch: TokenBatch, *, causal: bool) -> dict[str, Tensor | bool]:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from shardmark.core.recipe import Model
 from shardmark.workloads.models import check_model_name, is_user_function
 from shardmark.workloads.options import WorkloadOptions
 
@@ -36,13 +35,6 @@ MASK_SHARE = 0.15
 _GPT_KEYS = ("layers", "width", "heads", "positions", "tied", "dropout")
 _SIZES = ("vocab_size", "num_classes", "vocabulary", "sequence_length")
 """Of a model's arguments: those that the workload sets."""
-
-
-class TrainedTokenizer(Model):
-    """Byte pairs merged as the training text has them most often."""
-
-    bpe: Annotated[int, Field(ge=258)]
-    """Tokens in all: 256 bytes, the end of a document, and the merged pairs."""
 
 
 class LanguageOptions(WorkloadOptions):
@@ -76,8 +68,8 @@ class LanguageOptions(WorkloadOptions):
     """Folder that holds the data set; `~` expands."""
     column: str = "text"
     """Key or column of a document in `jsonl`, `parquet` and `arrow`."""
-    tokenizer: str | TrainedTokenizer = "bytes"
-    """`bytes`, a JSON file of `tokenizers`, or `{bpe: SIZE}`: learned from the text, once."""
+    tokenizer: str | dict[Literal["bpe"], Annotated[int, Field(ge=258)]] = "bytes"
+    """`bytes`, a JSON file of `tokenizers`, or `{bpe: SIZE}`, learned from the text once."""
     packed: bool = True
     """Documents end to end, every sample full; false: samples end with their document, padded."""
     document_masks: bool = False
@@ -102,8 +94,9 @@ class LanguageOptions(WorkloadOptions):
 
     @field_validator("tokenizer")
     @classmethod
-    def _bytes_or_file(cls, tokenizer: str | TrainedTokenizer) -> str | TrainedTokenizer:
-        if isinstance(tokenizer, str) and tokenizer != "bytes" and not tokenizer.endswith(".json"):
+    def _bytes_or_file(cls, tokenizer: Any) -> Any:
+        known = tokenizer == "bytes" or str(tokenizer).endswith((".json", "}"))
+        if not (known and tokenizer):
             raise ValueError(f"found {tokenizer!r}; allowed are bytes, FILE.json and {{bpe: SIZE}}")
         return tokenizer
 

@@ -223,7 +223,12 @@ class Language(SampledTask[TokenBatch]):
             # transformers looks at values where it has to find out the mask by itself.
             documents=inputs if self._options.from_transformers else None,
         )
-        return flops_on_meta(model, lambda called: self._losses(called, batch))
+        counted = flops_on_meta(model, lambda called: self._losses(called, batch))
+        if counted is None or not self._options.from_transformers:
+            return counted
+        from shardmark.workloads.language.hugging_face import uncounted_flops
+
+        return counted + shape[1] * uncounted_flops(model)
 
 
 def _draws(seed: int, *more: int) -> np.random.Generator:

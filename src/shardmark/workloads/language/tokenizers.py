@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.language.options import TrainedTokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -87,8 +86,8 @@ def tokenizer_of(
             "the library tokenizers is not installed",
             "pip install 'shardmark[transformers]', or use tokenizer: bytes",
         ) from None
-    if isinstance(wanted, TrainedTokenizer):
-        trained = _trained(tokenizers, wanted.bpe, training())
+    if isinstance(wanted, dict):
+        trained = _trained(tokenizers, wanted["bpe"], training())
         trained.save(str(folder / "tokenizer.json"))
         return LibraryTokenizer(trained)
     path = Path(wanted).expanduser()

@@ -18,7 +18,7 @@ import numpy as np
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads.datasets.cache import cache_folder
 from shardmark.workloads.language.corpus import Corpus, corpus_of, files_below, is_validation
-from shardmark.workloads.language.options import EMBEDDED, TrainedTokenizer
+from shardmark.workloads.language.options import EMBEDDED
 from shardmark.workloads.language.tokenizers import tokenizer_of
 
 if TYPE_CHECKING:
@@ -110,9 +110,7 @@ def _made(options: LanguageOptions) -> TokenData:
 def _identity(options: LanguageOptions, corpus: Corpus) -> str:
     """Of what the tokens are made from: where files are, their sizes and times, the tokenizer."""
     tokenizer: object = options.tokenizer
-    if isinstance(tokenizer, TrainedTokenizer):
-        tokenizer = tokenizer.model_dump()
-    elif tokenizer != "bytes":
+    if isinstance(tokenizer, str) and tokenizer != "bytes":
         tokenizer = hashlib.sha256(_tokenizer_file(options)).hexdigest()
     python = platform.python_version() if options.dataset in EMBEDDED else ""
     digest = hashlib.sha256(

@@ -1,0 +1,145 @@
+"""What is predicted, what it weighs, and what the model makes of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from shardmark.core.shares import Shard
+from shardmark.workloads import build_workload
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.language.batch import IGNORED
+from shardmark.workloads.language.gpt import GPT
+from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.language.tokens import token_data
+
+PLAN = BatchPlan(global_batch=8, seed=3)
+WHOLE = Shard(index=0, count=1)
+SMALL = {"width": 32, "heads": 2}
+
+
+def changed(chosen: LanguageOptions, **changes: Any) -> LanguageOptions:
+    return LanguageOptions.model_validate(chosen.model_dump(exclude_unset=True) | SMALL | changes)
+
+
+def first(chosen: LanguageOptions, shard: Shard = WHOLE) -> Any:
+    return next(build_workload(chosen, 0).batches(PLAN, shard))
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_shares_and_micro_batches_weigh_as_much_as_the_step(
+    chosen: LanguageOptions, objective: str, packed: bool
+) -> None:
+    chosen = changed(chosen, objective=objective, packed=packed)
+    whole, *halves = (first(chosen), *(first(chosen, Shard(index=i, count=2)) for i in (0, 1)))
+    parts = [part for half in halves for part in half.split(2)]
+    assert whole.step_weight == sum(part.weight for part in parts) == whole.weight
+    assert {part.step_weight for part in parts} == {whole.step_weight}
+    assert whole.weight == (whole.targets != IGNORED).sum()
+    rows = [row[row != IGNORED].tolist() for part in parts for row in part.targets]
+    assert rows == [row[row != IGNORED].tolist() for row in whole.targets]
+    assert packed == (len({part.weight for part in parts}) == 1)
+
+
+def test_padded_samples_end_with_their_document(chosen: LanguageOptions) -> None:
+    """Each token of each document is predicted once in an epoch, its end too, its first never."""
+    chosen = changed(chosen, packed=False)
+    task = build_workload(chosen, 0)
+    batches: Any = task.batches(BatchPlan(global_batch=task.training_samples, seed=0), WHOLE)
+    batch = next(batches)
+    stream = token_data(chosen).training
+    assert stream.ends is not None
+    learned = np.delete(stream.tokens, [0, *stream.ends[:-1]])
+    predicted = batch.targets[batch.targets != IGNORED]
+    assert sorted(predicted.tolist()) == sorted(learned.tolist())
+    assert task.tokens_in([batch.sample_ids]) == len(learned) == batch.weight
+
+
+def test_masked_tokens(chosen: LanguageOptions) -> None:
+    chosen = changed(chosen, objective="masked", sequence_length=64)
+    task, data = build_workload(chosen, 0), token_data(chosen)
+    batch: Any = next(task.batches(PLAN, WHOLE))
+    chosen_places = batch.targets != IGNORED
+    assert chosen_places.sum(1).tolist() == [10] * 8, "15 % of 64"
+    assert (batch.inputs[chosen_places] == data.mask).float().mean() > 0.6
+    restored = torch.where(chosen_places, batch.targets, batch.inputs)
+    plain = np.asarray(data.training.tokens[: 64 * task.training_samples]).reshape(-1, 64)
+    assert np.array_equal(restored.numpy(), plain[list(batch.sample_ids)].astype(np.int64))
+    again: Any = next(task.batches(PLAN, WHOLE))
+    assert torch.equal(again.inputs, batch.inputs), "a function of seed, epoch and sample"
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_attention_ends_with_the_document(objective: str, positions: str) -> None:
+    """Logits of a document are the same alone and behind another one."""
+    torch.manual_seed(0)
+    model = GPT(
+        vocabulary=50,
+        sequence_length=12,
+        layers=2,
+        width=32,
+        heads=2,
+        rotary=positions == "rotary",
+        causal=objective == "causal",
+    ).eval()
+    tokens = torch.randint(50, (1, 12))
+    together = model(tokens, documents=torch.tensor([[4] * 5 + [9] * 7]))
+    assert torch.allclose(together[:, :5], model(tokens[:, :5]), atol=1e-5)
+    assert torch.allclose(together[:, 5:], model(tokens[:, 5:]), atol=1e-5)
+    sees_ahead = not torch.allclose(model(tokens)[:, :5], together[:, :5], atol=1e-3)
+    assert sees_ahead == (objective == "masked")
+
+
+def test_the_model_is_gpt_2() -> None:
+    """The published number of parameters, and its first loss."""
+    with torch.device("meta"):
+        model = GPT(
+            vocabulary=50257, sequence_length=1024, layers=12, width=768, heads=12, rotary=False
+        )
+    assert sum(p.numel() for p in model.parameters()) == 124_439_808
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loss_and_quality(chosen: LanguageOptions, tied: bool) -> None:
+    chosen = changed(chosen, tied=tied)
+    task = build_workload(chosen, 0)
+    model = task.build_model()
+    assert isinstance(model, GPT)
+    assert (model.head.weight is model.embedding.weight) == tied
+    batch: Any = next(task.batches(PLAN, WHOLE))
+    loss = task.loss(model, batch)
+    logits = model(batch.inputs)
+    expected = functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    torch.testing.assert_close(loss.total / loss.weight, expected)
+    assert abs(expected.item() - math.log(258)) < 0.3
+    parts = [task.evaluate(model.eval(), Shard(index=i, count=2), CPU) for i in (0, 1)]
+    quality = task.quality(parts)
+    alone = task.quality([task.evaluate(model, WHOLE, CPU)])
+    assert quality == pytest.approx(dict(alone))
+    assert quality["perplexity"] == pytest.approx(math.exp(quality["validation_loss"] or 0))
+    validation = token_data(chosen).validation
+    bits = (quality["validation_loss"] or 0) / math.log(2)
+    assert validation.text_bytes is not None
+    ratio = len(validation.tokens) / validation.text_bytes
+    assert quality["bits_per_byte"] == pytest.approx(bits * ratio)
+
+
+CPU = torch.device("cpu")
+
+
+def test_flops_are_those_of_the_published_formula(chosen: LanguageOptions) -> None:
+    """6 N + 12 L H Q T for a token (Chowdhery et al., 2022, appendix B)."""
+    chosen = changed(chosen, width=256, heads=4, layers=3)
+    task = build_workload(chosen, 0)
+    model = task.build_model()
+    parameters = sum(p.numel() for p in model.parameters())
+    published = 6 * parameters + 12 * 3 * 256 * chosen.sequence_length
+    counted = task.sample_input_flops(model)
+    assert counted == pytest.approx(published * chosen.sequence_length, rel=0.02)

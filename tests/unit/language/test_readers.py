@@ -1,0 +1,243 @@
+"""Every reader, held against a few lines of numpy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from tests.unit.language.conftest import TEXTS
+
+from shardmark.core.errors import DataError, InputError
+from shardmark.core.shares import Shard
+from shardmark.workloads import build_workload, check_data, corpora, data_paths, options
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.language.tokens import token_data
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LENGTH = 16
+END = 256
+VALIDATING = {text for number, text in enumerate(TEXTS, start=1) if number % 10 == 0}
+Writer = Callable[[Path, Sequence[str]], dict[str, Any]]
+
+
+def as_text(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+    for number, text in enumerate(texts):
+        (folder / f"{number:02}.txt").write_text(text, encoding="utf-8")
+    return {"dataset": "text"}
+
+
+def as_lines(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+    with gzip.open(folder / "all.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(f"{json.dumps({'code': text})}\n\n" for text in texts)
+    return {"dataset": "jsonl", "column": "code"}
+
+
+def as_parquet(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({"other": range(len(texts)), "text": list(texts)})
+    parquet.write_table(table, folder / "all.parquet", row_group_size=5)
+    return {"dataset": "parquet"}
+
+
+def as_arrow(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+    """Rows upside down, and indices that turn them back."""
+    pyarrow = pytest.importorskip("pyarrow")
+    _write_stream(folder / "data.arrow", pyarrow.table({"text": list(texts)[::-1]}))
+    order = pyarrow.array(range(len(texts)), pyarrow.uint64())[::-1]
+    _write_stream(folder / "indices.arrow", pyarrow.table({"indices": order}))
+    state = {
+        "_data_files": [{"filename": "data.arrow"}],
+        "_indices_data_files": [{"filename": "indices.arrow"}],
+    }
+    (folder / "state.json").write_text(json.dumps(state))
+    return {"dataset": "arrow"}
+
+
+def _write_stream(path: Path, table: Any) -> None:
+    from pyarrow import ipc
+
+    with ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+
+
+def tokens_of(texts: Sequence[str]) -> NDArray[np.int64]:
+    parts = [[*text.encode(), END] for text in texts]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def by_numpy(stream: NDArray[np.int64], batch: int) -> tuple[NDArray[np.int64], ...]:
+    """The first step of the first epoch."""
+    samples = (len(stream) - 1) // LENGTH
+    entropy = np.random.SeedSequence((7, 1, 0))  # seed, stream "order", epoch
+    order = np.random.Generator(np.random.Philox(entropy)).permutation(samples)
+    windows = np.stack([stream[at * LENGTH : at * LENGTH + LENGTH + 1] for at in order[:batch]])
+    return windows[:, :-1], windows[:, 1:]
+
+
+def check_batch(chosen: LanguageOptions, stream: NDArray[np.int64]) -> None:
+    task = build_workload(chosen, 0)
+    batch: Any = next(task.batches(BatchPlan(global_batch=8, seed=7), Shard(index=0, count=1)))
+    inputs, targets = by_numpy(stream, 8)
+    assert task.training_samples == check_data(chosen) == (len(stream) - 1) // LENGTH
+    assert torch.equal(batch.inputs, torch.from_numpy(inputs))
+    assert torch.equal(batch.targets, torch.from_numpy(targets))
+    assert batch.weight == batch.step_weight == 8 * LENGTH
+
+
+@pytest.mark.parametrize("write", [as_text, as_lines, as_parquet, as_arrow])
+def test_documents(write: Writer, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    given = write(folder, TEXTS) | {"data_dir": str(folder), "sequence_length": LENGTH}
+    chosen = LanguageOptions.model_validate(given)
+    stream = tokens_of([text for text in TEXTS if text not in VALIDATING])
+    check_batch(chosen, stream)
+    data = token_data(chosen)
+    assert np.array_equal(data.validation.tokens, tokens_of(sorted(VALIDATING, key=TEXTS.index)))
+    assert data.validation.text_bytes == sum(len(text.encode()) for text in VALIDATING)
+    assert folder in data_paths(chosen)
+
+
+@pytest.mark.parametrize("megatron", [False, True])
+def test_tokens(megatron: bool, tmp_path: Path) -> None:
+    """Megatron's pair has one split: its last tenth validates."""
+    stream = np.arange(1000) * 7 % 900
+    given: dict[str, Any] = {"dataset": "tokens", "data_dir": str(tmp_path), "vocabulary": 900}
+    if megatron:
+        stream.astype("<i4").tofile(tmp_path / "text_document.bin")
+        lengths, documents = [300, 200, 500], [0, 2, 3]
+        header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 4, len(lengths), len(documents))
+        pointers = np.cumsum([0, *lengths[:-1]]) * 4
+        index = np.asarray(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes()
+        index += np.asarray(documents, "<i8").tobytes()
+        (tmp_path / "text_document.idx").write_bytes(header + index)
+    else:
+        stream[:900].astype("<u2").tofile(tmp_path / "train.bin")
+        stream[900:].astype("<u2").tofile(tmp_path / "val.bin")
+    chosen = LanguageOptions(**given, sequence_length=LENGTH, document_masks=megatron)
+    check_batch(chosen, stream[:900])
+    data = token_data(chosen)
+    assert np.array_equal(data.validation.tokens, stream[900:])
+    if megatron:
+        assert data.training.ends is not None
+        assert data.training.ends.tolist() == [500, 900]
+
+
+def test_splits_by_name(tmp_path: Path) -> None:
+    for name, text in (("train-0.txt", "abc"), ("train-1.txt", "de"), ("validation.txt", "fgh")):
+        (tmp_path / name).write_text(text * 20)
+    data = token_data(LanguageOptions(dataset="text", data_dir=str(tmp_path)))
+    assert np.array_equal(data.training.tokens, tokens_of(["abc" * 20, "de" * 20]))
+    assert np.array_equal(data.validation.tokens, tokens_of(["fgh" * 20]))
+
+
+def test_one_document_is_divided(tmp_path: Path) -> None:
+    (tmp_path / "input.txt").write_text("ab" * 500)
+    data = token_data(LanguageOptions(dataset="text", data_dir=str(tmp_path)))
+    assert (len(data.training.tokens), len(data.validation.tokens)) == (901, 100)
+
+
+def test_tokens_are_made_once_and_anew_for_other_text(chosen: LanguageOptions, texts: Path) -> None:
+    before = token_data(chosen)
+    (texts / "00.txt").write_text("other")
+    after = token_data(chosen)
+    assert before.sha256 != after.sha256
+    assert len(before.training.tokens) != len(after.training.tokens)
+
+
+def test_trained_tokenizer(chosen: LanguageOptions, tmp_path: Path) -> None:
+    """It comes back to the text, and its file gives the same tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    wanted = chosen.model_dump() | {"tokenizer": {"bpe": 300}}
+    data = token_data(LanguageOptions.model_validate(wanted))
+    (file,) = tmp_path.glob("cache/*/tokenizer.json")
+    loaded = tokenizers.Tokenizer.from_file(str(file))
+    text = loaded.decode(data.training.tokens.tolist(), skip_special_tokens=True)
+    assert text == "".join(text for text in TEXTS if text not in VALIDATING)
+    assert len(data.training.tokens) < 0.8 * len(tokens_of(TEXTS))
+    again = token_data(chosen.model_copy(update={"tokenizer": str(file)}))
+    assert np.array_equal(again.training.tokens, data.training.tokens)
+    assert data.vocabulary == again.vocabulary == 301, "the mask is one more"
+
+
+def test_the_standard_library() -> None:
+    """Without tests; its digest is known before anything is started."""
+    chosen = LanguageOptions()
+    data = token_data(chosen)
+    documents = sum(0 if s.ends is None else len(s.ends) for s in (data.training, data.validation))
+    assert 480 < documents < 560
+    assert 8e6 < len(data.training.tokens) + len(data.validation.tokens) < 10e6
+    assert corpora(chosen) == build_workload(chosen, 0).corpora == {"stdlib": data.sha256}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "gpt3"}, "unknown model 'gpt3'; nearest: "),
+        ({"model": "hf:gpt9"}, "nearest: hf:gpt2"),
+        ({"model": "hf:nowhere.json"}, "no such file"),
+        ({"model": "json:none"}, "has no 'none'"),
+        ({"model": "hf:gpt2", "layers": 3}, "hf:gpt2 has no layers"),
+        ({"model_options": {"n_layer": 3}}, "gpt has no model_options"),
+        ({"model": "hf:gpt2", "model_options": {"vocab_size": 3}}, "use workload.vocabulary"),
+        ({"width": 100, "heads": 3}, "an even number of channels"),
+        ({"model": "hf:bert"}, "it needs objective: masked"),
+        ({"model": "hf:llama", "objective": "masked"}, "hf:llama is causal"),
+        ({"dataset": "text"}, "data_dir is missing; text"),
+        ({"dataset": "tokens", "data_dir": "x"}, "vocabulary is missing"),
+        ({"packed": False, "document_masks": True}, "document_masks needs packed"),
+        ({"tokenizer": "words"}, "allowed are bytes, FILE.json and {bpe: SIZE}"),
+        ({"tokenizer": {"bpe": 100}}, "greater than or equal to 258"),
+        ({"sequence_length": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_wrong_options(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        options({"name": "language"} | fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "files", "message"),
+    [
+        ("text", {}, "holds no files of text"),
+        ("text", {"a.txt": b"short"}, "no training sample of 256 tokens"),
+        ("jsonl", {"a.jsonl": b'{"other": 1}'}, r"a.jsonl:1: no JSON object with text under 'te"),
+        ("jsonl", {"a.jsonl": b'{"text": 1}'}, "a.jsonl:1: no JSON object with text"),
+        ("parquet", {"a.parquet": b"PAR1"}, "cannot be read"),
+        ("arrow", {"state.json": b"{}"}, "cannot be read"),
+        ("tokens", {}, "holds 0 .bin files"),
+        ("tokens", {"a.bin": b"123"}, "cannot be mapped"),
+        ("tokens", {"a.bin": b"1234", "a.idx": b"x" * 40}, "cannot be mapped"),
+    ],
+)
+def test_broken_data(dataset: str, files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    given = {"name": "language", "dataset": dataset, "data_dir": str(tmp_path), "vocabulary": 300}
+    with pytest.raises(DataError, match=message):
+        check_data(options(given))
+
+
+def test_a_vocabulary_that_is_too_small(chosen: LanguageOptions, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="found 100; the tokenizer needs 258"):
+        check_data(chosen.model_copy(update={"vocabulary": 100}))
+    (np.arange(999) % 300).astype("<u2").tofile(tmp_path / "a.bin")
+    few = LanguageOptions(
+        dataset="tokens", data_dir=str(tmp_path), vocabulary=200, sequence_length=LENGTH
+    )
+    task = build_workload(few, 0)
+    with pytest.raises(InputError, match="found 200; the data have token"):
+        next(task.batches(BatchPlan(global_batch=40, seed=0), Shard(index=0, count=1)))
