@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,16 +62,17 @@ def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
     """As transformers has it by default or in the file, with the workload's sizes."""
     from transformers import AutoConfig
 
-    if options.model in HUGGING_FACE:
-        config = AutoConfig.for_model(options.model.removeprefix("hf:"))
-    else:
-        config = AutoConfig.from_pretrained(Path(options.model.removeprefix("hf:")).expanduser())
-    given = {**options.model_options, "vocab_size": vocabulary}
-    for key in given:
-        if not hasattr(config, key):
-            raise ValueError(f"its configuration has no {key}")
-    for key, value in given.items():
-        setattr(config, key, value)
+    family, stored = options.model.removeprefix("hf:"), {}
+    if options.model not in HUGGING_FACE:
+        stored = json.loads(Path(family).expanduser().read_text(encoding="utf-8"))
+        family = stored.pop("model_type", None)
+    usual = AutoConfig.for_model(family)
+    unknown = [key for key in options.model_options if not hasattr(usual, key)]
+    if unknown:
+        raise ValueError(f"its configuration has no {' and no '.join(unknown)}")
+    # To its constructor, which derives sizes from others.
+    given = stored | options.model_options | {"vocab_size": vocabulary}
+    config = AutoConfig.for_model(family, **given)
     places = getattr(config, "max_position_embeddings", None)
     if places is not None and places < options.sequence_length:
         config.max_position_embeddings = options.sequence_length
