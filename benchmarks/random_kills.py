@@ -71,10 +71,11 @@ KILLS = {0: TRIALS, RESTARTS: 10 * TRIALS}
 """Of a run, by the restarts that its trials are allowed."""
 ENDS_COMMAND = ("controller", "everything")
 REASONS = {
-    **{"rank": "SIGKILL", "launcher": "the launcher", "fork server": "the launcher"},
-    **{"node": "was lost", "controller": "none", "everything": ""},
+    **{"rank": ("SIGKILL", "every worker is gone"), "node": ("was lost",)},
+    **{"launcher": ("the launcher",), "fork server": ("the launcher",)},
+    **{"controller": (), "everything": ("",)},
 }
-"""What is told of a trial that failed of it."""
+"""One of which is told of a trial that failed of it."""
 LATEST_SECONDS = {"rank": 1.5, "launcher": 1.5}
 """A kill comes so late at most after such a process is there."""
 ANY_TIME_SECONDS = 6.0
@@ -363,7 +364,7 @@ class KilledRun:
             right = bool(own) or not (lost or trial.restarts)
         elif trial.outcome is Outcome.FAILED:
             came_to = "the trial failed"
-            right = any(REASONS[kill.victim] in reason for kill in own)
+            right = any(part in reason for kill in own for part in REASONS[kill.victim])
         else:
             came_to = f"the trial was {trial.outcome}"
             # Of those that follow the loss of a node.

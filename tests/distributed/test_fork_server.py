@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -34,6 +35,7 @@ def run_agent(directory: str, task: str) -> int:
         "variable": os.environ.get("SHARDMARK_TEST"),
         "frozen": gc.get_freeze_count(),
         "loaded": "colorsys" in sys.modules,
+        "temporary": tempfile.mkdtemp(),
     }
     if task == "links":
         told["child"] = subprocess.Popen(["sleep", "60"]).pid
@@ -99,6 +101,7 @@ def test_trial_and_its_children_end(server: ForkServer, tmp_path: Path, how: str
         assert server.ended(30) == -signal.SIGKILL
         assert "forked from has died: ended with code -9" in (tmp_path / AGENT_LOG).read_text()
     assert gone(told["pid"], told["child"])
+    assert not Path(told["temporary"]).parent.exists(), "libraries of killed ranks leave files"
     server.begin(tmp_path, "measure", {})
     assert server.ended(30) == 3
     again = told_in(tmp_path)

@@ -16,6 +16,7 @@ import pytest
 
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
+from shardmark.launch.local.scratch import LOCK_FILE, SCRATCH_PREFIX, scratch_folder
 from shardmark.launch.nodes import addresses, node
 from shardmark.launch.nodes.addresses import (
     INTERFACE_VARIABLES,
@@ -24,13 +25,9 @@ from shardmark.launch.nodes.addresses import (
     listening_address,
 )
 from shardmark.launch.nodes.node import (
-    LOCK_FILE,
-    SCRATCH_PREFIX,
     Mirror,
     Node,
     join,
-    remove_abandoned,
-    scratch_folder,
 )
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
@@ -150,7 +147,8 @@ def test_scratch_folders_that_nobody_owns_any_more_are_removed(scratch: Path) ->
     with scratch_folder() as living:
         with (living / LOCK_FILE).open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        remove_abandoned()
+        with scratch_folder():
+            pass
         assert set(scratch.iterdir()) == {living, unlocked, other}
     assert not living.exists()
 

@@ -12,14 +12,16 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.tools import tool_path
+from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
 
@@ -83,6 +86,9 @@ class ForkServer:
         self._channel: socket.socket | None = None
         self._agent_pid: int | None = None
         self._directory = Path()
+        self._temporary = Path()
+        """Of the trial's ranks: libraries leave files there when a rank is killed."""
+        self._scratch = ExitStack()
         self._to_load: tuple[list[str], str] | None = None
         self._loaded: tuple[list[str], str] | None = None
         """By the process that runs now."""
@@ -98,9 +104,11 @@ class ForkServer:
         self.make_ready()
 
     def make_ready(self) -> None:
-        """Load again what was asked for, if the process has died since."""
+        """Have the process, which may have died, and loaded in it what was asked for."""
         if self._process is not None and self._process.failure() is not None:
             self.close()
+        if self._channel is None:
+            self._channel = self._start()
         if self._to_load != self._loaded and self._to_load is not None:
             self._ask("load", *self._to_load)
             self._loaded = self._to_load
@@ -110,7 +118,9 @@ class ForkServer:
         self._directory = directory
         try:
             self.make_ready()
-            self._agent_pid = self._ask("fork", AGENT, str(directory), task, dict(variables))
+            self._temporary.mkdir(exist_ok=True)
+            told = {"TMPDIR": str(self._temporary), **variables}
+            self._agent_pid = self._ask("fork", AGENT, str(directory), task, told)
         except ProcessDiedError as died:
             self._note(died)
         except KeyboardInterrupt:
@@ -129,6 +139,7 @@ class ForkServer:
             self._note(died)
         self._end_group()  # a rank may have left children of its own
         self._agent_pid = None
+        shutil.rmtree(self._temporary, ignore_errors=True)
         return exit_code
 
     def reap(self) -> int:
@@ -149,7 +160,10 @@ class ForkServer:
             return None
         self._process = self._channel = self._loaded = None
         channel.close()
-        return process.close(CLOSE_SECONDS)
+        try:
+            return process.close(CLOSE_SECONDS)
+        finally:
+            self._scratch.close()
 
     def _start(self) -> socket.socket:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -167,6 +181,7 @@ class ForkServer:
                 environment={**ENVIRONMENT, **os.environ, **variables},
                 descriptors=[its.fileno()],
             )
+        self._temporary = self._scratch.enter_context(scratch_folder()) / "trial"
         return own
 
     def _ask(self, work: str, *arguments: Any) -> Any:
@@ -273,6 +288,7 @@ class _Server:
                 die_with_parent(own_pid)
                 self._channel.close()
                 os.environ.update(variables)
+                tempfile.tempdir = None  # as the variables say
                 code = importlib.import_module(agent).run_agent(directory, task)
             finally:
                 sys.stdout.flush()

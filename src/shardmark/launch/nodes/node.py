@@ -6,7 +6,6 @@ run is over, or is gone.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -15,11 +14,10 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
@@ -33,6 +31,7 @@ from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.core.text import say
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
+from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.nodes.addresses import free_port, interface_variables
 from shardmark.launch.nodes.protocol import (
     Channel,
@@ -65,9 +64,6 @@ MIRROR_SECONDS = 1.0
 MIRRORED = ("rank-*.json", "rank-*.progress")
 CELLS_FILE = "cells.json"
 AGENT_LOG = "agent.node-{}.log"
-SCRATCH_PREFIX = "shardmark-node-"
-LOCK_FILE = "node.lock"
-"""Locked while its owner lives, frozen or not, and in whatever PID namespace it is."""
 
 
 class Node:
@@ -85,7 +81,6 @@ class Node:
 
     def serve(self) -> str | None:
         """Until the run is over: None, or why the controller cannot be reached any more."""
-        remove_abandoned()
         with scratch_folder() as self._scratch:
             hearing = threading.Thread(target=self._hear, name="controller")
             hearing.start()
@@ -277,36 +272,6 @@ class Mirror:
                 if self._sent.get(path.name) != content:
                     self._channel.send_file(BytesIO(content), path.name)
                     self._sent[path.name] = content
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A new folder; it is removed at the end, or by a later process if this one is killed."""
-    folder = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX))
-    part = folder / f"{LOCK_FILE}.part"
-    with part.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            part.rename(folder / LOCK_FILE)  # nobody sees it unlocked
-        except OSError:  # a file system without locks: nobody else removes the folder
-            part.unlink(missing_ok=True)
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_abandoned() -> None:
-    """Remove this user's folders whose owners have died without doing so."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH_PREFIX}*"):
-        try:
-            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-                continue
-            with (folder / LOCK_FILE).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use, gone meanwhile, or without a lock
-            continue
 
 
 def join(invitation: Invitation, secret: str) -> Node:
