@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import select
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
 from shardmark.core.environment_variables import LAUNCHED_VARIABLE
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, rank_file
@@ -93,6 +95,35 @@ class DeathWatch:
                 self._ended.set()
                 continue
             time.sleep(PAUSE_SECONDS if self._seen else 10 * PAUSE_SECONDS)
+
+
+class KillSafeEvent:
+    """Sets free the ranks that have finished and wait for it.
+
+    PyTorch's launcher has `multiprocessing.Event` for that, whose `set` never returns where a
+    process that waits has been killed.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        poll.poll()
+
+    def set(self) -> None:
+        os.eventfd_write(self._descriptor, 1)
+
+
+def _start_with_kill_safe_event(
+    context: MultiprocessContext, start: Callable[..., None] = MultiprocessContext._start
+) -> None:
+    context._worker_finished_event = KillSafeEvent()
+    start(context)
 
 
 class Launcher(LocalElasticAgent):
@@ -214,6 +245,7 @@ def launched(
 ) -> tuple[bool, list[ProcessEnd]]:
     """Run the trial's ranks of this node; whether all ended well, and how the others ended."""
     os.environ[LAUNCHED_VARIABLE] = str(time.time())
+    MultiprocessContext._start = _start_with_kill_safe_event
     rounds = NodesRendezvous(trial.id, trial.nodes, here)
     spec = WorkerSpec(
         role="default",
