@@ -122,7 +122,7 @@ class KillSafeEvent:
 def _start_with_kill_safe_event(
     context: MultiprocessContext, start: Callable[..., None] = MultiprocessContext._start
 ) -> None:
-    context._worker_finished_event = KillSafeEvent()
+    context._worker_finished_event = KillSafeEvent()  # type: ignore[assignment]
     start(context)
 
 
@@ -245,7 +245,7 @@ def launched(
 ) -> tuple[bool, list[ProcessEnd]]:
     """Run the trial's ranks of this node; whether all ended well, and how the others ended."""
     os.environ[LAUNCHED_VARIABLE] = str(time.time())
-    MultiprocessContext._start = _start_with_kill_safe_event
+    MultiprocessContext._start = _start_with_kill_safe_event  # type: ignore[method-assign]
     rounds = NodesRendezvous(trial.id, trial.nodes, here)
     spec = WorkerSpec(
         role="default",
