@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -80,9 +80,7 @@ def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
                 f"strategy {name}", f"it has no option {key!r}", _allowed(key, allowed)
             )
     try:
-        built = TypeAdapter(strategy_class(name)).validate_python(
-            {**fixed_options(name), **options}
-        )
+        built = _adapter(strategy_class(name)).validate_python({**fixed_options(name), **options})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -90,6 +88,12 @@ def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
             f"strategy {name}, option {key}", f"found {first['input']!r}", first["msg"]
         ) from None
     return built  # type: ignore[no-any-return]  # TypeAdapter of a class chosen at run time
+
+
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Made once: it takes milliseconds, and a plan builds the strategy of each of its trials."""
+    return TypeAdapter(kind)
 
 
 def _allowed(given: str, names: tuple[str, ...]) -> str:

@@ -24,6 +24,7 @@ TaskOptions = Annotated[
     Field(discriminator="name"),
 ]
 """The `workload` of an experiment: its name says which task it is."""
+_TASK_OPTIONS: TypeAdapter[WorkloadOptions] = TypeAdapter(TaskOptions)
 
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,
@@ -43,7 +44,7 @@ _PACKAGES: dict[type[WorkloadOptions], str] = {
 
 def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
     """The checked options of a task.  Raises `pydantic.ValidationError`."""
-    checked: WorkloadOptions = TypeAdapter(TaskOptions).validate_python(dict(mapping))
+    checked: WorkloadOptions = _TASK_OPTIONS.validate_python(dict(mapping))
     return checked
 
 

@@ -79,8 +79,10 @@ IN_A_TRIAL: dict[str, Callable[[FakeEngine, pytest.MonkeyPatch, Stop], None]] = 
 PHASES = BEFORE_A_TRIAL | IN_A_TRIAL
 
 
-@pytest.mark.parametrize(("stop", "quiet"), [(interrupt, False), (terminate, True)])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("phase", "stop", "quiet"),
+    [*((phase, interrupt, False) for phase in PHASES), ("starting", terminate, True)],
+)
 def test_the_way_on_is_told_whatever_the_phase(
     *,
     phase: str,

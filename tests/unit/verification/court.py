@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -108,6 +108,19 @@ class OneReference(ReferenceCache):
         return self._only
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedRuns(ReferenceRuns):
+    """Trains with each hypothesis once, however many verdicts ask for it."""
+
+    known: dict[object, Capture] = field(default_factory=dict)
+
+    def run(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Capture:
+        key = (self.shares, hypothesis, noise)
+        if key not in self.known:
+            self.known[key] = ReferenceRuns.run(self, hypothesis, noise)
+        return self.known[key]
+
+
 class Court:
     """Judges captures without processes."""
 
@@ -129,7 +142,7 @@ class Court:
         )
         task = Task(MODELS[model], uneven=uneven)
         task.targets *= target_scale
-        self.runs = ReferenceRuns(
+        self.runs = RememberedRuns(
             workload=task,
             trial=self.trial,
             shares=RANKS,

@@ -81,10 +81,13 @@ def paired_effect(
 
 def with_one_row(effects: Sequence[Effect]) -> tuple[Effect, ...]:
     """The effects of comparisons that share a row, each with the noise that they see together."""
+    pairs = zip(effects, _moderated_p_values(effects), strict=True)
+    return tuple(replace(effect, p_moderated=p_value) for effect, p_value in pairs)
+
+
+def _moderated_p_values(effects: Sequence[Effect]) -> list[float]:
     prior = prior_of([effect.spread for effect in effects if effect.spread is not None])
-    return tuple(
-        replace(effect, p_moderated=_moderated_p_value(effect, prior)) for effect in effects
-    )
+    return [_moderated_p_value(effect, prior) for effect in effects]
 
 
 def _moderated_p_value(effect: Effect, prior: Spread | None) -> float:
@@ -117,8 +120,9 @@ def between_all(
     moderated_p: dict[tuple[int, int], float] = {}
     for place in range(len(values)):
         pairs = [pair for pair in effects if place in pair]
-        for pair, effect in zip(pairs, with_one_row([effects[p] for p in pairs]), strict=True):
-            moderated_p[pair] = max(moderated_p.get(pair, 0.0), effect.p_moderated or 0.0)
+        p_values = _moderated_p_values([effects[pair] for pair in pairs])
+        for pair, p_value in zip(pairs, p_values, strict=True):
+            moderated_p[pair] = max(moderated_p.get(pair, 0.0), p_value)
     return {pair: replace(effects[pair], p_moderated=moderated_p[pair]) for pair in effects}
 
 
