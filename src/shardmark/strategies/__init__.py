@@ -80,7 +80,8 @@ def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
                 f"strategy {name}", f"it has no option {key!r}", _allowed(key, allowed)
             )
     try:
-        built = _adapter(strategy_class(name)).validate_python({**fixed_options(name), **options})
+        adapter = _adapter(strategy_class(name))  # type: ignore[arg-type]  # classes are hashable
+        built = adapter.validate_python({**fixed_options(name), **options})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
