@@ -102,7 +102,8 @@ class LanguageOptions(WorkloadOptions):
 
     @model_validator(mode="after")
     def _agree(self) -> LanguageOptions:
-        given = [key for key in _GPT_KEYS if key in self.model_fields_set]
+        fields = type(self).model_fields  # a stored experiment gives every key, defaults too
+        given = [key for key in _GPT_KEYS if getattr(self, key) != fields[key].default]
         if self.model != "gpt" and given:
             raise ValueError(
                 f"{self.model} has no {' and no '.join(given)}; its sizes go into model_options"
