@@ -52,15 +52,11 @@ def test_commands_parse(arguments: list[str]) -> None:
         expand(load_experiment(source, given["overrides"] or ()), "cpu")
 
 
-def test_every_verb_and_kind_is_in_the_readme() -> None:
+def test_every_verb_is_in_the_readme() -> None:
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     text = README.read_text(encoding="utf-8")
-    for verb in group.commands:
-        assert f"`shardmark {verb}" in text, verb
-    kinds = ("strategies", "workloads", "models", "datasets", "metrics", "experiments", "studies")
-    for name in kinds:
-        assert f"`{name}`" in text, name
+    assert [verb for verb in group.commands if f"`{verb}`" not in text] == []
 
 
 @pytest.mark.parametrize("text", cases(blocks("yaml")))
