@@ -367,7 +367,7 @@ def _contradiction(result: TrialResult, folder: Path, *, verify: bool) -> str | 
     if given != result.world_size:
         return f"trial.world_size is {given!r}, but world_size is {result.world_size}"
     trained = any(rank.role == "worker" and rank.lost is None for rank in result.ranks)
-    if result.outcome is Outcome.OK and not trained:
+    if result.outcome is Outcome.OK and not (trained and result.layout.training_ranks):
         return "its outcome is ok, but no rank that trains is in it"
     return out_of_bounds(result)
 

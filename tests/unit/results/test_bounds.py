@@ -74,6 +74,11 @@ def test_absurd_numbers_are_damage_and_rare_ones_are_believed(
     assert [reason[reason.rindex(";") :] for reason in found] == told
 
 
+def test_a_layout_without_ranks_is_damage(tmp_path: Path) -> None:
+    (reason,) = reasons(tmp_path, "layout.ranks", [])
+    assert "no rank that trains" in reason
+
+
 def test_every_metric_has_finite_bounds() -> None:
     for name in TRIAL_METRICS:
         bounds = bounds_of(name)
