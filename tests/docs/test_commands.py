@@ -89,10 +89,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         name = parse_yaml(text, "block").get("name")
         if isinstance(name, str):
             (tmp_path / f"{name}.yaml").write_text(text)
-    for _, code in blocks("python"):
-        name = code.partition("\n")[0].removeprefix("# ")
-        if name.endswith(".py"):
-            (tmp_path / name).write_text(code)
+    for _, text in (*blocks("python"), *blocks("yaml")):
+        name = text.partition("\n")[0].removeprefix("# ")
+        if name.endswith((".py", ".yaml")):
+            (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -112,6 +112,8 @@ def test_command_runs(words: list[str], place: Path, capsys: pytest.CaptureFixtu
     if words[0] == "export":  # trackers leave threads behind
         run_alone([sys.executable, "-m", "shardmark", *words], place)
         return
+    if words[0] == "init":
+        words = [*words, "--out", "new"]
     code = main(words)
     printed = capsys.readouterr()
     if words[0] in PLANNED and "no such folder" in printed.err:
