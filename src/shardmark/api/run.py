@@ -208,7 +208,7 @@ def run(
     from shardmark.core.durations import parse_seconds
     from shardmark.launch.controller import run_experiment
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import RUNS, fresh_folder
+    from shardmark.results.runs_folder import RUNS, fresh_folder, removed_if_empty
 
     given = None if out is None else Path(out).expanduser()
     models = (RUNS if given is None else given.parent) / "models"
@@ -216,7 +216,8 @@ def run(
         experiment = by_name(experiment, models)
     resolved = resolve(experiment, by_name(overrides, models))
     folder = given or fresh_folder(resolved.name)
-    with listener(folder, quiet=not progress) as told:
+    fresh = folder if given is None else None
+    with removed_if_empty(fresh), listener(folder, quiet=not progress) as told:
         run_experiment(
             resolved,
             folder,

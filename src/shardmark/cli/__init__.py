@@ -19,7 +19,7 @@ from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.verify import verify
 from shardmark.core.errors import ShardmarkError
-from shardmark.core.storage import DENIED, FULL
+from shardmark.core.storage import REMEDIES
 from shardmark.core.text import say
 from shardmark.core.version import __version__
 
@@ -91,7 +91,7 @@ def _answer(arguments: list[str] | None) -> int:
         say(*f"error: {error}".split("\n"), error=True)
         return BAD_INPUT
     except OSError as error:
-        if error.errno not in FULL | DENIED:
+        if error.errno not in REMEDIES:
             raise
         return _refused(error)
     except KeyboardInterrupt:
@@ -101,6 +101,6 @@ def _answer(arguments: list[str] | None) -> int:
 
 def _refused(error: OSError) -> int:
     where = error.filename or "standard output"
-    remedy = (FULL | DENIED).get(error.errno or 0, "write elsewhere")
+    remedy = REMEDIES.get(error.errno or 0, "write elsewhere")
     say(f"error: {where}: {error.strerror}; {remedy}", error=True)
     return BAD_INPUT

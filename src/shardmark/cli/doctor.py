@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
@@ -14,6 +16,7 @@ import typer
 
 from shardmark.cli.arguments import path_of
 from shardmark.core.errors import InputError, StrategyUnavailable
+from shardmark.core.storage import storing
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -177,10 +180,16 @@ def _lines(rows: Iterable[tuple[str, str, str, str | None]], width: int) -> list
 
 def _check_network(device: str, seconds: float, run: Path | None) -> None:
     from shardmark.measure.network.probe import Device
-    from shardmark.results.store import is_run
+    from shardmark.results.files import read_model
+    from shardmark.results.network import NETWORK_FILE, NetworkRecord
+    from shardmark.results.store import RunFolder, is_run
 
-    if run is not None and not is_run(run):
-        raise InputError(f"--run {run}", "is no run's folder", "name one that `run` wrote")
+    if run is not None:
+        if not is_run(run):
+            raise InputError(f"--run {run}", "is no run's folder", "name one that `run` wrote")
+        RunFolder.check(run)
+        with suppress(FileNotFoundError, ValueError):  # what is damaged may be measured again
+            read_model(NetworkRecord, run / NETWORK_FILE)
     if seconds <= 0:
         raise InputError("--seconds", f"found {seconds:g}", "allowed is more than 0")
     if device not in get_args(Device):
@@ -221,16 +230,26 @@ def _most_processes(experiment: str) -> int:
 
 
 def _print_network(record: NetworkRecord, run: Path | None, *, as_json: bool) -> None:
-    """Fit, store with the run where one is named, and print."""
+    """Fit, print, and store with the run where one is named."""
     from shardmark.analysis.network.links import with_fits
     from shardmark.report.table.formats import render_json, render_tables
     from shardmark.report.views.network import links_table
-    from shardmark.results.network import write_network
 
     record = with_fits(record)
-    if run is not None:
-        write_network(run, record)
     if as_json:
         say_text(render_json(json.loads(record.model_dump_json())))
     else:
         say_text(render_tables([links_table(record)]))
+    if run is not None:
+        _store(run, record)
+
+
+def _store(run: Path, record: NetworkRecord) -> None:
+    from shardmark.results.network import NETWORK_FILE, NetworkRecord, write_network
+    from shardmark.results.store import RunFolder
+
+    folder = RunFolder(run)
+    with storing(run), folder.locked():
+        RunFolder.check(run)
+        folder.take_up(NetworkRecord, NETWORK_FILE, partial(say, error=True))
+        write_network(run, record)

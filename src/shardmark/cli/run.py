@@ -83,7 +83,7 @@ def run(
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.slurm.job import JobEndedError
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import fresh_folder
+    from shardmark.results.runs_folder import fresh_folder, removed_if_empty
 
     folder = out if out is not None else fresh_folder(resolved.name)
     words = ["shardmark", "run", experiment]
@@ -97,7 +97,8 @@ def run(
         say("requeued job: it goes on, --remeasure was for its first start", error=True)
         remeasure = False
     try:
-        with _terminable(), storing(folder):
+        fresh = folder if out is None else None
+        with _terminable(), storing(folder), removed_if_empty(fresh):
             done = _delegated(resolved, plan, folder, options, quiet=quiet)
             if done is None:
                 with listener(folder, quiet=quiet) as progress:

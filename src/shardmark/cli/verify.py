@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, with_engine
+from shardmark.core.storage import temporary_folder
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def verify(
     done = _delegated(resolved, plan, form)
     if done is not None:
         raise typer.Exit(done)
-    with tempfile.TemporaryDirectory(prefix="shardmark-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="shardmark-verify-", dir=temporary_folder()) as folder:
         listener = Silent() if form is Format.JSON else Lines()
         scratch = Path(folder) / "verification"
         verification = verify_experiment(resolved, scratch, plan=plan, progress=listener)

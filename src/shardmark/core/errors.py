@@ -30,6 +30,14 @@ class InputError(ShardmarkError):
         return "\n".join([one_line(f"{where}: {found}; {allowed}"), *map(str, more)])
 
 
+FULL = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room on that disk"),
+    **dict.fromkeys((errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV), "see to that disk"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+}
+"""What is wrong with a disk or the machine, and what to do."""
+
+
 class StorageError(InputError):
     """A disk is full, broken or read-only, or there is no right to write: as an `InputError`."""
 
@@ -88,5 +96,8 @@ def error_kind(error: BaseException) -> ErrorKind:
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
         or (isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES))
     )
-    kinds = (kind for known, kind in KINDS.items() if isinstance(error, known))
-    return "out_of_memory" if memory else next(kinds, "exception")
+    if memory:
+        return "out_of_memory"
+    if isinstance(error, OSError) and error.errno in FULL:
+        return "storage"  # no strategy is to blame
+    return next((kind for known, kind in KINDS.items() if isinstance(error, known)), "exception")

@@ -26,8 +26,8 @@ from shardmark.launch.trial_artifacts import clear
 from shardmark.launch.verification import cells_of, least_share, verification_of, verify_cells
 from shardmark.measure.system.environment import environment
 from shardmark.results.fingerprint import Fingerprint
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder
+from shardmark.results.schema import NOT_MEASURED, Outcome, TrialResult
+from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder, has_results
 from shardmark.results.verification import (
     VERIFICATION_FILE,
     Verdict,
@@ -81,9 +81,11 @@ def run_experiment(
         plan = plan.on(machine.device_type)
         folder = RunFolder.create(out)
         with storing(out), folder.locked():
+            # Another command may have made the run, or gone on with it, meanwhile.
+            check_folder(out, experiment, trained, remeasure=remeasure)
             here, nodes = environment(), engine.environments()
             trained = trained.merged(fingerprint.versions_of([here, *nodes]))
-            if remeasure and (out / EXPERIMENT_FILE).exists():
+            if remeasure and ((out / EXPERIMENT_FILE).exists() or has_results(out)):
                 listener.note(f"what was measured is kept in {folder.set_run_aside()}")
                 shutil.rmtree(out / SCRATCH, ignore_errors=True)  # captures of what was
             fingerprint.refuse_changes(out, trained)
@@ -242,7 +244,6 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
             last = attempt == attempts or not agenda.has_seconds(result.total_seconds)
             if result.disturbed is None or last:
                 break
-            folder.set_aside(folder.trial_folder(trial.id), "disturbed")
             listener.note(f"{trial.title}: {result.disturbed}; it is measured again")
         # On a machine that stays busy, all that follow would be measured in vain several times.
         stays_busy = result.disturbed is not None
@@ -286,7 +287,8 @@ def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
                 listener.note(f"NOT EQUIVALENT: {verdict.strategy}: {verdict.cause.text}")
     finally:  # after Ctrl-C, too
         made = verification_of(missing, fresh)
-        every = (*done.values(), *made.verdicts)
+        judged = {verdict.id for verdict in fresh}
+        every = (*(v for v in known if v.id not in judged), *made.verdicts)
         write_verification(folder.path, made.model_copy(update={"verdicts": every}))
 
 
@@ -303,13 +305,11 @@ def _results(
             if (folder.trial_folder(trial.id) / TRIAL_FILE).exists():
                 clear(folder.trial_folder(trial.id))  # the command was killed before it could
             yield stored
-        elif stored is not None and stored.disturbed is not None:
-            folder.set_aside(folder.trial_folder(trial.id), "disturbed")
 
 
 def _again(stored: TrialResult, *, retry: bool) -> bool:
-    if stored.outcome in (Outcome.INTERRUPTED, Outcome.UNAVAILABLE):
-        return True  # not measured; what was missing may be there by now, and asking costs nothing
+    if stored.outcome in NOT_MEASURED:
+        return True  # what was missing may be there by now, and asking costs nothing
     failed = stored.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
     return retry and (failed or stored.disturbed is not None)
 
@@ -325,6 +325,8 @@ def _modules(trials: Sequence[Trial]) -> list[str]:
 def _check_same(out: Path, experiment: Experiment) -> None:
     """Refuse a folder whose run had another workload, recipe or way of measuring."""
     if not (out / EXPERIMENT_FILE).exists():
+        if has_results(out):
+            raise InputError(str(out), f"has results and no {EXPERIMENT_FILE}", fingerprint.REMEDY)
         return
     before = RunFolder(out).read_experiment()
     stored = _flat(before)

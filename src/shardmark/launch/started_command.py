@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from shardmark.core.errors import InputError
+from shardmark.core.storage import temporary_folder
 
 
 class StartedCommand:
@@ -26,7 +27,9 @@ class StartedCommand:
 
         `first_line` is all that it reads on standard input; `descriptors` stay open in it.
         """
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        self._log = tempfile.TemporaryFile(  # noqa: SIM115  (lives as long as the process)
+            dir=temporary_folder()
+        )
         try:
             self._process = subprocess.Popen(
                 words,

@@ -31,6 +31,7 @@ from shardmark.launch.trial_artifacts import (
 )
 from shardmark.measure.step.progress import reached
 from shardmark.results.schema import (
+    NOT_MEASURED,
     Failure,
     Outcome,
     RankRecord,
@@ -39,7 +40,7 @@ from shardmark.results.schema import (
     Summary,
     TrialResult,
 )
-from shardmark.results.store import RunFolder
+from shardmark.results.store import Damaged, RunFolder
 from shardmark.trials.trial import Trial
 
 
@@ -88,6 +89,7 @@ class TrialRunner:
 
     def _run(self, launch: Launch) -> TrialResult:
         trial = launch.trial
+        self._set_measured_aside(trial)
         directory = self.folder.create_trial(trial.id)
         clear(directory, keep=())  # whatever an earlier attempt left
         try:
@@ -120,6 +122,17 @@ class TrialRunner:
         result = self._store(launch, outcome, failure, ranks=records, restarts=ending.restarts)
         clear(directory)
         return result
+
+    def _set_measured_aside(self, trial: Trial) -> None:
+        """Keep what an earlier attempt measured, from the moment on that another one begins."""
+        stored = self.folder.read_result(trial.id)
+        if isinstance(stored, Damaged):
+            why = "damaged"
+        elif stored is None or stored.outcome in NOT_MEASURED:
+            return
+        else:
+            why = str(stored.outcome) if stored.disturbed is None else "disturbed"
+        self.folder.set_aside(self.folder.trial_folder(trial.id), why)
 
     def _watch(self, trial: Trial, directory: Path) -> Ending:
         ranks = range(trial.layout.processes)

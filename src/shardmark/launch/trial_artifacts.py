@@ -129,6 +129,7 @@ def refuse_full(directory: Path, records: Iterable[RankRecord]) -> None:
     for record in records:
         if record.error is not None and record.error.kind == "storage":
             found, _, remedy = record.error.message.rpartition("; ")
+            found, remedy = (found, remedy) if found else (remedy, "see to that disk or limit")
             raise StorageError(f"rank {record.rank} on {record.host}", found, remedy)
     room = directory / ".room"
     write_whole(room, bytes(ROOM_BYTES))

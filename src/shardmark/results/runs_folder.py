@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
 from shardmark.core.errors import InputError
+from shardmark.core.storage import storage_error
 
 RUNS = Path("runs")
 LATEST = "latest"
 
 
 def fresh_folder(name: str) -> Path:
-    """`runs/NAME`, or `runs/NAME-2` and so on where there is one already."""
+    """`runs/NAME`, or `runs/NAME-2` and so on; made at once, so that no other command takes it."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(RUNS / new for new in names if new != LATEST and not (RUNS / new).exists())
+    for folder in (RUNS / new for new in names if new != LATEST):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise storage_error(folder, error) from error
+        return folder
+    raise AssertionError("numbers do not end")
+
+
+@contextmanager
+def removed_if_empty(folder: Path | None) -> Iterator[None]:
+    """Leave no folder that was made for a run of which nothing came."""
+    try:
+        yield
+    finally:
+        if folder is not None:
+            with suppress(OSError):
+                folder.rmdir()
 
 
 def runs_of(name: str) -> list[Path]:

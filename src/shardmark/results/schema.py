@@ -25,6 +25,10 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
 
 
+NOT_MEASURED = (Outcome.UNAVAILABLE, Outcome.INTERRUPTED)
+"""Asked again by the next command."""
+
+
 class Stored(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

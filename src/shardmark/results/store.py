@@ -7,7 +7,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -124,8 +124,11 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other commands from running trials into the folder; `InputError` while one does."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(self.path / LOCK_FILE, flags, 0o644)
+        lock = self.path / LOCK_FILE
+        if lock.exists() and not lock.is_file():
+            raise InputError(str(lock), "is no regular file", "remove it")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(lock, flags, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -213,15 +216,29 @@ class RunFolder:
 
     def set_run_aside(self) -> Path:
         """Keep all that was measured as a run of its own, `set-aside/run-N`, and begin anew."""
-        place = self._fresh_aside("run")
-        place.mkdir()
-        for name in RUN_FILES:
-            if (self.path / name).exists():
-                (self.path / name).rename(place / name)
+        with suppress(OSError):  # what holds something stays
+            (self.path / TRIALS_FOLDER).rmdir()
+        present = [name for name in RUN_FILES if (self.path / name).exists()]
+        place = self._begun_aside(present) or self._fresh_aside("run")
+        place.mkdir(exist_ok=True)
+        for name in present:
+            (self.path / name).rename(place / name)
         flush_folder(place)
         (self.path / TRIALS_FOLDER).mkdir()
         flush_folder(self.path)
         return place
+
+    def _begun_aside(self, names: Sequence[str]) -> Path | None:
+        """What a killed command was about to set aside: the rest, of those names, belongs to it."""
+        numbered = {
+            int(place.name.removeprefix("run-")): place
+            for place in (self.path / ASIDE_FOLDER).glob("run-*")
+            if place.name.removeprefix("run-").isdecimal()
+        }
+        newest = numbered.get(max(numbered, default=0))
+        if newest is None or any((newest / name).exists() for name in (*names, EXPERIMENT_FILE)):
+            return None
+        return newest
 
     def _fresh_aside(self, name: str) -> Path:
         folder = self.path / ASIDE_FOLDER
@@ -301,6 +318,11 @@ class RunFolder:
 def is_run(path: Path) -> bool:
     """Whether a run was begun in the folder."""
     return (path / EXPERIMENT_FILE).is_file() or (path / TRIALS_FOLDER).is_dir()
+
+
+def has_results(path: Path) -> bool:
+    """Whether a trial of the run has left one, whatever it is worth."""
+    return any((path / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}"))
 
 
 def load_run(path: Path, *, verify: bool = False) -> StoredRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import platform
@@ -16,7 +15,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
-from shardmark.core.errors import InputError, StorageError
+from shardmark.core.errors import FULL, InputError, StorageError
+from shardmark.core.storage import temporary_folder
 from shardmark.trials.trial import Trial
 
 DEFAULT = "checkpoints"
@@ -47,7 +47,7 @@ def folder_on_node(trial: Trial, run_directory: str, node: int, *, here: bool) -
     if given is None and here:
         return Path(run_directory) / DEFAULT
     digits = hashlib.sha256(run_directory.encode()).hexdigest()[:12]
-    base = Path(tempfile.gettempdir() if given is None else given).expanduser()
+    base = temporary_folder() if given is None else Path(given).expanduser()
     return base / f"shardmark-{trial.id}-{digits}" / f"node-{node}"
 
 
@@ -74,7 +74,7 @@ def check_writable(folder: Path) -> None:
 def not_writable(folder: Path, error: BaseException) -> InputError:
     """What to say of a folder for checkpoints that cannot be used."""
     why = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    full = getattr(error, "errno", None) in FULL
     return (StorageError if full else InputError)(
         "limits.checkpoint_dir",
         f"{folder} on {platform.node()} cannot be written: {why or type(error).__name__}",

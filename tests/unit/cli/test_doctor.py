@@ -21,6 +21,7 @@ from shardmark.measure.system.machine_checks import (
     software_checks,
 )
 from shardmark.results.network import NetworkRecord, read_network
+from shardmark.results.store import RunFolder
 from shardmark.strategies import STRATEGIES
 from tests.golden.test_golden import GOLDEN
 
@@ -202,3 +203,29 @@ def test_under_torchrun_it_says_how_many(monkeypatch: pytest.MonkeyPatch, capsys
         monkeypatch.setenv(name, "1")
     assert main(["doctor", "--network", "--ranks", "2"]) == 2
     assert "found under torchrun" in capsys.readouterr().err
+
+
+def test_links_are_not_stored_where_they_would_harm_a_run(
+    asked: list[dict[str, Any]], tmp_path: Path, capsys: Captured
+) -> None:
+    run, stored = tmp_path / "run", tmp_path / "run" / "network.json"
+    (run / "trials").mkdir(parents=True)
+    command = ["doctor", "--network", "--run", str(run)]
+    stored.write_text(newer := STORED.model_dump_json().replace('_version":1', '_version":2'))
+    assert main(command) == 2
+    assert "of a newer shardmark" in capsys.readouterr().err
+    assert stored.read_text() == newer
+    stored.unlink()
+    stored.symlink_to(tmp_path / "private")
+    assert main(command) == 2
+    assert "is a link" in capsys.readouterr().err
+    stored.unlink()
+    assert asked == [], "it is told before anything is measured"
+    with RunFolder(run).locked():
+        assert main(command) == 2
+    assert "another command runs trials into it" in capsys.readouterr().err
+    assert not stored.exists()
+    stored.write_text("{")
+    assert main(command) == 0
+    assert read_network(run) is not None
+    assert (run / "set-aside" / "network.json.damaged-1").read_text() == "{"

@@ -402,3 +402,49 @@ def test_a_newer_versions_result_is_not_measured_again(out: Path) -> None:
             run_experiment(experiment(*changes), out, engine=engine)
         assert engine.ran == []
     assert path.read_text() == newer
+
+
+def test_a_run_that_another_command_made_meanwhile_is_not_mixed_with(out: Path) -> None:
+    """Between the first look at the folder and its lock, an engine starts: seconds."""
+
+    class Slow(FakeEngine):
+        def machine(self, device: str) -> Machine:
+            run(out, "recipe.steps=5")
+            return super().machine(device)
+
+    engine = Slow()
+    with pytest.raises(InputError, match=r"holds a run with recipe\.steps = 5, here it is 4"):
+        run_experiment(experiment(), out, engine=engine)
+    assert engine.ran == []
+
+
+def test_results_without_their_experiment_are_not_added_to(out: Path) -> None:
+    run(out)
+    (out / "experiment.yaml").unlink()
+    with pytest.raises(InputError, match=r"has results and no experiment\.yaml"):
+        run(out, "recipe.steps=5")
+    assert len(run(out, "recipe.steps=5", remeasure=True)[0].ran) == 2
+    assert outcomes(out / "set-aside" / "run-1") == {"single": "ok", "ddp": "ok"}
+
+
+def test_a_result_stays_until_the_trial_is_run_again(out: Path) -> None:
+    """Ctrl-C or a budget may come first."""
+    run(out, ends={"ddp": FAILED})
+    run(out, retry=True, budget_seconds=0.0)
+    assert outcomes(out) == {"single": "ok", "ddp": "failed"}
+    run(out, retry=True)
+    assert outcomes(out) == {"single": "ok", "ddp": "ok"}
+    (aside,) = (out / "set-aside").iterdir()
+    assert aside.name.endswith(".failed-1")
+    assert json.loads((aside / "result.json").read_text())["outcome"] == "failed"
+
+
+def test_a_disturbed_trial_counts_until_it_is_run_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardmark.launch.trial.stability_of_trial", lambda *_: (OTHERS,))
+    once = "matrix.strategy=[ddp]", "measure.max_remeasure=0"
+    run(out, *once)
+    run(out, *once, retry=True, budget_seconds=0.0)
+    assert outcomes(out) == {"ddp": "ok"}
+    assert not (out / "set-aside").exists()

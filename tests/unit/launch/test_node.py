@@ -16,7 +16,7 @@ import pytest
 
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
-from shardmark.launch.local.scratch import LOCK_FILE, SCRATCH_PREFIX, scratch_folder
+from shardmark.launch.local.scratch import LOCK_FILE, scratch_folder, scratch_prefix
 from shardmark.launch.nodes import addresses, node
 from shardmark.launch.nodes.addresses import (
     INTERFACE_VARIABLES,
@@ -137,19 +137,38 @@ def test_node_is_told_of_its_refusal_and_says_when_its_controller_is_gone(
     assert made.serve() == "its connection was closed"
 
 
-def test_scratch_folders_that_nobody_owns_any_more_are_removed(scratch: Path) -> None:
-    names = (f"{SCRATCH_PREFIX}dead", f"{SCRATCH_PREFIX}unlocked", "other")
-    dead, unlocked, other = (scratch / name for name in names)
-    for folder in (dead, unlocked, other):
+def test_scratch_folders_that_nobody_owns_any_more_are_removed(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of another machine, whose locks are not seen here, or what a link leads to."""
+    prefix = scratch_prefix()
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.node", lambda: "elsewhere")
+        others = scratch_prefix()
+    names = (f"{prefix}dead", f"{prefix}unlocked", "other", f"{others}living")
+    dead, unlocked, other, elsewhere = (scratch / name for name in names)
+    for folder in (dead, unlocked, other, elsewhere):
         (folder / "logs").mkdir(parents=True)
-    for folder in (dead, other):
+    for folder in (dead, other, elsewhere):
         (folder / LOCK_FILE).touch()
     with scratch_folder() as living:
         with (living / LOCK_FILE).open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with scratch_folder():
             pass
-        assert set(scratch.iterdir()) == {living, unlocked, other}
+        link = scratch / f"{prefix}link"
+        link.symlink_to(other)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getuid", lambda: 12345)
+            dead.mkdir()
+            (dead / LOCK_FILE).touch()
+            with scratch_folder():
+                pass
+            assert dead.exists(), "it belongs to somebody else"
+        with scratch_folder():
+            pass
+        assert set(scratch.iterdir()) == {living, unlocked, other, elsewhere, link}
+        assert (other / "logs").exists()
     assert not living.exists()
 
 

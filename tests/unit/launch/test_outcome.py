@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardmark.core.errors import DataError, InputError, StrategyUnavailable, error_kind
+from shardmark.core.errors import FULL, DataError, InputError, StrategyUnavailable, error_kind
 from shardmark.launch import outcome
 from shardmark.launch.outcome import (
     MEMORY_REMEDY,
@@ -49,7 +49,8 @@ OUT_OF_MEMORY = Outcome.OUT_OF_MEMORY
         (StrategyUnavailable("ddp", "no", "two"), "unavailable"),
         (DataError("train", "no pictures", "add some"), "data"),
         (InputError("workload.model", "a list", "a tensor"), "input"),
-        (OSError(errno.ENOSPC, "No space left on device"), "exception"),
+        *((OSError(number, "of a disk"), "storage") for number in FULL),
+        (OSError(errno.ETIMEDOUT, "of a connection"), "exception"),
         (RuntimeError("Connection closed by peer"), "exception"),
         (ValueError("CUDA out of memory is only quoted here"), "exception"),
     ],

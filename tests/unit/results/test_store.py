@@ -7,6 +7,8 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -270,3 +272,35 @@ def test_other_folders_are_refused_with_the_runs_nearby(run: Path, tmp_path: Pat
     ):
         with pytest.raises(InputError, match=message):
             create(tmp_path / path)
+
+
+@pytest.mark.parametrize("moved", range(1, 4))
+def test_a_run_set_aside_by_a_killed_command_stays_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    folder, names = RunFolder(run), {path.name for path in run.iterdir()}
+    rename, calls = Path.rename, list[Path]()
+
+    def killed(path: Path, target: Path) -> Path:
+        calls.append(path)
+        if len(calls) > moved:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Path, "rename", killed)
+        folder.set_run_aside()
+    RunFolder.create(run)  # by the next command
+    if (run / "experiment.yaml").exists():
+        folder.set_run_aside()
+    assert {path.name for path in (run / "set-aside").iterdir()} == {"run-1"}
+    assert {path.name for path in (run / "set-aside" / "run-1").iterdir()} == names
+    (run / "experiment.yaml").write_text("{}")
+    assert folder.set_run_aside().name == "run-2", "a whole run is not added to"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_lock_that_is_no_file_is_told(run: Path, make: Callable[[Path], None]) -> None:
+    make(run / ".lock")
+    with pytest.raises(InputError, match=r"\.lock: is no regular file; remove it"):
+        RunFolder(run).locked().__enter__()

@@ -118,7 +118,7 @@ class ForkServer:
         self._directory = directory
         try:
             self.make_ready()
-            self._temporary.mkdir(exist_ok=True)
+            self._temporary.mkdir(parents=True, exist_ok=True)
             told = {"TMPDIR": str(self._temporary), **variables}
             self._agent_pid = self._ask("fork", AGENT, str(directory), task, told)
         except ProcessDiedError as died:
@@ -157,6 +157,7 @@ class ForkServer:
         """End the process and whatever runs; its last words.  Asked again, it is started again."""
         process, channel = self._process, self._channel
         if process is None or channel is None:
+            self._scratch.close()  # of a process that could not be started
             return None
         self._process = self._channel = self._loaded = None
         channel.close()
@@ -166,6 +167,7 @@ class ForkServer:
             self._scratch.close()
 
     def _start(self) -> socket.socket:
+        self._temporary = self._scratch.enter_context(scratch_folder()) / "trial"
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The user's own model may live in the current folder, or where a script has found it.
         installed = (sys.prefix, sys.base_prefix)
@@ -181,7 +183,6 @@ class ForkServer:
                 environment={**ENVIRONMENT, **os.environ, **variables},
                 descriptors=[its.fileno()],
             )
-        self._temporary = self._scratch.enter_context(scratch_folder()) / "trial"
         return own
 
     def _ask(self, work: str, *arguments: Any) -> Any:
@@ -252,7 +253,9 @@ class _Server:
         """What torch can use.  A child asks, since asking CUDA spoils a process for forking."""
         try:
             importlib.import_module("torch")
-            with ProcessPoolExecutor(1, mp_context=get_context("fork")) as child:
+            with ProcessPoolExecutor(
+                1, get_context("fork"), initializer=die_with_parent, initargs=(os.getpid(),)
+            ) as child:
                 return child.submit(_machine, device).result()
         except Exception as error:  # nobody can foresee what importing torch or asking CUDA raises
             raise InputError(

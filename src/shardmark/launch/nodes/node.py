@@ -131,7 +131,7 @@ class Node:
             directory = Path(request["directory"])
             if not self._here:
                 directory = self._scratch / "trial"
-                directory.mkdir()
+                directory.mkdir(parents=True, exist_ok=True)
                 for used in (directory, self._evidence):
                     stack.callback(shutil.rmtree, used, ignore_errors=True)
                 self._write_inputs(request, directory)

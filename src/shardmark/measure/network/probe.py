@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.storage import temporary_folder
 from shardmark.results.network import NetworkRecord
 
 RECORD_FILE = "record.json"
@@ -33,7 +34,7 @@ def probe_network(
     if not 2 <= ranks <= MOST_RANKS:
         raise InputError("--ranks", f"found {ranks}", f"allowed are 2 to {MOST_RANKS}")
     words = [sys.executable, "-m", "shardmark.measure.network.links"]
-    with tempfile.TemporaryDirectory(prefix="shardmark-network-") as name:
+    with tempfile.TemporaryDirectory(prefix="shardmark-network-", dir=temporary_folder()) as name:
         words += [name, str(ranks), device, str(seconds)]
         started = subprocess.Popen(
             words,
