@@ -107,16 +107,16 @@ class Reference:
         self._hypothesis = hypothesis
         self._noise = noise
         self._noise_draws = torch.Generator().manual_seed(noise.seed if noise else 0)
-        self._model = workload.build_model().to(device)
-        self.initial_sha256 = weights_sha256(dict(self._model.named_parameters()))
-        self._named = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        self.model = workload.build_model().to(device)
+        self.initial_sha256 = weights_sha256(dict(self.model.named_parameters()))
+        self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = build_optimizer(self._named.values(), recipe)
         self._set_decay()
         self._rate = learning_rate_of(recipe, total_steps)
         self._shards = [Shard(index=index, count=shares) for index in range(shares)]
         drawn = replace(plan, draws=hypothesis.seed_offset)
         self._batches = [workload.batches(drawn, shard) for shard in self._shards]
-        own = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        own = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self._buffers = [{n: b.clone() for n, b in own.items()} for _ in range(shares)]
         self.steps_taken = 0
         self.updates = 0
@@ -144,14 +144,18 @@ class Reference:
             with torch.no_grad():
                 for parameter in self._named.values():
                     parameter.copy_(self._disturbed(parameter, self._noise.parameters))
-        losses = []
-        total: dict[str, Tensor] = {}
-        for rank in range(len(self._shards)):
-            losses.append(self._play(rank))
-            self._collect(total, rank)
-        self.gradients = total
+        losses = self.pass_shares()
         self._update()
         self.steps_taken += 1
+        return losses
+
+    def pass_shares(self) -> list[Tensor]:
+        """Every rank's passes, which make `gradients`, without an update; each rank's loss."""
+        losses = []
+        self.gradients = {}
+        for rank in range(len(self._shards)):
+            losses.append(self._play(rank))
+            self._collect(self.gradients, rank)
         return losses
 
     def _play(self, rank: int) -> Tensor:
@@ -168,7 +172,7 @@ class Reference:
         parts = []
         for micro_batch in micro_batches:
             with self._precision():
-                loss = self._workload.loss(self._model, micro_batch)
+                loss = self._workload.loss(self.model, micro_batch)
             check_weight(loss, micro_batch)
             step_weight = self._step_weight(micro_batch, batch)
             part = share_of_step(loss, step_weight, len(self._shards))
@@ -176,7 +180,7 @@ class Reference:
             parts.append(part.detach())
         self.draws[rank].append(self._drawn())
         if hypothesis.buffers != "frozen":
-            self._buffers[rank] = {n: b.clone() for n, b in self._model.named_buffers()}
+            self._buffers[rank] = {n: b.clone() for n, b in self.model.named_buffers()}
         return torch.stack(parts).sum()
 
     def _step_weight(self, micro_batch: Batch, share: Batch) -> float:
@@ -240,11 +244,11 @@ class Reference:
 
     def _put(self, buffers: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
+            for name, buffer in self.model.named_buffers():
                 buffer.copy_(buffers[name])
 
     def full_parameters(self) -> dict[str, Tensor]:
-        return {name: p.detach().cpu().clone() for name, p in self._model.named_parameters()}
+        return {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
 
     def buffers(self, rank: int = 0) -> Mapping[str, Tensor]:
         """One rank's buffers by name."""
@@ -253,9 +257,9 @@ class Reference:
     def quality(self) -> Mapping[str, float | None]:
         """The whole validation set once, with the buffers of the rank that is evaluated."""
         self._put(self._buffers[self._hypothesis.evaluated_rank])
-        self._model.eval()
-        part = self._workload.evaluate(self._model, Shard(index=0, count=1), self._device)
-        self._model.train()
+        self.model.eval()
+        part = self._workload.evaluate(self.model, Shard(index=0, count=1), self._device)
+        self.model.train()
         return self._workload.quality([part])
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:

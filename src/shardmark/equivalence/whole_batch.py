@@ -10,11 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
+from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Array, arrays
 from shardmark.equivalence.compare import Tolerances, equal, worst_of
+from shardmark.equivalence.reference import Reference
 from shardmark.results.verification import Cause, Check
-from shardmark.strategies.step import autocast, share_of_step
-from shardmark.workloads.base import Batch, BatchPlan, LossSum, Workload
+from shardmark.strategies.step import autocast
+from shardmark.workloads.base import Batch, BatchPlan, Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +30,9 @@ CAUSE = Cause(
     first_deviation=NAME,
 )
 
+MOST_SHOWN = 200
+"""Characters of an error."""
+
 
 def whole_batch_check(
     workload: Workload,
@@ -38,41 +43,34 @@ def whole_batch_check(
     device: torch.device,
     tolerances: Tolerances,
 ) -> Check:
-    """The first gradient, added up over shares and micro-batches, against the same in one piece.
+    """The reference's first gradient, without dropout, against the same in one piece.
 
-    There the loss is divided by the weight that it returns itself, not by the step's.  The model is
-    in evaluation mode: dropout cannot draw the same in one piece, and nothing else changes with it
-    in a model without batch norm.
+    There the loss is divided by the weight that it returns itself.  What fails here and trained in
+    the reference's runs is not compared.
     """
-    model = workload.build_model().to(device)
-    reason = _blocker(workload, model, tolerances)
+    reference = Reference(workload, recipe, shares=shares, plan=plan, total_steps=1, device=device)
+    reason = _blocker(workload, reference.model, tolerances)
     if reason is not None:
         return _not_compared(reason)
-    model.eval()
-
-    def batch(index: int, count: int) -> Batch:
-        return next(workload.batches(plan, Shard(index=index, count=count)))
-
-    def loss_of(part: Batch) -> LossSum:
-        with autocast(recipe, device):
-            return workload.loss(model, part.to(device))
-
-    for index in range(shares):
-        for part in batch(index, shares).split(recipe.gradient_accumulation):
-            _backward(share_of_step(loss_of(part), part.step_weight, shares=1))
-    in_parts = _taken_gradient(model)
+    _stop_dropout(reference.model)
     try:
-        loss = loss_of(batch(0, 1))
-        _backward(loss.total / loss.weight)
+        whole = next(workload.batches(plan, Shard(index=0, count=1))).to(device)
+        in_one_piece = _gradient_in_one_piece(workload, recipe, reference.model, whole, device)
+        if in_one_piece is None:
+            return _not_compared("the loss draws random numbers, other than dropout's")
+        reference.pass_shares()
     except torch.OutOfMemoryError:
         return _not_compared("the whole batch is too large for one device")
-    in_one_piece = _taken_gradient(model)
+    except Exception as error:  # the user's model, in a size that nobody asked for
+        told = one_line(f"{type(error).__name__}: {error}")[:MOST_SHOWN]
+        return _not_compared(f"one process on the whole batch fails: {told}")
 
     expected = replace(tolerances.reference, tensors={"gradient": in_one_piece})
+    in_parts = replace(expected, tensors={"gradient": arrays(reference.gradients)})
     return worst_of(
         NAME,
         {name: ("tensors", "gradient", name) for name in in_one_piece},
-        replace(expected, tensors={"gradient": in_parts}),
+        in_parts,
         replace(tolerances, reference=expected),
     )
 
@@ -91,12 +89,49 @@ def _not_compared(reason: str) -> Check:
     return equal(NAME, told, told)
 
 
-def _backward(loss: torch.Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]  # torch's
+def _stop_dropout(model: nn.Module) -> None:
+    """Set every module's rates of dropout to 0, by their attributes' usual names.
+
+    Evaluation mode would do more: cuDNN's recurrent layers have no backward pass there, and some
+    models return something else.
+    """
+    for module in model.modules():
+        drops = any(part in type(module).__name__ for part in ("Drop", "StochasticDepth"))
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name or (drops and name == "p")):
+                setattr(module, name, 0.0)
 
 
-def _taken_gradient(model: nn.Module) -> dict[str, Array]:
-    named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    taken = arrays(named)
-    model.zero_grad(set_to_none=True)
-    return taken
+def _gradient_in_one_piece(
+    workload: Workload, recipe: Recipe, model: nn.Module, whole: Batch, device: torch.device
+) -> dict[str, Array] | None:
+    """In training mode; in evaluation mode where training draws still, or changes buffers.
+
+    Leaves the model in that mode.  None where both modes draw.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for training in (True, False):
+        model.train(training)
+        before = _generators(device)
+        with autocast(recipe, device):
+            loss = workload.loss(model, whole)
+        if not all(map(torch.equal, before, _generators(device))):
+            continue
+        changed = [b for name, b in model.named_buffers() if not torch.equal(b, buffers[name])]
+        if training and changed:
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(buffers[name])
+            continue
+        (loss.total / loss.weight).backward()  # type: ignore[no-untyped-call]  # torch's
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        taken = arrays(gradients)
+        model.zero_grad(set_to_none=True)
+        return taken
+    return None
+
+
+def _generators(device: torch.device) -> list[torch.Tensor]:
+    """States of the generators that a model on the device draws from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from shardmark.core.errors import InputError
+from shardmark.equivalence import reference
 from shardmark.equivalence.reference import Hypothesis, Noise
 from shardmark.results.verification import Verdict, read_verification, write_verification
-from tests.unit.verification.court import STEPS, Court, Task, array, court, with_tensor
+from tests.unit.verification.court import MODELS, STEPS, Court, Task, array, court, with_tensor
 from tests.unit.verification.verdicts import VERIFICATION
 
 BF16 = torch.bfloat16
@@ -115,6 +118,72 @@ def test_a_loss_that_does_not_add_up_is_refused_whatever_the_strategy(
         assert "not the sum of its parts" in cause_text(judged.judged())
     monkeypatch.setattr(Task, "not_additive", "it divides by what it draws")
     assert "divides by what it draws" in str(Court("plain", uneven=True).whole_batch.found)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda loss, step_weight, _: loss.total / step_weight,  # nobody undoes the mean over ranks
+        lambda loss, *_: loss.total / loss.weight,  # a mean of means
+    ],
+)
+def test_a_mistake_that_reference_and_strategies_share_is_found(
+    monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    monkeypatch.setattr(reference, "share_of_step", wrong)
+    judged = Court("plain", uneven=True)
+    assert not judged.whole_batch.holds
+    assert judged.judged().equivalent is False
+
+
+class Odd(nn.Module):
+    """A model whose evaluation mode or whole batch is another thing than its training."""
+
+    count: Tensor
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer, self.attention_dropout = kind, nn.Linear(4, 2), 0.5
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        if self.kind == "train only":
+            assert self.training or not torch.is_grad_enabled(), "as cuDNN says"
+            return functional.dropout(outputs, self.attention_dropout)
+        if self.kind == "fixed rate":
+            return functional.dropout(outputs, 0.3, self.training)
+        if self.kind == "counts" and self.training:
+            self.count += 1
+            return outputs * self.count
+        if self.kind == "noisy":
+            return outputs + torch.randn(2)
+        if self.kind == "small":
+            assert len(inputs) <= 8, "too many"
+        if self.kind == "memory" and len(inputs) > 8:
+            raise torch.OutOfMemoryError
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("train only", None),
+        ("fixed rate", None),
+        ("counts", None),
+        ("noisy", "the loss draws random numbers"),
+        ("small", "AssertionError: too many"),
+        ("memory", "too large for one device"),
+    ],
+)
+def test_a_model_is_compared_in_the_mode_that_can_be(
+    monkeypatch: pytest.MonkeyPatch, kind: str, told: str | None
+) -> None:
+    monkeypatch.setitem(MODELS, kind, lambda: Odd(kind))
+    whole_batch = Court(kind, uneven=True, gradient_accumulation=2).whole_batch
+    assert whole_batch.holds
+    assert (whole_batch.in_tolerances is None) is (told is not None)
+    assert told is None or told in str(whole_batch.found)
 
 
 def test_batch_norm_couples_samples_by_design() -> None:

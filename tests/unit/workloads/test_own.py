@@ -128,6 +128,30 @@ def test_a_scalar_loss_is_a_mean_and_the_default_metric(tmp_path: Path) -> None:
     assert workload.quality([{}]) == {}
 
 
+def test_a_mean_in_half_precision_is_weighed_in_full(tmp_path: Path) -> None:
+    workload = written(
+        tmp_path,
+        """
+        weights = lambda self, data: [2e4] * len(data)
+        loss = lambda self, model, rows: model(rows).square().mean().half()
+        """,
+    )
+    loss = workload.loss(workload.build_model(), taken(workload)[0])
+    assert loss.total.isfinite(), "16 bits end at 65,504"
+
+
+def test_operations_are_counted_all_over_the_data_set(tmp_path: Path) -> None:
+    """Sample i has i + 1 rows, 8.5 on average; each pass takes 4 operations a row."""
+    workload = written(
+        tmp_path,
+        """
+        train_data = lambda self: [torch.ones(i + 1, 2) for i in range(16)]
+        collate = lambda self, samples: torch.cat(samples)
+        """,
+    )
+    assert workload.sample_input_flops(workload.build_model()) == 68
+
+
 def test_declarations_of_the_class_count(tmp_path: Path) -> None:
     workload = written(
         tmp_path,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shardmark.workloads.own.options import OwnOptions
 
 NEEDED = ("model", "train_data", "validation_data", "loss")
-COUNTED_SAMPLES = 2
+COUNTED_SAMPLES = 4
 DEFAULT_METRIC = "validation_loss"
 
 TAKEN_OVER = {
@@ -184,7 +184,7 @@ class OwnTask(SampledTask[OwnBatch]):
 
     def _sum_of(self, returned: object, weight: float) -> tuple[Tensor, Tensor | float]:
         if isinstance(returned, Tensor) and returned.numel() == 1:
-            return returned.reshape(()) * weight, weight
+            return returned.reshape(()).float() * weight, weight
         if isinstance(returned, tuple) and len(returned) == 2:
             total, own_weight = returned
             if isinstance(total, Tensor) and total.numel() == 1:
@@ -259,11 +259,12 @@ class OwnTask(SampledTask[OwnBatch]):
         return {name: float(value) for name, value in named.items()}
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Counted while the first samples are really passed: what a task does may depend on them.
+        """Counted while some samples are really passed: what a task does may depend on them.
 
         None where it cannot be counted.
         """
-        ids = np.arange(min(COUNTED_SAMPLES, self.training_samples))
+        last = self.training_samples - 1
+        ids = np.unique(np.linspace(0, last, COUNTED_SAMPLES).astype(np.int64))
         weights = self._training_weights
         batch = self._batch(
             self._data.training,
