@@ -12,7 +12,7 @@ DRAWING = str(Path(__file__).with_name("drawing.py"))
 ENDED = [
     "2 trials; loading libraries",
     "[1/2] ddp on 2 ranks, repeat 1 of 2: ok in 21.5 s, 80.0 samples/s, about 40 s left",
-    "[2/2] ddp on 2 ranks, repeat 2 of 2: failed after 21.5 s: rank 1: [31mbroken[0m;"
+    "[2/2] ddp on 2 ranks, repeat 2 of 2: failed after 21.5 s: rank 1: broken;"
     " mend it (trials/ddp-2-0)",
     "the table",
 ]

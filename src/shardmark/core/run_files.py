@@ -19,6 +19,9 @@ power_watts, energy_joules (cumulative), temperature_celsius, memory_used_bytes,
 cpu_pressure_seconds and memory_pressure_seconds in which some task waited, throttled_seconds in
 which heat slowed the CPU; null where the kernel does not tell."""
 
+JOB_FOLDER = "slurm"
+"""Scripts and logs of the run's own job; nothing of it is a result."""
+
 LOG_FILE = "log.txt"
 TRIAL_FILE = "trial.json"
 """The trial as its ranks are given it."""

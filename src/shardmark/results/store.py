@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.core.errors import InputError
-from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.core.run_files import JOB_FOLDER, LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.core.storage import storage_error
 from shardmark.results.bounds import out_of_bounds
 from shardmark.results.files import (
@@ -335,7 +335,11 @@ def load_run(path: Path, *, verify: bool = False) -> StoredRun:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise `InputError` for a link below a run: who plants one has others read or overwritten."""
+    """Raise `InputError` for a link below a run: who plants one has others read or overwritten.
+
+    What is inside a SLURM job's folder is left out: `submitit` makes links there, and no command
+    reads results from it.
+    """
     waiting = [folder]
     while waiting:
         inside = waiting.pop()
@@ -345,7 +349,8 @@ def refuse_links(folder: Path) -> None:
                     if entry.is_symlink():
                         remedy = "put what it leads to in its place, or remove it"
                         raise InputError(entry.path, "is a link", remedy)
-                    if entry.is_dir(follow_symlinks=False):
+                    own_job = entry.name == JOB_FOLDER and inside == folder
+                    if entry.is_dir(follow_symlinks=False) and not own_job:
                         waiting.append(Path(entry.path))
         except FileNotFoundError:
             continue  # a trial under way has removed it

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from shardmark.core.errors import StorageError
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.step.recorder import Recorder
 from shardmark.results.schema import ProbeRecord, RankError, RankRecord
@@ -129,7 +130,7 @@ def test_files_are_replaced_whole_and_nothing_else_is_left(
 
     monkeypatch.setattr(Path, "replace", fails)
     report.error = ERROR
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(StorageError, match="No space"):
         report.write()
     assert read(tmp_path) == before
 

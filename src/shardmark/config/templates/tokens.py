@@ -1,4 +1,4 @@
-import builtins
+import sys
 
 from torch import nn, tensor
 
@@ -16,7 +16,7 @@ class Network(nn.Module):
 
 class Task:  # guess the next letter of a name; padded names weigh differently
     def __init__(self, width=64):
-        names = [[*map(ord, name)] for name in dir(builtins)]
+        names = [[*map(ord, name)] for name in sorted(sys.stdlib_module_names)]
         self.train_data, self.validation_data = lambda: names[::2] * 8, lambda: names[1::2]
         self.model = lambda: Network(width)
 

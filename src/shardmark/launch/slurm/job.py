@@ -20,12 +20,12 @@ from typing import Any
 
 from shardmark.config.engines import SlurmOptions
 from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.run_files import JOB_FOLDER
 from shardmark.core.text import say
 from shardmark.launch.engine import EngineRequest, RemoteCommand, Tell
 from shardmark.results.files import read_regular, write_whole
 from shardmark.results.store import RunFolder
 
-JOB_FOLDER = "slurm"
 JOB_FILE = "job.json"
 COMMAND_SECONDS = 60.0
 """For one of SLURM's commands to answer."""
