@@ -11,7 +11,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from shardmark.analysis.trial.raw_files import number
-from shardmark.core.errors import InputError, StorageError
+from shardmark.core.errors import FULL, InputError, StorageError
 from shardmark.core.run_files import (
     LOG_FILE,
     LOST_FILE,
@@ -22,6 +22,7 @@ from shardmark.core.run_files import (
     rank_file,
     rank_steps_file,
 )
+from shardmark.core.storage import storage_error
 from shardmark.launch.outcome import NoticedCause, ProcessEnd
 from shardmark.measure.step.progress import reached
 from shardmark.measure.system.sampler import SystemSampler
@@ -48,8 +49,9 @@ class RankSampler:
         self, directory: Path, file: str, ranks: Iterable[int], sample_seconds: float
     ) -> None:
         self._directory = directory
+        self._file = directory / file
         self._ranks = tuple(ranks)
-        self._sampler = SystemSampler(directory / file, sample_seconds)
+        self._sampler = SystemSampler(self._file, sample_seconds)
         self._records: dict[int, RankRecord] = {}
         self._versions: dict[int, tuple[int, int]] = {}
         self._trained = False
@@ -58,8 +60,12 @@ class RankSampler:
         self._sampler.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Raise `StorageError` where a disk stopped the sampling; other reasons are in the file."""
         self._sampler.stop()
+        stopped = self._sampler.error
+        if error is None and isinstance(stopped, OSError) and stopped.errno in FULL:
+            raise storage_error(self._file, stopped)
 
     @property
     def memory_bytes(self) -> int | None:

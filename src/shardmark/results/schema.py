@@ -247,6 +247,7 @@ class StabilityKind(StrEnum):
     SHARED_DEVICE = "other processes on the device"
     MEMORY_PRESSURE = "memory pressure"
     SLOWED_DEVICE = "device slowed down"
+    UNWATCHED = "sampling stopped"
 
 
 DISTURBING = (

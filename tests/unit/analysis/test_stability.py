@@ -253,6 +253,15 @@ def test_what_others_take_marks_a_trial(
     assert comparison.rows[0].disturbed == warning.text
 
 
+def test_a_trial_that_nobody_watched_to_its_end_is_told() -> None:
+    def stopped(at: float) -> dict[str, Any]:
+        return {"failure": "OSError: no more"} if at > 14.5 else cpu(0.0)(at)
+
+    warning = only(measured(sample_at=stopped))
+    assert warning.kind is Kind.UNWATCHED
+    assert "OSError: no more" in warning.text
+
+
 @pytest.mark.parametrize(
     "sample_at",
     [

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,19 @@ import yaml
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.machine import Machine
+from shardmark.launch.agenda import cell_of
 from shardmark.launch.controller import check_folder, run_experiment
 from shardmark.launch.fingerprint import fingerprint_of
 from shardmark.results.schema import Outcome, ProbeRecord, StabilityFinding, StabilityKind
-from shardmark.results.store import load_run
+from shardmark.results.store import RunFolder, load_run
+from shardmark.results.verification import (
+    Verdict,
+    Verification,
+    read_verification,
+    write_verification,
+)
 from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import (
     FAILED,
     INTERRUPTED,
@@ -29,6 +38,7 @@ from tests.unit.launch.fakes import (
     experiment,
     leave_files,
 )
+from tests.unit.verification.verdicts import BAD, GOOD
 
 
 @pytest.fixture
@@ -448,3 +458,23 @@ def test_a_disturbed_trial_counts_until_it_is_run_again(
     run(out, *once, retry=True, budget_seconds=0.0)
     assert outcomes(out) == {"ddp": "ok"}
     assert not (out / "set-aside").exists()
+
+
+def test_verdicts_on_cells_of_a_larger_matrix_stay(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that proved nothing, too."""
+    once = "measure.verify=true", "matrix.strategy=[ddp]"
+
+    def judged(cells: Sequence[Trial], **_: Any) -> list[Verdict]:
+        return [GOOD.model_copy(update={"id": cell_of(cell)}) for cell in cells]
+
+    monkeypatch.setattr("shardmark.launch.controller.verify_cells", judged)
+    RunFolder.create(out)
+    unproven = GOOD.model_copy(update={"equivalent": None, "id": "elsewhere"})
+    write_verification(out, Verification(reference="x", steps=3, verdicts=(unproven, BAD)))
+    run(out, *once)
+    stored = read_verification(out)
+    assert stored is not None
+    assert stored.verdicts[:2] == (unproven, BAD)
+    assert len(stored.verdicts) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import socket
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import InputError, ShardmarkError, StorageError
 from shardmark.core.machine import Machine
 from shardmark.launch.local.scratch import LOCK_FILE, scratch_folder, scratch_prefix
 from shardmark.launch.nodes import addresses, node
@@ -24,6 +25,7 @@ from shardmark.launch.nodes.addresses import (
     interface_variables,
     listening_address,
 )
+from shardmark.launch.nodes.engine import _checked
 from shardmark.launch.nodes.node import (
     Mirror,
     Node,
@@ -124,6 +126,29 @@ def test_node_answers_and_judges_until_the_run_is_over(
     serving.join(timeout=10)
     assert ends == [None]
     assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_bad_disk_of_a_node_is_told_and_the_node_lives_on(
+    registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(FakeForkServer):
+        def ended(self, _: float) -> int:
+            raise OSError(errno.EIO, "Input/output error", "/scratch/trial")
+
+    monkeypatch.setattr(node, "ForkServer", Full)
+    made = joined(registry, 0)
+    serving = threading.Thread(target=made.serve)
+    serving.start()
+    (tmp_path / "evidence").write_text("of a cell")
+    registry.send_file(0, tmp_path / "evidence", "0/rank-0.capture.npz")
+    given = {"directory": str(tmp_path), "trial": None, "task": "judge", "rendezvous": None}
+    answer = registry.ask([0], {"do": "run"} | given)[0]
+    with pytest.raises(StorageError, match=r"/scratch/trial: node 0 .*Input/output error; see to"):
+        _checked(registry.nodes[0], answer)
+    assert registry.ask([0], {"do": "machine", "device": "cpu"})[0]["cores"] == 3
+    registry.close()
+    serving.join(timeout=10)
 
 
 @pytest.mark.usefixtures("scratch")

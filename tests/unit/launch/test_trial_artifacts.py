@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from shardmark.core.errors import StorageError
 from shardmark.core.run_files import (
     LOG_FILE,
     LOST_FILE,
@@ -27,8 +30,10 @@ from shardmark.launch.trial_artifacts import (
     rank_record,
     rank_records,
     read_lines,
+    refuse_full,
 )
-from shardmark.results.schema import RankRecord
+from shardmark.measure.system.sampler import SystemSampler
+from shardmark.results.schema import RankError, RankRecord
 from tests.golden.invented import invented_rank
 
 
@@ -164,3 +169,35 @@ def test_a_restarted_rank_is_sampled_in_its_new_process(
     ]
     assert sampled == [{}, {0: os.getppid()}, {0: os.getpid()}, {0: os.getpid()}]
     assert read.count(0) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), StorageError),
+        (PermissionError(errno.EACCES, "no /proc"), None),
+    ],
+)
+def test_sampling_that_stopped_is_a_disks_fault_or_in_the_samples(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    raised: type[StorageError] | None,
+) -> None:
+    def broken(_: SystemSampler) -> dict[str, object]:
+        raise error
+
+    monkeypatch.setattr(SystemSampler, "_sample", broken)
+    with (
+        nullcontext() if raised is None else pytest.raises(raised, match="make room"),
+        RankSampler(tmp_path, SAMPLES_FILE, range(1), sample_seconds=3600),
+    ):
+        pass
+    (line,) = read_lines(tmp_path / SAMPLES_FILE)
+    assert str(error) in str(line["failure"])
+
+
+def test_a_rank_that_a_disk_stopped_blames_no_strategy(tmp_path: Path) -> None:
+    error = RankError(kind="storage", message="OSError: [Errno 5] EIO: 'x'", at_seconds=1.0)
+    with pytest.raises(StorageError, match="Errno 5"):
+        refuse_full(tmp_path, [invented_rank(0).model_copy(update={"error": error})])

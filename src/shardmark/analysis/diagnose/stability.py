@@ -32,6 +32,7 @@ REMEDIES = {
     StabilityKind.SHARED_DEVICE: "stop them, or take a free device",
     StabilityKind.MEMORY_PRESSURE: "free memory, or train something smaller",
     StabilityKind.SLOWED_DEVICE: "cool the device, or lower its power limit",
+    StabilityKind.UNWATCHED: "mend what stopped it, and measure again",
 }
 
 

@@ -67,6 +67,10 @@ def stability_of_trial(
         and seconds > 0
     ]
     findings: list[StabilityFinding] = []
+    stopped = (why for line in samples if isinstance(why := line.get("failure"), str))
+    if (why := next(stopped, None)) is not None:
+        text = f"other work would not have been seen any more: {why}"
+        findings += _finding(StabilityKind.UNWATCHED, text, 1.0)
     if len(points) >= FEWEST_STEPS:
         findings += _drift(points)
         findings += _slow_steps([seconds for _, seconds in points])

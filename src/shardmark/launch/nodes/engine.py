@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import InputError, ShardmarkError, StorageError
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import EngineRequest, Task
@@ -396,6 +396,9 @@ def with_losses(
 
 def _checked(node: ConnectedNode, answer: Message) -> Message:
     """The answer; what the node could not do is raised as the local engine would."""
+    if "storage_error" in answer:
+        where, found, remedy = answer["storage_error"]
+        raise StorageError(where, f"{node.title}: {found}", remedy)
     if "input_error" in answer:
         where, found, allowed = answer["input_error"]
         raise InputError(where, f"{node.title}: {found}", allowed)

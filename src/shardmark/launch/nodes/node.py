@@ -27,8 +27,9 @@ from shardmark.core.environment_variables import (
     RENDEZVOUS_VARIABLE,
     SECRET_VARIABLE,
 )
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import InputError, ShardmarkError, StorageError
 from shardmark.core.run_files import TRIAL_FILE
+from shardmark.core.storage import REMEDIES
 from shardmark.core.text import say
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.local.scratch import scratch_folder
@@ -104,15 +105,18 @@ class Node:
         return self._scratch / "evidence"
 
     def _handle(self, message: Message) -> None:
-        if message["do"] == "run":
-            self._run(message)
-            return
         try:
-            answer = self._answer(message)
+            answer = self._run(message) if message["do"] == "run" else self._answer(message)
+        except StorageError as error:
+            answer = {"storage_error": list(error.args[:3])}
         except InputError as error:
             answer = {"input_error": list(error.args[:3])}
-        except (ShardmarkError, OSError) as error:
+        except ShardmarkError as error:
             answer = {"error": str(error)}
+        except OSError as error:  # a disk of this machine; the node lives on
+            remedy = REMEDIES.get(error.errno or 0, "see to that machine")
+            where = str(error.filename or self._scratch)
+            answer = {"storage_error": [where, error.strerror or str(error), remedy]}
         self._channel.send(answer)
 
     def _answer(self, message: Message) -> Message:
@@ -126,7 +130,7 @@ class Node:
             self._fork_server.load(message["modules"], message["device_type"])
         return {}
 
-    def _run(self, request: Message) -> None:
+    def _run(self, request: Message) -> Message:
         with ExitStack() as stack:
             directory = Path(request["directory"])
             if not self._here:
@@ -144,22 +148,19 @@ class Node:
             kills_before = kernel_oom_kills()
             try:
                 exit_code = self._watched(trial, request, directory, checkpoints)
-            except ShardmarkError as error:
-                self._channel.send({"error": str(error)})
-                return
-            except BaseException:
-                self._gone = True
+            except ShardmarkError:
+                raise
+            except BaseException as error:
+                self._gone |= not isinstance(error, OSError)
                 self._fork_server.close()  # nobody writes into folders that are removed now
                 raise
             self._send_files(trial, directory)
-            self._channel.send(
-                {
-                    "ended": exit_code,
-                    "failures": [asdict(end) for end in process_ends(directory)],
-                    "oom_kills": kernel_oom_kills() - kills_before,
-                    "restarts": [cause.model_dump() for cause in read_restarts(directory)],
-                }
-            )
+            return {
+                "ended": exit_code,
+                "failures": [asdict(end) for end in process_ends(directory)],
+                "oom_kills": kernel_oom_kills() - kills_before,
+                "restarts": [cause.model_dump() for cause in read_restarts(directory)],
+            }
 
     def _write_inputs(self, request: Message, directory: Path) -> None:
         """The trial; or, for the judge, the list of the cells whose evidence was sent here."""

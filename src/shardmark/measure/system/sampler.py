@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -40,7 +41,7 @@ def network_counters() -> dict[str, dict[str, int]]:
 class SystemSampler:
     """Writes one line of `samples.jsonl` every `sample_seconds`, and one at the start and the stop.
 
-    Never raises once started: what stopped it is in `failure`.
+    Never raises once started: what stopped it is in `error`, and in a last line with `failure`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class SystemSampler:
         proc: Path = Path("/proc"),
         traffic: RankTraffic | None = None,
     ) -> None:
-        self.failure: str | None = None
+        self.error: Exception | None = None
         """Why the sampling ended early."""
         self.memory_bytes: int | None = None
         """Of the fullest device, or of the fullest rank where there is none, when last sampled."""
@@ -121,13 +122,16 @@ class SystemSampler:
     def sample_now(self) -> None:
         """Take one sample outside the rhythm, for example when a rank is about to end."""
         with self._lock:
-            if self._file is None or self.failure is not None:
+            if self._file is None or self.error is not None:
                 return
             try:
                 self._file.write(json.dumps(self._sample(), separators=(",", ":")) + "\n")
                 self._flush_if_due()
             except Exception as error:  # the observer must not take the observed down
-                self.failure = f"{type(error).__name__}: {error}"
+                self.error = error
+                told = {"at_seconds": self._clock(), "failure": f"{type(error).__name__}: {error}"}
+                with suppress(Exception):
+                    self._file.write(json.dumps(told, separators=(",", ":")) + "\n")
 
     def stop(self) -> None:
         """Take the last sample, and leave a whole file.  Does nothing when not running."""
@@ -193,7 +197,7 @@ class SystemSampler:
         try:
             file.close()
         except OSError as error:  # a full disk shows when the buffer is written
-            self.failure = self.failure or f"{type(error).__name__}: {error}"
+            self.error = self.error or error
 
     def _close_gpus(self) -> None:
         if self._gpus is not None:
