@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -134,12 +135,29 @@ def test_loss_and_quality(chosen: LanguageOptions, tied: bool) -> None:
 CPU = torch.device("cpu")
 
 
+def published_flops(model: Any, length: int) -> int:
+    """6 N + 12 L H Q T for a token, N without biases (Chowdhery et al., 2022, appendix B)."""
+    weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    width = int(model.embedding.embedding_dim)
+    return length * (6 * weights + 12 * len(model.blocks) * width * length)
+
+
 def test_flops_are_those_of_the_published_formula(chosen: LanguageOptions) -> None:
-    """6 N + 12 L H Q T for a token (Chowdhery et al., 2022, appendix B)."""
-    chosen = changed(chosen, width=256, heads=4, layers=3)
+    """Nearly half of them are attention's."""
+    chosen = changed(chosen, width=8, heads=2, layers=3, sequence_length=64)
     task = build_workload(chosen, 0)
     model = task.build_model()
-    parameters = sum(p.numel() for p in model.parameters())
-    published = 6 * parameters + 12 * 3 * 256 * chosen.sequence_length
-    counted = task.sample_input_flops(model)
-    assert counted == pytest.approx(published * chosen.sequence_length, rel=0.02)
+    assert task.sample_input_flops(model) == pytest.approx(published_flops(model, 64), rel=0.01)
+
+
+def test_flops_of_padded_samples_are_the_mean_of_all(chosen: LanguageOptions, texts: Path) -> None:
+    """Attention grows with the square of the length."""
+    (texts / "long.txt").write_text("x" * 300)
+    chosen = changed(chosen, packed=False, width=8, heads=2, layers=3, sequence_length=300)
+    task = build_workload(chosen, 0)
+    model = task.build_model()
+    ids = range(task.training_samples)
+    lengths = [task.tokens_in([[sample]]) or 0 for sample in ids]
+    expected = np.mean([published_flops(model, length) for length in lengths])
+    assert max(lengths) == 300
+    assert task.sample_input_flops(model) == pytest.approx(expected, rel=0.01)

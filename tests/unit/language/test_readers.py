@@ -6,6 +6,7 @@ import gzip
 import json
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
 from shardmark.workloads import build_workload, check_data, corpora, data_paths, options
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.language import tokens
 from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.language.tokenizers import ByteTokenizer
 from shardmark.workloads.language.tokens import token_data
 
 if TYPE_CHECKING:
@@ -143,10 +146,70 @@ def test_splits_by_name(tmp_path: Path) -> None:
     assert np.array_equal(data.validation.tokens, tokens_of(["fgh" * 20]))
 
 
-def test_one_document_is_divided(tmp_path: Path) -> None:
-    (tmp_path / "input.txt").write_text("ab" * 500)
+def test_what_is_not_named_trains(tmp_path: Path) -> None:
+    for name, text in (("books-1.txt", "abc"), ("books-2.txt", "de"), ("val.txt", "fgh")):
+        (tmp_path / name).write_text(text * 20)
     data = token_data(LanguageOptions(dataset="text", data_dir=str(tmp_path)))
-    assert (len(data.training.tokens), len(data.validation.tokens)) == (901, 100)
+    assert np.array_equal(data.training.tokens, tokens_of(["abc" * 20, "de" * 20]))
+    assert np.array_equal(data.validation.tokens, tokens_of(["fgh" * 20]))
+
+
+def test_few_documents_are_divided_between_characters(tmp_path: Path) -> None:
+    (tmp_path / "1.txt").write_text("ab" * 200)
+    (tmp_path / "2.txt").write_text("é" * 301, encoding="utf-8")
+    data = token_data(LanguageOptions(dataset="text", data_dir=str(tmp_path)))
+    assert np.array_equal(data.training.tokens, tokens_of(["ab" * 200, "é" * 251]))
+    assert np.array_equal(data.validation.tokens, tokens_of(["é" * 50]))
+
+
+def test_a_tokenizer_learns_nothing_of_what_validates(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "input.txt").write_text("ab " * 300 + "xy " * 30)
+    token_data(
+        LanguageOptions(dataset="text", data_dir=str(tmp_path / "data"), tokenizer={"bpe": 300})
+    )
+    (file,) = tmp_path.glob("cache/*/tokenizer.json")
+    learned = tokenizers.Tokenizer.from_file(str(file)).get_vocab()
+    assert "ab" in learned
+    assert "xy" not in learned
+
+
+def test_what_killed_processes_left_is_made_anew(chosen: LanguageOptions, tmp_path: Path) -> None:
+    before = token_data(chosen)
+    cache = tmp_path / "cache"
+    (summary,) = cache.glob("tokens-*/corpus.json")
+    summary.unlink()
+    left = cache / ".tokens-0123-4567"
+    left.mkdir()
+    assert np.array_equal(token_data(chosen).training.tokens, before.training.tokens)
+    assert summary.is_file()
+    assert not left.exists()
+
+
+def test_tokens_are_made_once_by_processes_that_start_together(
+    chosen: LanguageOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    write = tokens._write
+
+    def slow(*arguments: Any) -> None:
+        made.append(arguments)
+        write(*arguments)
+
+    monkeypatch.setattr(tokens, "_write", slow)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(token_data, [chosen] * 4))
+    assert len(made) == 1
+
+
+def test_other_tokens_are_another_corpus(
+    chosen: LanguageOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = token_data(chosen)
+    monkeypatch.setattr(ByteTokenizer, "end", 255)
+    monkeypatch.setattr(tokens, "VERSION", "other")
+    assert token_data(chosen).sha256 != before.sha256
 
 
 def test_tokens_are_made_once_and_anew_for_other_text(chosen: LanguageOptions, texts: Path) -> None:
@@ -169,7 +232,9 @@ def test_trained_tokenizer(chosen: LanguageOptions, tmp_path: Path) -> None:
     assert len(data.training.tokens) < 0.8 * len(tokens_of(TEXTS))
     again = token_data(chosen.model_copy(update={"tokenizer": str(file)}))
     assert np.array_equal(again.training.tokens, data.training.tokens)
-    assert data.vocabulary == again.vocabulary == 301, "the mask is one more"
+    assert data.vocabulary == again.vocabulary == 300
+    masked = token_data(chosen.model_copy(update={"tokenizer": str(file), "objective": "masked"}))
+    assert (masked.vocabulary, masked.mask) == (301, 300)
 
 
 def test_the_standard_library() -> None:
@@ -209,6 +274,13 @@ def test_wrong_options(fields: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
 
 
+def test_a_folder_with_weights_has_its_own_model_options(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="model_options cannot be given"):
+        options(
+            {"name": "language", "model": f"hf:{tmp_path}", "model_options": {"resid_pdrop": 0}}
+        )
+
+
 @pytest.mark.parametrize(
     ("dataset", "files", "message"),
     [
@@ -218,14 +290,24 @@ def test_wrong_options(fields: dict[str, Any], message: str) -> None:
         ("jsonl", {"a.jsonl": b'{"text": 1}'}, "a.jsonl:1: no JSON object with text"),
         ("parquet", {"a.parquet": b"PAR1"}, "cannot be read"),
         ("arrow", {"state.json": b"{}"}, "cannot be read"),
+        ("jsonl", {"a.jsonl.gz": b"text"}, "a.jsonl.gz: cannot be read .Not a gzipped file"),
+        ("jsonl", {"a.jsonl.gz": gzip.compress(b"{}")[:-9]}, "a.jsonl.gz: cannot be read .Compr"),
+        ("text", {"a.txt": "/nowhere"}, r"a.txt: cannot be read .No such file"),
+        ("text", {"a.txt": "/proc/self/mem"}, "a.txt: cannot be read .Input/output error"),
         ("tokens", {}, "holds 0 .bin files"),
         ("tokens", {"a.bin": b"123"}, "cannot be mapped"),
         ("tokens", {"a.bin": b"1234", "a.idx": b"x" * 40}, "cannot be mapped"),
     ],
 )
-def test_broken_data(dataset: str, files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+def test_broken_data(
+    dataset: str, files: dict[str, bytes | str], message: str, tmp_path: Path
+) -> None:
+    """Text in place of content is where a link leads."""
     for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
+        if isinstance(content, str):
+            (tmp_path / name).symlink_to(content)
+        else:
+            (tmp_path / name).write_bytes(content)
     given = {"name": "language", "dataset": dataset, "data_dir": str(tmp_path), "vocabulary": 300}
     with pytest.raises(DataError, match=message):
         check_data(options(given))
@@ -234,9 +316,10 @@ def test_broken_data(dataset: str, files: dict[str, bytes], message: str, tmp_pa
 def test_a_vocabulary_that_is_too_small(chosen: LanguageOptions, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found 100; the tokenizer needs 258"):
         check_data(chosen.model_copy(update={"vocabulary": 100}))
-    (np.arange(999) % 300).astype("<u2").tofile(tmp_path / "a.bin")
+    (tmp_path / "few").mkdir()
+    (np.arange(999) % 300).astype("<u2").tofile(tmp_path / "few" / "a.bin")
     few = LanguageOptions(
-        dataset="tokens", data_dir=str(tmp_path), vocabulary=200, sequence_length=LENGTH
+        dataset="tokens", data_dir=str(tmp_path / "few"), vocabulary=200, sequence_length=LENGTH
     )
     task = build_workload(few, 0)
     with pytest.raises(InputError, match="found 200; the data have token"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.regression import Regression, find_regressions
 from shardmark.cli import main
 from shardmark.core.errors import InputError
@@ -187,3 +188,20 @@ def test_runs_that_show_nothing_or_train_otherwise_are_refused(tmp_path: Path) -
              written(tmp_path / "b", {"ddp": STEADY}, trial=content)]  # fmt: skip
     with pytest.raises(InputError, match=r"recipe\.global_batch 128, and before it was 64"):
         find_regressions(*(load_run(Path(path)) for path in paths), threshold=0.02)
+
+
+def test_runs_of_other_text_are_not_compared() -> None:
+    def run(digest: str) -> StoredRun:
+        made = invented_trial("ddp", 2)
+        told = {"corpora": {"stdlib": digest}}
+        ranks = tuple(rank.model_copy(update=told) for rank in made.ranks)
+        return StoredRun(
+            path=Path(f"{digest}-run"), trials=(made.model_copy(update={"ranks": ranks}),)
+        )
+
+    before, after = run("old"), run("new")
+    assert compare([before, run("old")]).rows
+    with pytest.raises(InputError, match=r"new-run: .* stdlib than old-run"):
+        compare([before, after])
+    with pytest.raises(InputError, match=r"new-run: .* stdlib than old-run"):
+        find_regressions(before, after, threshold=0.02)

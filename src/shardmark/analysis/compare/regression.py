@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.compare.rows import Row, plain
+from shardmark.analysis.compare.rows import Row, plain, refuse_other_texts
 from shardmark.analysis.statistics.effects import Effect, holm
 from shardmark.analysis.statistics.intervals import (
     Estimate,
@@ -94,6 +94,7 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
 
     Raises `InputError` for runs of two experiments, and where no cell could show anything.
     """
+    refuse_other_texts((before, after))
     rows = [{_key(row): row for row in compare([run]).rows} for run in (before, after)]
     common = [key for key in rows[0] if key in rows[1]]
     for key in common:

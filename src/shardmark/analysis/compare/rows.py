@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +14,7 @@ from typing import Any
 from shardmark.analysis.statistics.effects import Effect
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.config.axes import NODES, title_of
+from shardmark.core.errors import InputError
 from shardmark.core.metrics import COMPARISON_METRICS, METRICS, QUALITIES, RATES, TRIAL_METRICS
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
@@ -148,13 +149,30 @@ class Row:
 
 
 def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
-    """The runs' trials by cell, in a fixed order."""
+    """The runs' trials by cell, in a fixed order.  Raises as `refuse_other_texts` does."""
+    refuse_other_texts(runs)
     groups: dict[tuple[object, ...], list[TrialResult]] = {}
     for number, (label, run) in enumerate(zip(_run_labels(runs), runs, strict=True)):
         for result in run.trials:
             groups.setdefault((number, label, *_cell(result)), []).append(result)
     ordered = sorted(groups.items(), key=lambda group: (group[0][0], *_order(group[1][0])))
     return [_in_run(_row(str(key[1]), trials), runs[int(str(key[0]))]) for key, trials in ordered]
+
+
+def refuse_other_texts(runs: Iterable[StoredRun]) -> None:
+    """Raise `InputError` where text that comes with the installation is another in two runs."""
+    known: dict[str, tuple[str, StoredRun]] = {}
+    for run in runs:
+        records = (rank for result in run.trials for rank in result.ranks)
+        for name, digest in (item for record in records for item in record.corpora.items()):
+            before, first = known.setdefault(name, (digest, run))
+            if before != digest:
+                raise InputError(
+                    str(run.path),
+                    f"trained on another text of {name} than {first.path}",
+                    "look at the two by themselves, or measure both with the same versions of"
+                    " Python and packages",
+                )
 
 
 def _in_run(row: Row, run: StoredRun) -> Row:

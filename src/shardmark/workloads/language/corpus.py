@@ -7,9 +7,11 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from shardmark.workloads.language.options import LanguageOptions
 
 VALIDATED = 10
-"""Every tenth document validates, where the files do not say which ones do."""
+"""Every tenth document validates where names do not tell; of fewer, the last tenth of the text."""
 
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"} | {
     *("encodings", "idlelib", "pydoc_data", "turtledemo")  # tables, programs, prose
@@ -41,13 +43,44 @@ class Corpus:
     """Whether a file validates, or trains; None where documents are to be divided."""
 
     def documents(self) -> Iterator[tuple[bytes, bool]]:
-        """Each document, and whether it validates."""
-        number = 0
+        """Each document, and whether it validates.  Raises `DataError` where one cannot be read."""
+        few_bytes = self._bytes_of_few()
+        if few_bytes is not None:
+            yield from _divided(map(itemgetter(0), self._named()), few_bytes)
+            return
+        for number, (document, validates) in enumerate(self._named(), start=1):
+            yield document, number % VALIDATED == 0 if validates is None else validates
+
+    def _named(self) -> Iterator[tuple[bytes, bool | None]]:
         for file in self.files:
-            of_file = self.validates(file)
-            for document in self.read(file):
-                number += 1
-                yield document, number % VALIDATED == 0 if of_file is None else of_file
+            validates = self.validates(file)
+            try:
+                for document in self.read(file):
+                    yield document, validates
+            except (OSError, EOFError, zlib.error) as error:
+                raise unreadable(file, error) from error
+
+    def _bytes_of_few(self) -> int | None:
+        """Of all documents, where there are too few for one of them to validate."""
+        sizes: list[int] = []
+        for document, validates in self._named():
+            sizes.append(len(document))
+            if validates is not None or len(sizes) == VALIDATED:
+                return None
+        return sum(sizes)
+
+
+def _divided(documents: Iterable[bytes], total: int) -> Iterator[tuple[bytes, bool]]:
+    """The last tenth of the bytes validates, from the beginning of a character on."""
+    cut = total - total // VALIDATED
+    for document in documents:
+        inside = min(max(cut, 0), len(document))
+        while 0 < inside < len(document) and document[inside] & 0xC0 == 0x80:
+            inside -= 1
+        for piece, validates in ((document[:inside], False), (document[inside:], True)):
+            if piece:
+                yield piece, validates
+        cut -= len(document)
 
 
 def corpus_of(options: LanguageOptions) -> Corpus:
@@ -69,9 +102,9 @@ def corpus_of(options: LanguageOptions) -> Corpus:
 
 
 def _by_name(folder: Path, files: Sequence[Path]) -> Callable[[Path], bool | None]:
-    """By names, if there are files of both splits."""
+    """By names, if any tells that its file validates: all others train."""
     kinds = {file: is_validation(folder, file) for file in files}
-    if {True, False} <= set(kinds.values()):
+    if True in kinds.values() and set(kinds.values()) != {True}:
         return lambda file: kinds[file] or False
     return lambda _: None
 
@@ -141,8 +174,8 @@ def _parquet(file: Path, column: str) -> Iterator[bytes]:
         with ParquetFile(file) as opened:
             for batch in opened.iter_batches(columns=[column]):
                 yield from _texts(file, batch, column)
-    except (ArrowException, OSError) as error:
-        raise _unreadable(file, error) from error
+    except ArrowException as error:
+        raise unreadable(file, error) from error
 
 
 def _arrow_folders(folder: Path) -> Iterator[Path]:
@@ -173,8 +206,8 @@ def _arrow(folder: Path, column: str) -> Iterator[bytes]:
         for part in parts:
             for batch in part.to_batches(max_chunksize=1000):
                 yield from _texts(folder, batch, column)
-    except (ArrowException, OSError, KeyError, ValueError) as error:
-        raise _unreadable(folder, error) from error
+    except (ArrowException, KeyError, TypeError, ValueError) as error:
+        raise unreadable(folder, error) from error
 
 
 def _texts(file: Path, batch: Any, column: str) -> Iterator[bytes]:
@@ -194,8 +227,9 @@ def _utf8(text: str) -> bytes:
     return text.encode(errors="replace")
 
 
-def _unreadable(place: Path, error: Exception) -> DataError:
-    return DataError(str(place), f"cannot be read ({error})", "check the data set, or make it anew")
+def unreadable(place: Path, error: Exception) -> DataError:
+    reason = getattr(error, "strerror", None) or error
+    return DataError(str(place), f"cannot be read ({reason})", "mend or remove it")
 
 
 def _need_pyarrow(place: Path) -> None:

@@ -26,13 +26,13 @@ class LanguageData:
     vocabulary: int
     """Rows of embedding and head."""
     known_tokens: int
-    """Those that the tokenizer gives, the mask included."""
-    mask: int
+    """Those that the tokenizer gives, the mask included where one is needed."""
+    mask: int | None
     filler: int
     tokens_per_byte: float | None
     """Of the validation text; None where only tokens are known."""
     corpora: Mapping[str, str]
-    """SHA-256 of the text, by name, where it comes with the installation."""
+    """SHA-256 of text and tokens, by name, where the text comes with the installation."""
     synthetic: bool = False
 
 
@@ -93,7 +93,7 @@ def _opened(options: LanguageOptions) -> LanguageData:
         mask=tokens.mask,
         filler=tokens.filler,
         tokens_per_byte=len(tokens.validation.tokens) / text_bytes if text_bytes else None,
-        corpora={options.dataset: str(tokens.sha256)} if embedded else {},
+        corpora={options.corpus_name: str(tokens.sha256)} if embedded else {},
     )
 
 

@@ -98,11 +98,11 @@ def _check_sizes(options: LanguageOptions, config: Any, vocabulary: int) -> None
         )
 
 
-def layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers, as the model itself declares them."""
+def layers(model: nn.Module) -> list[nn.Module] | None:
+    """The repeated layers, as the model itself declares them; None where it declares none."""
     names = getattr(model, "_no_split_modules", None) or ()
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return [layer for each in lists for layer in each if type(layer).__name__ in names]
+    return [layer for each in lists for layer in each if type(layer).__name__ in names] or None
 
 
 def uncounted_flops(model: nn.Module) -> int:

@@ -108,6 +108,11 @@ class LanguageOptions(WorkloadOptions):
             raise ValueError(
                 f"{self.model} has no {' and no '.join(given)}; its sizes go into model_options"
             )
+        if self.model_options and self._has_weights:
+            raise ValueError(
+                f"model_options cannot be given, {self.model} has its own; change its config.json,"
+                " or give that file as the model for weights from the seed"
+            )
         if self.model == "gpt" and self.model_options:
             raise ValueError("gpt has no model_options; its keys are " + ", ".join(_GPT_KEYS))
         for key in _SIZES:
@@ -138,6 +143,20 @@ class LanguageOptions(WorkloadOptions):
     @property
     def from_transformers(self) -> bool:
         return self.model.startswith("hf:")
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether the model is a local folder."""
+        named = self.from_transformers and self.model not in HUGGING_FACE
+        return named and Path(self.model.removeprefix("hf:")).expanduser().is_dir()
+
+    @property
+    def corpus_name(self) -> str:
+        """The data set, and the tokenizer unless it is bytes."""
+        tokenizer = self.tokenizer
+        if isinstance(tokenizer, dict):
+            tokenizer = f"bpe {tokenizer['bpe']}"
+        return self.dataset if tokenizer == "bytes" else f"{self.dataset} by {tokenizer}"
 
     def user_modules(self) -> tuple[str, ...]:
         """Modules of the user's that the task imports."""

@@ -61,7 +61,9 @@ class Language(SampledTask[TokenBatch]):
         self._seed = seed
         self._data = load(options, seed)
         lengths = self._data.training.lengths()
+        self._longest = int(lengths.max())
         self._mean_length = float(lengths.mean())
+        self._mean_square = float(np.square(lengths, dtype=np.float64).mean())
         weights = self._predicted(lengths).astype(np.float64)
         super().__init__(options, self._data, training_weights=weights)
 
@@ -131,6 +133,7 @@ class Language(SampledTask[TokenBatch]):
             )
         if self._options.objective == "causal":
             return next_tokens(windows, data.filler)
+        assert data.mask is not None, "reserved for this objective"
         return masked_tokens(
             windows,
             data.filler,
@@ -212,9 +215,23 @@ class Language(SampledTask[TokenBatch]):
         return metrics
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Of a sample of the mean length, attention counted in full, as is usual."""
-        shape = (1, round(self._mean_length))
-        inputs = torch.zeros(shape, dtype=torch.int64, device="meta")
+        """Mean over the samples, attention counted in full, as is usual.
+
+        Operations are a T + b T^2 for T tokens: counted at two lengths, which give a and b.
+        """
+        longest = self._longest
+        counted = self._flops_of(model, longest)
+        if self._mean_length == longest or counted is None:
+            return counted
+        shorter = max(1, longest // 2)
+        fewer = self._flops_of(model, shorter)
+        assert fewer is not None, "a longer sample could be counted"
+        square = (counted / longest - fewer / shorter) / (longest - shorter)
+        linear = counted / longest - square * longest
+        return round(linear * self._mean_length + square * self._mean_square)
+
+    def _flops_of(self, model: nn.Module, length: int) -> int | None:
+        inputs = torch.zeros((1, length), dtype=torch.int64, device="meta")
         batch = TokenBatch(
             sample_ids=(0,),
             step_weight=1.0,
@@ -228,7 +245,7 @@ class Language(SampledTask[TokenBatch]):
             return counted
         from shardmark.workloads.language.hugging_face import uncounted_flops
 
-        return counted + shape[1] * uncounted_flops(model)
+        return counted + length * uncounted_flops(model)
 
 
 def _draws(seed: int, *more: int) -> np.random.Generator:

@@ -23,13 +23,14 @@ _AT_ONCE = 1000
 
 
 class Tokenizer(Protocol):
-    """The end of a document and the mask have tokens of their own, behind all others if need be."""
+    """Gives the end of a document a token of its own, behind all others if need be."""
 
     @property
     def end(self) -> int: ...
 
     @property
-    def mask(self) -> int: ...
+    def mask(self) -> int | None:
+        """None where it has no such token."""
 
     @property
     def size(self) -> int:
@@ -55,20 +56,19 @@ class LibraryTokenizer:
         self._tokenizer = tokenizer
         tokens: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(tokens.values()) + 1
-        self.end, self.mask = (self._known(tokens, names) for names in (_ENDS, _MASKS))
-
-    def _known(self, tokens: dict[str, int], names: Sequence[str]) -> int:
-        known = [tokens[name] for name in names if name in tokens]
-        if known:
-            return known[0]
-        self.size += 1
-        return self.size - 1
+        end, self.mask = (_first_known(tokens, names) for names in (_ENDS, _MASKS))
+        self.end = self.size if end is None else end
+        self.size = max(self.size, self.end + 1)
 
     def encode(self, documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
         texts = (document.decode(errors="replace") for document in documents)
         while some := list(islice(texts, _AT_ONCE)):
             for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False):
                 yield np.asarray(encoding.ids, np.int64)
+
+
+def _first_known(tokens: dict[str, int], names: Sequence[str]) -> int | None:
+    return next((tokens[name] for name in names if name in tokens), None)
 
 
 def tokenizer_of(

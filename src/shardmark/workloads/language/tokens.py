@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import platform
@@ -9,7 +10,10 @@ import shutil
 import struct
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +21,14 @@ import numpy as np
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads.datasets.cache import cache_folder
-from shardmark.workloads.language.corpus import Corpus, corpus_of, files_below, is_validation
+from shardmark.workloads.language.corpus import (
+    VALIDATED,
+    Corpus,
+    corpus_of,
+    files_below,
+    is_validation,
+    unreadable,
+)
 from shardmark.workloads.language.options import EMBEDDED
 from shardmark.workloads.language.tokenizers import tokenizer_of
 
@@ -26,11 +37,8 @@ if TYPE_CHECKING:
 
     from shardmark.workloads.language.options import LanguageOptions
 
-VERSION = 1
+VERSION = 2
 """Goes up when the same text would give other tokens."""
-TAIL = 10
-"""The last tenth of the tokens validates, where nothing else does."""
-
 _SUMMARY = "corpus.json"
 _SPLITS = ("training", "validation")
 
@@ -54,13 +62,13 @@ class TokenData:
     training: TokenStream
     validation: TokenStream
     vocabulary: int
-    """One more than the largest token that can occur, the mask included."""
-    mask: int
-    """Stands for masked tokens."""
+    """One more than the largest token that can occur, the mask included where one is needed."""
+    mask: int | None
+    """Stands for masked tokens; None where nothing is masked."""
     filler: int
     """Stands where nothing is: behind the end of a padded sample."""
     sha256: str | None
-    """Of the text; None where it was given as tokens."""
+    """Of the text and its tokens; None where they were given."""
 
 
 def token_data(options: LanguageOptions) -> TokenData:
@@ -81,7 +89,15 @@ def _made(options: LanguageOptions) -> TokenData:
     corpus = corpus_of(options)
     folder = cache_folder() / f"tokens-{_identity(options, corpus)}"
     if not (folder / _SUMMARY).is_file():
-        _make(options, corpus, folder)
+        try:
+            _make(options, corpus, folder)
+        except OSError as error:
+            if not (folder / _SUMMARY).is_file():  # nor did another process make it meanwhile
+                raise DataError(
+                    str(folder),
+                    f"tokens cannot be written ({error.strerror})",
+                    "set $SHARDMARK_CACHE to a folder that can be written",
+                ) from error
     summary = json.loads((folder / _SUMMARY).read_bytes())
     dtype = np.dtype(summary["dtype"])
 
@@ -95,13 +111,14 @@ def _made(options: LanguageOptions) -> TokenData:
         )
 
     training, validation = map(stream, _SPLITS)
-    if not len(validation.tokens):
-        training, validation = _divided(training)
+    vocabulary, mask = summary["vocabulary"], summary["mask"]
+    if options.objective == "masked" and mask is None:
+        vocabulary, mask = vocabulary + 1, vocabulary
     return TokenData(
         training=training,
         validation=validation,
-        vocabulary=summary["vocabulary"],
-        mask=summary["mask"],
+        vocabulary=vocabulary,
+        mask=mask,
         filler=summary["end"],
         sha256=summary["sha256"],
     )
@@ -109,17 +126,23 @@ def _made(options: LanguageOptions) -> TokenData:
 
 def _identity(options: LanguageOptions, corpus: Corpus) -> str:
     """Of what the tokens are made from: where files are, their sizes and times, the tokenizer."""
-    tokenizer: object = options.tokenizer
-    if isinstance(tokenizer, str) and tokenizer != "bytes":
-        tokenizer = hashlib.sha256(_tokenizer_file(options)).hexdigest()
+    tokenizer: list[object] = [options.tokenizer]
+    if options.tokenizer != "bytes" and find_spec("tokenizers") is not None:
+        tokenizer.append(metadata.version("tokenizers"))
+    if isinstance(options.tokenizer, str) and options.tokenizer != "bytes":
+        tokenizer[0] = hashlib.sha256(_tokenizer_file(options)).hexdigest()
     python = platform.python_version() if options.dataset in EMBEDDED else ""
     digest = hashlib.sha256(
         json.dumps([VERSION, options.dataset, options.column, tokenizer, python]).encode()
     )
     for path in corpus.files:
-        for file in sorted(path.iterdir()) if path.is_dir() else (path,):
-            status = file.stat()
-            digest.update(f"\0{file}\0{status.st_size} {status.st_mtime_ns}".encode())
+        try:
+            for file in sorted(path.iterdir()) if path.is_dir() else (path,):
+                status = file.stat()
+                told = f"\0{file}\0{status.st_size} {status.st_mtime_ns}"
+                digest.update(told.encode(errors="surrogateescape"))
+        except OSError as error:  # such as a link that leads nowhere
+            raise unreadable(Path(error.filename or path), error) from error
     return digest.hexdigest()[:24]
 
 
@@ -134,21 +157,30 @@ def _tokenizer_file(options: LanguageOptions) -> bytes:
 
 
 def _make(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
-    """All or nothing, in a folder beside that is renamed: several processes may do it at once."""
-    beside = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
-    try:
-        beside.mkdir(parents=True)
-        _write(options, corpus, beside)
-        beside.rename(folder)
-    except OSError as error:
-        if not (folder / _SUMMARY).is_file():  # nor did another process make it meanwhile
-            raise DataError(
-                str(folder),
-                f"tokens cannot be written ({error.strerror})",
-                "set $SHARDMARK_CACHE to a folder that can be written",
-            ) from error
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    """All or nothing, in a folder beside that is renamed; once, whoever asks at the same time."""
+    with _alone(folder.parent):
+        if (folder / _SUMMARY).is_file():
+            return  # another process made it meanwhile
+        shutil.rmtree(folder, ignore_errors=True)
+        beside = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
+        beside.mkdir()
+        try:
+            _write(options, corpus, beside)
+            beside.rename(folder)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    """Processes make tokens in turn, of all machines; what killed ones have left is removed."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".tokens.lock").open("w") as lock:
+        with suppress(OSError):  # a file system without locks: nothing is known to be left
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in cache.glob(".tokens-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield
 
 
 def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
@@ -158,6 +190,7 @@ def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
     tokenizer = tokenizer_of(options, training, folder)
     dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
     digest = hashlib.sha256()
+    of_tokens = {split: hashlib.sha256() for split in _SPLITS}
     text_bytes = dict.fromkeys(_SPLITS, 0)
     ends: dict[str, list[int]] = {split: [] for split in _SPLITS}
     validating: list[bool] = []
@@ -174,12 +207,15 @@ def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
     try:
         for number, tokens in enumerate(tokenizer.encode(read())):
             split = _SPLITS[validating[number]]
-            files[split].write(np.append(tokens, tokenizer.end).astype(dtype).tobytes())
+            stored = np.append(tokens, tokenizer.end).astype(dtype).tobytes()
+            files[split].write(stored)
+            of_tokens[split].update(stored)
             ends[split].append((ends[split] or [0])[-1] + len(tokens) + 1)
     finally:
         for file in files.values():
             file.close()
     for split in _SPLITS:
+        digest.update(of_tokens[split].digest())
         np.save(folder / f"{split}.ends.npy", np.asarray(ends[split], np.int64))
     summary = {
         **text_bytes,
@@ -199,9 +235,9 @@ def _given(options: LanguageOptions) -> TokenData:
     by_split: dict[bool | None, list[Path]] = {True: [], False: [], None: []}
     for file in files_below(folder, ".bin"):
         by_split[is_validation(folder, file)].append(file)
-    training, validation = by_split[False], by_split[True]
-    if not (training and validation):
-        training, validation = [file for files in by_split.values() for file in files], []
+    training, validation = by_split[False] + by_split[None], by_split[True]
+    if not training:
+        training, validation = validation, []
     if len(training) != 1 or len(validation) > 1:
         found = f"holds {len(training)} .bin files to train on and {len(validation)} to validate on"
         raise DataError(str(folder), found, "keep one of each, train.bin and val.bin, or one alone")
@@ -258,7 +294,7 @@ def _megatron(index: Path) -> tuple[np.dtype[np.integer[Any]], NDArray[np.int64]
 def _divided(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
     """The last tenth validates."""
     total = len(stream.tokens)
-    cut = total - total // TAIL
+    cut = total - total // VALIDATED
     parts = []
     for first, last in ((0, cut), (cut, total)):
         ends, text_bytes = stream.ends, stream.text_bytes
