@@ -137,8 +137,8 @@ CPU = torch.device("cpu")
 
 def published_flops(model: Any, length: int) -> int:
     """6 N + 12 L H Q T for a token, N without biases (Chowdhery et al., 2022, appendix B)."""
-    weights = sum(p.numel() for p in model.parameters() if p.dim() > 1)
-    width = int(model.embedding.embedding_dim)
+    weights: int = sum(p.numel() for p in model.parameters() if p.dim() > 1)
+    width: int = model.embedding.embedding_dim
     return length * (6 * weights + 12 * len(model.blocks) * width * length)
 
 
