@@ -18,13 +18,15 @@ from shardmark.config.problems import explain
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import EXCLUSIVE
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
-from shardmark.workloads.models import model_known
+from shardmark.workloads.models import is_user_function
 
 MOST_BYTES = 2**18
 """No experiment is as large: something else was given."""
 ALLOWED = "allowed is a mapping with name, workload, recipe and matrix"
 OWN_AXES = ("strategy", "world_size")
 """Keys that exist as axes only."""
+USER_CODE = ("task", "model", "path")
+"""Keys, and ends of axes, that may name a class or function of the user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +51,28 @@ def load_experiment(source: str | Path, overrides: Sequence[str | Override] = ()
     data = parse_yaml(text, where)
     if data is None:
         raise InputError(where, "it is empty", ALLOWED)
-    return from_mapping(_found_beside(data, Path(where)), overrides, where=where)
+    folder = Path(where).expanduser().parent.resolve()
+    if folder != Path.cwd():
+        data = _found_beside(data, folder)
+    return from_mapping(data, overrides, where=where)
 
 
-def _found_beside(data: Any, file: Path) -> Any:
-    """A module of the user's that only the file's own folder has, named by its own file."""
-    workload = data.get("workload") if isinstance(data, Mapping) else None
-    if not isinstance(workload, Mapping):
+def _found_beside(data: Any, folder: Path, key: str = "") -> Any:
+    """Modules that lie in the folder, named by their files: another folder's have equal names."""
+    if isinstance(data, Mapping):
+        return {
+            name: value
+            if str(name).endswith("options")
+            else _found_beside(value, folder, str(name).rpartition(".")[2])
+            for name, value in data.items()
+        }
+    if isinstance(data, list):
+        return [_found_beside(value, folder, key) for value in data]
+    if key not in USER_CODE or not isinstance(data, str) or not is_user_function(data):
         return data
-    for key in ("task", "model"):
-        module, colon, name = str(workload.get(key, "")).rpartition(":")
-        beside = file.expanduser().parent / f"{module.removesuffix('.py')}.py"
-        if colon and not model_known(f"{module}:{name}") and beside.is_file():
-            return {**data, "workload": {**workload, key: f"{beside}:{name}"}}
-    return data
+    module, _, name = data.rpartition(":")
+    beside = folder / f"{module.removesuffix('.py')}.py"
+    return f"{beside}:{name}" if module != "hf" and beside.is_file() else data
 
 
 def from_mapping(

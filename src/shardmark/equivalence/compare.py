@@ -62,7 +62,9 @@ class Tolerances:
     def of(self, *quantity: str | int) -> float:
         """The largest difference, of a tensor in the 2-norm, that counts as equal.
 
-        A share, as accuracy is, may differ by the one sample that a tie turns.
+        A share, as accuracy is, may differ by the one sample that a tie turns.  A metric of the
+        user's own is taken for one where it is between 0 and 1 and no disturbance moves it: what is
+        no count changes in its last digits.
         """
         kind, name = quantity[0], quantity[-1]
         if self.exact_forward and kind == "losses" and name == 0:
@@ -71,14 +73,12 @@ class Tolerances:
             self._spreads[quantity] = max(
                 difference(run, self.undisturbed, quantity) for run in self.disturbed
             )
-        known = METRICS.get(str(name))  # a metric of the user's own may be a share, too
-        share = kind == "quality" and (known is None or known.unit == "fraction")
-        rounding = (
-            1 / max(1, self.reference.samples_evaluated)
-            if share
-            else self.floor * norm(value_of(self.reference, quantity))
-        )
-        return MARGIN * self._spreads[quantity] + rounding
+        spread, size = self._spreads[quantity], norm(value_of(self.reference, quantity))
+        known = METRICS.get(str(name))
+        share = known.unit == "fraction" if known else spread == 0 and 0 <= size <= 1
+        if kind == "quality" and share:
+            return MARGIN * spread + 1 / max(1, self.reference.samples_evaluated)
+        return MARGIN * spread + self.floor * size
 
 
 def norm(values: Array | float | None) -> float:

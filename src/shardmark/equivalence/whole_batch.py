@@ -49,11 +49,11 @@ def whole_batch_check(
     the reference's runs is not compared.
     """
     reference = Reference(workload, recipe, shares=shares, plan=plan, total_steps=1, device=device)
-    reason = _blocker(workload, reference.model, tolerances)
-    if reason is not None:
-        return _not_compared(reason)
-    _stop_dropout(reference.model)
     try:
+        reason = _blocker(workload, reference.model, tolerances)
+        if reason is not None:
+            return _not_compared(reason)
+        _stop_dropout(reference.model)
         whole = next(workload.batches(plan, Shard(index=0, count=1))).to(device)
         in_one_piece = _gradient_in_one_piece(workload, recipe, reference.model, whole, device)
         if in_one_piece is None:

@@ -62,9 +62,6 @@ class BatchPlan:
 class Workload(Protocol):
     """A model, its data and its loss.  Made anew in every rank from the same options and seed."""
 
-    not_additive: str | None = None
-    """Why the loss of a batch is not the sum of its samples' losses; None where it is."""
-
     @property
     def training_samples(self) -> int: ...
 
@@ -74,6 +71,11 @@ class Workload(Protocol):
     @property
     def synthetic(self) -> bool:
         """True where the data are made up; every table says so."""
+
+    @property
+    def not_additive(self) -> str | None:
+        """Why the loss of a batch is not the sum of its samples' losses; None where it is."""
+        return None
 
     @property
     def data_errors(self) -> Sequence[str]:

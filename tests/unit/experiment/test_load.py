@@ -128,6 +128,37 @@ def test_every_preset_loads_says_what_it_is_for_and_is_hidden_by_no_folder(
         assert load_experiment(name).name == name
 
 
+def test_a_module_beside_the_file_comes_before_the_current_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`init`, and `init --out reg` below it, write modules of the same name."""
+    below = tmp_path / "reg"
+    below.mkdir()
+    for folder in (tmp_path, below):
+        (folder / "mine.py").write_text("class Task: ...\nclass Rule: ...\ndef net(): ...\n")
+    workload = "{name: own, task: 'mine:Task', options: {model: 'mine:net'}}"
+    models = "{name: classification, model: 'mine:net'}"
+    optimizer = "optimizer: {name: own, path: 'mine.py:Rule'}"
+    axis = "workload.model: ['mine:net', resnet18], "
+    for told, varied in ((workload, ""), (models, axis)):
+        (below / "experiment.yaml").write_text(
+            f"name: mine\nworkload: {told}\nrecipe: {{global_batch: 8, steps: 2, {optimizer}}}\n"
+            f"matrix: {{{varied}strategy: [single]}}\n"
+        )
+        monkeypatch.chdir(tmp_path)
+        loaded = load_experiment("reg/experiment.yaml")
+        assert loaded.recipe.optimizer.path == f"{below / 'mine.py'}:Rule"
+        trained = loaded.workload.model_dump()
+        if not varied:
+            assert trained["task"] == f"{below / 'mine.py'}:Task"
+            assert trained["options"] == {"model": "mine:net"}, "the class's own business"
+        else:
+            assert trained["model"] == f"{below / 'mine.py'}:net"
+            assert loaded.matrix["workload.model"] == [f"{below / 'mine.py'}:net", "resnet18"]
+        monkeypatch.chdir(below)
+        assert load_experiment("experiment.yaml").recipe.optimizer.path == "mine.py:Rule"
+
+
 def test_python_sequences_will_do_and_nothing_can_be_changed() -> None:
     data: dict[str, Any] = {
         "name": "test",

@@ -113,6 +113,21 @@ def test_a_share_may_differ_by_one_sample() -> None:
     assert [check.name for check in failing(far, tolerances)] == ["evaluation: map"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "disturbed", "allowed"),
+    [
+        ("iou", 0.5, 0.5, 0.01),  # counts: one sample of 100
+        ("rmse", 0.5, 0.5001, 0.0008 + 0.0005),  # no count: rounding alone, and what is seen
+        ("rmse", 20.0, 20.0, 0.02),
+    ],
+)
+def test_a_metric_of_ones_own_is_a_share_where_it_counts(
+    name: str, value: float, disturbed: float, allowed: float
+) -> None:
+    made, run = handmade(quality={name: value}), handmade(quality={name: disturbed})
+    assert tolerances_of(made, run).of("quality", name) == pytest.approx(allowed)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_fails_and_stays_a_number_in_json(value: float) -> None:
     for found in (

@@ -220,6 +220,20 @@ def test_mistakes_of_the_evaluation_are_named(tmp_path: Path, extra: str, found:
     assert found in str(caught.value)
 
 
+@pytest.mark.parametrize("draw", ["torch.rand(1)", "random.random()", "numpy.random.rand()"])
+def test_a_collate_that_draws_depends_on_the_share(tmp_path: Path, draw: str) -> None:
+    collate = "import numpy, random\ncollate = lambda self, rows: torch.stack(rows)"
+    assert written(tmp_path, collate).not_additive is None
+    (tmp_path / "drawn").mkdir()
+    body = "import numpy, random\ndef collate(self, rows, n=numpy, r=random):\n"
+    drawn = draw.replace("numpy", "n").replace("random.random()", "r.random()")
+    reason = written(
+        tmp_path / "drawn", f"{body}    return torch.stack(rows) * {drawn}"
+    ).not_additive
+    assert reason is not None
+    assert "collate draws" in reason
+
+
 def test_what_cannot_be_cut_cannot_be_accumulated(tmp_path: Path) -> None:
     collate = "collate = lambda self, rows: {'rows': torch.stack(rows), 'step': torch.tensor(1)}"
     (batch,) = taken(written(tmp_path, collate), steps=1)

@@ -91,8 +91,6 @@ class OwnTask(SampledTask[OwnBatch]):
             )
         weigh = getattr(self._task, "weights", None)
         self._validation_weights = splits.validation.weights(weigh) if weigh else None
-        if not getattr(self._task, "loss_adds_up", True):
-            self.not_additive = "the task declares that its loss does not add up"
         self._model_calls = int(getattr(self._task, "model_calls", 1))
         self._collate = getattr(self._task, "collate", default_collate)
         self._data = splits
@@ -101,6 +99,26 @@ class OwnTask(SampledTask[OwnBatch]):
             splits,
             training_weights=splits.training.weights(weigh) if weigh else None,
         )
+
+    @property
+    def not_additive(self) -> str | None:
+        if not getattr(self._task, "loss_adds_up", True):
+            return "the task declares that its loss does not add up"
+        if self._collate_draws():
+            return "collate draws random numbers, and others for each share of a batch"
+        return None
+
+    def _collate_draws(self) -> bool:
+        """Whether the generators' next numbers are others after a batch was collated."""
+        with _generators_kept():
+            data = self._data.training
+            samples = [data[index] for index in range(min(2, len(data)))]
+            drawn = []
+            for collate in (list, self._collate):
+                _seed_all(0)
+                collate(samples)
+                drawn.append((float(torch.rand(())), random.random(), np.random.random()))
+        return drawn[0] != drawn[1]
 
     def _selection(self, method: str, wanted: int | None, *, split: int) -> Selection:
         data = getattr(self._task, method)()
