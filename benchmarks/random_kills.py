@@ -73,7 +73,8 @@ ENDS_COMMAND = ("controller", "everything")
 REASONS = {
     **{"rank": ("SIGKILL", "every worker is gone"), "node": ("was lost",)},
     **{"launcher": ("the launcher",), "fork server": ("the launcher",)},
-    **{"controller": (), "everything": ("",)},
+    "controller": (),
+    "everything": ("SIGKILL", "every worker is gone", "was lost", "the launcher"),
 }
 """One of which is told of a trial that failed of it."""
 LATEST_SECONDS = {"rank": 1.5, "launcher": 1.5}
@@ -506,11 +507,16 @@ def main() -> None:
             rows=tuple(rows_of(kills)),
             notes=(
                 f"{len(kills)} kills in {len(runs)} runs of {sum(r['commands'] for r in runs)}"
-                f" commands. With a trial of theirs under way: {told}.",
+                f" commands. {by_strategy.total()} hit a trial: {told}.",
                 f"Wrong, lost or left: {'; '.join(problems) or 'nothing'}.",
             ),
         ),
-        numbers={"kills": len(kills), "problems": problems, "runs": runs},
+        numbers={
+            "kills": len(kills),
+            "hit": by_strategy.total(),
+            "problems": problems,
+            "runs": runs,
+        },
     )
 
 

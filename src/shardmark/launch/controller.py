@@ -210,6 +210,7 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     began = time.monotonic()
     if experiment.measure.verify:
         _verify(trials, runner)
+    shutil.rmtree(runner.folder.path / SCRATCH, ignore_errors=True)  # of a killed command
     verified_seconds = time.monotonic() - began
     measure_run_links(
         runner.folder,

@@ -62,7 +62,7 @@ def measure_run_links(
         raise
     except ShardmarkError as error:
         reason = str(error)
-        folder.write_environment(folder.read_environment() | {LINKS_REASON: reason})
+        folder.write_environment(folder.read_environment(now=True) | {LINKS_REASON: reason})
         listener.note(f"the links could not be measured: {reason}; the trials go on")
         return
     write_network(folder.path, record)

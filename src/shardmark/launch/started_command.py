@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,9 @@ from contextlib import suppress
 
 from shardmark.core.errors import InputError
 from shardmark.core.storage import temporary_folder
+
+LAST_BYTES = 2**16
+"""Of what a command printed, among which its last words are."""
 
 
 class StartedCommand:
@@ -52,7 +56,8 @@ class StartedCommand:
         """Its exit code and last words, once it has ended."""
         if self._process.poll() is None:
             return None
-        self._log.seek(0)
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - LAST_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()[-3:]
         said = " | ".join(lines) or "no output"
         return f"ended with code {self._process.returncode}: {said}"

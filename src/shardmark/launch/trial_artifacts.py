@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import ValidationError
 from pydantic_core import from_json
 
 from shardmark.analysis.trial.raw_files import number
@@ -39,6 +43,9 @@ NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
 ROOM_BYTES = 2**16
 """A disk that has no room for as much has none for a record."""
+MOST_LINE_BYTES = 2**24
+MOST_LOG_BYTES = 2**23
+"""Of what one rank prints to one stream."""
 KEPT = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, RESULT_FILE}
 
 
@@ -147,13 +154,16 @@ def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
     try:
         ends = json.loads((directory / AGENT_FILE).read_text())
         return tuple(ProcessEnd(**end) for end in ends)
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return ()
 
 
 def read_restarts(directory: Path) -> tuple[NoticedCause, ...]:
     """Those that this node's launcher noticed the cause of."""
-    return tuple(map(NoticedCause.model_validate, read_lines(directory / RESTARTS_FILE)))
+    causes: list[NoticedCause] = []
+    with suppress(OSError, ValidationError):  # a disk was full
+        causes.extend(map(NoticedCause.model_validate, read_lines(directory / RESTARTS_FILE)))
+    return tuple(causes)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -161,7 +171,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        for text in file:
+        for text in iter(partial(file.readline, MOST_LINE_BYTES), b""):
             try:
                 line = from_json(text)
             except ValueError:
@@ -176,7 +186,8 @@ def merge_steps(directory: Path, processes: int) -> None:
         for rank in range(processes):
             part = directory / rank_steps_file(rank)
             if part.exists():
-                merged.write(part.read_text(errors="replace"))
+                with part.open(errors="replace") as lines:
+                    shutil.copyfileobj(lines, merged)
 
 
 def merge_samples(directory: Path) -> None:
@@ -216,8 +227,16 @@ def merge_logs(directory: Path) -> None:
         heads[log] = f"launcher{node}"
     with (directory / LOG_FILE).open("w") as merged:
         for log, head in heads.items():
-            for line in log.read_text(errors="replace").splitlines():
-                merged.write(f"[{head}] {line}\n")
+            merged.writelines(f"[{head}] {line}\n" for line in _last_lines(log))
+
+
+def _last_lines(log: Path) -> list[str]:
+    """All of a log that is not long."""
+    with log.open("rb") as file:
+        cut_bytes = max(0, file.seek(0, os.SEEK_END) - MOST_LOG_BYTES)
+        file.seek(cut_bytes)
+        lines = file.read(MOST_LOG_BYTES).decode(errors="replace").splitlines()
+    return [f"(the first {cut_bytes:,} bytes are cut)", *lines] if cut_bytes else lines
 
 
 def _rank_stream_attempt(log: Path) -> tuple[int, str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,17 +222,18 @@ def _traceback(directory: Path, rank: int | None) -> str:
     """The user's own frames of the last one that the rank printed."""
     merge_logs(directory)
     head = f"[rank {rank} stderr] "
-    log = (directory / LOG_FILE).read_text().splitlines()
-    lines = [line.removeprefix(head) for line in log if line.startswith(head)]
-    starts = [at for at, line in enumerate(lines) if line.startswith("Traceback")]
-    own: list[str] = []
-    foreign = False
-    for line in lines[starts[-1] :] if starts else []:
-        if line.startswith('  File "'):
-            foreign = "site-packages" in line or PACKAGE in line
-        if not (foreign and line.startswith(" ")):
-            own.append(line)
-    return "\n".join(own[-TRACEBACK_LINES:])
+    own: deque[str] = deque(maxlen=TRACEBACK_LINES)
+    begun = foreign = False
+    with (directory / LOG_FILE).open() as log:
+        for line in (text.removeprefix(head) for text in log if text.startswith(head)):
+            if line.startswith("Traceback"):
+                own.clear()
+                begun, foreign = True, False
+            if line.startswith('  File "'):
+                foreign = "site-packages" in line or PACKAGE in line
+            if begun and not (foreign and line.startswith(" ")):
+                own.append(line.rstrip("\n"))
+    return "\n".join(own)
 
 
 def _judged(
@@ -258,8 +260,9 @@ def _judged(
     if verdicts is None or len(verdicts) < len(names):
         refuse_full(folder, ())
         merge_logs(folder)
-        log = (folder / LOG_FILE).read_text().splitlines()
-        raise ShardmarkError("the comparison with the reference failed: " + " | ".join(log[-3:]))
+        with (folder / LOG_FILE).open() as log:
+            last = [line.rstrip("\n") for line in deque(log, 3)]
+        raise ShardmarkError("the comparison with the reference failed: " + " | ".join(last))
 
 
 def _finished(folder: Path) -> list[Verdict] | None:

@@ -140,6 +140,8 @@ def open_regular(path: Path) -> BufferedReader:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link", str(path)) from None
+        if error.errno == errno.ENXIO:  # a socket
+            raise OSError(errno.EINVAL, "it is no regular file", str(path)) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -28,6 +29,7 @@ from shardmark.results.files import (
     not_now,
     read_model,
     read_regular,
+    unreadable,
     write_whole,
 )
 from shardmark.results.fingerprint import FINGERPRINT_FILE
@@ -159,8 +161,14 @@ class RunFolder:
         path = self.path / EXPERIMENT_FILE
         try:
             text = read_regular(path, MOST_CHARACTERS).decode()
-        except (OSError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:
             raise InputError(str(path), f"cannot be read: {error}", "restore the file") from None
+        except OSError as error:
+            told = unreadable(path, error)
+            if error.errno != errno.ENOENT and isinstance(told, InputError):
+                raise told from error  # for a passing reason
+            found = f"cannot be read: {error.strerror or error}"
+            raise InputError(str(path), found, "restore the file") from None
         experiment = parse_yaml(text, str(path))
         if not isinstance(experiment, dict):
             raise InputError(str(path), "holds no mapping", "restore the file")
@@ -171,13 +179,22 @@ class RunFolder:
         text = json.dumps(dict(environment), indent=2, allow_nan=False)
         write_whole(self.path / ENVIRONMENT_FILE, f"{text}\n".encode())
 
-    def read_environment(self) -> dict[str, Any]:
-        """The machine, the versions and the state of git; empty where none can be read."""
+    def read_environment(self, *, now: bool = False) -> dict[str, Any]:
+        """The machine, the versions and the state of git; empty where none can be read.
+
+        `now` raises `InputError` where only a passing reason is in the way, for who would write it.
+        """
+        path = self.path / ENVIRONMENT_FILE
         try:
-            content = read_regular(self.path / ENVIRONMENT_FILE)
+            content = read_regular(path)
             check_values(content)
             environment = json.loads(content, parse_int=_whole_number)
-        except (OSError, ValueError, RecursionError):
+        except (ValueError, RecursionError):
+            return {}
+        except OSError as error:
+            told = unreadable(path, error)
+            if now and error.errno != errno.ENOENT and isinstance(told, InputError):
+                raise told from error
             return {}
         return environment if isinstance(environment, dict) else {}
 

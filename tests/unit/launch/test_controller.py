@@ -470,7 +470,7 @@ def test_verdicts_on_cells_of_a_larger_matrix_stay(
         return [GOOD.model_copy(update={"id": cell_of(cell)}) for cell in cells]
 
     monkeypatch.setattr("shardmark.launch.controller.verify_cells", judged)
-    RunFolder.create(out)
+    (RunFolder.create(out).path / ".verification" / "of-a-killed-command").mkdir(parents=True)
     unproven = GOOD.model_copy(update={"equivalent": None, "id": "elsewhere"})
     write_verification(out, Verification(reference="x", steps=3, verdicts=(unproven, BAD)))
     run(out, *once)
@@ -478,3 +478,4 @@ def test_verdicts_on_cells_of_a_larger_matrix_stay(
     assert stored is not None
     assert stored.verdicts[:2] == (unproven, BAD)
     assert len(stored.verdicts) == 3
+    assert not (out / ".verification").exists()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -17,7 +21,7 @@ from shardmark.launch.nodes.protocol import (
     key_difference,
     run_key,
 )
-from shardmark.launch.nodes.registry import NodeRegistry
+from shardmark.launch.nodes.registry import POLL_SECONDS, NodeRegistry
 from tests.unit.launch.nodes import FakeNode, connected, hello, listening, until
 
 PATIENCE_SECONDS = 1.0
@@ -153,3 +157,23 @@ def test_files_arrive_whole_in_the_folder(
 def test_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
     with pytest.raises(ChannelEndedError, match="to lie elsewhere"):
         accepted_path(tmp_path, name)
+
+
+def test_a_machine_without_descriptors_is_not_asked_without_end() -> None:
+    waited: list[float | None] = []
+
+    class Closing(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            self.set()
+            return True
+
+    class Listener:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    registry = NodeRegistry.__new__(NodeRegistry)
+    registry._closing = Closing()
+    registry._listener = cast("socket.socket", Listener())
+    registry._accept()
+    assert waited == [POLL_SECONDS]

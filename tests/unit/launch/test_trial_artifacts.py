@@ -27,9 +27,11 @@ from shardmark.launch.trial_artifacts import (
     merge_samples,
     merge_steps,
     number_logs,
+    process_ends,
     rank_record,
     rank_records,
     read_lines,
+    read_restarts,
     refuse_full,
 )
 from shardmark.measure.system.sampler import SystemSampler
@@ -201,3 +203,28 @@ def test_a_rank_that_a_disk_stopped_blames_no_strategy(tmp_path: Path) -> None:
     error = RankError(kind="storage", message="OSError: [Errno 5] EIO: 'x'", at_seconds=1.0)
     with pytest.raises(StorageError, match="Errno 5"):
         refuse_full(tmp_path, [invented_rank(0).model_copy(update={"error": error})])
+
+
+def test_of_long_output_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_artifacts, "MOST_LOG_BYTES", 10)
+    write_log(tmp_path, 0, "stdout", "0123456789\nthe end")
+    merge_logs(tmp_path)
+    lines = (tmp_path / LOG_FILE).read_text().splitlines()
+    head = "[rank 0 stdout] "
+    assert lines == [f"{head}(the first 8 bytes are cut)", f"{head}89", f"{head}the end"]
+
+
+@pytest.mark.parametrize("text", ['[{"rank": 0, "more": 1}]', "[3]", "3", "{", "[[[", '{"a": 1}'])
+def test_what_the_launcher_left_half_written_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / trial_artifacts.AGENT_FILE).write_text(text)
+    (tmp_path / trial_artifacts.RESTARTS_FILE).write_text(text)
+    assert process_ends(tmp_path) == ()
+    assert read_restarts(tmp_path) == ()
+
+
+def test_a_line_without_an_end_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_artifacts, "MOST_LINE_BYTES", 10)
+    (tmp_path / "lines").write_text('{"a": 1}\n{"a": "much longer"}\n')
+    assert list(read_lines(tmp_path / "lines")) == [{"a": 1}]

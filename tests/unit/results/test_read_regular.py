@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,12 +36,19 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+def served(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")  # names of sockets are short
+    os.close(folder)
+
+
 def large(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(MOST_BYTES + 1)  # a hole: it takes no room on the disk
 
 
-@pytest.mark.parametrize("make", [pipe, large])
+@pytest.mark.parametrize("make", [pipe, served, large])
 def test_a_run_with_such_files_is_read(run: Path, make: Make) -> None:
     for name in FILES:
         path = run / name

@@ -304,3 +304,19 @@ def test_a_lock_that_is_no_file_is_told(run: Path, make: Callable[[Path], None])
     make(run / ".lock")
     with pytest.raises(InputError, match=r"\.lock: is no regular file; remove it"):
         RunFolder(run).locked().__enter__()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_what_cannot_be_read_now_is_neither_broken_nor_written_anew(
+    run: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(path: Path, *_: object) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("shardmark.results.store.read_regular", refuse)
+    folder = RunFolder(run)
+    with pytest.raises(InputError, match="run again when it can be read"):
+        folder.read_experiment()
+    with pytest.raises(InputError, match="run again when it can be read"):
+        folder.read_environment(now=True)
+    assert folder.read_environment() == {}

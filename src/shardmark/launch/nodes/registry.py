@@ -206,8 +206,11 @@ class NodeRegistry:
             try:
                 connection, address = self._listener.accept()
                 channel = Channel(connection)
-            except OSError:
-                continue  # nobody came meanwhile, or it is over
+            except TimeoutError:
+                continue  # nobody came meanwhile
+            except OSError:  # it is over, or no more files can be opened: later ones may
+                self._closing.wait(POLL_SECONDS)
+                continue
             if not self._greetings.acquire(blocking=False):
                 channel.close()
                 continue
