@@ -248,8 +248,8 @@ def _store(run: Path, record: NetworkRecord) -> None:
     from shardmark.results.network import NETWORK_FILE, NetworkRecord, write_network
     from shardmark.results.store import RunFolder
 
-    folder = RunFolder(run)
-    with storing(run), folder.locked():
+    folder, tell = RunFolder(run), partial(say, error=True)
+    with storing(run), folder.locked(tell):
         RunFolder.check(run)
-        folder.take_up(NetworkRecord, NETWORK_FILE, partial(say, error=True))
+        folder.take_up(NetworkRecord, NETWORK_FILE, tell)
         write_network(run, record)

@@ -80,7 +80,7 @@ def run_experiment(
         machine = engine.machine(experiment.device)
         plan = plan.on(machine.device_type)
         folder = RunFolder.create(out)
-        with storing(out), folder.locked():
+        with storing(out), folder.locked(listener.note):
             # Another command may have made the run, or gone on with it, meanwhile.
             check_folder(out, experiment, trained, remeasure=remeasure)
             here, nodes = environment(), engine.environments()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,9 +35,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Replaces a link instead of following it.  Raises `StorageError`.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes of two machines may have one number.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # of a killed process with this number, or planted
+        temporary.unlink(missing_ok=True)  # planted
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()

@@ -124,8 +124,11 @@ class RunFolder:
         return cls(path)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other commands from running trials into the folder; `InputError` while one does."""
+    def locked(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """Keep other commands from running trials into the folder; `InputError` while one does.
+
+        Where locks do not work, that is told.
+        """
         lock = self.path / LOCK_FILE
         if lock.exists() and not lock.is_file():
             raise InputError(str(lock), "is no regular file", "remove it")
@@ -138,8 +141,9 @@ class RunFolder:
                 holder = os.pread(descriptor, 300, 0).decode(errors="replace")
                 found = f"another command runs trials into it: {holder}"
                 raise InputError(str(self.path), found, "wait, or name another --out") from None
-            except OSError:
-                pass  # a file system without locks
+            except OSError as error:
+                why = f"{lock} cannot be locked: {error.strerror or error}"
+                tell(f"{why}; run no other command into this folder meanwhile")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
             for left in (p for name in RUN_FILES for p in self.path.glob(f".{name}.*.tmp")):

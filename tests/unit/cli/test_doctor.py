@@ -221,7 +221,7 @@ def test_links_are_not_stored_where_they_would_harm_a_run(
     assert "is a link" in capsys.readouterr().err
     stored.unlink()
     assert asked == [], "it is told before anything is measured"
-    with RunFolder(run).locked():
+    with RunFolder(run).locked(print):
         assert main(command) == 2
     assert "another command runs trials into it" in capsys.readouterr().err
     assert not stored.exists()

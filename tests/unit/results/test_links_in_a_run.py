@@ -70,13 +70,16 @@ def test_a_link_to_the_run_itself_is_the_users_own(run: Path, tmp_path: Path) ->
     assert len(load_run(tmp_path / "latest").trials) == 2
 
 
-def test_links_planted_while_a_command_works_lead_nowhere(tmp_path: Path) -> None:
+def test_links_planted_while_a_command_works_lead_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     private, path = tmp_path / "private", tmp_path / "result.json"
     private.write_text("key")
     path.symlink_to(private)
     with pytest.raises(OSError, match="is a link"):
         read_regular(path)
-    path.with_name(f".{path.name}.{os.getpid()}.tmp").symlink_to(private)
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    path.with_name(f".{path.name}.{os.getpid()}-guessed.tmp").symlink_to(private)
     write_whole(path, b"new")
     assert (private.read_text(), path.is_symlink(), path.read_text()) == ("key", False, "new")
     assert len(list(tmp_path.iterdir())) == 2

@@ -303,7 +303,7 @@ def test_a_run_set_aside_by_a_killed_command_stays_one(
 def test_a_lock_that_is_no_file_is_told(run: Path, make: Callable[[Path], None]) -> None:
     make(run / ".lock")
     with pytest.raises(InputError, match=r"\.lock: is no regular file; remove it"):
-        RunFolder(run).locked().__enter__()
+        RunFolder(run).locked(print).__enter__()
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
@@ -320,3 +320,15 @@ def test_what_cannot_be_read_now_is_neither_broken_nor_written_anew(
     with pytest.raises(InputError, match="run again when it can be read"):
         folder.read_environment(now=True)
     assert folder.read_environment() == {}
+
+
+def test_a_file_system_without_locks_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    told: list[str] = []
+    with RunFolder(run).locked(told.append):
+        pass
+    (note,) = told
+    assert "No locks available" in note
