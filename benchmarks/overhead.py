@@ -10,6 +10,7 @@ the warm-up do not.  Which one takes the first turn alternates from pair to pair
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
@@ -41,6 +42,7 @@ from sides import (
 NAME = "overhead"
 STRATEGIES = ("single", "ddp", "fsdp", "zero-1")
 LEAST_RATIO = 0.99
+UNIT = "samples/s"
 BAR = f"Bar: the median of shardmark / bare is at least {LEAST_RATIO} for every strategy"
 TURN_SECONDS = 4.0
 START_SECONDS = 180.0
@@ -135,12 +137,37 @@ def step_seconds(starts: Sequence[float], turns: Sequence[Turn]) -> list[list[fl
 
 
 def measure_pair(strategy: str, pair: int, steps: int) -> dict[str, Any]:
-    """The ratio of speeds over all turns in which both have whole steps."""
-    ranks = ranks_of(strategy)
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    threads = threads_of(strategy)
+    return pair_of(
+        strategy,
+        pair,
+        experiment=experiment_of([strategy], steps, 1, WARMUP_STEPS),
+        bare=lambda out: bare_command(strategy, steps=steps, threads=threads, out=out),
+        a_step=GLOBAL_BATCH,
+    )
+
+
+def threads_of(strategy: str) -> int:
+    return max(1, len(os.sched_getaffinity(0)) // ranks_of(strategy))
+
+
+def pair_of(
+    strategy: str,
+    pair: int,
+    *,
+    experiment: dict[str, Any],
+    bare: Callable[[Path], Sequence[str]],
+    a_step: int,
+    unit: str = UNIT,
+) -> dict[str, Any]:
+    """The ratio of speeds over all turns in which both have whole steps.
+
+    `bare` gives the other side's command, which writes into a folder what `bare_loop.py` does;
+    `a_step` is what both train in a step, in the unit.
+    """
+    threads = threads_of(strategy)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        experiment = experiment_of([strategy], steps, 1, WARMUP_STEPS)
         # The other side uses the cores meanwhile, which would be measured again.
         experiment["measure"] |= {"verify": False, "max_remeasure": 0}
         (folder / "overhead.yaml").write_text(yaml.safe_dump(experiment))
@@ -153,25 +180,22 @@ def measure_pair(strategy: str, pair: int, steps: int) -> dict[str, Any]:
         }
         with side([*command, "--out", str(folder / "run")], folder / "run.log", {}) as ours:
             ours.run_until(lambda: steps_taken(folder / "run") > WARMUP_STEPS)
-            with side(
-                bare_command(strategy, steps=steps, threads=threads, out=folder / "bare"),
-                folder / "bare.log",
-                bare_variables,
-            ) as bare:
-                bare.run_until((folder / "bare" / "0.warm").exists)
-                first, second = (ours, bare) if pair % 2 == 0 else (bare, ours)
-                while ours.runs and bare.runs:
+            with side(bare(folder / "bare"), folder / "bare.log", bare_variables) as other:
+                other.run_until((folder / "bare" / "0.warm").exists)
+                first, second = (ours, other) if pair % 2 == 0 else (other, ours)
+                while ours.runs and other.runs:
                     first.take_turn()
                     second.take_turn()
                 ours.finish()
-                bare.finish()
+                other.finish()
         told = [json.loads(line) for line in next((folder / "run").rglob("steps.jsonl")).open()]
         times = {
             "shardmark": step_seconds(
                 [line["started_at_seconds"] for line in told if line["rank"] == 0], ours.turns
             ),
             "bare": step_seconds(
-                json.loads((folder / "bare" / "0.json").read_text())["steps_at_seconds"], bare.turns
+                json.loads((folder / "bare" / "0.json").read_text())["steps_at_seconds"],
+                other.turns,
             ),
         }
     turns = [turn for turn in zip(*times.values(), strict=True) if all(turn)]
@@ -179,9 +203,9 @@ def measure_pair(strategy: str, pair: int, steps: int) -> dict[str, Any]:
     logs = [math.log(bare_seconds / our_seconds) for our_seconds, bare_seconds in means]
     ratio = math.exp(statistics.fmean(logs))
     counted = [sum(len(turn[index]) for turn in turns) for index in (0, 1)]
-    speeds = [GLOBAL_BATCH / statistics.fmean(mean[index] for mean in means) for index in (0, 1)]
+    speeds = [a_step / statistics.fmean(mean[index] for mean in means) for index in (0, 1)]
     print(
-        f"{strategy} pair {pair}: shardmark {speeds[0]:.1f}, bare {speeds[1]:.1f} samples/s, "
+        f"{strategy} pair {pair}: shardmark {speeds[0]:.1f}, bare {speeds[1]:.1f} {unit}, "
         f"ratio {ratio:.4f} ({len(turns)} turns, {counted[0]} and {counted[1]} steps)",
         flush=True,
     )
@@ -204,21 +228,33 @@ def steps_taken(run: Path) -> int:
     return 0
 
 
-def main() -> None:
-    parser = options_of(NAME, __doc__)
+def options_from(name: str, text: str | None, strategies: Sequence[str]) -> argparse.Namespace:
+    parser = options_of(name, text)
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--steps", type=int, help="of each training, the 5 of the warm-up included")
-    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
-    options = parser.parse_args()
+    parser.add_argument("--strategies", nargs="+", choices=strategies, default=strategies)
+    return parser.parse_args()
+
+
+def measure(
+    name: str,
+    options: argparse.Namespace,
+    measure_pair: Callable[[str, int, int], dict[str, Any]],
+    *,
+    steps_of: tuple[int, int],
+    unit: str = UNIT,
+) -> None:
+    """Take the pairs of every strategy in turns, and store what came of them.
+
+    `steps_of` has the steps of each training with `--small` and without.
+    """
     pairs = options.pairs or (2 if options.small else 9)
-    steps = options.steps or (25 if options.small else 75)
-    add_sources_to_path()
-    check_same_settings()
+    steps = options.steps or steps_of[not options.small]
     around = surroundings()
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in options.strategies}
     for pair in range(pairs):
-        for name in options.strategies:
-            measured[name].append(measure_pair(name, pair, steps))
+        for strategy in options.strategies:
+            measured[strategy].append(measure_pair(strategy, pair, steps))
     ratios = {name: spread([one["ratio"] for one in found]) for name, found in measured.items()}
     medians = {
         side: {n: spread([one[side] for one in found])["median"] for n, found in measured.items()}
@@ -226,7 +262,7 @@ def main() -> None:
     }
     table = Table(
         columns=(
-            *("strategy", "shardmark samples/s", "bare samples/s"),
+            *("strategy", f"shardmark {unit}", f"bare {unit}"),
             *("ratio: median", "min", "max", "IQR", "pairs", "steps a side"),
         ),
         rows=tuple(
@@ -245,7 +281,7 @@ def main() -> None:
         ),
     )
     store(
-        NAME,
+        name,
         options=options,
         around=around,
         bar=BAR,
@@ -253,6 +289,13 @@ def main() -> None:
         table=table,
         numbers={"steps": steps, "ratios": ratios, "pairs": measured},
     )
+
+
+def main() -> None:
+    options = options_from(NAME, __doc__, STRATEGIES)
+    add_sources_to_path()
+    check_same_settings()
+    measure(NAME, options, measure_pair, steps_of=(25, 75))
 
 
 if __name__ == "__main__":
