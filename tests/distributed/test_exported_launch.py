@@ -73,7 +73,7 @@ def train(loss):
 steps(engine, train, settings_of("zero-3"))
 told = [ranks, torch.get_num_threads(), engine.zero_optimization_stage(), engine.global_steps]
 told.append(os.environ["NCCL_ALGO"])
-print(f"trained {' '.join(map(str, told))}\n", end="", flush=True)  # one write: ranks share it
+print(f"trained {' '.join(map(str, told))}\\n", end="", flush=True)  # one write: ranks share it
 dist.destroy_process_group()
 """
 ACCELERATE = """
@@ -87,7 +87,7 @@ arguments = DistributedDataParallelKwargs(**settings["arguments"])
 accelerator = Accelerator(kwargs_handlers=[arguments])
 model = accelerator.prepare(torch.nn.Linear(3, 2))
 accelerator.backward(model(torch.rand(settings["micro_batch"], 3)).square().mean())
-print(f"trained {accelerator.num_processes} {type(model).__name__}\n", end="", flush=True)
+print(f"trained {accelerator.num_processes} {type(model).__name__}\\n", end="", flush=True)
 accelerator.end_training()
 """
 
