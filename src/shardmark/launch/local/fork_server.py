@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
@@ -293,6 +294,8 @@ class _Server:
                 os.environ.update(variables)
                 tempfile.tempdir = None  # as the variables say
                 code = importlib.import_module(agent).run_agent(directory, task)
+            except BaseException:
+                traceback.print_exc()  # into the trial's log: `os._exit` below would swallow it
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,10 @@ class Launcher(LocalElasticAgent):
         node: int | None,
     ) -> None:
         """`node` is this one's number, None where a trial has no other."""
-        super().__init__(spec, logs, start_method="fork", shutdown_timeout=3)
+        # How long ranks that are told to end may take; PyTorch before 2.12 has 30 s, fixed.
+        settable = "shutdown_timeout" in signature(LocalElasticAgent.__init__).parameters
+        patience: dict[str, Any] = {"shutdown_timeout": 3} if settable else {}
+        super().__init__(spec, logs, start_method="fork", **patience)
         self._folder = folder
         self._ranks = ranks
         self._node = node
