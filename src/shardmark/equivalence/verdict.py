@@ -29,6 +29,7 @@ from shardmark.results.verification import (
     Check,
     Verdict,
 )
+from shardmark.train.schedule import set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
@@ -195,6 +196,7 @@ def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCac
     """The verdict on what the trial's ranks left in the folder."""
     steps = trial.recipe.steps
     assert steps is not None, "a verification counts steps"
+    set_numerics(trial.recipe)
     capture = read_capture(trial, directory)
     guarantee = trial.built_strategy.guarantee()
     if guarantee is None:

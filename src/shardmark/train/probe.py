@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,6 +20,9 @@ from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from torch._C._autograd import _KinetoEvent
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +122,7 @@ def exposed_communication_seconds(profiled: profile, *, since_nanoseconds: int) 
         if event.start_ns() < since_nanoseconds or event.name() == "[memory]":
             continue
         on_device = event.device_type() != DeviceType.CPU
-        if on_device and event.activity_type() not in DEVICE_WORK:
+        if on_device and not _is_work(event):
             continue  # an annotation that spans others' work
         name = event.name()
         interval = (event.start_ns(), event.start_ns() + event.duration_ns())
@@ -130,6 +134,13 @@ def exposed_communication_seconds(profiled: profile, *, since_nanoseconds: int) 
     hidden_by = computation[device_worked]
     busy = covered_nanoseconds(chain(communication[device_worked], hidden_by))
     return (busy - covered_nanoseconds(hidden_by)) / 1e9
+
+
+def _is_work(event: _KinetoEvent) -> bool:
+    """Whether the device was busy; PyTorch before 2.12 tells annotations apart, no kinds."""
+    if hasattr(event, "activity_type"):
+        return event.activity_type() in DEVICE_WORK
+    return not event.is_user_annotation()
 
 
 def covered_nanoseconds(intervals: Iterable[Interval]) -> int:

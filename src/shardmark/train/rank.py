@@ -33,7 +33,7 @@ from shardmark.train.epochs import train_epochs
 from shardmark.train.loop import LoopOptions, SlowRank
 from shardmark.train.probe import held_bytes, model_counts, probe
 from shardmark.train.record import RankReport, structure_sha256, weights_sha256
-from shardmark.train.schedule import Schedule, learning_rate_of
+from shardmark.train.schedule import Schedule, learning_rate_of, set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 
@@ -80,9 +80,7 @@ def join_group(trial: Trial) -> RankContext:
     cores = len(os.sched_getaffinity(0))
     threads = trial.recipe.threads_per_rank or max(1, cores // local_world_size)
     torch.set_num_threads(threads)
-    torch.backends.cuda.matmul.allow_tf32 = trial.recipe.tf32
-    torch.backends.cudnn.allow_tf32 = trial.recipe.tf32
-    torch.backends.cudnn.benchmark = False
+    set_numerics(trial.recipe)
     strategy = trial.built_strategy
     on_cpu = trial.layout.ranks[rank].on_cpu
     device = torch.device("cpu" if on_cpu else trial.device_type)

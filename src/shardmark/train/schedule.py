@@ -16,6 +16,16 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads.base import BatchPlan, Workload
 
 
+def set_numerics(recipe: Recipe) -> None:
+    """How devices compute, the same in the ranks and in the reference.
+
+    PyTorch lets cuDNN round convolutions to TF32 unless it is told not to.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = recipe.tf32
+    torch.backends.cudnn.allow_tf32 = recipe.tf32
+    torch.backends.cudnn.benchmark = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """A trial's steps: how many there are, where its epochs end, which of them are evaluated."""

@@ -97,6 +97,14 @@ def test_communication_is_exposed_where_nothing_is_computed(
     assert exposed_milliseconds(*events, since=since) == exposed
 
 
+def test_kernels_are_known_without_kinds_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 has no `activity_type`: on an H100, every trial failed."""
+    monkeypatch.delattr(Event, "activity_type")
+    annotates = lambda event: "annotation" in event.kind  # noqa: E731
+    monkeypatch.setattr(Event, "is_user_annotation", annotates, raising=False)
+    assert exposed_milliseconds(*CUDA_EVENTS) == 20 - 8 - 2
+
+
 def worker_and_step() -> tuple[EagerWorker, Any]:
     workload = ToyWorkload()
     model = workload.build_model()
