@@ -40,10 +40,12 @@ class Pace:
         """So many steps have been taken by now."""
         now = time.monotonic()
         self._remaining = total_steps - steps
+        if self._recent and steps == self._recent[-1][1]:
+            return
+        if self._recent and steps < self._recent[-1][1]:
+            self._recent.clear()  # measured again, or gone back to a checkpoint
         if not self._recent:
             self._first = (now, steps)
-        elif steps <= self._recent[-1][1]:
-            return
         self._recent.append((now, steps))
         while len(self._recent) > 2 and now - self._recent[1][0] >= RATE_SECONDS:
             self._recent.popleft()

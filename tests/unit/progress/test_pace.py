@@ -65,6 +65,14 @@ def test_no_step_for_long_is_no_rate(time: Time) -> None:
     assert watch.samples_per_second is not None
 
 
+def test_a_trial_that_is_measured_again_has_a_rate(time: Time) -> None:
+    watch = started()
+    for step in (50, 90, 2, 6):
+        time.now += 5
+        watch.stepped(step, 100)
+    assert (watch.still_seconds, watch.samples_per_second) == (0.0, 8 * 4 / 5)
+
+
 def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> None:
     watch = started(trials=3)
     assert watch.run_left_seconds() is None, "nothing is known yet"
