@@ -199,3 +199,10 @@ def test_points_have_whiskers_however_long_the_frontier_is() -> None:
     cell = Series(name="ddp", x=(1.0,), y=(2.0,), low=(1.0,), high=(3.0,))
     layers = panel_spec(line_panel(frontier, cell, kind="points"))["layer"]
     assert [layer["mark"]["type"] for layer in layers] == ["rule", "line", "point"]
+
+
+def test_tens_of_thousands_are_told_without_an_exponent() -> None:
+    series = Series(name="ddp", style="ddp", x=("ddp",), y=(18728.7,))
+    (drawing,) = draw([figure_of(line_panel(series, kind="bars"))])
+    assert "18,729" in drawing.panels[0]
+    assert "e+04" not in drawing.panels[0]

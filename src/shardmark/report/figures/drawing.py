@@ -132,7 +132,9 @@ def _labels(panel: Panel, series: Series) -> Iterator[tuple[str, tuple[int, ...]
 
 
 def _number(value: float | None) -> str:
-    return "not known" if value is None or not isfinite(value) else f"{value:.4g}"
+    if value is None or not isfinite(value):
+        return "not known"
+    return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def _records(panel: Panel, series: Series) -> list[Spec]:
