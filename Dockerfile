@@ -5,7 +5,7 @@
 # gigabytes smaller: --build-arg PIP_EXTRA_INDEX_URL=INDEX --build-arg CONSTRAINTS=
 FROM python:3.13-slim-trixie
 
-# DeepSpeed compiles its operators when they are first used.
+# `recipe.compile` needs a compiler.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -14,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.launch.local.fork_server import ENVIRONMENT
 from shardmark.strategies.base import RankContext
 
 JOIN_SECONDS = 350
+STDERR = 2
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -44,6 +46,10 @@ def run_ranks(
         while not context.join(timeout=1):  # returns whenever one of them ends
             if time.monotonic() > deadline:
                 raise TimeoutError(f"ranks were not done after {JOIN_SECONDS} s")
+    except (ProcessException, TimeoutError):
+        for path in sorted(directory.glob("*.log")):
+            print(path.name, path.read_text(errors="replace"), sep="\n")
+        raise
     finally:
         for process in context.processes:
             if process.is_alive():
@@ -84,6 +90,10 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
     )
     torch.set_num_threads(1)
     folder = Path(directory)
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, STDERR)  # pytest has long forgotten the one that this process was forked with
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(JOIN_SECONDS - 10)
     store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     process = RankContext(

@@ -55,8 +55,9 @@ again = fsdp["arguments"]["reshard_after_forward"]
 model = fully_shard(nn.Linear(3, 2), mesh=mesh, reshard_after_forward=again)
 steps(model, lambda loss: loss.backward(), fsdp)
 
-import deepspeed
+import deepspeed.ops
 
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiles for a minute
 warnings.simplefilter("ignore")
 model = nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=settings_of("zero-3")["optimizer"]["lr"])

@@ -84,10 +84,9 @@ def test_old_torch_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = {check.name: check for check in software_checks()}
     assert checks["torch"].found == "2.9.1, older than 2.11"
     missing = [name for name, check in checks.items() if check.state is State.MISSING]
-    assert {"torch", "C++ compiler", "ninja"} <= set(missing)
+    assert "torch" in missing
     assert checks["torchvision"].state is checks["deepspeed"].state is State.OK
-    assert checks["timm"].state is State.NOTE
-    assert checks["ninja"].remedy == "pip install ninja"
+    assert checks["timm"].state is checks["C++ compiler"].state is State.NOTE
 
 
 @pytest.mark.parametrize(

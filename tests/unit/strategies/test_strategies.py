@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +37,8 @@ def ranks(name: str) -> int:
 
 @pytest.fixture(autouse=True)
 def tools(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
-    """DeepSpeed and its compiler as if they were installed; a test takes one away."""
-    found: dict[str, str | None] = {"ninja": "/bin/ninja", "g++": "/bin/g++", "deepspeed": "x"}
-    monkeypatch.setattr(shutil, "which", lambda tool, path=None: found.get(tool))  # noqa: ARG005
+    """DeepSpeed as if it were installed; a test takes it away."""
+    found: dict[str, str | None] = {"deepspeed": "x"}
     monkeypatch.setattr(importlib.util, "find_spec", found.get)
     return found
 
@@ -120,13 +118,10 @@ def test_too_few_devices(name: str) -> None:
         build_strategy(name, {}).check(8, GPUS, recipe())
 
 
-@pytest.mark.parametrize("missing", ["deepspeed", "ninja", "g++"])
-def test_zero_says_what_is_not_installed(tools: dict[str, str | None], missing: str) -> None:
-    tools[missing] = None
-    with pytest.raises(StrategyUnavailable, match=f"(?i){missing.replace('+', '.')}.*install"):
+def test_zero_says_that_deepspeed_is_not_installed(tools: dict[str, str | None]) -> None:
+    tools["deepspeed"] = None
+    with pytest.raises(StrategyUnavailable, match=r"DeepSpeed.*pip install deepspeed"):
         build_strategy("zero-2", {}).check(4, CPU, recipe())
-    if missing != "deepspeed":  # the operator is compiled for the CPU alone
-        build_strategy("zero-2", {}).check(4, GPUS, recipe())
 
 
 @pytest.mark.parametrize(

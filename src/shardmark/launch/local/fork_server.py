@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
-from shardmark.core.tools import tool_path
 from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
@@ -176,7 +175,7 @@ class ForkServer:
             p for p in sys.path if not any(Path(p).is_relative_to(place) for place in installed)
         ]
         path = filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", ""), *places])
-        variables = {"PYTHONPATH": os.pathsep.join(path), "PATH": tool_path()}
+        variables = {"PYTHONPATH": os.pathsep.join(path)}
         with its:
             self._process = StartedCommand(
                 [sys.executable, "-m", __name__, str(its.fileno()), str(os.getpid())],

@@ -25,10 +25,6 @@ MINIMUM_VERSIONS = {"torch": "2.11", "torchvision": "0.26", "deepspeed": "0.19"}
 ESSENTIAL = ("operating system", "python", "torch", "torchvision")
 """Without one of them nothing can be measured."""
 OPTIONAL = {"timm": "its models", "triton": "compiled kernels on CUDA devices"}
-TOOLS = {
-    "C++ compiler": ("g++", "apt-get install g++"),
-    "ninja": ("ninja", "pip install ninja"),
-}
 MINIMUM_SHARED_MEMORY_BYTES = 2**30
 MINIMUM_OPEN_FILES = 4096
 
@@ -66,11 +62,10 @@ def software_checks() -> list[Check]:
         found = version or f"not installed; only for {use}"
         remedy = None if version else f"pip install {name}"
         checks.append(_check(name, found, remedy=remedy, worst=State.NOTE))
-    for name, (command, remedy) in TOOLS.items():
-        path = shutil.which(command)
-        found = path or f"no {command}; DeepSpeed compiles an operator with it"
-        checks.append(_check(name, found, remedy=None if path else remedy))
-    return checks
+    path = shutil.which("g++")
+    found = path or "no g++; only for recipe.compile"
+    remedy = None if path else "apt-get install g++"
+    return [*checks, _check("C++ compiler", found, remedy=remedy, worst=State.NOTE)]
 
 
 def _version_check(name: str, version: str | None, minimum: str) -> Check:

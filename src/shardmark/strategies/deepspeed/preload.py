@@ -1,4 +1,4 @@
-"""Importing this brings DeepSpeed into a process as its ranks will need it, compiled parts too."""
+"""Importing this brings DeepSpeed into a process as its ranks will need it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ if os.environ.get(DEVICE_TYPE_VARIABLE) == "cpu":
     # Else DeepSpeed takes the machine's accelerator, even where the experiment says `device: cpu`.
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-import deepspeed  # noqa: F401  (loaded for the processes forked from this one)
-from deepspeed.accelerator import get_accelerator
+import deepspeed.ops
 
 logger = logging.getLogger(__name__)
 
-if get_accelerator().device_name() == "cpu":
-    # Compiled once a machine (20 to 60 s), loaded once a fork server.
-    operator = get_accelerator().create_op_builder("ShareMemCommBuilder")
-    if operator is not None:
-        operator.load()
+# It serves inference alone, on the CPU, and would be compiled at the first start (20 to 90 s).
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 try:
     # Stage 1 to 3 import this when they check the optimizer, and it imports torch's compiler: 8 s.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.tools import tool_path
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     LaunchConfiguration,
@@ -73,16 +71,6 @@ class Zero(Strategy):
             raise StrategyUnavailable(
                 self.name, "DeepSpeed is not installed", "pip install deepspeed"
             )
-        if machine.device_type == "cpu":
-            missing = [
-                tool for tool in ("ninja", "g++") if shutil.which(tool, path=tool_path()) is None
-            ]
-            if missing:
-                raise StrategyUnavailable(
-                    self.name,
-                    f"DeepSpeed compiles an operator on the CPU and finds no {missing[0]}",
-                    "install a C++ compiler and ninja (apt-get install g++; pip install ninja)",
-                )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
         if recipe.cpu_offload and self.stage == 0:
             raise StrategyUnavailable(
