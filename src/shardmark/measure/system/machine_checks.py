@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import re
 import resource
-import shutil
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,7 +52,7 @@ def _check(name: str, found: str, *, remedy: str | None, worst: State = State.MI
 
 
 def software_checks() -> list[Check]:
-    """Python, libraries (installed versions, nothing is imported) and the compiler."""
+    """Python, libraries (installed versions, nothing is imported)."""
     checks = [_version_check("python", platform.python_version(), MINIMUM_PYTHON)]
     for name, least in MINIMUM_VERSIONS.items():
         checks.append(_version_check(name, package_version(name), least))
@@ -62,10 +61,7 @@ def software_checks() -> list[Check]:
         found = version or f"not installed; only for {use}"
         remedy = None if version else f"pip install {name}"
         checks.append(_check(name, found, remedy=remedy, worst=State.NOTE))
-    path = shutil.which("g++")
-    found = path or "no g++; only for recipe.compile"
-    remedy = None if path else "apt-get install g++"
-    return [*checks, _check("C++ compiler", found, remedy=remedy, worst=State.NOTE)]
+    return checks
 
 
 def _version_check(name: str, version: str | None, minimum: str) -> Check:
