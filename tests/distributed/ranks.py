@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing import forkserver
 from pathlib import Path
@@ -103,7 +104,11 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
         local_world_size=world_size,
         device=torch.device("cpu"),
     )
-    found = work(process, *arguments)
+    try:
+        found = work(process, *arguments)
+    except Exception:
+        traceback.print_exc()  # torch tells that of one rank alone, not always of the first
+        raise
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
