@@ -137,7 +137,9 @@ class Ended:
 
     exit_code: int
     printed: str
-    traced: str
+    traced: str = ""
+    hung: bool = False
+    """It was killed because it did not end."""
 
 
 @contextmanager
@@ -190,9 +192,9 @@ def forked(words: Sequence[str], folder: Path, *strace: str) -> Ended:
             time.sleep(0.002)
     os.write(writer, b"x")
     os.close(writer)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline, hung = time.monotonic() + PATIENCE_SECONDS, False
     while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
-        if time.monotonic() > deadline:
+        if hung := time.monotonic() > deadline:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.002)
     if tracer is not None:
@@ -201,6 +203,7 @@ def forked(words: Sequence[str], folder: Path, *strace: str) -> Ended:
         exit_code=os.waitstatus_to_exitcode(ended[1]),
         printed=printed.read_text(),
         traced=traced.read_text(),
+        hung=hung,
     )
 
 
@@ -233,6 +236,8 @@ def prepared(folder: Path) -> None:
     for words in COMMANDS.values():
         ended = forked(words, folder)
         assert ended.exit_code == 0, ended.printed
+    for made in (folder / PAGE, *(folder / TABLES).iterdir()):
+        made.write_text("an earlier command's")  # else it could not be seen who made it
     (log,) = folder.glob(f"{RUN}/trials/ddp-*/log.txt")
     log.write_text("cut")
     file.write_text(json.dumps(EXPERIMENT))
@@ -242,17 +247,32 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def problems_after(
-    verb: str, ended: Ended, folder: Path, before: dict[str, bytes], expected: dict[str, bytes]
-) -> list[str]:
-    """What is wrong: a message, something lost, or that the same command does not finish."""
-    from shardmark.results.store import load_run
+def missing(folder: Path, expected: dict[str, bytes]) -> list[str]:
+    """Files that a whole command leaves, and that are not there, or not as it leaves them."""
+    left = contents(folder)
+    return [name for name, content in expected.items() if left.get(name) != content]
 
+
+def problems_of_ending(ended: Ended, injection: str) -> list[str]:
+    """Whatever else a command does than to do its work, to refuse it, or to be killed by us."""
     problems = []
-    if ended.exit_code not in (0, 2, -signal.SIGKILL) or "Traceback" in ended.printed:
+    if ended.hung:
+        problems.append(f"it had not ended after {PATIENCE_SECONDS:g} s")
+    codes = (0, 2, *(-signal.SIGKILL,) * (injection in KILLED.values()))
+    if ended.exit_code not in codes or "Traceback" in ended.printed:
         problems.append(f"exit code {ended.exit_code}: {ended.printed[-400:]}")
     if ended.exit_code == 2 and "error: " not in ended.printed:
         problems.append(f"refused without a reason: {ended.printed!r}")
+    return problems
+
+
+def problems_after(
+    verb: str, ended: Ended, folder: Path, before: dict[str, bytes], expected: dict[str, bytes]
+) -> list[str]:
+    """What is wrong: something lost or half, or that the same command does not finish."""
+    from shardmark.results.store import load_run
+
+    problems = []
     stored = next(name for name in before if name.startswith(f"{RUN}/trials/single-"))
     trial = str(Path(stored).parent)
     left = contents(folder)
@@ -274,6 +294,8 @@ def problems_after(
     again = forked(COMMANDS[verb], folder)
     if again.exit_code != 0:
         problems.append(f"not finished by the same command: {again.printed[-400:]}")
+    if verb != "run":
+        problems += [f"finished without {name}" for name in missing(folder, expected)]
     after = load_run(folder / RUN, verify=True)
     if verb == "run":
         trials = [str(trial.outcome) for trial in after.trials]
@@ -321,7 +343,10 @@ def inject_all(scratch: Path, every: int) -> tuple[dict[tuple[str, str], Tally],
                 tally.injected += hit
                 tally.refused += ended.exit_code == 2
                 tally.carried_on += hit and ended.exit_code == 0
-                found = problems_after(verb, ended, folder, before, expected)
+                found = problems_of_ending(ended, injection) + ["it was not hit"] * (not hit)
+                if ended.exit_code == 0 and verb != "run" and injection not in READING.values():
+                    found += [f"it went on without {name}" for name in missing(folder, expected)]
+                found += problems_after(verb, ended, folder, before, expected)
                 wrong += [f"{verb}, {fault} at {place.shown[:160]}: {each}" for each in found]
                 for each in wrong[len(wrong) - len(found) :]:
                     print(each, flush=True)
@@ -342,7 +367,7 @@ def real(words: Sequence[str], folder: Path) -> Ended:
         timeout=300,
         check=False,
     )
-    return Ended(exit_code=done.returncode, printed=done.stdout, traced="")
+    return Ended(exit_code=done.returncode, printed=done.stdout)
 
 
 @contextmanager
@@ -376,6 +401,8 @@ def taken(verb: str, place: Path, before: dict[str, bytes], wrong: list[str], wh
 
 def small_disk(scratch: Path, levels_kib: Sequence[int]) -> tuple[list[tuple[str, ...]], list[str]]:
     """The commands on a file system of 3 MB with less and less room left, and read-only."""
+    from shardmark.results.store import load_run
+
     place, saved, wrong = scratch / "disk", scratch / "before", list[str]()
     rows: list[tuple[str, ...]] = []
     with small_file_system(place):
@@ -400,11 +427,14 @@ def small_disk(scratch: Path, levels_kib: Sequence[int]) -> tuple[list[tuple[str
             filler.unlink()
             again = [real(words, place) for words in COMMANDS.values()]
             wrong += [f"{when}: not finished: {e.printed[-400:]}" for e in again if e.exit_code]
+            outcomes = [str(trial.outcome) for trial in load_run(place / RUN, verify=True).trials]
+            wrong += [f"{when}: finished with {outcomes}"] * (outcomes != ["ok"] * 3)
             finished = [str(ended.exit_code) for ended in again]
             rows.append((when, *map(str, codes), " ".join(finished)))
             print(*rows[-1], flush=True)
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
         codes = [taken(verb, place, before, wrong, "read-only") for verb in COMMANDS]
+        wrong += [f"read-only: exit codes {codes}"] * (codes != [2] * len(COMMANDS))
         rows.append(("read-only", *map(str, codes), "-"))
     return rows, wrong
 
