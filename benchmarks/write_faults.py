@@ -267,7 +267,7 @@ def problems_of_ending(ended: Ended, injection: str) -> list[str]:
 
 
 def problems_after(
-    verb: str, ended: Ended, folder: Path, before: dict[str, bytes], expected: dict[str, bytes]
+    verb: str, folder: Path, before: dict[str, bytes], expected: dict[str, bytes]
 ) -> list[str]:
     """What is wrong: something lost or half, or that the same command does not finish."""
     from shardmark.results.store import load_run
@@ -346,7 +346,7 @@ def inject_all(scratch: Path, every: int) -> tuple[dict[tuple[str, str], Tally],
                 found = problems_of_ending(ended, injection) + ["it was not hit"] * (not hit)
                 if ended.exit_code == 0 and verb != "run" and injection not in READING.values():
                     found += [f"it went on without {name}" for name in missing(folder, expected)]
-                found += problems_after(verb, ended, folder, before, expected)
+                found += problems_after(verb, folder, before, expected)
                 wrong += [f"{verb}, {fault} at {place.shown[:160]}: {each}" for each in found]
                 for each in wrong[len(wrong) - len(found) :]:
                     print(each, flush=True)

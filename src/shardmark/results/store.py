@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ LINKS_REASON = "links_missing"
 TRIALS_FOLDER = "trials"
 ASIDE_FOLDER = "set-aside"
 """What was measured and is no result of the run any more."""
+MOST_DAMAGED, MOST_DAMAGED_BYTES = 100, 2**30
+"""Of what lies aside as damaged; results there stay, however many."""
 LOCK_FILE = ".lock"
 RUN_FILES = (
     TRIALS_FOLDER,  # first: what a crash leaves behind is then no result
@@ -148,6 +151,7 @@ class RunFolder:
             os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
             for left in (p for name in RUN_FILES for p in self.path.glob(f".{name}.*.tmp")):
                 left.unlink()  # its command was killed
+            self._forget_damaged(tell)
             yield
         finally:
             os.close(descriptor)
@@ -219,6 +223,22 @@ class RunFolder:
         path.rename(place)
         flush_folder(place.parent)
         return place
+
+    def _forget_damaged(self, tell: Callable[[str], None]) -> None:
+        """Remove the oldest of what lies aside as damaged, where it is too much."""
+        aside = self.path / ASIDE_FOLDER
+        places = sorted(aside.glob("*.damaged-*"), key=lambda place: -place.lstat().st_mtime_ns)
+        size_bytes = kept = 0
+        for place in places:
+            files = (path for path in (place, *place.rglob("*")) if path.is_file())
+            size_bytes += sum(path.lstat().st_size for path in files)
+            if kept == MOST_DAMAGED or (kept and size_bytes > MOST_DAMAGED_BYTES):
+                break
+            kept += 1
+        for place in places[kept:]:
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+        if removed := len(places) - kept:
+            tell(f"{aside}: the oldest {removed} of {len(places)} that were damaged are removed")
 
     def take_up(self, model: type[ModelT], name: str, tell: Callable[[str], None]) -> ModelT | None:
         """The run's file of that name; None where there is none to be believed.

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
 
 from shardmark.core.errors import InputError, StorageError
-from shardmark.results import files
+from shardmark.results import files, store
 from shardmark.results.network import NETWORK_FILE, NetworkRecord
 from shardmark.results.schema import Failure, Outcome, RankError, Stored, TrialResult
 from shardmark.results.store import Damaged, RunFolder, load_run
@@ -332,3 +332,31 @@ def test_a_file_system_without_locks_is_told(run: Path, monkeypatch: pytest.Monk
         pass
     (note,) = told
     assert "No locks available" in note
+
+
+@pytest.mark.parametrize(
+    ("most", "most_bytes", "left"),
+    [(100, 2**30, "abcd"), (2, 2**30, "cd"), (100, 25, "cd"), (100, 5, "d")],
+)
+def test_damage_set_aside_is_bounded_and_results_there_are_not(
+    run: Path, monkeypatch: pytest.MonkeyPatch, most: int, most_bytes: int, left: str
+) -> None:
+    monkeypatch.setattr(store, "MOST_DAMAGED", most)
+    monkeypatch.setattr(store, "MOST_DAMAGED_BYTES", most_bytes)
+    folder, told = RunFolder(run), list[str]()
+    for at_seconds, name in enumerate("abcd"):  # the oldest first
+        place = run / name if name == "c" else folder.trial_folder(name) / "log.txt"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("x" * 10)
+        aside = folder.set_aside(place if name == "c" else place.parent, "damaged")
+        os.utime(aside, (at_seconds, at_seconds))
+    folder.set_aside(folder.trial_folder("ddp-2-1"), "disturbed")
+    results = folder.set_run_aside()
+    for _ in range(2):
+        with folder.locked(told.append):
+            pass
+    names = {path.name.partition(".")[0] for path in (run / "set-aside").glob("*.damaged-1")}
+    assert names == {*left}
+    assert len(told) == (len(left) < 4), "said once"
+    assert [trial.id for trial in load_run(results).trials] == ["ddp-2-0"]
+    assert (run / "set-aside" / "ddp-2-1.disturbed-1" / "result.json").is_file()
