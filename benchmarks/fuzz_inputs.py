@@ -7,6 +7,7 @@ it is a find: another exception, an output that steers a terminal, 5 s, 500 MB.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -352,45 +354,152 @@ def listening(folder: Path) -> Iterator[NodeRegistry]:
         yield registry
 
 
+@contextmanager
+def failures_of_threads() -> Iterator[None]:
+    """A thread that ends with an exception is a find."""
+    failed: list[BaseException | None] = []
+    threading.excepthook = lambda failure: failed.append(failure.exc_value)
+    try:
+        yield
+    finally:
+        threading.excepthook = threading.__excepthook__
+    if failed:
+        raise FindError("a thread failed") from failed[0]
+
+
 def greet(
     given: tuple[bytes, bool, bool, list[tuple[dict[str, Any], Any]], bytes, bool], folder: Path
 ) -> None:
     """A connection that says something; the next one, an honest node's, is welcome all the same."""
     raw, proves, joins, said, piece, sealed = given
-    failed: list[BaseException | None] = []
-    threading.excepthook = lambda failure: failed.append(failure.exc_value)
-    try:
-        with listening(folder) as registry:
-            channel = Channel(socket.create_connection(("127.0.0.1", registry.port)))
-            with suppress(ChannelEndedError, OSError):
-                if proves:
-                    channel.prove(SECRET, controls=False)
-                    if joins:
-                        channel.send(HELLO)
-                        channel.receive()
-                    for base, mutations in said:
-                        message = mutated(json.loads(json.dumps(base)), mutations)
-                        channel.send(message, piece)
-                    if sealed:  # what is no message, from one that knows how to seal it
-                        size = len(raw).to_bytes(4) + bytes(4)
-                        seal = channel._own_seals.next(size + raw)
-                        channel._connection.sendall(size + raw + seal)
-                else:
-                    channel._connection.sendall(raw)
-            channel.close()
-            honest = Channel(socket.create_connection(("127.0.0.1", registry.port)))
-            with contextlib.closing(honest):
-                honest.prove(SECRET, controls=False)
-                honest.send({**HELLO, "number": 0})
-                if honest.receive()[0].get("welcome") != 0:
-                    raise FindError("an honest node is not welcome")
-    finally:
-        threading.excepthook = threading.__excepthook__
-    if failed:
-        raise FindError("a thread of the controller's failed") from failed[0]
+    with failures_of_threads(), listening(folder) as registry:
+        channel = Channel(socket.create_connection(("127.0.0.1", registry.port)))
+        with suppress(ChannelEndedError, OSError):
+            if proves:
+                channel.prove(SECRET, controls=False)
+                if joins:
+                    channel.send(HELLO)
+                    channel.receive()
+                for base, mutations in said:
+                    message = mutated(json.loads(json.dumps(base)), mutations)
+                    channel.send(message, piece)
+                if sealed:  # what is no message, from one that knows how to seal it
+                    size = len(raw).to_bytes(4) + bytes(4)
+                    seal = channel._own_seals.next(size + raw)
+                    channel._connection.sendall(size + raw + seal)
+            else:
+                channel._connection.sendall(raw)
+        channel.close()
+        honest = Channel(socket.create_connection(("127.0.0.1", registry.port)))
+        with contextlib.closing(honest):
+            honest.prove(SECRET, controls=False)
+            honest.send({**HELLO, "number": 0})
+            if honest.receive()[0].get("welcome") != 0:
+                raise FindError("an honest node is not welcome")
     left = {path.name for path in (folder / "trial").rglob("*") if path.is_file()}
     if left - {"rank-1.json", "rank-1.json.incoming"}:
         raise FindError(f"it left {left}")
+
+
+# Messages of parameter servers
+
+
+@dataclass(kw_only=True)
+class SpokenGroup:
+    """In place of `torch.distributed`: ranks say what there is, and then their connections end."""
+
+    headers: dict[int, list[Any]]
+    contents: list[Any]
+    """None: just what is expected, full of ones."""
+    silent: threading.Event = field(default_factory=threading.Event)
+
+    def recv(self, tensor: Any, source: int, tag: int) -> None:
+        import torch
+
+        from shardmark.strategies.parameter_server.messages import CONTENT, HEADER, LIFE
+
+        if tag == LIFE:
+            self.silent.wait()
+        said = {HEADER: self.headers.get(source), CONTENT: self.contents}.get(tag)
+        content = said.pop(0) if said else b""
+        if content is None and tensor.nbytes < 2**20:
+            tensor.fill_(1)
+        elif isinstance(content, tuple):
+            tensor.copy_(torch.tensor(content, dtype=tensor.dtype))
+        elif content is not None and len(content) == tensor.nbytes:
+            tensor.view(torch.uint8).copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        else:  # as gloo does where it gets another size, or the other side has gone
+            self.silent.set()
+            raise RuntimeError("Connection closed by peer")
+
+    def send(self, tensor: Any, to: int, tag: int) -> None:
+        """Nobody listens."""
+
+
+NUMBER = st.sampled_from(
+    [0.0, 1.0, 5.0, 6.0, 58.0, 0.5, -1.0, 2.0**20, 2.0**31, 2.0**53, 2.0**63, 1e308, -1e308,
+     float("nan"), float("inf"), -float("inf")]
+) | st.floats()  # fmt: skip
+HEADERS = st.lists(
+    st.one_of(
+        st.tuples(st.integers(1, 9).map(float), st.just(0.0), st.just(0.1)),
+        st.tuples(st.integers(1, 9).map(float), NUMBER, NUMBER),
+        st.tuples(NUMBER, NUMBER, NUMBER),
+    ),
+    max_size=6,
+)
+CONTENTS = st.lists(
+    st.none()
+    | st.binary(max_size=60)
+    | st.integers(-3, 99).map(lambda size: size.to_bytes(8, "little", signed=True)),
+    max_size=8,
+)
+
+
+def load_torch(_: Path) -> None:
+    importlib.import_module("shardmark.strategies.parameter_server.server")
+
+
+def speak(given: tuple[Any, Any, int, int | None, bool], folder: Path) -> None:  # noqa: ARG001
+    """Rank 0 says it to a server, which rank 1 leaves; then a server says it to a worker."""
+    import torch
+
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.parameter_server import messages
+    from shardmark.strategies.parameter_server.buckets import partition_parameters
+    from shardmark.strategies.parameter_server.server import GradientServer
+    from shardmark.strategies.parameter_server.worker import WorkerGroup, talking_to_servers
+
+    headers, contents, workers, bound, checkpoints = given
+    close = (float(messages.Kind.CLOSE), 0.0, 0.0)
+    model = torch.nn.Linear(5, 3)
+    (buckets,) = partition_parameters(model, servers=1, bucket_bytes=30, wire="fp32")
+    server = GradientServer(
+        model,
+        buckets,
+        recipe=Recipe(global_batch=4, steps=2),
+        workers=workers,
+        bound=bound,
+        tolerates_worker_loss=bound != 0,
+        norm_group=None,
+    )
+    threads = set(threading.enumerate())
+    group = SpokenGroup(headers={0: [*headers], 1: [close]}, contents=[*contents])
+    with patch.object(messages, "dist", group), failures_of_threads():
+        with suppress(ShardmarkError):
+            server.serve((lambda _: None) if checkpoints else None)
+        group.silent.set()
+        for thread in set(threading.enumerate()) - threads:
+            thread.join(MOST_SECONDS)  # one that waits ends with the server's process
+    group = SpokenGroup(headers={}, contents=[*contents], silent=group.silent)
+    with patch.object(messages, "dist", group):
+        with suppress(ShardmarkError):
+            WorkerGroup([1]).gather("mine")
+        with suppress(ShardmarkError), talking_to_servers():
+            messages.receive_step_shard(1, end_step=2, workers=workers)
+
+
+# Files of nodes and ranks
 
 
 LEFT = ("rank-1.json", "samples.node-1.jsonl", "rank-1.steps.jsonl", "lost-1.txt")
@@ -459,6 +568,13 @@ TARGETS: dict[str, Target] = {
             inputs=st.tuples(RAW, st.booleans(), st.booleans(), st.lists(SAID, max_size=3),
                              st.binary(max_size=99), st.booleans()),
             act=greet,
+        ),
+        Target(
+            name="parameter_server",
+            inputs=st.tuples(HEADERS, CONTENTS, st.integers(1, 2), st.sampled_from([0, 1, None]),
+                             st.booleans()),
+            act=speak,
+            prepare=load_torch,
         ),
         Target(
             name="left_files",

@@ -12,7 +12,13 @@ from shardmark.core.errors import InputError
 
 @pytest.mark.parametrize(
     ("target", "inputs"),
-    [("experiments", 8), ("results", 6), ("messages", 4), ("left_files", 25)],
+    [
+        ("experiments", 8),
+        ("results", 6),
+        ("messages", 4),
+        ("parameter_server", 25),
+        ("left_files", 25),
+    ],
 )
 def test_no_input_is_a_find(target: str, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzz_inputs, "MOST_BYTES", 10**12)  # others may have loaded torch here

@@ -14,9 +14,9 @@ from shardmark.strategies.parameter_server import messages as _messages
 from shardmark.strategies.parameter_server.messages import (
     HEADER,
     Kind,
-    from_bytes,
     receive,
     receive_numbers,
+    receive_value,
     say_farewell,
     send,
     send_header,
@@ -155,10 +155,8 @@ class Client:
 
     def met(self) -> object:
         with self._network.being(self._rank):
-            (size,) = receive_numbers(1, self._network.server)
-            everybody = torch.empty(size, dtype=torch.uint8)
-            receive(everybody, self._network.server)
-        return from_bytes(everybody)
+            (size_bytes,) = receive_numbers(1, self._network.server)
+            return receive_value(size_bytes, self._network.server)
 
     def close(self) -> None:
         with self._network.being(self._rank):

@@ -5,6 +5,7 @@ All by point-to-point operations of the process group, with tensors on the CPU.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardmark.core.errors import ShardmarkError
+
 HEADER, CONTENT, LIFE = 1, 2, 3
 """Tags: a header can be awaited while content is under way, and the end of a process all along."""
 NOTHING_LEFT = -1
+MOST_VALUE_BYTES = 2**30
+"""Of what a worker gives when all are gathered, and of what it gets back."""
 
 
 class PeerGone(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
@@ -97,9 +102,13 @@ def send_header(to: int, kind: Kind, number: int = 0, rate: float = 0.0) -> None
 
 
 def receive_header(source: int) -> Header:
+    """Raises `ShardmarkError` for what is none."""
     packed = torch.empty(3, dtype=torch.float64)
     receive(packed, source, HEADER)
     kind, number, rate = packed.tolist()
+    counts = number.is_integer() and number >= 0
+    if kind not in [*Kind] or not counts or not 0 <= rate < math.inf:
+        raise _not_understood(source, f"header {kind:g}, {number:g}, {rate:g}")
     return Header(Kind(int(kind)), int(number), rate)
 
 
@@ -127,10 +136,36 @@ def receive_numbers(count: int, source: int) -> list[int]:
     return [int(number) for number in numbers.tolist()]
 
 
+def receive_step_shard(source: int, end_step: int, workers: int) -> tuple[int, int] | None:
+    """The step, before that one, and the share that a server hands out; None where none is left."""
+    step, share = receive_numbers(2, source)
+    if step == NOTHING_LEFT:
+        return None
+    if not (0 <= step < end_step and 0 <= share < workers):
+        raise _not_understood(source, f"share {share} of step {step}")
+    return step, share
+
+
 def to_bytes(value: object) -> Tensor:
-    """A picklable value of this trial's own processes as a tensor, (n,), uint8."""
-    return torch.from_numpy(np.frombuffer(pickle.dumps(value), dtype=np.uint8).copy())
+    """A picklable value as a tensor, (n,), uint8."""
+    content = pickle.dumps(value)
+    if len(content) > MOST_VALUE_BYTES:
+        found = f"a worker's value has {len(content):,} bytes"
+        raise ShardmarkError(f"{found}; at most {MOST_VALUE_BYTES:,} can be gathered")
+    return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
 
 
-def from_bytes(content: Tensor) -> object:
-    return pickle.loads(content.numpy().tobytes())
+def receive_value(size_bytes: int, source: int) -> object:
+    """What `to_bytes` made in another process of this trial."""
+    if not 0 < size_bytes <= MOST_VALUE_BYTES:
+        raise _not_understood(source, f"a value of {size_bytes:,} bytes")
+    content = torch.empty(size_bytes, dtype=torch.uint8)
+    receive(content, source)
+    try:
+        return pickle.loads(content.numpy().tobytes())
+    except Exception as error:
+        raise _not_understood(source, f"a value ({type(error).__name__})") from error
+
+
+def _not_understood(source: int, what: str) -> ShardmarkError:
+    return ShardmarkError(f"rank {source} sent what no rank of this trial sends: {what}")

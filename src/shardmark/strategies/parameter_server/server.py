@@ -30,9 +30,9 @@ from shardmark.strategies.parameter_server.messages import (
     Header,
     Kind,
     PeerGone,
-    from_bytes,
     receive,
     receive_header,
+    receive_value,
     send,
     send_numbers,
     to_bytes,
@@ -176,6 +176,8 @@ class GradientServer:
             self._gate.changed.notify_all()
 
     def _take_push(self, rank: int, header: Header) -> None:
+        if self._together and self._rounds[rank] > self._averaged:
+            raise ShardmarkError(f"worker {rank} sends gradients twice in a step")
         for inbox in self._inboxes[rank]:
             receive(inbox, rank)
             self._counts.received_bytes[str(rank)] += inbox.nbytes
@@ -208,7 +210,7 @@ class GradientServer:
         outboxes = self._outboxes[rank]
         with self._gate.changed:
             if self._together:
-                self._gate.wait_for(lambda: self._averaged >= self._rounds[rank])
+                self._wait_for_average(rank)
                 self._use_average()
             else:
                 self._gate.wait_for(lambda: self._gate.may_go_on(rank))
@@ -220,6 +222,18 @@ class GradientServer:
         for outbox in outboxes:
             send(outbox, rank)
             self._counts.sent_bytes[str(rank)] += outbox.nbytes
+
+    def _wait_for_average(self, rank: int) -> None:
+        """Of all that the worker has pushed; `ShardmarkError` where others left without theirs."""
+
+        def left() -> list[int]:
+            present = self._gate.present()
+            rounds = self._rounds
+            return [r for r in rounds if r not in present and rounds[r] < rounds[rank]]
+
+        self._gate.wait_for(lambda: self._averaged >= self._rounds[rank] or bool(left()))
+        if self._averaged < self._rounds[rank]:
+            raise ShardmarkError(f"worker {left()[0]} has left in the middle of a step")
 
     def _use_average(self) -> None:
         """Once a round, by the first worker that asks for its result."""
@@ -242,12 +256,16 @@ class GradientServer:
     def _send_tensors(self, rank: int, header: Header) -> None:
         """The averaged gradient of the step under way, the parameters, or the optimizer's state."""
         with self._gate.changed:
-            tensors: list[Tensor | None] = list(self._flat)
+            tensors: Sequence[Tensor] = self._flat
             if header.kind is Kind.GRADIENTS and self._together:
-                self._gate.changed.wait_for(lambda: self._averaged >= self._rounds[rank])
-                tensors = list(self._averages)
+                self._wait_for_average(rank)
+                tensors = self._averages
             elif header.kind is Kind.GRADIENTS:
-                tensors = [flat.grad for flat in self._flat]
+                grads = [flat.grad for flat in self._flat]
+                tensors = [
+                    torch.zeros_like(flat) if grad is None else grad
+                    for flat, grad in zip(self._flat, grads, strict=True)
+                ]
             elif header.kind is Kind.STATE:
                 states = [self._optimizer.state.get(flat, {}) for flat in self._flat]
                 tensors = [
@@ -255,7 +273,7 @@ class GradientServer:
                     for key in state_keys(self._recipe.optimizer)
                     for flat, state in zip(self._flat, states, strict=True)
                 ]
-            copies = [tensor.detach().cpu().clone() for tensor in tensors if tensor is not None]
+            copies = [tensor.detach().cpu().clone() for tensor in tensors]
         for tensor in copies:
             send(tensor, rank)
 
@@ -264,14 +282,14 @@ class GradientServer:
         send_numbers(list(step_shard or (NOTHING_LEFT, NOTHING_LEFT)), rank)
 
     def _gather(self, rank: int, header: Header) -> None:
-        content = torch.empty(header.number, dtype=torch.uint8)
-        receive(content, rank)
-        everybody = to_bytes(self._gate.gather(rank, from_bytes(content)))
+        value = receive_value(header.number, rank)
+        everybody = to_bytes(self._gate.gather(rank, value))
         send_numbers([len(everybody)], rank)
         send(everybody, rank)
 
     def _checkpoint(self, rank: int, header: Header) -> None:
-        assert self._write_checkpoint is not None, "this trial has no checkpoints"
+        if self._write_checkpoint is None:
+            raise ShardmarkError(f"worker {rank} asks for a checkpoint, and this trial has none")
         self._write_checkpoint(header.number)
         send_numbers([header.number], rank)
 

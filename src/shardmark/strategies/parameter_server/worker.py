@@ -20,13 +20,13 @@ from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup
 from shardmark.strategies.checkpoint_state import copied_into, load_buffers, named_buffers
 from shardmark.strategies.parameter_server.buckets import Bucket, Partition
 from shardmark.strategies.parameter_server.messages import (
-    NOTHING_LEFT,
     Kind,
     PeerGone,
     Sending,
-    from_bytes,
     receive,
     receive_numbers,
+    receive_step_shard,
+    receive_value,
     say_farewell,
     send,
     send_header,
@@ -66,11 +66,10 @@ class WorkerGroup:
             content = to_bytes(value)
             send_header(server, Kind.GATHER, len(content))
             send(content, server)
-            (size,) = receive_numbers(1, server)
-            everybody = torch.empty(size, dtype=torch.uint8)
-            receive(everybody, server)
-        values = from_bytes(everybody)
-        assert isinstance(values, list)
+            (size_bytes,) = receive_numbers(1, server)
+            values = receive_value(size_bytes, server)
+        if not isinstance(values, list):
+            raise ShardmarkError(f"the parameter server, rank {server}, gave no list of values")
         return values
 
 
@@ -306,9 +305,10 @@ class PushPullWorker(StepWorker):
         while True:
             with talking_to_servers():
                 send_header(self._servers[0], Kind.STEP_SHARD, end_step)
-                step, share = receive_numbers(2, self._servers[0])
-            if step == NOTHING_LEFT:
+                given = receive_step_shard(self._servers[0], end_step, self._workers)
+            if given is None:
                 return
+            step, share = given
             yield StepShard(step=step, shard=Shard(index=share, count=self._workers))
 
     def exchange(self) -> ExchangeRecord:

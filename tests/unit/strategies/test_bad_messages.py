@@ -1,0 +1,108 @@
+"""What no rank of a trial says ends it with an error that names who said it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.strategies.parameter_server.messages import (
+    HEADER,
+    Kind,
+    receive_step_shard,
+    send,
+    send_numbers,
+    to_bytes,
+)
+from shardmark.strategies.parameter_server.worker import WorkerGroup
+from tests.unit.strategies.network import Served
+from tests.unit.strategies.scene import COUNTS, Scene
+
+HEADERS: dict[str, tuple[float, float, float]] = {
+    "no kind": (0, 0, 0),
+    "half a kind": (1.5, 0, 0),
+    "no number": (math.nan, 0, 0),
+    "no finite number": (Kind.GATHER, math.inf, 0),
+    "more than any memory": (Kind.GATHER, 2.0**60, 0),
+    "nothing to gather": (Kind.GATHER, 0, 0),
+    "a step before the first": (Kind.STEP_SHARD, -1, 0),
+    "half a step": (Kind.STEP_SHARD, 0.5, 0),
+    "a rate that is none": (Kind.PUSH, 0, math.nan),
+    "a rate that goes back": (Kind.PUSH, 0, -0.1),
+    "a checkpoint where there are none": (Kind.CHECKPOINT, 5, 0),
+}
+
+
+def say(scene: Scene, rank: int, *numbers: float) -> None:
+    with scene.network.being(rank):
+        send(torch.tensor(numbers, dtype=torch.float64), scene.network.server, HEADER)
+
+
+def check_told(served: Served, rank: int) -> None:
+    served.end()
+    assert isinstance(served.error, ShardmarkError)
+    assert {f"rank {rank}", f"worker {rank}"} & {str(served.error)[:n] for n in (6, 8)}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_headers(counting: Scene, header: tuple[float, float, float]) -> None:
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
+        say(counting, 1, *header)
+        check_told(served, 1)
+
+
+def test_a_value_that_is_none(counting: Scene) -> None:
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
+        say(counting, 1, Kind.GATHER, 4, 0)
+        with counting.network.being(1):
+            send(torch.full((4,), 255, dtype=torch.uint8), counting.network.server)
+        check_told(served, 1)
+
+
+def test_gradients_twice_in_a_step(counting: Scene) -> None:
+    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
+        counting.clients[0].push(*counting.constant(1.0))
+        counting.clients[0].push(*counting.constant(1.0))
+        check_told(served, 0)
+
+
+@pytest.mark.parametrize("asked", [Kind.PULL, Kind.GRADIENTS])
+def test_a_worker_that_leaves_keeps_nobody_waiting_for_its_gradients(
+    counting: Scene, asked: Kind
+) -> None:
+    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
+        counting.clients[0].push(*counting.constant(1.0))
+        say(counting, 0, asked, 0, 0)
+        counting.clients[1].close()
+        check_told(served, 1)
+
+
+def test_gradients_are_zero_before_there_are_any(counting: Scene) -> None:
+    with counting.served(None, tolerates_worker_loss=True, **COUNTS):
+        assert not any(flat.any() for flat in counting.clients[0].asked(Kind.GRADIENTS))
+
+
+@pytest.mark.parametrize("size_bytes", [-1, 0, 2**40])
+def test_a_worker_allocates_no_size_that_is_none(counting: Scene, size_bytes: int) -> None:
+    server = counting.network.server
+    send_numbers([size_bytes], 0)
+    with counting.network.being(0), pytest.raises(ShardmarkError, match=f"rank {server} sent"):
+        WorkerGroup([server]).gather("mine")
+
+
+def test_a_worker_takes_no_value_but_a_list(counting: Scene) -> None:
+    server, content = counting.network.server, to_bytes("no list")
+    send_numbers([len(content)], 0)
+    send(content, 0)
+    with counting.network.being(0), pytest.raises(ShardmarkError, match=f"rank {server}"):
+        WorkerGroup([server]).gather("mine")
+
+
+@pytest.mark.parametrize("given", [(9, 0), (-2, 0), (0, 2), (0, -1)])
+def test_a_worker_takes_no_share_of_no_step(counting: Scene, given: tuple[int, int]) -> None:
+    server = counting.network.server
+    send_numbers([*given], 0)
+    with counting.network.being(0), pytest.raises(ShardmarkError, match=f"rank {server} sent"):
+        receive_step_shard(server, end_step=9, workers=2)
