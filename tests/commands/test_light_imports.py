@@ -1,4 +1,7 @@
-"""What answers at once imports none of the heavy libraries; seen in a process of its own."""
+"""What answers at once imports none of the heavy libraries, and nothing of a run's folder.
+
+Seen in a process of its own, which works in the folder of a run that a stranger has prepared.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +116,35 @@ assert main(["export", given["exported"], "--to", "tensorboard", "--out", given[
 """,
         {"torch", "tensorflow", "mlflow", "wandb"},
     ),
+    "a page and tables of a run": (
+        """
+from shardmark.cli import main
+for place in (".", given["run"]):
+    assert main(["compare", place]) == 0
+    assert main(["report", place, "--no-images", "--out", given["page"]]) == 0
+    assert main(["export", place, "--to", "csv", "--out", given["tables"]]) == 0
+    assert main(["export", place, "--to", "torchrun", "--out", given["tables"]]) in (0, 2)
+assert main(["run", "experiment.yaml", "--dry-run"]) in (0, 2)
+""",
+        {"torch"},
+    ),
+    "processes that verify": (
+        """
+import subprocess, sys
+from shardmark.cli import main
+from shardmark.launch.local import fork_server
+from shardmark.launch.nodes.protocol import Invitation
+assert main(["verify", "experiment.yaml", "--set", "matrix.strategy=nonsense"]) == 2
+fork_server.PRELOADED = ("colorsys", "shardmark.trials.trial")
+server = fork_server.ForkServer()
+server.load([], "cpu")
+server.close()
+node = Invitation(host="127.0.0.1", port=9, key={}, join_seconds=0.0).words()
+ended = subprocess.run([sys.executable, *node], input="x" * 32, capture_output=True, text=True)
+assert "no controller at 127.0.0.1:9" in ended.stderr, ended
+""",
+        {"torch"},
+    ),
 }
 """One process takes them in this order: what one has loaded is loaded for all that follow."""
 
@@ -127,10 +159,30 @@ print(json.dumps(loaded), file=sys.stderr)
 """
 
 
+PLANTED = (
+    *("sitecustomize", "usercustomize", "conftest", "shardmark", "tests", "json", "colorsys"),
+    *("torch", "numpy", "scipy", "pandas", "yaml", "pydantic", "typer", "jinja2", "vl_convert"),
+)
+
+
+def plant(run: Path) -> None:
+    """Modules by names that somebody imports; what one of them does is seen in `ran.txt`."""
+    told = run.parent / "ran.txt"
+    for name in PLANTED:
+        for place in (run, *(run / "trials").iterdir()):
+            (place / f"{name}.py").write_text(f"print({name!r}, file=open({str(told)!r}, 'a'))\n")
+    (run / "planted.pth").write_text(f"import sys; open({str(told)!r}, 'a').write('pth')\n")
+    told.touch()
+
+
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("light")
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> dict[str, set[str]]:
     """Step -> modules that the process has after it."""
-    folder = tmp_path_factory.mktemp("light")
     given = {
         "golden": GOLDEN,
         "run": write_run(folder / "run", trials()),
@@ -139,13 +191,19 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         "file": folder / "experiment.yaml",
         "exported": exportable(folder / "exported").path,
         "events": folder / "events",
+        "page": folder / "page.html",
+        "tables": folder / "tables",
     }
+    plant(folder / "run")
     texts = {name: str(path) for name, path in given.items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDMARK_CACHE", str(folder / "cache"))
         codes = {name: code for name, (code, _) in STEPS.items()}
-        command = [sys.executable, "-c", PROGRAM, json.dumps(texts), json.dumps(codes)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+        # The current folder is not on its path, as it is not on that of `shardmark`.
+        words = [sys.executable, "-P", "-c", PROGRAM, json.dumps(texts), json.dumps(codes)]
+        ended = subprocess.run(
+            words, cwd=folder / "run", capture_output=True, text=True, check=False, timeout=200
+        )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stderr.splitlines()[-1])
     return {name: set(modules) for name, modules in found.items()}
@@ -155,3 +213,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 def test_imports_nothing_heavy(loaded: dict[str, set[str]], name: str) -> None:
     assert "shardmark" in loaded[name]
     assert loaded[name] & STEPS[name][1] == set()
+
+
+def test_no_code_of_a_run_s_folder_runs(loaded: dict[str, set[str]], folder: Path) -> None:
+    assert "processes that verify" in loaded
+    assert (folder / "ran.txt").read_text() == ""

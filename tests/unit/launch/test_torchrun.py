@@ -138,7 +138,7 @@ def test_remote_command_as_one_word_or_as_words(
     *start, invitation = shlex.split(words[2])
     assert start == [
         *("cd", str(folder), "&&", "PYTHONPATH=/some path", "exec", sys.executable),
-        *("-m", "shardmark.launch.nodes.node"),
+        *("-P", "-m", "shardmark.launch.nodes.node"),
     ]
     told = {"host": "a", "port": 7, "number": 1, "key": {"recipe": "e"}, "join_seconds": 300}
     assert told.items() <= json.loads(invitation).items()

@@ -169,16 +169,17 @@ class ForkServer:
     def _start(self) -> socket.socket:
         self._temporary = self._scratch.enter_context(scratch_folder()) / "trial"
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The user's own model may live in the current folder, or where a script has found it.
+        # The user's own model may live where a script has found it.  A file of the current folder
+        # could stand for any library: that is looked at for such a model alone, when it is built.
         installed = (sys.prefix, sys.base_prefix)
         places = [
             p for p in sys.path if not any(Path(p).is_relative_to(place) for place in installed)
         ]
-        path = filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", ""), *places])
+        path = filter(None, [os.environ.get("PYTHONPATH", ""), *places])
         variables = {"PYTHONPATH": os.pathsep.join(path)}
         with its:
             self._process = StartedCommand(
-                [sys.executable, "-m", __name__, str(its.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", __name__, str(its.fileno()), str(os.getpid())],
                 option="engine",
                 environment={**ENVIRONMENT, **os.environ, **variables},
                 descriptors=[its.fileno()],

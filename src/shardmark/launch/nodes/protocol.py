@@ -292,7 +292,7 @@ class Invitation:
 
     def words(self) -> list[str]:
         """What Python is to run on the node."""
-        return ["-m", "shardmark.launch.nodes.node", json.dumps(asdict(self))]
+        return ["-P", "-m", "shardmark.launch.nodes.node", json.dumps(asdict(self))]
 
 
 def run_key(experiment: Mapping[str, Any]) -> dict[str, str]:

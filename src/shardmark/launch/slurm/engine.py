@@ -193,7 +193,7 @@ def _allocation(nodes: int) -> str:
 def _on_first_node(command: RemoteCommand) -> int:
     """From the shell of `salloc`, which may be on another machine than the allocation's nodes."""
     words = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--cpu-bind=none"]
-    words += ["--export=ALL", sys.executable, "-m", "shardmark", *command_words(command)]
+    words += ["--export=ALL", sys.executable, "-P", "-m", "shardmark", *command_words(command)]
     started = subprocess.Popen(words, start_new_session=True)  # srun has its own idea of Ctrl-C
     try:
         return started.wait()

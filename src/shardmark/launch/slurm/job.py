@@ -222,7 +222,7 @@ def command_words(command: RemoteCommand) -> list[str]:
 
 def become(words: Sequence[str]) -> None:
     """What submitit runs: this process is from now on the command, and gets the job's signals."""
-    os.execv(sys.executable, [sys.executable, "-m", "shardmark", *words])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "shardmark", *words])
 
 
 def submit(

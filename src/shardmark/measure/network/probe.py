@@ -33,7 +33,7 @@ def probe_network(
     """
     if not 2 <= ranks <= MOST_RANKS:
         raise InputError("--ranks", f"found {ranks}", f"allowed are 2 to {MOST_RANKS}")
-    words = [sys.executable, "-m", "shardmark.measure.network.links"]
+    words = [sys.executable, "-P", "-m", "shardmark.measure.network.links"]
     with tempfile.TemporaryDirectory(prefix="shardmark-network-", dir=temporary_folder()) as name:
         words += [name, str(ranks), device, str(seconds)]
         started = subprocess.Popen(
