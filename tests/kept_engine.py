@@ -29,6 +29,16 @@ class KeptEngine(LocalEngine):
     def end(self) -> None:
         super().close()
 
+    def held(self) -> dict[str, int]:
+        """What this process and the fork server hold of what trials could leave."""
+        children = psutil.Process().children()
+        servers = [child for child in children if "launch.local.fork" in " ".join(child.cmdline())]
+        processes = [psutil.Process(), *servers]
+        return {
+            "file descriptors": sum(process.num_fds() for process in processes),
+            "threads": sum(process.num_threads() for process in processes),
+        }
+
 
 @pytest.fixture(scope="session")
 def kept_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptEngine]:

@@ -85,9 +85,11 @@ def ended(
     """One run in which every trial ends badly."""
     models = [name for name in REASONS if cgroup or "cgroup" not in name]
     out = tmp_path_factory.mktemp("outcomes") / "run"
-    before = descendants()
+    before, held = descendants(), kept_engine.held()
     run_experiment(from_mapping(experiment(*models)), out, engine=kept_engine)
     assert none_left_but(before)
+    grown = {name: count - held[name] for name, count in kept_engine.held().items()}
+    assert max(grown.values()) < len(models), f"a trial leaves something: {grown}"
     trials = shardmark.load(out).trials
     return {str(t.trial["workload"]["model"]).rpartition(":")[2]: t for t in trials}
 

@@ -31,9 +31,10 @@ from tests.unit.report_page.test_page import Parsed
 
 STEERS = (
     "=1+2\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\u200f\u2028\x85\r\v\f\x1c\b\x7f"
+    "\\input{x}$a^^5c%&#_~"
     "\nFORGED  2  999.9"
 )
-"""Clears a screen, renames it, turns directions, goes back, ends lines, and is a formula."""
+"""Clears a screen, renames it, turns directions, goes back, ends lines; a formula and TeX."""
 RUNS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)><a href='javascript:x'>`${{7*7}}"
 VIEWS: tuple[tuple[str, ...], ...] = (
     ("--wide",), ("--scaling",), ("--pareto",), ("--time-to", "accuracy_top1"), ("--network",),
