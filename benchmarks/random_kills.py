@@ -84,7 +84,7 @@ ANY_TIME_SECONDS = 6.0
 """The same of other processes, from when they were chosen."""
 END_SECONDS = 30.0
 """From a kill to the end of what it ends, on a machine with other work."""
-COMMAND_SECONDS = 900.0
+COMMAND_SECONDS = 1800.0
 POLL_SECONDS = 0.05
 
 Processes = dict[str, list[psutil.Process]]
