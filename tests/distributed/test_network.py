@@ -55,7 +55,7 @@ def test_a_rank_that_fails_is_told_and_the_others_are_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "nosuchtransport")
-    with pytest.raises(ShardmarkError, match=r"a rank failed: .*(?i:gloo|transport)"):
+    with pytest.raises(ShardmarkError, match=r"the ranks failed: .*(?i:gloo|transport)"):
         probe_network(2, device="cpu", seconds=SECONDS)
 
 

@@ -30,6 +30,7 @@ NOT_HERE = {
 
 WANTING = {
     "http://": "a server, which no test has; parsed here",
+    "--gpu": "a GPU: tests/accelerator runs it there, tests/unit with fake ones; parsed here",
     "--network": "starts process groups: tests/distributed measures between ranks; parsed here",
     "--regression": "several repeats of each cell: tests/unit/report_compare has them; parsed here",
     **dict.fromkeys(

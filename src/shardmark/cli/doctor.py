@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,14 @@ class Availability:
 def doctor(
     *,
     form: Annotated[Format, typer.Option("--format", help="json has every finding.")] = Format.TEXT,
+    gpu: Annotated[
+        bool,
+        typer.Option(
+            "--gpu",
+            help="Also try the GPUs: a kernel, copies, NCCL, and a few steps of every strategy."
+            "  Two minutes; names no host and no folder.",
+        ),
+    ] = False,
     network: Annotated[
         bool,
         typer.Option(
@@ -83,9 +92,11 @@ def doctor(
 ) -> None:
     """Say what this machine can run, what is missing and how to get it.
 
-    Exit code 1 where something is missing without which nothing can be measured.
+    Exit code 1 where something fails, or is missing and nothing can be measured without it.
     """
     as_json = form is Format.JSON
+    if network and gpu:
+        raise InputError("--gpu, --network", "both are given", "give one of them")
     if network:
         _check_network(device, seconds, run)
         record = _measure_links(ranks, largest_of, cast("Device", device), seconds)
@@ -106,17 +117,46 @@ def doctor(
     if given:
         found = "found without --network"
         raise InputError(", ".join(given), found, "add --network, or leave this out")
-    _print_findings(as_json=as_json)
+    if gpu:
+        _try_gpus(as_json=as_json)
+    else:
+        _print_findings(as_json=as_json)
+
+
+def _try_gpus(*, as_json: bool) -> None:
+    """All that a bug report needs; the answer first."""
+    from shardmark.core.version import __version__
+    from shardmark.launch.gpu_check import gpu_sections
+    from shardmark.measure.system.environment import machine
+    from shardmark.measure.system.machine_checks import problems
+    from shardmark.progress.lines import Lines
+
+    began, here = time.monotonic(), machine()
+    can_run = {
+        offer.strategy: offer.ranks for offer in strategy_availability(here) if offer.available
+    }
+    sections = gpu_sections(here, can_run, Lines(error=True))
+    bad = problems(check for section in sections for check in section.checks)
+    answer = f"not well: {', '.join(dict.fromkeys(bad))}" if bad else "all that was tried works"
+    if as_json:
+        findings = {"answer": answer, "sections": sections}
+        say(*json.dumps(findings, default=asdict, indent=2).split("\n"))
+    else:
+        width = max(len(check.name) for section in sections for check in section.checks)
+        say(f"{answer} (shardmark {__version__}, {time.monotonic() - began:.0f} s)")
+        for section in sections:
+            say("", f"{section.title}:", *_lines(_rows(section.checks), width))
+    if bad:
+        raise typer.Exit(1)
 
 
 def _print_findings(*, as_json: bool) -> None:
     from shardmark.measure.system.environment import machine
     from shardmark.measure.system.gpus import all_cuda_devices
     from shardmark.measure.system.machine_checks import (
-        ESSENTIAL,
-        State,
         device_checks,
         host_checks,
+        problems,
         software_checks,
     )
 
@@ -128,12 +168,13 @@ def _print_findings(*, as_json: bool) -> None:
         say(*json.dumps(findings, default=asdict, indent=2).split("\n"))
     else:
         say(*_text(here, checks, strategies))
-    if any(check.name in ESSENTIAL and check.state is State.MISSING for check in checks):
+    if problems(checks):
         raise typer.Exit(1)
 
 
 def strategy_availability(here: Machine) -> list[Availability]:
-    """Each strategy with its default options and the first number of ranks that makes sense."""
+    """Each strategy with its default options and the first number of ranks that can run here,
+    else that makes sense."""
     from shardmark.core.recipe import Recipe
     from shardmark.strategies import STRATEGIES, build_strategy
 
@@ -141,25 +182,23 @@ def strategy_availability(here: Machine) -> list[Availability]:
     answers = []
     for name in STRATEGIES:
         strategy = build_strategy(name, {})
-        supported = (count for count in RANKS if strategy.unsupported_reason(count) is None)
-        ranks = next(supported, RANKS[0])
-        reason = remedy = None
-        try:
-            strategy.check(ranks, here, recipe)
-        except StrategyUnavailable as error:
-            reason, remedy = error.reason, error.remedy
-        answers.append(
-            Availability(
-                strategy=name, ranks=ranks, available=reason is None, reason=reason, remedy=remedy
-            )
-        )
+        tried = []
+        for ranks in RANKS:
+            if strategy.unsupported_reason(ranks) is None:
+                offer = Availability(strategy=name, ranks=ranks, available=True)
+                try:
+                    strategy.check(ranks, here, recipe)
+                except StrategyUnavailable as error:
+                    why = {"reason": error.reason, "remedy": error.remedy}
+                    offer = replace(offer, available=False, **why)
+                tried.append(offer)
+        answers.append(next((offer for offer in tried if offer.available), tried[0]))
     return answers
 
 
 def _text(here: Machine, checks: Iterable[Check], strategies: Iterable[Availability]) -> list[str]:
     """For people: one line a finding, the remedy below it."""
-    findings = [(check.state.value, check.name, check.found, check.remedy) for check in checks]
-    offers = []
+    findings, offers = _rows(checks), []
     for offer in strategies:
         found = "1 rank" if offer.ranks == 1 else f"{offer.ranks} ranks"
         found += f": {offer.reason}" if offer.reason else ""
@@ -167,6 +206,10 @@ def _text(here: Machine, checks: Iterable[Check], strategies: Iterable[Availabil
     width = max(len(name) for _, name, _, _ in (*findings, *offers))
     heading = f"strategies here, on {here.device_type}:"
     return [*_lines(findings, width), "", heading, *_lines(offers, width)]
+
+
+def _rows(checks: Iterable[Check]) -> list[tuple[str, str, str, str | None]]:
+    return [(check.state.value, check.name, check.found, check.remedy) for check in checks]
 
 
 def _lines(rows: Iterable[tuple[str, str, str, str | None]], width: int) -> list[str]:

@@ -19,7 +19,7 @@ from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
-    from shardmark.results.verification import Verdict, Verification
+    from shardmark.results.verification import Verification
     from shardmark.trials.matrix import Plan
 
 NOT_EQUIVALENT = 1
@@ -47,6 +47,7 @@ def verify(
     from shardmark.launch.listener import Silent
     from shardmark.progress.lines import Lines
     from shardmark.report.table.formats import render_json
+    from shardmark.results.verification import accepted
     from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
@@ -62,7 +63,7 @@ def verify(
         say_text(render_json(json.loads(verification.model_dump_json())))
     else:
         say(*_text(verification))
-    if any(not _accepted(verdict) for verdict in verification.verdicts):
+    if any(not accepted(verdict) for verdict in verification.verdicts):
         raise typer.Exit(NOT_EQUIVALENT)
 
 
@@ -85,15 +86,10 @@ def _delegated(experiment: Experiment, plan: Plan, form: Format) -> int | None:
     return done
 
 
-def _accepted(verdict: Verdict) -> bool:
-    """Whether nothing speaks against comparing it: equivalent, declared, or not to be had here."""
-    if verdict.equivalent is None and verdict.cause is not None:
-        return verdict.cause.evidence.startswith("unavailable")
-    return verdict.equivalent is not False
-
-
 def _text(verification: Verification) -> list[str]:
     """The answer, one line a verdict, and under a deviating one its cause and its evidence."""
+    from shardmark.results.verification import verdict_text
+
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
     same = sum(verdict.equivalent is True for verdict in tried)
     reference = f"the reference: {verification.reference}; {verification.steps} steps"
@@ -104,7 +100,7 @@ def _text(verification: Verification) -> list[str]:
         rest = "".join(f"  {key}={value}" for key, value in options.items())
         ranks = "1 rank " if verdict.world_size == 1 else f"{verdict.world_size} ranks"
         head = f"{verdict.strategy:{width}}  {ranks}  {verdict.precision}{rest}"
-        lines.append(f"{head}  {_word(verdict)}")
+        lines.append(f"{head}  {verdict_text(verdict)}")
         others = sum(other.tried_as == verdict.id for other in verification.verdicts)
         if others:
             lines.append(f"    stands for {others} more with other ranks, batches or seeds")
@@ -115,15 +111,3 @@ def _text(verification: Verification) -> list[str]:
             if verdict.cause.setting:
                 lines.append(f"    setting: {verdict.cause.setting}")
     return lines
-
-
-def _word(verdict: Verdict) -> str:
-    from shardmark.results.verification import deviation_text
-
-    if verdict.guarantee is not None and verdict.equivalent is None:
-        return f"other mathematics; guaranteed: {verdict.guarantee}"
-    if verdict.guarantee is not None or not verdict.checks:
-        return "not tried" if verdict.equivalent is None else "NOT EQUIVALENT"
-    words = {True: "equivalent", False: "NOT EQUIVALENT", None: "undecided"}
-    worst = deviation_text(verdict.worst)
-    return f"{words[verdict.equivalent]}  (worst deviation: {worst} of its tolerance)"

@@ -16,6 +16,8 @@ class Machine:
     cores: int
     """Logical CPU cores that this process may use."""
     device_names: tuple[str, ...] = ()
+    libraries: tuple[tuple[str, str], ...] = ()
+    """Of CUDA, by name with their versions, as torch has loaded them; empty where it has not."""
 
     def times(self, nodes: int) -> Machine:
         """So many machines like this one, taken together."""

@@ -226,8 +226,8 @@ _CATALOGUE = (
     ),
     _network(
         "network_sent_bytes",
-        "Sent in the windows over all interfaces of the host; over the loopback by the ranks' own"
-        " connections, where the kernel tells them.",
+        "Sent in the windows over all interfaces of the host, with InfiniBand and NVLink where they"
+        " count; over the loopback by the ranks' own connections, where the kernel tells them.",
     ),
     _network("network_received_bytes", "Received in the windows, as network_sent_bytes."),
     _network(

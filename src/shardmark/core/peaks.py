@@ -30,6 +30,9 @@ PEAKS = (
         *(19.5, 156, 312, 312),
         "NVIDIA A100 data sheet",
     ),
+    Peak("NVIDIA A10", 31.2, 62.5, 125, 125, "NVIDIA A10 data sheet"),
+    Peak("NVIDIA A30", 10.3, 82, 165, 165, "NVIDIA A30 data sheet"),
+    Peak("NVIDIA A40", 37.4, 74.8, 149.7, 149.7, "NVIDIA A40 data sheet"),
     Peak("NVIDIA A10G|A10G", 35, 35, 70, 70, "NVIDIA A10G data sheet (AWS edition)"),
     Peak(
         "NVIDIA RTX A6000|RTX A6000",
@@ -49,19 +52,37 @@ PEAKS = (
     Peak("Tesla V100S-PCIE-32GB", 16.4, None, None, 130, "NVIDIA V100 data sheet, V100S PCIe"),
     Peak("Tesla T4|NVIDIA T4", 8.1, None, None, 65, "NVIDIA T4 data sheet"),
     Peak("NVIDIA L4", 30.3, 60, 121, 121, "NVIDIA L4 data sheet"),
+    Peak("NVIDIA L40", 90.5, 90.5, 181.05, 181.05, "NVIDIA L40 data sheet"),
     Peak("NVIDIA L40S", 91.6, 183, 362.05, 362.05, "NVIDIA L40S data sheet"),
     Peak("NVIDIA H100 80GB HBM3", 67, 494.5, 989.5, 989.5, "NVIDIA H100 data sheet, SXM"),
     Peak("NVIDIA H100 PCIe", 51, 378, 756.5, 756.5, "NVIDIA H100 data sheet, PCIe"),
     Peak("NVIDIA H100 NVL", 60, 417.5, 835.5, 835.5, "NVIDIA H100 data sheet, NVL"),
+    Peak("NVIDIA H800", 67, 494.5, 989.5, 989.5, "NVIDIA H800 data sheet, SXM"),
+    Peak(
+        "NVIDIA GH200 480GB|NVIDIA GH200 120GB",
+        *(67, 494.5, 989.5, 989.5),
+        "NVIDIA GH200 Grace Hopper data sheet",
+    ),
     Peak("NVIDIA H200", 67, 494.5, 989.5, 989.5, "NVIDIA H200 data sheet, SXM"),
     Peak("NVIDIA H200 NVL", 60, 417.5, 835.5, 835.5, "NVIDIA H200 data sheet, NVL"),
     Peak("NVIDIA B200", 75, 1100, 2250, 2250, "NVIDIA HGX B200 data sheet, one of eight GPUs"),
+    Peak("NVIDIA GB200", 80, 1250, 2500, 2500, "NVIDIA GB200 NVL72 data sheet, one of 72 GPUs"),
+    Peak(
+        "NVIDIA B300 SXM6 AC",
+        *(75, 1125, 2250, 2250),
+        "NVIDIA HGX B300 data sheet, one of eight GPUs",
+    ),
     Peak(
         "NVIDIA GeForce RTX 3090|GeForce RTX 3090",
         *(35.6, 35.6, 71, 71),
         "NVIDIA Ampere GA102 white paper",
     ),
     Peak("NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, 165.2, "NVIDIA Ada white paper"),
+    Peak(
+        "NVIDIA GeForce RTX 5090",
+        *(104.8, 104.8, 209.5, 209.5),
+        "NVIDIA RTX Blackwell white paper",
+    ),
 )
 
 PEAK_BY_NAME: Mapping[str, Peak] = MappingProxyType(

@@ -12,9 +12,11 @@ SAMPLES_FILE = "samples.jsonl"
 (user + system, children included), rss_bytes, threads, processes, open_files, context_switches
 (voluntary + not, cumulative), network (the same as below, of its own TCP connections: payload
 without headers; null where the kernel does not tell), `network`: bytes_sent and bytes_received by
-interface (cumulative), `gpus`: one object a CUDA device in use with uuid, utilization_percent,
-power_watts, energy_joules (cumulative), temperature_celsius, memory_used_bytes, clock_limits
-(NVML's bits of what holds the clocks down), other_processes (that compute on it and are no rank's),
+interface (cumulative; InfiniBand's ports and, as `nvlink`, all NVLinks of the devices in use are
+among them), `gpus`: one object a CUDA device in use with uuid, utilization_percent, power_watts,
+energy_joules (cumulative), temperature_celsius, memory_used_bytes, clock_limits (NVML's bits of
+what holds the clocks down), other_processes (that compute on it and are no rank's),
+nvlink_sent_bytes and nvlink_received_bytes (cumulative),
 `machine`: cores that the ranks may use, and cumulative: cpu_seconds for which these were busy,
 cpu_pressure_seconds and memory_pressure_seconds in which some task waited, throttled_seconds in
 which heat slowed the CPU; null where the kernel does not tell."""

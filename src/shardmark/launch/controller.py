@@ -24,7 +24,7 @@ from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.trial_artifacts import clear
 from shardmark.launch.verification import cells_of, least_share, verification_of, verify_cells
-from shardmark.measure.system.environment import environment
+from shardmark.measure.system.environment import environment, occupied_devices
 from shardmark.results.fingerprint import Fingerprint
 from shardmark.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder, has_results
@@ -84,6 +84,11 @@ def run_experiment(
             # Another command may have made the run, or gone on with it, meanwhile.
             check_folder(out, experiment, trained, remeasure=remeasure)
             here, nodes = environment(), engine.environments()
+            if machine.device_type == "cuda":
+                here["libraries"] = dict(machine.libraries)
+                for place in nodes or [here]:
+                    for told in occupied_devices(place):
+                        listener.note(f"node {place['node']}: {told}" if nodes else told)
             trained = trained.merged(fingerprint.versions_of([here, *nodes]))
             if remeasure and ((out / EXPERIMENT_FILE).exists() or has_results(out)):
                 listener.note(f"what was measured is kept in {folder.set_run_aside()}")

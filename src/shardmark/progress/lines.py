@@ -28,8 +28,10 @@ LINE_EVERY_SECONDS = 30.0
 class Lines:
     """A line when a trial has ended, and before that one each half minute."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, error: bool = False) -> None:
         self._folder = folder
+        self._error = error
+        """Print to standard error, since standard output is for something else."""
         self._pace = Pace()
         self._title = ""
         self._lined_at = 0.0
@@ -73,7 +75,7 @@ class Lines:
             self._print(f"{self._title}: {', '.join(figures(reading, self._pace))}")
 
     def _print(self, text: str) -> None:
-        say(text)
+        say(text, error=self._error)
 
 
 class Quiet(Silent):

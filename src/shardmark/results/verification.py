@@ -91,6 +91,24 @@ def deviation_text(tolerances: float | None) -> str:
     return f"{tolerances:.2g}" if tolerances < LARGEST else "not finite"
 
 
+def verdict_text(verdict: Verdict) -> str:
+    """What is said of it, for people."""
+    if verdict.guarantee is not None and verdict.equivalent is None:
+        return f"other mathematics; guaranteed: {verdict.guarantee}"
+    if verdict.guarantee is not None or not verdict.checks:
+        return "not tried" if verdict.equivalent is None else "NOT EQUIVALENT"
+    words = {True: "equivalent", False: "NOT EQUIVALENT", None: "undecided"}
+    worst = deviation_text(verdict.worst)
+    return f"{words[verdict.equivalent]}  (worst deviation: {worst} of its tolerance)"
+
+
+def accepted(verdict: Verdict) -> bool:
+    """Whether nothing speaks against comparing it: equivalent, declared, or not to be had here."""
+    if verdict.equivalent is None and verdict.cause is not None:
+        return verdict.cause.evidence.startswith("unavailable")
+    return verdict.equivalent is not False
+
+
 def write_verification(folder: Path, verification: Verification) -> None:
     write_model(folder / VERIFICATION_FILE, verification)
 

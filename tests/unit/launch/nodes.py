@@ -18,7 +18,13 @@ from shardmark.trials.trial import Trial
 
 SECRET = "known to the nodes alone"
 KEY = {"recipe": "r", **own_versions()}
-MACHINE: Message = {"device_type": "cpu", "device_count": 0, "cores": 2, "device_names": []}
+MACHINE: Message = {
+    "device_type": "cpu",
+    "device_count": 0,
+    "cores": 2,
+    "device_names": [],
+    "libraries": [["NCCL", "2.27.3"]],
+}
 ENDED: Message = {"ended": 0, "failures": [], "oom_kills": 0, "restarts": []}
 PORT = 4711
 

@@ -87,6 +87,21 @@ def test_every_trial_is_run_and_told_and_kept(out: Path) -> None:
     assert told.plans == [(2, 2, 0)]
 
 
+def test_devices_that_others_use_are_told_before_the_trials(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = {"name": "NVIDIA H200", "processes": 2, "memory_used_bytes": 3 * 2**30}
+    devices = [{"uuid": uuid, **used} for uuid in ("GPU-a", "GPU-b")]
+    cuda = {"devices": devices, "visible": ["GPU-b"]}
+    monkeypatch.setattr("shardmark.launch.controller.environment", lambda: {"cuda": cuda})
+    nccl = (("NCCL", "2.27.3"),)
+    _, told = run(out, machine=Machine(device_type="cuda", device_count=2, cores=2, libraries=nccl))
+    (note,) = [note for note in told.notes if "not free" in note]
+    assert "GPU 1 (NVIDIA H200)" in note
+    assert "2 processes hold 3.0 GiB" in note
+    assert RunFolder(out).read_environment()["libraries"] == dict(nccl)
+
+
 def test_what_several_trials_import_is_loaded_once_before_them(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def test_machine_is_the_least_of_all_nodes(world: World) -> None:
     machine = world.engine.machine("auto")
     assert (machine.device_type, machine.device_count, machine.cores) == ("cuda", 2, 4)
     assert machine.device_names == ("A",)
+    assert machine.libraries == (("NCCL", "2.27.3"),)
     assert world.engine.environments()[1] == {"node": 1, "host": "host-1"}
     assert world.told[0].startswith("waiting for 3 nodes at 127.0.0.1:")
     assert world.told[1:] == [f"node {n} (host-{n}) is here, 127.0.0.1" for n in range(3)]

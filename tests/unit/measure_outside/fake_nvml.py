@@ -24,11 +24,24 @@ class FakeNvml:
     NVML_ERROR_NO_PERMISSION = 4
     NVML_ERROR_FUNCTION_NOT_FOUND = 13
     NVML_TEMPERATURE_GPU = 0
+    NVML_SUCCESS = 0
+    NVML_FEATURE_ENABLED = 1
+    NVML_CLOCK_SM = 1
+    NVML_NVLINK_MAX_LINKS = 36
+    NVML_P2P_STATUS_OK = 0
+    NVML_P2P_CAPS_INDEX_READ = (0,)  # sic
+    NVML_P2P_CAPS_INDEX_NVLINK = 2
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
+    NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139
 
-    def __init__(self, *uuids: str, library: bool = True, energy: bool = True) -> None:
+    def __init__(
+        self, *uuids: str, library: bool = True, energy: bool = True, nvlinks: int = 0
+    ) -> None:
         self.uuids = uuids
         self.library = library
         self.energy = energy
+        self.nvlinks = nvlinks
+        """Of each device; all to all."""
         self.open = 0
         self.pids: tuple[int, ...] = ()
         self.energy_queries = 0
@@ -87,3 +100,54 @@ class FakeNvml:
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: ARG002, N802
         return 0x4
+
+    def nvmlDeviceGetFieldValues(  # noqa: N802
+        self,
+        handle: str,  # noqa: ARG002
+        fields: list[tuple[int, int]],
+    ) -> list[SimpleNamespace]:
+        """As the real one: the error is in the reading, and the counters are KiB."""
+        assert [scope for _, scope in fields] == [2**32 - 1], "all links together"
+        if not self.nvlinks:
+            return [SimpleNamespace(nvmlReturn=self.NVML_ERROR_NOT_SUPPORTED)]
+        return [
+            SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(ullVal=field))
+            for field, _ in fields
+        ]
+
+    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:  # noqa: ARG002, N802
+        if link >= self.nvlinks:
+            raise NVMLError(3)
+        return self.NVML_FEATURE_ENABLED
+
+    def nvmlDeviceGetP2PStatus(self, one: str, other: str, capability: int) -> int:  # noqa: N802
+        assert one != other
+        allowed = capability == 0 or self.nvlinks
+        return self.NVML_P2P_STATUS_OK if allowed else 5
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: str, other: str) -> int:  # noqa: N802
+        return 10 if {one, other} == {"GPU-a", "GPU-b"} else 50
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:  # noqa: ARG002, N802
+        return 500_000
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: str) -> int:  # noqa: ARG002, N802
+        return 700_000
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:  # noqa: ARG002, N802
+        return 345
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:  # noqa: ARG002, N802
+        return 1980
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> tuple[int, int]:  # noqa: ARG002, N802
+        return (9, 0)
+
+    def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: str) -> int:  # noqa: ARG002, N802
+        return 5
+
+    def nvmlDeviceGetMaxPcieLinkWidth(self, handle: str) -> int:  # noqa: ARG002, N802
+        return 16
+
+    def nvmlDeviceGetPciInfo(self, handle: str) -> SimpleNamespace:  # noqa: ARG002, N802
+        raise NVMLError(3)

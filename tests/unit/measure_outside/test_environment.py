@@ -156,8 +156,9 @@ def test_machine_with_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_machine_without_usable_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with_devices(monkeypatch, 2, torch="2.15.0+cpu")
-    assert machine().device_type == "cpu"
+    for build in ("cpu", "rocm7.1"):
+        with_devices(monkeypatch, 2, torch=f"2.15.0+{build}")
+        assert machine().device_type == "cpu"
     with_devices(monkeypatch, 0)
     assert machine().device_type == "cpu"
     assert (machine("cuda").device_type, machine("cuda").device_count) == ("cuda", 0)

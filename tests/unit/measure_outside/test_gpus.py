@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from shardmark.measure.system.gpus import (
     CudaDevices,
     GpuReader,
     all_cuda_devices,
+    numa_node,
+    occupation,
     visible_cuda_devices,
 )
 from tests.unit.measure_outside.fake_nvml import FakeNvml
@@ -22,7 +25,7 @@ def install(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> FakeNvml:
 
 
 def test_reads_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = install(monkeypatch, FakeNvml("GPU-a", "GPU-b"))
+    nvml = install(monkeypatch, FakeNvml("GPU-a", "GPU-b", nvlinks=18))
     reader = GpuReader(["b"])  # as torch spells it
     assert reader.read({}) == [
         {
@@ -34,6 +37,8 @@ def test_reads_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
             "memory_used_bytes": 1024,
             "clock_limits": 4,
             "other_processes": 0,
+            "nvlink_sent_bytes": 138 * 1024,
+            "nvlink_received_bytes": 139 * 1024,
         }
     ]
     reader.close()
@@ -52,7 +57,7 @@ def test_unsupported_value_is_none_and_asked_once(monkeypatch: pytest.MonkeyPatc
     reader = GpuReader(["a"])
     for _ in range(3):
         (found,) = reader.read({})
-        assert found["energy_joules"] is None
+        assert found["energy_joules"] is found["nvlink_sent_bytes"] is None
         assert found["power_watts"] == 350.5
     assert nvml.energy_queries == 1
 
@@ -86,8 +91,68 @@ def test_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     found = all_cuda_devices()
     assert (found.driver_version, found.cuda_version, found.reason) == ("580.1", "13.2", None)
     assert [one.uuid for one in found.devices] == ["GPU-a", "GPU-b"]
-    assert found.devices[0].memory_bytes == 4096
+    assert found.devices[0] == CudaDevice(
+        uuid="GPU-a",
+        name="NVIDIA H200",
+        memory_bytes=4096,
+        memory_used_bytes=1024,
+        processes=0,
+        power_limit_watts=500,
+        default_power_limit_watts=700,
+        sm_clock_hertz=345e6,
+        highest_sm_clock_hertz=1980e6,
+        capability=(9, 0),
+        pcie="generation 5, 16 lanes",
+        numa_node=None,
+        nvlinks=0,
+    )
     assert nvml.open == 0
+
+
+@pytest.mark.parametrize(
+    ("nvlinks", "expected"),
+    [
+        (
+            0,
+            {
+                "one PCIe switch, peer access": ("0-1",),
+                "between NUMA nodes, peer access": ("0-2", "1-2"),
+            },
+        ),
+        (18, {"NVLink, peer access": ("0-1", "0-2", "1-2")}),
+    ],
+)
+def test_how_devices_are_connected(
+    monkeypatch: pytest.MonkeyPatch, nvlinks: int, expected: dict[str, tuple[str, ...]]
+) -> None:
+    install(monkeypatch, FakeNvml("GPU-a", "GPU-b", "GPU-c", nvlinks=nvlinks))
+    found = all_cuda_devices()
+    assert found.links == expected
+    assert found.devices[0].nvlinks == nvlinks
+
+
+def test_numa_node(tmp_path: Path) -> None:
+    for name, text in (("0000:3b:00.0", "1\n"), ("0000:5e:00.0", "-1\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "numa_node").write_text(text)
+    assert numa_node("00000000:3B:00.0", tmp_path) == 1
+    assert numa_node("00000000:5E:00.0", tmp_path) is None, "the kernel does not know"
+    assert numa_node("00000000:AF:00.0", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("processes", "used_bytes", "words"),
+    [
+        (0, 600 * 2**20, []),
+        (None, None, []),
+        (2, 600 * 2**20, ["2 processes", "0.6 GiB"]),
+        (0, 12 * 2**30, ["does not name", "12.0 GiB"]),
+    ],
+)
+def test_a_device_in_use(processes: int | None, used_bytes: int | None, words: list[str]) -> None:
+    told = occupation(processes, used_bytes)
+    assert (told is None) == (not words)
+    assert all(word in (told or "") for word in words)
 
 
 @pytest.mark.parametrize(

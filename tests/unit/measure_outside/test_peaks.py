@@ -17,6 +17,9 @@ from shardmark.core.peaks import PEAK_BY_NAME, PEAKS, peak_flops_per_second
         ("NVIDIA A100 80GB PCIe", "bf16", True, 312e12),
         ("Tesla T4", "fp32", True, 8.1e12),  # the switch does nothing there
         ("NVIDIA GeForce RTX 4090", "bf16", False, 165.2e12),
+        ("NVIDIA L40", "bf16", False, 181.05e12),
+        ("NVIDIA GB200", "fp32", True, 1250e12),
+        ("NVIDIA GH200 480GB", "bf16", False, 989.5e12),
     ],
 )
 def test_known(name: str, precision: str, tf32: bool, expected: float) -> None:

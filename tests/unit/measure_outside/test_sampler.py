@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from shardmark.measure.network.interfaces import network_counters
 from shardmark.measure.system.gpus import GpuReader
 from shardmark.measure.system.machine_load import TICKS_PER_SECOND, MachineLoad
-from shardmark.measure.system.sampler import SystemSampler, network_counters
+from shardmark.measure.system.sampler import SystemSampler
 from tests.unit.measure_outside.fake_proc import end_process, write_process
 
 NEVER = 3600.0
@@ -28,7 +29,10 @@ class FakeGpus(GpuReader):
         self.closed = False
 
     def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:  # noqa: ARG002
-        return [{"uuid": uuid} for uuid in self.uuids]
+        return [
+            {"uuid": uuid, "nvlink_sent_bytes": 5, "nvlink_received_bytes": 7}
+            for uuid in self.uuids
+        ]
 
     def close(self) -> None:
         self.closed = True
@@ -146,6 +150,9 @@ def test_devices(tmp_path: Path, sampler: SystemSampler) -> None:
     sampler.set_ranks({}, gpu_uuids=["a", "b"])
     assert sampler._gpus is first  # still open
     sampler.stop()
+    networks = [set(line["network"]) for line in lines(tmp_path)]
+    assert networks[0] == {"lo"}, "no device is known yet"
+    assert networks[1] == networks[-1] == {"lo", "nvlink"}
     assert isinstance(first, FakeGpus)
     assert first.closed
     assert [one["uuid"] for one in lines(tmp_path)[1]["gpus"]] == ["a", "b"]

@@ -211,6 +211,15 @@ def test_the_tables_for_people_and_programs(nodes: Comparison, tmp_path: Path) -
     assert [float(value) for value in received if value][2] == pytest.approx(3900)
 
 
+def test_what_is_not_counted_is_said_of_gpus(nodes: Comparison, tmp_path: Path) -> None:
+    trial = invented_trial("ddp", 2)
+    on_gpus = trial.model_copy(update={"trial": {**trial.trial, "device_type": "cuda"}})
+    compared = comparison_of(tmp_path / "gpus", [on_gpus], samples=lambda _: [])
+    said = [" ".join(network_tables(each)[0].notes) for each in (nodes, compared)]
+    assert ["Not counted" in text for text in said] == [False, True]
+    assert all(word in said[1] for word in ("PCIe", "shared memory", "NVLink", "InfiniBand"))
+
+
 def test_the_command(nodes: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", str(nodes.rows[0].folder), "--network"]
     for form, said in (

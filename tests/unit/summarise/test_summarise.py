@@ -276,6 +276,16 @@ def test_network_is_the_sum_over_nodes() -> None:
         assert value(together, name) == pytest.approx(2 * value(alone, name))
 
 
+def test_nvlink_is_counted_from_when_the_devices_are_known() -> None:
+    lines: list[dict[str, Any]] = sample_lines()
+    for second, line in enumerate(lines[1:]):
+        sent, received = 10**9 + 50 * second, 70 * second
+        line["network"]["nvlink"] = {"bytes_sent": sent, "bytes_received": received}
+    metrics, _ = summarised(samples=lines)
+    assert value(metrics, "network_sent_bytes") == pytest.approx(6.6 * (110 + 50))
+    assert value(metrics, "network_received_bytes") == pytest.approx(6.6 * (1100 + 70))
+
+
 def test_loopback_of_other_programs_is_not_credited() -> None:
     lines: list[dict[str, Any]] = sample_lines()
     for second, line in enumerate(lines):

@@ -26,7 +26,7 @@ from shardmark.results.store import RunFolder, StoredRun
 BROKEN_OUTCOMES = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY)
 MACHINE_KEYS = ("host", "os", "kernel", "architecture", "python", "cpu.model", "cpu.usable_cores",
                 "memory.limit_bytes", "cuda.driver_version", "cuda.cuda_version", "shardmark",
-                "packages", "variables", "git.commit", "git.dirty")  # fmt: skip
+                "libraries", "packages", "variables", "git.commit", "git.dirty")  # fmt: skip
 """Of `environment.json`: what can change a speed."""
 FEW_REPEATS = "fewer than two repeats"
 PLACES = ("workload.data_dir", "workload.loader_workers", "limits", "measure", "recipe.seed")

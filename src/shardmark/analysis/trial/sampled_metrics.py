@@ -17,6 +17,7 @@ from shardmark.analysis.trial.over_ranks import (
     trial_value,
 )
 from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects
+from shardmark.measure.network.interfaces import NVLINK
 from shardmark.measure.network.rank_traffic import LOOPBACK
 from shardmark.results.schema import RankRecord
 
@@ -165,10 +166,15 @@ def device_uuids(samples: Iterable[Line]) -> tuple[str, ...]:
 
 
 def network_points(samples: Sequence[Line], field: str) -> list[Point]:
-    """What a node carried over those interfaces that are in every sample."""
-    names = mapping(samples[0].get("network")) if samples else ()
-    each = [interface_points(samples, name, field) for name in names]
+    """What a node carried over those interfaces that are in every sample.
+
+    NVLink is counted from when the ranks' devices are known.
+    """
+    names = mapping(samples[0].get("network")) if samples else {}
+    each = [interface_points(samples, name, field) for name in names if name != NVLINK]
     steady = [points for points in each if len(points) == len(samples)]
+    if nvlink := interface_points(samples, NVLINK, field):
+        steady.append([(_at(sample), value_at(nvlink, _at(sample))) for sample in samples])
     return [
         (points[0][0], sum(value for _, value in points)) for points in zip(*steady, strict=True)
     ]

@@ -33,6 +33,8 @@ from shardmark.core.machine import Machine
 from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
+from shardmark.measure.system.gpu_probe import cuda_libraries
+from shardmark.measure.system.machine_checks import AMD_REFUSED
 
 if TYPE_CHECKING:
     from shardmark.launch.engine import Task
@@ -319,15 +321,18 @@ def _in_words(error: Exception) -> str:
 def _machine(device: str) -> Machine:
     import torch
 
-    available = torch.cuda.is_available()
+    available = device != "cpu" and torch.cuda.is_available()
+    if available and torch.version.hip is not None:
+        raise ShardmarkError(AMD_REFUSED)
     if device == "cuda" and not available:
         raise ShardmarkError("torch finds no usable CUDA device")
-    count = torch.cuda.device_count() if available and device in ("auto", "cuda") else 0
+    count = torch.cuda.device_count() if available else 0
     return Machine(
         device_type="cuda" if count else "cpu",
         device_count=count,
         cores=len(os.sched_getaffinity(0)),
         device_names=tuple(torch.cuda.get_device_name(index) for index in range(count)),
+        libraries=cuda_libraries() if count else (),
     )
 
 

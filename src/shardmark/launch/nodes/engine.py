@@ -77,7 +77,9 @@ class NodesEngine:
     def machine(self, device: str) -> Machine:
         machines: list[Machine] = []
         for title, answer in self._asked({"do": "machine", "device": device}).items():
-            machine = Machine(**answer | {"device_names": tuple(answer["device_names"])})
+            names, libraries = answer["device_names"], map(tuple, answer["libraries"])
+            own = {"device_names": tuple(names), "libraries": tuple(libraries)}
+            machine = Machine(**answer | own)
             if machines and machine.device_type != machines[0].device_type:
                 kinds = f"{title} has {machine.device_type}, node 0 {machines[0].device_type}"
                 raise InputError("device", kinds, "set device: cpu, or device: cuda")
@@ -88,6 +90,7 @@ class NodesEngine:
             device_count=min(machine.device_count for machine in machines),
             cores=min(machine.cores for machine in machines),
             device_names=tuple(dict.fromkeys(names)),
+            libraries=machines[0].libraries,
         )
 
     def environments(self) -> list[dict[str, Any]]:

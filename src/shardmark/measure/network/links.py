@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardmark.core.environment_variables import ON_LOOPBACK
+from shardmark.core.errors import ShardmarkError
 from shardmark.measure.network.probe import RECORD_FILE
 from shardmark.results.network import (
     MeasuredOperation,
@@ -218,6 +219,16 @@ def _messages(reach: Reach, peer: int, whole: Tensor) -> Case:
     )
 
 
+def check_sum(device: torch.device) -> None:
+    """Raise `ShardmarkError` where the ranks' sum is wrong: a broken link may well be fast."""
+    ranks = dist.get_world_size()
+    total = torch.full((SIZES[-1] // 4,), float(dist.get_rank() + 1), device=device)
+    dist.all_reduce(total)
+    wrong = int((total != ranks * (ranks + 1) / 2).sum())
+    if wrong:
+        raise ShardmarkError(f"an all-reduce gave {wrong} wrong sums of {total.numel()}")
+
+
 def _done(_: object) -> None:
     """Collectives return nothing when they have been waited for."""
 
@@ -263,6 +274,7 @@ def _probe_rank(rank: int, folder: str, ranks: int, device_type: str, seconds: f
         "WORLD_SIZE": str(ranks),
     }
     with process_group(device_type, Path(folder) / "meeting") as device:
+        check_sum(device)
         record = measure_links(device, seconds=seconds)
     if record is not None:
         (Path(folder) / RECORD_FILE).write_text(record.model_dump_json())

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import InputError
 from shardmark.core.storage import temporary_folder
+from shardmark.measure.system.child import run_module
 from shardmark.results.network import NetworkRecord
 
 RECORD_FILE = "record.json"
@@ -31,31 +27,13 @@ def probe_network(
     `seconds` is what the timings take; starting the ranks comes on top.  No rank is left when it
     returns or raises.  Raises `ShardmarkError` with what a rank said that failed.
     """
-    if not 2 <= ranks <= MOST_RANKS:
-        raise InputError("--ranks", f"found {ranks}", f"allowed are 2 to {MOST_RANKS}")
-    words = [sys.executable, "-P", "-m", "shardmark.measure.network.links"]
+    if not 1 <= ranks <= MOST_RANKS:
+        raise InputError("--ranks", f"found {ranks}", f"allowed are 1 to {MOST_RANKS}")
     with tempfile.TemporaryDirectory(prefix="shardmark-network-", dir=temporary_folder()) as name:
-        words += [name, str(ranks), device, str(seconds)]
-        started = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
+        run_module(
+            "shardmark.measure.network.links",
+            *(name, str(ranks), device, str(seconds)),
+            title="the ranks",
+            limit_seconds=seconds + GRACE_SECONDS,
         )
-        try:
-            _, said = started.communicate(timeout=seconds + GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise ShardmarkError(
-                f"the ranks were not done after {seconds + GRACE_SECONDS:.0f} s"
-            ) from None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)  # the ranks, too
-            started.communicate()
-        if started.returncode:
-            last = said.strip().splitlines()[-1:] or ["it said nothing"]
-            raise ShardmarkError(f"a rank failed: {last[0]}")
         return NetworkRecord.model_validate_json((Path(name) / RECORD_FILE).read_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,7 +23,11 @@ import psutil
 from shardmark.core.machine import Machine
 from shardmark.core.version import __version__
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
-from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
+from shardmark.measure.system.gpus import (
+    all_cuda_devices,
+    occupation,
+    visible_cuda_devices,
+)
 
 PACKAGES = (
     "torch",
@@ -71,6 +77,8 @@ MASK = "***"
 """Stands for a value that may be secret."""
 _LOGIN = re.compile(r"(?<=//)[^/\s]*@")
 """Of a URL, with or without a password."""
+ROCM_BUILD = "rocm"
+"""Begins what stands behind the `+` of torch's version where it was built for AMD's GPUs."""
 _GIT_SECONDS = 10
 
 BUSY_PERCENT = 5.0
@@ -111,7 +119,7 @@ def environment(
 
 def machine(device: Literal["auto", "cuda", "cpu"] = "auto") -> Machine:
     """What strategies may ask of this machine; `device` as in the experiment: auto, cuda or cpu."""
-    devices = () if device == "cpu" or _torch_is_cpu_only() else _visible_devices()
+    devices = () if device == "cpu" or _torch_has_no_cuda() else _visible_devices()
     return Machine(
         device_type=("cuda" if devices else "cpu") if device == "auto" else device,
         device_count=len(devices),
@@ -216,8 +224,9 @@ def _operating_system() -> str:
         return platform.system()
 
 
-def _torch_is_cpu_only() -> bool:
-    return (package_version("torch") or "").endswith("+cpu")
+def _torch_has_no_cuda() -> bool:
+    _, _, build = (package_version("torch") or "").partition("+")
+    return build.startswith(("cpu", ROCM_BUILD))
 
 
 def _visible_devices() -> tuple[Any, ...]:
@@ -226,16 +235,20 @@ def _visible_devices() -> tuple[Any, ...]:
 
 def _cuda() -> dict[str, Any]:
     found = all_cuda_devices()
-    return {
-        "driver_version": found.driver_version,
-        "cuda_version": found.cuda_version,
-        "reason": found.reason,
-        "devices": [
-            {"uuid": one.uuid, "name": one.name, "memory_bytes": one.memory_bytes}
-            for one in found.devices
-        ],
-        "visible": [one.uuid for one in visible_cuda_devices(found)],
-    }
+    visible = [device.uuid for device in visible_cuda_devices(found)]
+    facts: dict[str, Any] = json.loads(json.dumps(asdict(found)))
+    return facts | {"visible": visible}
+
+
+def occupied_devices(environment: Mapping[str, Any]) -> list[str]:
+    """What others have on the devices that trials will use, to be told before they start."""
+    cuda = environment["cuda"]
+    return [
+        f"GPU {index} ({device['name']}) {told}: trials may be slower, or lack memory"
+        for index, device in enumerate(cuda["devices"])
+        if device["uuid"] in cuda["visible"]
+        and (told := occupation(device["processes"], device["memory_used_bytes"]))
+    ]
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

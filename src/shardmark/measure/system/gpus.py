@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
+_ALL_LINKS = 2**32 - 1
+"""As a scope of NVML's NVLink fields: the sum over the device's links."""
 _QUERIES: dict[str, Callable[[Any, Any], Any]] = {
     "utilization_percent": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
     "power_watts": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -20,9 +24,17 @@ _QUERIES: dict[str, Callable[[Any, Any], Any]] = {
     "other_processes": lambda nvml, handle: {
         process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     },
+    "nvlink_sent_bytes": lambda nvml, handle: _nvlink_bytes(
+        nvml, handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+    ),
+    "nvlink_received_bytes": lambda nvml, handle: _nvlink_bytes(
+        nvml, handle, nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX
+    ),
 }
 
 FIELDS = tuple(_QUERIES)
+OCCUPIED_BYTES = 2**30
+"""Of a device's memory: more than the driver keeps for itself."""
 
 CLOCK_LIMITS = {
     0x08: "the hardware slowed it down",
@@ -91,11 +103,26 @@ class GpuReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """One device of the machine."""
+    """One device of the machine as it is now; None is what the driver does not tell."""
 
     uuid: str
     name: str
     memory_bytes: int | None
+    memory_used_bytes: int | None = None
+    """With what the driver itself keeps."""
+    processes: int | None = None
+    """That compute on it; a container may see none of the others'."""
+    power_limit_watts: float | None = None
+    default_power_limit_watts: float | None = None
+    sm_clock_hertz: float | None = None
+    highest_sm_clock_hertz: float | None = None
+    capability: tuple[int, int] | None = None
+    """Its compute capability, major and minor."""
+    pcie: str | None = None
+    """The most that device and slot can do."""
+    numa_node: int | None = None
+    nvlinks: int = 0
+    """That are up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +135,17 @@ class CudaDevices:
     devices: tuple[CudaDevice, ...]
     reason: str | None
     """Why there is none."""
+    links: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """How two devices are connected: the pairs by index, such as `0-1`, of each kind."""
+
+
+def occupation(processes: int | None, memory_used_bytes: int | None) -> str | None:
+    """What others have on a device that is not in use by us; None where it is free."""
+    used_bytes = memory_used_bytes or 0
+    if not processes and used_bytes <= OCCUPIED_BYTES:
+        return None
+    known = "processes that NVML does not name" if not processes else f"{processes} processes"
+    return f"is not free: {known} hold {used_bytes / 2**30:.1f} GiB of its memory"
 
 
 def all_cuda_devices() -> CudaDevices:
@@ -125,6 +163,7 @@ def all_cuda_devices() -> CudaDevices:
             cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
             devices=tuple(_describe(nvml, handle) for handle in handles),
             reason=None if handles else "the driver knows no device",
+            links=_links(nvml, handles),
         )
     except nvml.NVMLError as error:
         return CudaDevices(
@@ -163,15 +202,98 @@ def visible_cuda_devices(
 
 
 def _describe(nvml: Any, handle: Any) -> CudaDevice:
-    try:
-        memory_bytes: int | None = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:
-        memory_bytes = None  # shared with the host on some boards
+    facts = {name: _told(nvml, fact, nvml, handle) for name, fact in _FACTS.items()}
+    # The driver refuses the numbers that the device has no link for.
+    states = [
+        _told(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+    ]
     return CudaDevice(
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         name=str(nvml.nvmlDeviceGetName(handle)),
-        memory_bytes=memory_bytes,
+        nvlinks=states.count(nvml.NVML_FEATURE_ENABLED),
+        **facts,
     )
+
+
+_FACTS: dict[str, Callable[[Any, Any], Any]] = {
+    # Some boards share the host's memory and tell none.
+    "memory_bytes": lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+    "memory_used_bytes": lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used),
+    "processes": lambda nvml, handle: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+    "power_limit_watts": lambda nvml, handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+    "default_power_limit_watts": lambda nvml, handle: (
+        nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000
+    ),
+    "sm_clock_hertz": lambda nvml, handle: (
+        1e6 * nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+    ),
+    "highest_sm_clock_hertz": lambda nvml, handle: (
+        1e6 * nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)
+    ),
+    "capability": lambda nvml, handle: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+    "pcie": lambda nvml, handle: (
+        f"generation {nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)},"
+        f" {nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)} lanes"
+    ),
+    "numa_node": lambda nvml, handle: numa_node(nvml.nvmlDeviceGetPciInfo(handle).busId),
+}
+_PATHS = {
+    0: "one board",
+    10: "one PCIe switch",
+    20: "several PCIe switches",
+    30: "one PCIe host bridge",
+    40: "one NUMA node",
+    50: "between NUMA nodes",
+}
+"""NVML's nvmlGpuTopologyLevel_t."""
+_READ, _NVLINK = 0, 2
+"""NVML's nvmlGpuP2PCapsIndex_t; nvidia-ml-py has the first as a tuple, by mistake."""
+
+
+def numa_node(bus_id: str, pci: Path = Path("/sys/bus/pci/devices")) -> int | None:
+    """Of the device with NVML's `00000000:3B:00.0`; None where the kernel does not tell."""
+    try:
+        node = int((pci / bus_id.lower()[-12:] / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _told(nvml: Any, ask: Callable[..., Any], *arguments: Any) -> Any:
+    """None where the driver does not tell."""
+    try:
+        return ask(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _nvlink_bytes(nvml: Any, handle: Any, field_id: int) -> int:
+    """Payload over all NVLinks of the device since the driver was loaded; NVML counts in KiB."""
+    (reading,) = nvml.nvmlDeviceGetFieldValues(handle, [(field_id, _ALL_LINKS)])
+    if reading.nvmlReturn != nvml.NVML_SUCCESS:
+        raise nvml.NVMLError(reading.nvmlReturn)
+    return 1024 * int(reading.value.ullVal)
+
+
+def _links(nvml: Any, handles: list[Any]) -> dict[str, tuple[str, ...]]:
+    """The pairs of devices by how they are connected."""
+    links: dict[str, tuple[str, ...]] = {}
+    for (first, one), (second, other) in combinations(enumerate(handles), 2):
+        kind = _connection(nvml, one, other)
+        links[kind] = (*links.get(kind, ()), f"{first}-{second}")
+    return links
+
+
+def _connection(nvml: Any, one: Any, other: Any) -> str:
+    def allowed(capability: int) -> bool | None:
+        status = _told(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, capability)
+        return None if status is None else status == nvml.NVML_P2P_STATUS_OK
+
+    level = _told(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    path = "NVLink" if allowed(_NVLINK) else _PATHS.get(level, "path not known")
+    words = {True: "peer access", False: "no peer access", None: "peer access not known"}
+    return f"{path}, {words[allowed(_READ)]}"
 
 
 def _open_nvml() -> tuple[Any, str | None]:

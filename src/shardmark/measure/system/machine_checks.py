@@ -6,6 +6,7 @@ import platform
 import re
 import resource
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -13,7 +14,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from shardmark.measure.system.cgroup import cgroup_limits
-from shardmark.measure.system.environment import package_version, shared_memory_bytes
+from shardmark.measure.system.environment import (
+    ROCM_BUILD,
+    package_version,
+    shared_memory_bytes,
+)
 
 if TYPE_CHECKING:
     from shardmark.core.machine import Machine
@@ -24,6 +29,7 @@ MINIMUM_VERSIONS = {"torch": "2.11", "torchvision": "0.26", "deepspeed": "0.19"}
 ESSENTIAL = ("operating system", "python", "torch", "torchvision")
 """Without one of them nothing can be measured."""
 OPTIONAL = {"timm": "its models", "triton": "compiled kernels on CUDA devices"}
+AMD_REFUSED = "this torch is built for AMD's GPUs, which Shardmark cannot use yet"
 MINIMUM_SHARED_MEMORY_BYTES = 2**30
 MINIMUM_OPEN_FILES = 4096
 
@@ -33,6 +39,8 @@ class State(StrEnum):
     NOTE = "note"
     """Not needed by all, or smaller than it should be."""
     MISSING = "missing"
+    FAILED = "failed"
+    """Was tried, and did not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +57,15 @@ def _check(name: str, found: str, *, remedy: str | None, worst: State = State.MI
     """Ok without a remedy, else `worst`."""
     state = State.OK if remedy is None else worst
     return Check(name=name, state=state, found=found, remedy=remedy)
+
+
+def problems(checks: Iterable[Check]) -> list[str]:
+    """Names of what was tried and failed, or is missing and needed for any measurement."""
+    return [
+        check.name
+        for check in checks
+        if check.state is State.FAILED or (check.state is State.MISSING and check.name in ESSENTIAL)
+    ]
 
 
 def software_checks() -> list[Check]:
@@ -81,6 +98,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 def device_checks(here: Machine, found: CudaDevices) -> list[Check]:
     """CUDA devices, and whether the driver is new enough for torch's CUDA."""
     name = "CUDA devices"
+    if f"+{ROCM_BUILD}" in (package_version("torch") or ""):
+        remedy = "set device: cpu, or install torch with CUDA where there are NVIDIA GPUs"
+        return [_check(name, AMD_REFUSED, remedy=remedy, worst=State.NOTE)]
     if not found.devices:
         text = f"none: {found.reason}; trials run on the CPU"
         remedy = "install NVIDIA's driver, or give the container its devices (--gpus all)"

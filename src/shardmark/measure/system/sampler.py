@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from shardmark.measure.network.interfaces import network_counters, nvlink_counters
 from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.system.gpus import GpuReader
 from shardmark.measure.system.machine_load import MachineLoad
@@ -26,16 +27,6 @@ DESCENDANTS_EVERY = 4
 """Samplings between two searches for new data-loader workers."""
 
 _BUFFER_BYTES = 256 * 1024
-
-
-def network_counters() -> dict[str, dict[str, int]]:
-    """Bytes by interface since the machine started, counters that wrapped around put right."""
-    import psutil
-
-    return {
-        name: {"bytes_sent": counters.bytes_sent, "bytes_received": counters.bytes_recv}
-        for name, counters in psutil.net_io_counters(pernic=True).items()
-    }
 
 
 class SystemSampler:
@@ -183,7 +174,7 @@ class SystemSampler:
             "at_seconds": at_seconds,
             "machine": self._machine.read(),
             "ranks": ranks,
-            "network": self._network(),
+            "network": {**self._network(), **nvlink_counters(gpus)},
             "gpus": gpus,
         }
 

@@ -50,14 +50,16 @@ STEPS = ("rank", "step", "epoch", "measured", "samples", "loss", "learning_rate"
 SAMPLES = ("at_seconds", "subject", "rank", "pid", "cpu_seconds", "rss_bytes", "threads",
            "processes", "open_files", "context_switches", "interface", "bytes_sent",
            "bytes_received", "gpu_uuid", "utilization_percent", "power_watts", "energy_joules",
-           "temperature_celsius", "memory_used_bytes", "clock_limits", "other_processes", "cores",
+           "temperature_celsius", "memory_used_bytes", "clock_limits", "other_processes",
+           "nvlink_sent_bytes", "nvlink_received_bytes", "cores",
            "cpu_pressure_seconds", "memory_pressure_seconds", "throttled_seconds")
 TEXTS = ("experiment", "run", "id", "strategy", "strategy_options", "precision",
          "outcome", "failure", "subject", "interface", "gpu_uuid")
 TRUTHS = ("synthetic", "equivalent", "measured")
 INTEGERS = ("world_size", "repeat", "epoch", "end_step", "rank", "step", "samples", "pid",
             "rss_bytes", "threads", "processes", "open_files", "context_switches", "bytes_sent",
-            "bytes_received", "memory_used_bytes", "clock_limits", "other_processes", "cores")
+            "bytes_received", "memory_used_bytes", "clock_limits", "other_processes",
+            "nvlink_sent_bytes", "nvlink_received_bytes", "cores")
 # fmt: on
 DTYPES = {
     **dict.fromkeys(TEXTS, "string"),

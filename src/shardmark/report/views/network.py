@@ -49,6 +49,10 @@ BYTES_NOTES = (
     " what it must.  interfaces: sent in the measured steps, headers and other programs included.",
     "Ratios are to the formula.  interfaces / collectives is what backend and protocols add.",
 )
+GPU_NOTE = (
+    "Not counted: what GPUs of one node exchange over PCIe or through shared memory.  NVLink and"
+    " InfiniBand are counted where NVML and /sys/class/infiniband tell, for all programs together."
+)
 INTERFACES_NOTE = (
     "MB in the time of a step, of all ranks on the node; other programs count on all interfaces but"
     " lo, the loopback, which joins ranks of one node.  MB/s: mean of the measured windows, and the"
@@ -121,8 +125,12 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         for wire in wires
         for name, reason in wire.missing.items()
     ]
+    on_gpus = any(
+        trial.trial.get("device_type") == "cuda" for wire in wires for trial in wire.row.ok_trials
+    )
     notes = [
         *BYTES_NOTES,
+        *([GPU_NOTE] if on_gpus else []),
         *(f"{', '.join(names)}: {text}." for text, names in formulas.items()),
         *by_reason(unknown, len(wires)),
         *left_out(rows),

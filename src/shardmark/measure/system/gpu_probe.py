@@ -1,0 +1,188 @@
+"""Asks every GPU for a kernel and for copies, in a process that may hang or crash.
+
+Whoever starts it imports no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from shardmark.core.storage import temporary_folder
+from shardmark.measure.system.child import run_module
+
+if TYPE_CHECKING:
+    import torch
+
+LIMIT_SECONDS = 90.0
+EXACT_SIDE, FAST_SIDE = 512, 8192
+"""Of the square matrices that are multiplied: to see the values, and the speed."""
+LARGEST_ERROR = 1e-3
+"""Relative; TF32 may be on."""
+ROUNDS = 10
+COPY_BYTES = 128 * 2**20
+COPIES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A product of matrices on one GPU."""
+
+    device: int
+    name: str
+    precision: str
+    """Of the timed product: bf16, or fp16 on older GPUs."""
+    flops_per_second: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """From one GPU's memory to another's; None is the host, in pinned memory."""
+
+    source: int | None
+    target: int | None
+    bytes_per_second: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProbe:
+    """What torch and the GPUs of this process say."""
+
+    libraries: tuple[tuple[str, str], ...]
+    architectures: tuple[str, ...]
+    """That this torch has kernels for, such as `sm_90`."""
+    kernels: tuple[Kernel, ...]
+    copies: tuple[Copy, ...]
+
+
+def probe_gpus() -> GpuProbe:
+    """Raises `ShardmarkError` where the process fails or hangs; a single fault is in its place."""
+    with tempfile.TemporaryDirectory(prefix="shardmark-gpu-", dir=temporary_folder()) as folder:
+        file = Path(folder) / "probe.json"
+        run_module(__name__, str(file), title="kernels and copies", limit_seconds=LIMIT_SECONDS)
+        return TypeAdapter(GpuProbe).validate_json(file.read_bytes())
+
+
+def cuda_libraries() -> tuple[tuple[str, str], ...]:
+    """CUDA, cuDNN and NCCL with their versions, as torch has loaded them."""
+    import torch
+
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    versions = {"CUDA": torch.version.cuda, "cuDNN": torch.backends.cudnn.version(), "NCCL": nccl}
+    return tuple((name, str(version)) for name, version in versions.items() if version)
+
+
+def _probe() -> GpuProbe:
+    import torch
+
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return GpuProbe(
+        libraries=cuda_libraries(),
+        architectures=tuple(torch.cuda.get_arch_list()),
+        kernels=tuple(map(_kernel, devices)),
+        copies=tuple(_copies(devices)),
+    )
+
+
+def _kernel(device: torch.device) -> Kernel:
+    import torch
+
+    half = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    precision = "bf16" if half is torch.bfloat16 else "fp16"
+    name = torch.cuda.get_device_name(device)
+    flops_per_second = error = None
+    try:
+        left, right = torch.rand((2, EXACT_SIDE, EXACT_SIDE))
+        expected = left @ right
+        off = float(((left.to(device) @ right.to(device)).cpu() / expected - 1).abs().max())
+        if not off <= LARGEST_ERROR:  # which nan is not, either
+            error = f"a product of matrices is off by a factor of 1 + {off:.2g}"
+        square = torch.rand((FAST_SIDE, FAST_SIDE), device=device).to(half)
+        product = square @ square  # warms up
+        torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for _ in range(ROUNDS):
+            torch.matmul(square, square, out=product)
+        torch.cuda.synchronize(device)
+        flops_per_second = ROUNDS * 2 * FAST_SIDE**3 / (time.perf_counter() - started)
+    except RuntimeError as failed:
+        error = _first_line(failed)
+    return Kernel(
+        device=device.index,
+        name=name,
+        precision=precision,
+        flops_per_second=flops_per_second,
+        error=error,
+    )
+
+
+def _copies(devices: list[torch.device]) -> Iterator[Copy]:
+    """Between the host and every GPU, and from every GPU to every other."""
+    import torch
+
+    host = torch.device("cpu")
+    of_host = [pair for device in devices for pair in ((host, device), (device, host))]
+    for source, target in (*of_host, *permutations(devices, 2)):
+        bytes_per_second = error = None
+        try:
+            bytes_per_second = _copy(source, target)
+            if bytes_per_second is None:
+                error = "what arrived is not what was sent"
+        except RuntimeError as failed:
+            error = _first_line(failed)
+        yield Copy(
+            source=source.index,
+            target=target.index,
+            bytes_per_second=bytes_per_second,
+            error=error,
+        )
+
+
+def _copy(source: torch.device, target: torch.device) -> float | None:
+    """Bytes per second; None where the copy differs.  Peer access may be there and broken."""
+    import torch
+
+    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.device.type == "cuda" else tensor.pin_memory()
+
+    def wait() -> None:
+        for device in (source, target):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+    count = COPY_BYTES // 4
+    sent = pinned(torch.arange(count, dtype=torch.int32, device=source))
+    received = pinned(torch.zeros(count, dtype=torch.int32, device=target))
+    best_seconds = float("inf")
+    for _ in range(COPIES):
+        wait()
+        started = time.perf_counter()
+        received.copy_(sent, non_blocking=True)
+        wait()
+        best_seconds = min(best_seconds, time.perf_counter() - started)
+    arrived = torch.equal(received, torch.arange(count, dtype=torch.int32, device=target))
+    return COPY_BYTES / best_seconds if arrived else None
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+if __name__ == "__main__":
+    import json
+
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("torch finds no usable CUDA device")
+    Path(sys.argv[1]).write_text(json.dumps(asdict(_probe())))

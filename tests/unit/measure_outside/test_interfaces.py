@@ -1,0 +1,56 @@
+"""InfiniBand's ports and NVLink stand among the interfaces, and no byte counts twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from shardmark.measure.network.interfaces import network_counters, nvlink_counters
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def test_infiniband_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IP over InfiniBand passes its port, which counts it already."""
+    names = ("eth0", "ib0")
+    counters = {name: SimpleNamespace(bytes_sent=1, bytes_recv=2) for name in names}
+    monkeypatch.setattr(psutil, "net_io_counters", lambda *, pernic: counters if pernic else None)
+    write(tmp_path, {"net/eth0/type": "1\n", "net/ib0/type": "32\n"})
+    assert set(network_counters(tmp_path)) == {"eth0", "ib0"}
+    write(
+        tmp_path,
+        {
+            "infiniband/mlx5_0/ports/1/counters/port_xmit_data": "1000\n",
+            "infiniband/mlx5_0/ports/1/counters/port_rcv_data": "10\n",
+            "infiniband/efa_0/ports/1/hw_counters/tx_bytes": "7\n",
+        },
+    )
+    assert network_counters(tmp_path) == {
+        "eth0": {"bytes_sent": 1, "bytes_received": 2},
+        "mlx5_0 port 1": {"bytes_sent": 4000, "bytes_received": 40},
+    }
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ([5, 7], {"nvlink": {"bytes_sent": 12, "bytes_received": 24}}),
+        ([None, 7], {"nvlink": {"bytes_sent": 7, "bytes_received": 14}}),
+        ([None], {}),
+        ([], {}),
+    ],
+)
+def test_nvlink_of_all_devices(counts: list[int | None], expected: dict[str, Any]) -> None:
+    devices = [
+        {"nvlink_sent_bytes": sent, "nvlink_received_bytes": None if sent is None else 2 * sent}
+        for sent in counts
+    ]
+    assert nvlink_counters(devices) == expected
