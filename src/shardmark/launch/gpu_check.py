@@ -138,7 +138,8 @@ def _known(form: str, value: float | str | None, scale: float | None = None) -> 
 
 def _links(found: CudaDevices) -> Iterator[Check]:
     for kind, pairs in found.links.items():
-        yield Check(name="links", state=State.OK, found=f"{kind}: {' '.join(pairs)}")
+        words = f"{kind}: {' '.join(pairs)}"
+        yield Check(name="links by NVML", state=State.OK, found=words)
 
 
 def _settings() -> Iterator[Check]:
