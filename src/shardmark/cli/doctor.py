@@ -189,8 +189,9 @@ def strategy_availability(here: Machine) -> list[Availability]:
                 try:
                     strategy.check(ranks, here, recipe)
                 except StrategyUnavailable as error:
-                    why = {"reason": error.reason, "remedy": error.remedy}
-                    offer = replace(offer, available=False, **why)
+                    offer = replace(
+                        offer, available=False, reason=error.reason, remedy=error.remedy
+                    )
                 tried.append(offer)
         answers.append(next((offer for offer in tried if offer.available), tried[0]))
     return answers

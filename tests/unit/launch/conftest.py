@@ -6,8 +6,10 @@ import pytest
 
 from shardmark.launch import controller
 
+HERE = {"host": "here", "cuda": {"devices": [], "visible": []}}
+
 
 @pytest.fixture(autouse=True)
 def _no_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks git and watches other processes for a while."""
-    monkeypatch.setattr(controller, "environment", lambda: {"host": "here"})
+    monkeypatch.setattr(controller, "environment", lambda: dict(HERE))

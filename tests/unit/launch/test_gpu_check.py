@@ -124,8 +124,8 @@ def test_everything_that_the_gpus_can_run_is_tried(
     there = world(gpus)
     text, progress = there.doctor()
     assert text.startswith(WORKS)
-    facts = ("torch", "driver", "cuDNN 91900", "NCCL 2.28.9", "sm_90", "power limit 500 W")
-    facts += ("495 TFLOP/s", "50 % of the peak", "host to GPU", "NCCL_DEBUG=WARN", "equivalent")
+    facts = ["torch", "driver", "cuDNN 91900", "NCCL 2.28.9", "sm_90", "power limit 500 W"]
+    facts += ["495 TFLOP/s", "50 % of the peak", "host to GPU", "NCCL_DEBUG=WARN", "equivalent"]
     assert [fact for fact in facts if fact not in text] == []
     assert ("NVLink, peer access: 0-1" in text) == ("GPU to GPU" in text) == (gpus > 1)
     assert "an all-reduce" in progress, "what takes long is told meanwhile"

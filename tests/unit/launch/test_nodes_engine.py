@@ -109,7 +109,7 @@ def failed(rank: int, at_seconds: float) -> Message:
 def test_machine_is_the_least_of_all_nodes(world: World) -> None:
     for node, (count, cores) in zip(world.nodes, [(4, 8), (2, 16), (4, 4)], strict=True):
         facts = {"device_type": "cuda", "device_count": count, "cores": cores}
-        node.answers["machine"] = facts | {"device_names": ["A"] * count}
+        node.answers["machine"] = MACHINE | facts | {"device_names": ["A"] * count}
     machine = world.engine.machine("auto")
     assert (machine.device_type, machine.device_count, machine.cores) == ("cuda", 2, 4)
     assert machine.device_names == ("A",)

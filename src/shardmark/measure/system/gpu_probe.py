@@ -77,8 +77,12 @@ def cuda_libraries() -> tuple[tuple[str, str], ...]:
     """CUDA, cuDNN and NCCL with their versions, as torch has loaded them."""
     import torch
 
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    versions = {"CUDA": torch.version.cuda, "cuDNN": torch.backends.cudnn.version(), "NCCL": nccl}
+    cudnn, nccl = torch.backends.cudnn, torch.cuda.nccl
+    versions = {
+        "CUDA": torch.version.cuda,
+        "cuDNN": cudnn.version(),  # type: ignore[no-untyped-call]
+        "NCCL": ".".join(map(str, nccl.version())),  # type: ignore[no-untyped-call]
+    }
     return tuple((name, str(version)) for name, version in versions.items() if version)
 
 
