@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from tests.kept_engine import kept_engine  # noqa: F401  (a fixture)
 from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
-    pytest_collection_finish,
+    pytest_collection,
     pytest_collection_modifyitems,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,

@@ -1,13 +1,14 @@
-"""Two workers share out a run of all tests, or of all unit tests.
+"""Workers share out a run of all tests, or of all unit tests.
 
 Tests that start ranks are kept together, so that what these load is loaded once: those of several
-nodes, those of a kept engine, and bare process groups.  Two of the three begin, one on each worker;
-the rest goes file by file to whoever is free.
+nodes, those of a kept engine, and bare process groups.  Each of the three begins on a worker of its
+own, and the rest goes file by file to whoever is free.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,11 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 WORKERS = 2
+WORKERS_FOR_ALL = 3
+"""One of them waits most of the time: for links that are slow, nodes that are lost, daemons."""
 BARE_GROUPS = tuple(
     f"tests/distributed/test_{name}.py"
-    for name in ("sharding", "verify", "detection", "parameter_server", "network")
+    for name in ("sharding", "verify", "detection", "language", "parameter_server", "network")
 )
 TOGETHER = {
     "nodes": ("tests/cluster/", "tests/accelerator/"),
@@ -40,8 +43,10 @@ def scope_of(node_id: str) -> str:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """None for a file or a folder: workers take a second to start, and import everything twice."""
     told = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
-    many = any((TESTS / "unit").is_relative_to(path.resolve()) for path in told)
-    return WORKERS if many else 0
+    paths = [path.resolve() for path in told]
+    if any(TESTS.is_relative_to(path) for path in paths):
+        return WORKERS_FOR_ALL
+    return WORKERS if any((TESTS / "unit").is_relative_to(path) for path in paths) else 0
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,7 +63,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid), 3))
 
 
-def pytest_collection_finish() -> None:
-    """Garbage collections need not look at millions of objects of libraries, a second each time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Garbage collections need not look at millions of objects of libraries, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()

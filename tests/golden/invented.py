@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,13 @@ def invented_trial(
 
 def invented_layout(strategy: str, world_size: int, options: Mapping[str, Any]) -> Layout:
     """The strategy's own; replicas for one that is invented too."""
+    return _layout(strategy, world_size, json.dumps(options))
+
+
+@cache
+def _layout(strategy: str, world_size: int, options: str) -> Layout:
     try:
-        return build_strategy(strategy, options).layout(world_size)
+        return build_strategy(strategy, json.loads(options)).layout(world_size)
     except InputError:
         return data_parallel(world_size)
 
@@ -138,6 +144,7 @@ def invented_values(strategy: str, world_size: int, repeat: int) -> dict[str, fl
     return values
 
 
+@cache
 def invented_rank(rank: int) -> RankRecord:
     """One rank of two epochs of 22 steps, the first five of them warm-up."""
     return RankRecord(
@@ -254,6 +261,7 @@ def write_run(
     return path
 
 
+@cache
 def _summary(name: str, value: float | None) -> Summary | None:
     if value is None:
         return None

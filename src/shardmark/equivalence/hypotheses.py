@@ -31,6 +31,14 @@ TENSOR_CHECKS = frozenset(NAMES.values())
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+DECAYS: dict[str, Callable[[str, tuple[int, ...]], bool]] = {
+    "weight decay is not applied": lambda _, __: False,
+    "weight decay spares biases and norms": lambda _, shape: len(shape) > 1,
+    "weight decay spares biases": lambda name, _: not name.endswith("bias"),
+    "weight decay is applied to biases and norms only": lambda _, shape: len(shape) < 2,
+}
+"""Which parameters decay, by name and shape."""
+
 Run = Callable[[Hypothesis], Capture]
 """The reference's capture with a hypothesis."""
 
@@ -193,13 +201,7 @@ def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[
         text = "parameters that got no gradient are updated as with a gradient of zero"
         yield Hypothesis(text=text, unused_as_zero=True)
     if recipe.optimizer.weight_decay:
-        sets: dict[str, Callable[[str, tuple[int, ...]], bool]] = {
-            "weight decay is not applied": lambda _, __: False,
-            "weight decay spares biases and norms": lambda _, shape: len(shape) > 1,
-            "weight decay spares biases": lambda name, _: not name.endswith("bias"),
-            "weight decay is applied to biases and norms only": lambda _, shape: len(shape) < 2,
-        }
-        for text, decays in sets.items():
+        for text, decays in DECAYS.items():
             yield Hypothesis(text=text, setting="weight_decay", decays=decays)
     for name, dtype in TYPES.items():
         if _fits(capture.tensors["parameters after step 1"].values(), dtype):

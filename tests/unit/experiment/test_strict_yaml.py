@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardmark.core import strict_yaml
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
 
@@ -64,9 +65,9 @@ def test_reads_anchors_and_merges() -> None:
         ("a: !!int x", "FILE: not YAML: invalid literal"),
         ("a: !!bool x", "FILE: not YAML"),
         ("a\0b", "FILE: not YAML: unacceptable character #x0000"),
-        ("[" * 5000, "FILE, line 1: nested too deeply"),
-        ("- " * 5000, "FILE, line 1: nested too deeply; at most 50 levels"),
-        ("a: " + "{a: " * 5000, "FILE, line 1: nested too deeply"),
+        ("[" * 200, "FILE, line 1: nested too deeply"),
+        ("- " * 200, "FILE, line 1: nested too deeply; at most 50 levels"),
+        ("a: " + "{a: " * 200, "FILE, line 1: nested too deeply"),
     ],
 )
 def test_says_where_a_text_is_wrong(text: str, message: str) -> None:
@@ -100,14 +101,19 @@ def _bomb(levels: int, line: str) -> str:
     [
         (_bomb(40, "a{1}: &a{1} [*a{0}, *a{0}]"), "FILE, line 15: more than 50,000 values"),
         (_bomb(40, "a{1}: &a{1} {{x: *a{0}, y: *a{0}}}"), "more than 50,000 values"),
-        ("a: [" + "1, " * 60_000 + "1]", "FILE, line 1: more than 50,000 values"),
         ("#" * (2**20 + 1), "FILE: larger than 1 MiB"),
         ("a: 1\nb: 1" + "0" * 400, "FILE, line 2: too large a whole number; at most 10^18"),
         ('a: "x\\0y"', "FILE, line 1: a NUL character"),
     ],
-    ids=["lists", "mappings", "long", "large", "integer", "NUL"],
+    ids=["lists", "mappings", "large", "integer", "NUL"],
 )
 def test_small_texts_do_not_make_much_work(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_yaml(text, "FILE")
     assert message in str(caught.value)
+
+
+def test_a_long_text_is_refused_before_all_of_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_yaml, "MOST_VALUES", 1000)
+    with pytest.raises(InputError, match="FILE, line 1: more than 1,000 values"):
+        parse_yaml("a: [" + "1, " * 1200 + "not closed", "FILE")

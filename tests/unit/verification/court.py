@@ -163,6 +163,6 @@ class Court:
 
 
 @cache
-def court(model: str = "normed", accumulation: int = 1) -> Court:
+def court(model: str = "normed", accumulation: int = 1, *, uneven: bool = False) -> Court:
     """One for all tests that need no recipe of their own."""
-    return Court(model, gradient_accumulation=accumulation)
+    return Court(model, gradient_accumulation=accumulation, uneven=uneven)

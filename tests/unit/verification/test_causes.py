@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ WHOLE = "(a mean of means), not by the whole step's"
     ],
 )
 def test_a_mean_of_means_is_named_where_samples_weigh_differently(divisor: Any, text: str) -> None:
-    judged = Court("plain", uneven=True, gradient_accumulation=2)
+    judged = court("plain", 2, uneven=True)
     assert judged.judged().equivalent
     assert cause_text(judged.judged(Hypothesis(divisor=divisor), ROUNDING)) == text
     assert court("plain").judged(Hypothesis(divisor=divisor)).equivalent, "all weigh the same"
@@ -92,7 +93,7 @@ def test_a_mean_of_means_is_named_where_samples_weigh_differently(divisor: Any, 
 
 @pytest.mark.parametrize("model", ["plain", "dropout"])
 def test_the_reference_itself_adds_up_to_the_whole_batch(model: str) -> None:
-    judged = Court(model, uneven=True, gradient_accumulation=2)
+    judged = court(model, 2, uneven=True)
     assert judged.whole_batch.holds
     assert judged.whole_batch.in_tolerances is not None
     assert judged.judged().checks[-1] == judged.whole_batch
@@ -237,7 +238,9 @@ def test_unused_parameters_have_no_gradient_to_be_decayed_with() -> None:
     assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == text
 
 
-ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
+@cache
+def with_adamw() -> Court:
+    return Court("plain", optimizer={"name": "adamw", "lr": 1e-3, "weight_decay": 0.1})
 
 
 @pytest.mark.parametrize(
@@ -253,7 +256,7 @@ ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
 )
 def test_adamw_hides_no_cause(text: str) -> None:
     """It forgets the gradient's scale, and the gradient of the first step does not."""
-    assert cause_text(Court("plain", optimizer=ADAMW).judged(NAMED[text])) == text
+    assert cause_text(with_adamw().judged(NAMED[text])) == text
 
 
 IDS = court().reference.sample_ids
@@ -283,7 +286,7 @@ def test_what_can_be_read_off_is(changes: dict[str, Any], text: str, evidence: s
 @pytest.mark.parametrize("model", ["norm only", "normed"])
 def test_synchronised_batch_norm_is_known(model: str) -> None:
     """One device on the whole batch has the same gradient, and draws are not blamed for it."""
-    judged = Court(model)
+    judged = court(model)
     whole = replace(judged.runs, shares=1).run()
     capture = replace(
         judged.reference,

@@ -56,6 +56,17 @@ def _torch_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
 
 
+@pytest.fixture
+def _quick_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of any law will do: drawing 45 M of the right one takes a second."""
+
+    def draw(tensor: Tensor, *_: object, **__: object) -> None:
+        tensor.detach().uniform_(-0.05, 0.05)
+
+    for name in ("kaiming_normal_", "kaiming_uniform_", "trunc_normal_", "xavier_uniform_"):
+        monkeypatch.setattr(nn.init, name, draw)
+
+
 def build(name: str, classes: tuple[str, ...] = CLASSES, seed: int = 0, **fields: Any) -> nn.Module:
     return build_detector(
         options(Path("nowhere"), model=name, **fields), classes=classes, seed=seed
@@ -116,6 +127,7 @@ def test_what_is_listed_of_every_detector_is_true(name: str) -> None:
         (SMALL, {"backbone_width": 32}),
     ],
 )
+@pytest.mark.usefixtures("_quick_draws")
 def test_detector_trains_and_detects(name: str, fields: dict[str, Any]) -> None:
     """A picture without objects takes part."""
     model = build(name, model_options=fields, min_size=64, max_size=64)
@@ -160,7 +172,7 @@ def test_sizes_of_the_pictures(name: str, given: tuple[Any, Any], used: tuple[in
     assert (resizing.min_size, resizing.max_size) == ((used[0],), used[1])
 
 
-@pytest.mark.parametrize(("layers", "frozen"), [(None, 0), (5, 0), (4, 1), (3, 2), (2, 4), (0, 8)])
+@pytest.mark.parametrize(("layers", "frozen"), [(None, 0), (4, 1), (2, 4), (0, 8)])
 def test_frozen_layers_of_swin(layers: int | None, frozen: int) -> None:
     """The embedding, then stages 1, 3, 5, 7; the merging before a stage is part of it."""
     with torch.device("meta"):
@@ -266,14 +278,13 @@ def test_trained_detector_of_other_classes() -> None:
     state = constants(whole)
     place(PUBLISHED["coco"][MOBILE], state)
     before = torch.get_rng_state()
-    model, again = (build(MOBILE, weights="coco") for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert weights_hash(model) == weights_hash(again)
-    changed = {
-        key for key, value in model.state_dict().items() if not torch.equal(value, state[key])
-    }
-    assert changed == {key for key in state if "box_predictor" in key}
+    model = build(MOBILE, weights="coco")
     frozen = build(MOBILE, weights="coco", trainable_backbone_layers=0)
+    assert torch.equal(torch.get_rng_state(), before)
+    again = frozen.state_dict()
+    assert all(torch.equal(value, again[key]) for key, value in model.state_dict().items())
+    changed = {key for key, value in again.items() if not torch.equal(value, state[key])}
+    assert changed == {key for key in state if "box_predictor" in key}
     trained = [
         any(p.requires_grad for name, p in each.named_parameters() if "backbone.body" in name)
         for each in (model, frozen)
@@ -334,10 +345,10 @@ def test_broken_published_file() -> None:
         other = get_model(MOBILE, weights=None, weights_backbone=None, num_classes=5)
     file = place(PUBLISHED["coco"][MOBILE], constants(other))
     with pytest.raises(DataError, match=rf"(?s){file}: .*size mismatch"):
-        build(MOBILE, weights="coco")
+        outlined(MOBILE, weights="coco")
     file.write_bytes(b"cut off")
     with pytest.raises(DataError, match=str(file)):
-        build(MOBILE, weights="coco")
+        outlined(MOBILE, weights="coco")
 
 
 @pytest.mark.parametrize("name", sorted(DETECTORS))
@@ -369,18 +380,15 @@ def test_files_lie_where_torch_looks(
 @pytest.mark.parametrize(
     ("name", "backbone"), [(SMALL, "resnet18"), ("fasterrcnn_swin_t_fpn", "swin_t")]
 )
+@pytest.mark.usefixtures("_quick_draws")
 def test_backbone_trained_on_imagenet(name: str, backbone: str) -> None:
     with torch.device("meta"):
         trained = get_model(backbone)
-    state = {
-        key: torch.full(tensor.shape, 0.25).to(tensor.dtype)
-        for key, tensor in trained.state_dict().items()
-    }
-    place(PUBLISHED["imagenet"][name], state)
+    place(PUBLISHED["imagenet"][name], constants(trained))
     model = build(name, weights="imagenet", trainable_backbone_layers=0)
     body = {k: v for k, v in model.state_dict().items() if "body" in k and v.is_floating_point()}
     assert len(body) > 50
-    assert all((value == 0.25).all() for value in body.values())
+    assert all((value == 0.5).all() for value in body.values())
     trains = {"body" in key: p.requires_grad for key, p in model.named_parameters()}
     assert trains == {True: False, False: True}
 

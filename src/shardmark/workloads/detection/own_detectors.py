@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
 from torchvision.models.detection import FCOS, FasterRCNN
@@ -90,9 +91,10 @@ def fcos_resnet18_fpn(
     trained = weights_backbone is not None
     if trained and backbone_width != 64:
         raise ValueError(f"the published weights have backbone_width 64, not {backbone_width}")
-    norm = FrozenBatchNorm2d if trained else nn.BatchNorm2d
-    body = get_model("resnet18", weights=weights_backbone, norm_layer=norm)
-    if backbone_width != 64:
+    if backbone_width == 64:
+        norm = FrozenBatchNorm2d if trained else nn.BatchNorm2d
+        body = get_model("resnet18", weights=weights_backbone, norm_layer=norm)
+    else:
         body = _narrow(backbone_width)
     _freeze(
         body,
@@ -142,7 +144,8 @@ def _small_head(num_classes: int) -> FCOSHead:
 
 def _narrow(width: int) -> ResNet:
     """A ResNet-18 whose first stage has so many channels, initialised as torchvision's."""
-    body = ResNet(BasicBlock, [2, 2, 2, 2])
+    with torch.device("meta"):  # all that the detector takes of it is made anew
+        body = ResNet(BasicBlock, [2, 2, 2, 2])
     body.inplanes = width
     body.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
     body.bn1 = nn.BatchNorm2d(width)
