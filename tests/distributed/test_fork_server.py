@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,28 +23,8 @@ from shardmark.launch.local.launcher import KillSafeEvent
 from shardmark.launch.trial_artifacts import AGENT_LOG
 
 REPOSITORY = Path(__file__).parents[2]
-AGENT = "tests.distributed.test_fork_server"
+AGENT = "tests.distributed.telling_agent"
 pytestmark = pytest.mark.timeout(60)
-
-
-def run_agent(directory: str, task: str) -> int:
-    """Says what it found, in the forked process; may then wait to be killed, with a child."""
-    told = {
-        "pid": os.getpid(),
-        "server": os.getppid(),
-        "variable": os.environ.get("SHARDMARK_TEST"),
-        "frozen": gc.get_freeze_count(),
-        "loaded": "colorsys" in sys.modules,
-        "temporary": tempfile.mkdtemp(),
-    }
-    if task == "links":
-        told["child"] = subprocess.Popen(["sleep", "60"]).pid
-    part = Path(directory) / "told.part"
-    part.write_text(json.dumps(told))
-    part.rename(Path(directory) / "told.json")
-    if task == "links":
-        time.sleep(60)
-    return 3
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from shardmark.results.schema import Outcome, TrialResult
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
 from tests.kept_engine import REPOSITORY, KeptEngine
 
-TRIAL_SECONDS = 15
+TRIAL_SECONDS = 10
 # Verification would meet the misbehaving model first.
 MEASURE = {
     **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False},
@@ -70,7 +70,7 @@ REASONS = {
     "killed": (Outcome.FAILED, "rank 1 was ended by SIGKILL"),
     "crashes": (Outcome.FAILED, "rank 1 was ended by SIGSEGV"),
     "kills_the_launcher": (Outcome.FAILED, "the launcher was ended by SIGKILL"),
-    "hangs": (Outcome.TIMED_OUT, "limits.trial_seconds = 15 s: rank 0 had taken 2 steps"),
+    "hangs": (Outcome.TIMED_OUT, "limits.trial_seconds = 10 s: rank 0 had taken 2 steps"),
     "allocates_too_much": (Outcome.OUT_OF_MEMORY, "rank 1: RuntimeError: "),
     "has_no_memory": (Outcome.OUT_OF_MEMORY, "rank 1: MemoryError: no memory left for a list"),
     "raises": (Outcome.FAILED, "rank 1: ValueError: the model does not like this picture"),

@@ -1,0 +1,32 @@
+"""What `test_fork_server` forks in place of a trial's agent: imports no library."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def run_agent(directory: str, task: str) -> int:
+    """Says what it found, in the forked process; may then wait to be killed, with a child."""
+    told = {
+        "pid": os.getpid(),
+        "server": os.getppid(),
+        "variable": os.environ.get("SHARDMARK_TEST"),
+        "frozen": gc.get_freeze_count(),
+        "loaded": "colorsys" in sys.modules,
+        "temporary": tempfile.mkdtemp(),
+    }
+    if task == "links":
+        told["child"] = subprocess.Popen(["sleep", "60"]).pid
+    part = Path(directory) / "told.part"
+    part.write_text(json.dumps(told))
+    part.rename(Path(directory) / "told.json")
+    if task == "links":
+        time.sleep(60)
+    return 3
