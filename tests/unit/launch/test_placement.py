@@ -23,22 +23,17 @@ def trial_of(strategy: str, ranks: int, nodes: int) -> Trial:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected", "devices"),
+    ("strategy", "devices"),
     [
-        ("ddp", ((0, 1), (2, 3)), 2),
-        ("{name: ps-sync, servers: 1}", ((0, 1, 4), (2, 3)), 2),
-        (SERVED, ((0, 1, 4), (2, 3)), 3),
-        ("{name: ps-sync, servers: 3}", ((0, 1, 4, 6), (2, 3, 5)), 2),
-        (SERVED_LAST, ((0, 1), (2, 3, 4, 5)), 4),
+        ("ddp", 2),
+        ("{name: ps-sync, servers: 1}", 2),
+        (SERVED, 3),
+        ("{name: ps-sync, servers: 3}", 2),
+        (SERVED_LAST, 4),
     ],
 )
-def test_neighbours_sit_together_and_servers_in_turn(
-    strategy: str, expected: tuple[tuple[int, ...], ...], devices: int
-) -> None:
-    """And devices are counted on the fullest node."""
-    trial = trial_of(strategy, 4, 2)
-    assert trial.layout.ranks_by_node == expected
-    assert most_devices(trial) == devices
+def test_devices_are_counted_on_the_fullest_node(strategy: str, devices: int) -> None:
+    assert most_devices(trial_of(strategy, 4, 2)) == devices
 
 
 def test_trials_without_devices_ask_for_none() -> None:
@@ -46,20 +41,20 @@ def test_trials_without_devices_ask_for_none() -> None:
 
 
 @pytest.mark.parametrize(("size", "nodes"), [(4, 1), (4, 2), (6, 3)])
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_node_has_as_many_training_ranks_in_order(name: str, size: int, nodes: int) -> None:
+def test_every_node_has_as_many_training_ranks_in_order(size: int, nodes: int) -> None:
     """On one node the order is the ranks' own, so that a local rank is the rank."""
-    options = {"servers": 3} if "servers" in option_names(name) else {}
-    strategy = build_strategy(name, options)
-    if strategy.unsupported_reason(size, nodes) is not None:
-        return
-    layout = strategy.layout(size, nodes)
-    if layout.processes < nodes:
-        return
-    assert {rank.node for rank in layout.ranks} <= set(range(nodes))
-    training = [rank.node for rank in layout.ranks if rank.share]
-    assert training == sorted(training)
-    assert len({training.count(node) for node in set(training)}) == 1
+    for name in STRATEGIES:
+        options = {"servers": 3} if "servers" in option_names(name) else {}
+        strategy = build_strategy(name, options)
+        if strategy.unsupported_reason(size, nodes) is not None:
+            continue
+        layout = strategy.layout(size, nodes)
+        if layout.processes < nodes:
+            continue
+        assert {rank.node for rank in layout.ranks} <= set(range(nodes))
+        training = [rank.node for rank in layout.ranks if rank.share]
+        assert training == sorted(training)
+        assert len({training.count(node) for node in set(training)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -87,17 +82,18 @@ def test_hybrid_shards_inside_a_node(
 
 
 @pytest.mark.parametrize(
-    ("trial", "devices", "nodes", "lack"),
+    ("asked", "devices", "nodes", "lack"),
     [
-        (trial_of("ddp", 4, 2), 2, 2, None),
-        (trial_of("ddp", 4, 1), 2, 2, "it needs 4 CUDA devices and this machine"),
-        (trial_of(SERVED_LAST, 4, 2), 3, 2, "4 CUDA devices on a node and some node offers"),
-        (trial_of("ddp", 2, 2), 2, 1, "2 nodes are asked for"),
+        (("ddp", 4, 2), 2, 2, None),
+        (("ddp", 4, 1), 2, 2, "it needs 4 CUDA devices and this machine"),
+        ((SERVED_LAST, 4, 2), 3, 2, "4 CUDA devices on a node and some node offers"),
+        (("ddp", 2, 2), 2, 1, "2 nodes are asked for"),
     ],
 )
 def test_what_the_machines_lack_is_said(
-    trial: Trial, devices: int, nodes: int, lack: str | None
+    asked: tuple[str, int, int], devices: int, nodes: int, lack: str | None
 ) -> None:
+    trial = trial_of(*asked)
     machine = Machine(device_type="cuda", device_count=devices, cores=8)
     engine = FakeEngine(nodes=nodes)
     if lack is None:

@@ -14,13 +14,13 @@ from shardmark.strategies.replicas import Replicas, shares
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("items", [1, 2, 3, 4, 5, 8])
-def test_shares_are_as_large_as_torch_makes_them(items: int, parts: int) -> None:
+def test_shares_are_as_large_as_torch_makes_them(items: int) -> None:
     tensor = torch.arange(items)
-    chunks = [chunk.tolist() for chunk in tensor.chunk(parts)]
-    assert shares(tensor.tolist(), parts) == chunks
-    assert [part.tolist() for part in shares(tensor, parts)] == chunks
+    for parts in (1, 2, 3, 4, 7):
+        chunks = [chunk.tolist() for chunk in tensor.chunk(parts)]
+        assert shares(tensor.tolist(), parts) == chunks
+        assert [part.tolist() for part in shares(tensor, parts)] == chunks
 
 
 def pictures(number: int) -> list[Tensor]:

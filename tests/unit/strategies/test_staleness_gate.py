@@ -184,7 +184,7 @@ class Crowd:
 
     def step(self, rank: int) -> None:
         slow = 4 if rank == 0 else 1
-        time.sleep(slow * self.random[rank].random() / 1000)
+        time.sleep(slow * self.random[rank].random() / 3000)
         with self.gate.changed:
             self.counts[rank] += 1
             self.gate.pushed(rank)
@@ -195,7 +195,7 @@ class Crowd:
 
 @pytest.mark.parametrize("dying", [None, 0, 3])
 @pytest.mark.parametrize("bound", [0, 1, 3, None])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_crowd_keeps_the_bound_and_comes_to_an_end(
     bound: int | None, seed: int, dying: int | None
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -83,8 +84,8 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[
     assert [part for part in told if part not in str(caught.value)] == []
 
 
-REFUSED: list[tuple[tuple[str, ...], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
-    (tuple(set(NAMES) - {"single", "dp", *SERVED}), CPU, {}, {"precision": "fp16"}, ["fp16"]),
+REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
+    (set(NAMES) - {"single", "dp", *SERVED}, CPU, {}, {"precision": "fp16"}, ["fp16"]),
     (SHARDING, CPU, {}, {"cpu_offload": True}, ["CUDA device to offload from"]),
     (("single", "dp", "ddp"), GPUS, {}, {"cpu_offload": True}, ["fsdp or zero-2"]),
     (("zero-0",), GPUS, {}, {"cpu_offload": True}, ["stage 0", "zero-1, zero-2 or zero-3"]),
@@ -98,24 +99,22 @@ REFUSED: list[tuple[tuple[str, ...], Machine, dict[str, Any], dict[str, Any], li
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "machine", "options", "changes", "told"),
-    [(name, *rest) for names, *rest in REFUSED for name in sorted(names)],
-)
+@pytest.mark.parametrize(("names", "machine", "options", "changes", "told"), REFUSED)
 def test_refusals_have_a_reason_and_a_remedy(
-    name: str, machine: Machine, options: dict[str, Any], changes: dict[str, Any], told: list[str]
+    names: Iterable[str], machine: Machine, options: Any, changes: Any, told: list[str]
 ) -> None:
-    with pytest.raises(StrategyUnavailable) as caught:
-        build_strategy(name, options).check(ranks(name), machine, recipe(**changes))
-    assert caught.value.reason
-    assert caught.value.remedy
-    assert [part for part in told if part not in str(caught.value)] == []
+    for name in names:
+        with pytest.raises(StrategyUnavailable) as caught:
+            build_strategy(name, options).check(ranks(name), machine, recipe(**changes))
+        assert caught.value.reason
+        assert caught.value.remedy
+        assert [part for part in told if part not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"single"}))
-def test_too_few_devices(name: str) -> None:
-    with pytest.raises(StrategyUnavailable, match=r"needs 8 .* offers 4; use at most 4 ranks"):
-        build_strategy(name, {}).check(8, GPUS, recipe())
+def test_too_few_devices() -> None:
+    for name in set(NAMES) - {"single"}:
+        with pytest.raises(StrategyUnavailable, match=r"needs 8 .* offers 4; use at most 4 ranks"):
+            build_strategy(name, {}).check(8, GPUS, recipe())
 
 
 def test_zero_says_that_deepspeed_is_not_installed(tools: dict[str, str | None]) -> None:

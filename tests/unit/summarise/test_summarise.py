@@ -32,54 +32,53 @@ def value(metrics: dict[str, Summary | None], name: str) -> float:
     return found.value
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("startup_seconds", 6.0),
-        ("step_seconds", 1.1 * 3.5),
-        ("step_seconds_p95", 1.1 * np.quantile(range(1, 7), 0.95)),
-        ("step_seconds_p99", 1.1 * np.quantile(range(1, 7), 0.99)),
-        ("data_seconds", 0.125),
-        ("forward_seconds", 0.25),
-        ("backward_seconds", 0.5),
-        ("optimizer_seconds", 0.0625),
-        ("exposed_communication_seconds", 0.25),
-        ("epoch_seconds", 6.6),
-        ("evaluation_seconds", 2.0),
-        ("total_seconds", 60.0),
-        ("measured_steps", 6),
-        ("samples_per_second", 20.0),
-        ("samples_per_second_per_rank", 10.0),
-        ("model_flops_per_second", 20e9),
-        ("peak_memory_bytes", 1000),
-        ("parameter_bytes", 100),
-        ("gradient_bytes", 100),
-        ("optimizer_state_bytes", 300),
-        ("activation_peak_bytes", 600),
-        ("peak_rss_bytes", 2500),
-        ("collective_calls", 4),
-        ("collective_bytes", 310),
-        ("network_sent_bytes", 6.6 * 110),
-        ("network_received_bytes", 6.6 * 1100),
-        ("network_bytes_per_second", 110),
-        ("cpu_percent", 75),
-        ("threads", 5),
-        ("processes", 3),
-        ("open_files", 20),
-        ("context_switches", 132),
-        ("train_loss", 1.5),
-        ("validation_loss", 1.25),
-        ("accuracy_top1", 0.5),
-        ("nonfinite_steps", 0),
-        ("skipped_steps", 0),
-        ("data_errors", 0),
-        ("restarts", 0),
-    ],
-)
-def test_value(name: str, expected: float) -> None:
+VALUES = {
+    "startup_seconds": 6.0,
+    "step_seconds": 1.1 * 3.5,
+    "step_seconds_p95": 1.1 * np.quantile(range(1, 7), 0.95),
+    "step_seconds_p99": 1.1 * np.quantile(range(1, 7), 0.99),
+    "data_seconds": 0.125,
+    "forward_seconds": 0.25,
+    "backward_seconds": 0.5,
+    "optimizer_seconds": 0.0625,
+    "exposed_communication_seconds": 0.25,
+    "epoch_seconds": 6.6,
+    "evaluation_seconds": 2.0,
+    "total_seconds": 60.0,
+    "measured_steps": 6,
+    "samples_per_second": 20.0,
+    "samples_per_second_per_rank": 10.0,
+    "model_flops_per_second": 20e9,
+    "peak_memory_bytes": 1000,
+    "parameter_bytes": 100,
+    "gradient_bytes": 100,
+    "optimizer_state_bytes": 300,
+    "activation_peak_bytes": 600,
+    "peak_rss_bytes": 2500,
+    "collective_calls": 4,
+    "collective_bytes": 310,
+    "network_sent_bytes": 6.6 * 110,
+    "network_received_bytes": 6.6 * 1100,
+    "network_bytes_per_second": 110,
+    "cpu_percent": 75,
+    "threads": 5,
+    "processes": 3,
+    "open_files": 20,
+    "context_switches": 132,
+    "train_loss": 1.5,
+    "validation_loss": 1.25,
+    "accuracy_top1": 0.5,
+    "nonfinite_steps": 0,
+    "skipped_steps": 0,
+    "data_errors": 0,
+    "restarts": 0,
+}
+
+
+def test_values() -> None:
     metrics, missing = summarised()
-    assert value(metrics, name) == pytest.approx(expected)
-    assert name not in missing
+    assert {name: value(metrics, name) for name in VALUES} == pytest.approx(VALUES)
+    assert not VALUES.keys() & missing
 
 
 def test_keys_are_the_catalogue() -> None:
