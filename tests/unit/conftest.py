@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
+from typer import main as typer_main
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -16,4 +18,12 @@ def _disk_is_not_waited_for() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _command_line_is_built_once() -> Iterator[None]:
+    """Typer would read the signatures of all verbs anew at each of hundreds of calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer_main, "get_command", cache(typer_main.get_command))
         yield
