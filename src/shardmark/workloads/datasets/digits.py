@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,8 +75,9 @@ def read_splits() -> tuple[Split, Split]:
     )
 
 
+@cache
 def _read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pictures (n, 1, 8, 8) and labels (n,).
+    """Pictures (n, 1, 8, 8) and labels (n,), which a verification asks for once a strategy.
 
     From the file that scikit-learn ships: importing scikit-learn takes seconds of every rank.
     """
