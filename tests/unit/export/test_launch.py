@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ CLUSTER_KEYS = {
 """Of accelerate's `ClusterConfig`, which refuses any other key."""
 
 
+@cache
 def planned(
     *overrides: str, device: Literal["cuda", "cpu"] = "cuda", ranks: int = 4
 ) -> dict[str, Trial]:
@@ -77,10 +79,10 @@ def stored(folder: Path, trials: dict[str, Trial], verified: tuple[str, ...] = (
 
 def exported(tmp_path: Path, to: str, strategy: str, *overrides: str) -> dict[str, Any]:
     """File name -> content."""
-    trials = planned(*overrides)
-    run = stored(tmp_path / "run", trials)
+    trial = planned(*overrides)[strategy]
+    run = stored(tmp_path / "run", {strategy: trial})
     out = tmp_path / "out"
-    arguments = ["export", run, "--to", to, "--trial", trials[strategy].id, "--out", str(out)]
+    arguments = ["export", run, "--to", to, "--trial", trial.id, "--out", str(out)]
     assert main(arguments) == 0
     readers: dict[str, Any] = {".json": json.loads, ".yaml": yaml.safe_load, ".sh": str}
     return {path.name: readers[path.suffix](path.read_text()) for path in out.iterdir()}
@@ -206,6 +208,11 @@ def test_the_fastest_verified_trial_is_the_default(
     assert "--trial ID" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return stored(tmp_path_factory.mktemp("cpu") / "run", planned(device="cpu"))
+
+
 @pytest.mark.parametrize(
     ("to", "strategy", "said"),
     [
@@ -223,12 +230,17 @@ def test_the_fastest_verified_trial_is_the_default(
     ],
 )
 def test_what_has_no_such_form_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, strategy: str, said: str
+    *,
+    on_cpu: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    to: str,
+    strategy: str,
+    said: str,
 ) -> None:
     trials = planned(device="cpu")
-    run = stored(tmp_path / "run", trials)
     name = trials[strategy].id if strategy in trials else strategy
     out = tmp_path / "out"
-    assert main(["export", run, "--to", to, "--trial", name, "--out", str(out)]) == BAD_INPUT
+    assert main(["export", on_cpu, "--to", to, "--trial", name, "--out", str(out)]) == BAD_INPUT
     assert said in capsys.readouterr().err
     assert not out.exists()
