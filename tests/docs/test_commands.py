@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,17 +84,28 @@ def others() -> Iterator[tuple[str, list[str]]]:
     return ((place, words) for place, words in commands() if words[0] != "shardmark")
 
 
+@cache
+def files_of_readers() -> dict[str, str]:
+    """Name -> text of each file that a page has its reader write."""
+    named = {
+        f"{name}.yaml": text
+        for _, text in blocks("yaml")
+        if isinstance(name := parse_yaml(text, "block").get("name"), str)
+    }
+    titled = {
+        text.partition("\n")[0].removeprefix("# "): text
+        for language in ("python", "yaml")
+        for _, text in blocks(language)
+    }
+    files = {name: text for name, text in titled.items() if name.endswith((".py", ".yaml"))}
+    return named | files
+
+
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, as the pages' reader has it."""
-    for _, text in blocks("yaml"):
-        name = parse_yaml(text, "block").get("name")
-        if isinstance(name, str):
-            (tmp_path / f"{name}.yaml").write_text(text)
-    for _, text in (*blocks("python"), *blocks("yaml")):
-        name = text.partition("\n")[0].removeprefix("# ")
-        if name.endswith((".py", ".yaml")):
-            (tmp_path / name).write_text(text)
+    for name, text in files_of_readers().items():
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
