@@ -76,7 +76,7 @@ def test_p_value_is_that_of_a_t_test() -> None:
     assert two_sided_p_value(values) == pytest.approx(three_degrees)
     assert two_sided_p_value([1.0, 1.0]) == 0
     assert two_sided_p_value([0.0, 0.0]) == 1
-    assert t_probability(-2.0, 3.3) == pytest.approx(0.131234567)  # SciPy's t.sf
+    assert t_probability(-2.0, 3.3) == pytest.approx(0.1309588644394494)  # SciPy's t.sf
 
 
 @pytest.mark.parametrize("count", COUNTS)
