@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.recording import Table
 
 from shardmark.analysis.compare.rows import Row, plain
+from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def _backend(row: Row) -> str:
     strategy = build_strategy(row.strategy, row.strategy_options)
     threads = _of(row, "recipe", "threads_per_rank")
     count = "" if threads is None else f", threads on each rank: {threads}"
-    return f"{strategy.backend(device)} on {device}{count}"
+    recipe = Recipe.model_validate(row.ok_trials[0].trial["recipe"])
+    return f"{strategy.backend(device, recipe)} on {device}{count}"
 
 
 _FACTS: Sequence[tuple[str, Callable[[Row], str]]] = (

@@ -13,6 +13,7 @@ from shardmark.launch.controller import run_experiment
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import load_run
+from shardmark.results.verification import read_verification
 
 FOUND = all_cuda_devices()
 if not visible_cuda_devices(FOUND):
@@ -54,6 +55,13 @@ def test_precisions_on_one_device(tmp_path: Path) -> None:
         assert value(result, "peak_memory_bytes") > held
         assert value(result, "peak_reserved_bytes") >= value(result, "peak_memory_bytes")
         assert 0 < value(result, "train_loss") < 10
+    verification = read_verification(tmp_path / "run")
+    assert verification is not None
+    verdicts = {verdict.precision: verdict for verdict in verification.verdicts}
+    assert {name: v.equivalent for name, v in verdicts.items()} == dict.fromkeys(results, True), [
+        (verdict.cause, [check for check in verdict.checks if not check.holds])
+        for verdict in verdicts.values()
+    ]
     start = {result.ranks[0].initial_weights_sha256 for result in results.values()}
     assert len(start) == 1
     skipped = {name: result.ranks[0].skipped_steps for name, result in results.items()}
@@ -120,3 +128,16 @@ def test_more_ranks_than_devices_are_unavailable(tmp_path: Path) -> None:
     recipe = {"global_batch": 512, "steps": 4}
     results = run(tmp_path / "run", matrix=matrix, recipe=recipe)
     assert {result.outcome for result in results} == {Outcome.UNAVAILABLE}
+
+
+@pytest.mark.skipif(len(visible_cuda_devices(FOUND)) < 2, reason="needs two CUDA devices")
+@pytest.mark.timeout(300)
+def test_data_parallel_in_bf16_with_dropout(tmp_path: Path) -> None:
+    """torch's threads autocast to fp16 and share one seed unless told otherwise."""
+    workload = {"name": "classification", "model": "tests.distributed.models:small"}
+    matrix = {"strategy": ["dp"], "world_size": [2], "recipe.precision": ["fp32", "bf16"]}
+    results = run(tmp_path / "run", workload=workload | {"dataset": "digits"}, matrix=matrix)
+    assert [result.outcome for result in results] == [Outcome.OK] * 2
+    verification = read_verification(tmp_path / "run")
+    assert verification is not None
+    assert [verdict.equivalent for verdict in verification.verdicts] == [True] * 2

@@ -57,7 +57,7 @@ def small_run(path: Path) -> Path:
         text="gradients are summed, not averaged",
         evidence="the ratio of the norms is 2",
         setting="averaging",
-        first_deviation="gradients of the first step",
+        first_deviation="gradients of the first update",
     )
     return store(
         path,

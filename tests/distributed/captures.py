@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Literal
 
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
 from shardmark.equivalence.capture import Capture, capture_steps
 from shardmark.equivalence.verdict import ReferenceCache, verdict_on
 from shardmark.results.verification import Verdict
 from shardmark.strategies.base import RankContext, Server
+from shardmark.train.schedule import set_numerics
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads import TaskOptions, build_workload
 from shardmark.workloads.base import BatchPlan
@@ -71,6 +70,7 @@ def trial(
     *,
     ranks: int = 2,
     workload: TaskOptions = WORKLOAD,
+    device_type: Literal["cuda", "cpu"] = "cpu",
     **options: Any,
 ) -> Trial:
     return Trial(
@@ -82,7 +82,7 @@ def trial(
         world_size=ranks,
         measure=Measure(),
         limits=Limits(),
-        device_type="cpu",
+        device_type=device_type,
     )
 
 
@@ -103,6 +103,7 @@ def _captured(process: RankContext, case: Case) -> Capture | None:
         started = case.begin(workload, of.recipe, process)
         role, shard = started.worker, started.shard
     assert shard is not None
+    set_numerics(of.recipe)
     capture = capture_steps(
         role,
         workload,
@@ -110,7 +111,7 @@ def _captured(process: RankContext, case: Case) -> Capture | None:
         plan=BatchPlan(global_batch=of.batch_per_step, seed=of.recipe.seed),
         shard=shard,
         steps=STEPS,
-        device=torch.device("cpu"),
+        devices=[process.device],
     )
     role.close()
     return capture

@@ -40,6 +40,38 @@ def wide(num_classes: int) -> nn.Module:
     return residual(num_classes, channels=128, blocks=4)
 
 
+LOUDNESS = 5.0
+
+
+class Loud(nn.Module):
+    """Gradients that overflow fp16 while the loss scale is as high as it begins."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        first, last = nn.Linear(3 * 4 * 4, 32), nn.Linear(32, num_classes)
+        self.network = nn.Sequential(
+            nn.AdaptiveAvgPool2d(4), nn.Flatten(), first, nn.ReLU(), nn.Dropout(0.1), last
+        )
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        logits: Tensor = LOUDNESS * self.network(pictures)
+        return logits
+
+
+class Plain(nn.Module):
+    """What trains in bf16 throughout, parameters and inputs, on a CPU: no norms."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, stride=4)
+        self.classes = nn.Linear(8, num_classes)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        features = self.convolution(pictures).relu().mean((2, 3))  # (batch, 8)
+        logits: Tensor = self.classes(features)
+        return logits
+
+
 class PartlyUsed(nn.Module):
     """A second layer that some ranks ask in some steps, and a third that nobody asks."""
 

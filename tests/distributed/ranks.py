@@ -28,19 +28,26 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def run_ranks(
-    work: Callable[..., Any], *arguments: Any, world_size: int, directory: Path
+    work: Callable[..., Any],
+    *arguments: Any,
+    world_size: int,
+    directory: Path,
+    device_type: str = "cpu",
 ) -> list[Any]:
-    """What `work(process, *arguments)` returns in each rank of one gloo group, in rank order.
+    """What `work(process, *arguments)` returns in each rank of one group, in rank order.
 
-    The group meets at a file, since a port could be taken; ranks that hang are ended.
+    The group meets at a file, since a port could be taken; ranks that hang are ended.  Over gloo,
+    and with CUDA devices over NCCL as well.
     """
-    _start_server()
+    on_cpu = device_type == "cpu"
+    if on_cpu:
+        _start_server()
     context = start_processes(  # type: ignore[no-untyped-call]
         _enter,
-        (work, arguments, world_size, str(directory), dict(os.environ)),
+        (work, arguments, world_size, str(directory), device_type, dict(os.environ)),
         nprocs=world_size,
         join=False,
-        start_method="forkserver",
+        start_method="forkserver" if on_cpu else "spawn",
     )
     deadline = time.monotonic() + JOIN_SECONDS
     try:
@@ -76,6 +83,7 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
     arguments: Any,
     world_size: int,
     directory: str,
+    device_type: str,
     environment: Mapping[str, str],
 ) -> None:
     os.environ.update(environment)
@@ -86,7 +94,7 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
             "WORLD_SIZE": str(world_size),
             "LOCAL_WORLD_SIZE": str(world_size),
             "GLOO_SOCKET_IFNAME": "lo",
-            DEVICE_TYPE_VARIABLE: "cpu",
+            DEVICE_TYPE_VARIABLE: device_type,
         }
     )
     torch.set_num_threads(1)
@@ -96,13 +104,22 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
     faulthandler.enable()
     faulthandler.dump_traceback_later(JOIN_SECONDS - 10)
     store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    device = None if device_type == "cpu" else torch.device(device_type, rank)
+    if device is not None:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "gloo" if device is None else "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        device_id=device,
+    )
     process = RankContext(
         rank=rank,
         world_size=world_size,
         local_rank=rank,
         local_world_size=world_size,
-        device=torch.device("cpu"),
+        device=device or torch.device("cpu"),
     )
     try:
         found = work(process, *arguments)

@@ -121,7 +121,12 @@ def test_parameters_that_few_or_no_ranks_use(tmp_path: Path) -> None:
 
 
 HYBRID = "two groups of two ranks"
-CASES = {HYBRID: Case(trial=trial("fsdp-hybrid", recipe(gradient_clipping=0.1), ranks=4))}
+LOUD = WORKLOAD.model_copy(update={"model": "tests.distributed.models:Loud"})
+FP16 = recipe(gradient_clipping=0.1, precision="fp16")
+CASES = {
+    HYBRID: Case(trial=trial("fsdp-hybrid", recipe(gradient_clipping=0.1), ranks=4)),
+    f"{HYBRID}, fp16": Case(trial=trial("fsdp-hybrid", FP16, ranks=4, workload=LOUD)),
+}
 """The default on one node."""
 
 
@@ -131,6 +136,7 @@ def work_on_four(context: RankContext) -> tuple[dict[str, Capture | None], Probe
 
 def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
     ranks = run_ranks(work_on_four, world_size=4, directory=tmp_path)
-    check_verdict([captures for captures, _ in ranks], HYBRID, CASES[HYBRID])
+    for name, case in CASES.items():
+        check_verdict([captures for captures, _ in ranks], name, case)
     kinds = {"all_gather", "reduce_scatter", "all_reduce"}
     assert all(kinds <= probed.collectives.keys() for _, probed in ranks)

@@ -10,6 +10,7 @@ from shardmark.strategies.base import RankContext
 from tests.distributed.captures import (
     RECIPES,
     SHIPPED,
+    WORKLOAD,
     Captures,
     Case,
     capture_all,
@@ -47,6 +48,12 @@ EQUIVALENT |= {
     f"{name}, own optimizer": Case(trial=trial(name, recipe(optimizer=OWN_OPTIMIZER)))
     for name in ("fsdp", "zero-1")
 }
+PLAIN = WORKLOAD.model_copy(update={"model": "tests.distributed.models:Plain"})
+NATIVE = {
+    "zero-1, bf16 of its own": Case(
+        trial=trial("zero-1", recipe(precision="bf16"), workload=PLAIN, mixed_precision="native")
+    )
+}
 FAULTY = {
     fault: Case(
         trial=trial("ddp", recipe(gradient_accumulation=4 if "accumulation" in fault else 1)),
@@ -62,7 +69,11 @@ FAULTY = {
         "not by the whole step's",
     )
 }
-CASES = EQUIVALENT | FAULTY
+LOUD = WORKLOAD.model_copy(update={"model": "tests.distributed.models:Loud"})
+FP16 = recipe(precision="fp16", gradient_clipping=0.1)
+LAST = {f"{name}, fp16": Case(trial=trial(name, FP16, workload=LOUD)) for name in SHIPPED}
+"""DeepSpeed keeps what autocast computes in for all later engines of a process."""
+CASES = EQUIVALENT | NATIVE | FAULTY | LAST
 
 
 def work(process: RankContext) -> dict[str, Capture | None]:
@@ -74,9 +85,27 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> Captures:
     return run_ranks(work, world_size=2, directory=tmp_path_factory.mktemp("verify"))
 
 
-@pytest.mark.parametrize("name", EQUIVALENT)
+@pytest.mark.parametrize("name", [*EQUIVALENT, *LAST])
 def test_shipped_strategies_are_equivalent(captures: Captures, name: str) -> None:
     check_verdict(captures, name, CASES[name])
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_sixteen_bit_parameters_take_fp32_pictures(captures: Captures, name: str) -> None:
+    for of_rank in captures:
+        rank = of_rank[name]
+        assert rank is not None
+        assert all(0 < loss < 4 for losses in rank.losses for loss in losses)
+
+
+def test_all_ranks_skip_what_overflows_fp16(captures: Captures) -> None:
+    skipped = {
+        rank.skipped
+        for of_rank in captures
+        for name, rank in of_rank.items()
+        if name.endswith("fp16") and rank is not None
+    }
+    assert skipped == {((0,),)}, "and no step after it"
 
 
 @pytest.mark.parametrize("fault", FAULTY)

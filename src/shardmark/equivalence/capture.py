@@ -20,7 +20,7 @@ from shardmark.strategies.base import RankContext, Server, Worker
 from shardmark.train.epochs import BatchSource, evaluate
 from shardmark.train.rank import note_joined, serve
 from shardmark.train.record import RankReport, weights_sha256
-from shardmark.train.schedule import Schedule, learning_rate_of, seed_generators, step_seed
+from shardmark.train.schedule import Schedule, learning_rate_of, seed_step, set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
@@ -33,10 +33,10 @@ Array = NDArray[np.float32]
 
 CAPTURE_FILE = "rank-{}.capture.npz"
 
-PARTS = ("gradient", "parameters after step 1", "parameters", "optimizer state")
+PARTS = ("gradient", "parameters after the first update", "parameters", "optimizer state")
 """Kinds of tensors, in the order in which a step makes them."""
 
-BY_SHARE = ("initial_sha256", "sample_ids", "weights", "losses", "draws", "buffers")
+BY_SHARE = ("initial_sha256", "sample_ids", "weights", "losses", "draws", "skipped", "buffers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +55,10 @@ class Capture:
     """By share and step."""
     draws: tuple[tuple[tuple[str, ...], ...], ...]
     """By share and step: what the model drew for each sample, as the workload tells it."""
+    skipped: tuple[tuple[int, ...], ...]
+    """By share: steps that were not updated with, since a loss-scaled gradient was not finite."""
     buffers: tuple[Mapping[str, Array], ...]
     learning_rates: tuple[float, ...]
-    optimizer_steps: int
     quality: Mapping[str, float | None]
     samples_evaluated: int
     tensors: Mapping[str, Mapping[str, Array]]
@@ -93,8 +94,7 @@ class Capture:
             name: tuple(chain.from_iterable(getattr(share, name) for share in shares))
             for name in BY_SHARE
         }
-        fewest = min(share.optimizer_steps for share in shares)
-        return replace(shares[0], optimizer_steps=fewest, **joined)
+        return replace(shares[0], **joined)
 
     def seen_by_one_process(self) -> Capture:
         """The same as one process that drives all devices would report it (DataParallel)."""
@@ -110,6 +110,7 @@ class Capture:
             weights=(weights,),
             losses=(losses,),
             draws=(draws,),
+            skipped=self.skipped[:1],
             buffers=self.buffers[:1],
         )
 
@@ -140,7 +141,7 @@ def capture_steps(
     plan: BatchPlan,
     shard: Shard,
     steps: int,
-    device: torch.device,
+    devices: Sequence[torch.device],
 ) -> Capture:
     """Take the steps and write down what is compared with the reference.  Collective."""
     initial = weights_sha256(worker.full_parameters())
@@ -149,23 +150,27 @@ def capture_steps(
     losses: list[float] = []
     sample_ids, weights, rates, draws = [], [], [], []
     drawn = workload.watch_draws()
-    tensors: dict[str, Mapping[str, Array]] = {}
-    source = BatchSource(worker, workload, plan, shard, device=device)
+    tensors: dict[str, Mapping[str, Array]] = {part: {} for part in PARTS}
+    skipped: list[int] = []
+    source = BatchSource(worker, workload, plan, shard, device=devices[0])
     for step_shard, batch in source.until(steps):
         rates.append(rate(step_shard.step))
         worker.set_learning_rate(rates[-1])
-        seed_generators(step_seed(recipe.seed, step_shard), device)
-        spans = NoSpans() if losses else GradientSpans(worker)
+        seed_step(recipe.seed, step_shard, devices)
+        spans = NoSpans() if tensors["gradient"] else GradientSpans(worker)
         losses.append(float(worker.step(batch, spans)))
         sample_ids.append(batch.sample_ids)
         weights.append(batch.weight)
         draws.append(drawn())
-        if isinstance(spans, GradientSpans):
+        is_skipped = worker.skipped_steps() > len(skipped)
+        if is_skipped:
+            skipped.append(step_shard.step)
+        if isinstance(spans, GradientSpans) and _everybody_updated(worker, recipe, is_skipped):
             tensors["gradient"] = arrays(spans.gradients)
-            tensors["parameters after step 1"] = arrays(worker.full_parameters())
+            tensors["parameters after the first update"] = arrays(worker.full_parameters())
     tensors["parameters"] = arrays(worker.full_parameters())
     tensors["optimizer state"] = arrays(flat_state(worker.full_optimizer_state()))
-    evaluation = evaluate(worker, workload, shard, device)
+    evaluation = evaluate(worker, workload, shard, devices[0])
     return Capture(
         initial_sha256=(initial,),
         sample_ids=(tuple(sample_ids),),
@@ -173,12 +178,19 @@ def capture_steps(
         losses=(tuple(losses),),
         draws=(tuple(draws),),
         learning_rates=tuple(rates),
-        optimizer_steps=len(losses) - worker.skipped_steps(),
+        skipped=(tuple(skipped),),
         buffers=(arrays(worker.buffers()),),
         quality=evaluation.quality,
         samples_evaluated=workload.validation_samples,
         tensors=tensors if shard.index == 0 else {},
     )
+
+
+def _everybody_updated(worker: Worker, recipe: Recipe, is_skipped: bool) -> bool:
+    """Whether no rank skipped the step: ranks that disagree would wait for each other."""
+    if recipe.precision != "fp16":
+        return not is_skipped
+    return not any(worker.group.gather(is_skipped))
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
@@ -206,6 +218,7 @@ def capture_rank(trial: Trial, directory: Path, context: RankContext, report: Ra
     report.settings = dict(trial.built_strategy.settings(trial.recipe))
     shard = trial.layout.ranks[context.rank].share
     worker = trial.built_strategy.start(workload, trial.recipe, context)
+    set_numerics(trial.recipe)
     note_joined(directory, context)
     if isinstance(worker, Server):
         serve(worker, report)
@@ -218,7 +231,7 @@ def capture_rank(trial: Trial, directory: Path, context: RankContext, report: Ra
         plan=schedule.plan,
         shard=shard,
         steps=schedule.total_steps,
-        device=context.device,
+        devices=context.all_devices,
     )
     capture.save(directory / CAPTURE_FILE.format(context.rank))
     report.exchange = worker.exchange()

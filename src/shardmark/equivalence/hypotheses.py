@@ -15,11 +15,13 @@ from shardmark.core.recipe import Recipe
 from shardmark.equivalence.capture import Array, Capture
 from shardmark.equivalence.compare import (
     NAMES,
+    SKIPPED,
     TINY,
     Tolerances,
     checks_of,
     first_deviation,
     norm,
+    steps_told,
 )
 from shardmark.equivalence.reference import EXPLAINED, Hypothesis
 from shardmark.results.verification import Cause, Check
@@ -204,7 +206,7 @@ def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[
         for text, decays in DECAYS.items():
             yield Hypothesis(text=text, setting="weight_decay", decays=decays)
     for name, dtype in TYPES.items():
-        if _fits(capture.tensors["parameters after step 1"].values(), dtype):
+        if _fits(capture.tensors["parameters after the first update"].values(), dtype):
             yield Hypothesis(
                 text=f"master weights are kept in a lower precision ({name})",
                 setting="the strategy's precision of master weights",
@@ -249,13 +251,15 @@ def _clipping_values(capture: Capture, expected: Capture, recipe: Recipe) -> lis
     gradient = expected.tensors["gradient"]
     whole = float(np.sqrt(sum(norm(tensor) ** 2 for tensor in gradient.values())))
     values = [1.0]
-    if recipe.optimizer.name == "sgd" and whole > 0 and expected.learning_rates[0] > 0:
-        part = "parameters after step 1"
+    skipped, rates = expected.skipped[0], enumerate(expected.learning_rates)
+    rate = next((rate for step, rate in rates if step not in skipped), 0.0)
+    if recipe.optimizer.name == "sgd" and whole > 0 and rate > 0:
+        part = "parameters after the first update"
         product = sum(
             float(np.vdot(expected.tensors[part][n] - capture.tensors[part].get(n, 0.0), tensor))
             for n, tensor in gradient.items()
         )
-        remaining = 1 + product / (expected.learning_rates[0] * whole**2)
+        remaining = 1 + product / (rate * whole**2)
         if 0 < remaining < 1 and abs(remaining * whole - 1.0) > 1e-2:
             values.append(remaining * whole)
     return [value for value in values if value < whole]
@@ -292,7 +296,16 @@ def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause |
     if first.name == "sample weights":
         told = f"{first.where}: {first.found}, expected {first.expected}; samples are the same"
         return _cause("different weights of the same samples", told)
-    return _other_ranks_buffers(capture, tolerances) if first.name == "buffers" else None
+    compared = {"buffers": _other_ranks_buffers, SKIPPED: _skips_of_ranks}.get(first.name)
+    return compared(capture, tolerances) if compared is not None else None
+
+
+def _skips_of_ranks(capture: Capture, _: Tolerances) -> Cause | None:
+    """Whether ranks disagree on which steps are skipped."""
+    if len(set(capture.skipped)) == 1:
+        return None
+    told = "; ".join(f"rank {r}: {steps_told(steps)}" for r, steps in enumerate(capture.skipped))
+    return _cause("ranks do not skip the same steps", told)
 
 
 def _other_ranks_buffers(capture: Capture, tolerances: Tolerances) -> Cause | None:

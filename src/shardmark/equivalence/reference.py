@@ -13,10 +13,16 @@ from torch import Tensor, nn
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
-from shardmark.equivalence.capture import Capture, arrays, flat_state
-from shardmark.strategies.step import autocast, build_optimizer, check_weight, share_of_step
+from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
+from shardmark.strategies.step import (
+    autocast,
+    build_optimizer,
+    check_weight,
+    loss_scaler,
+    share_of_step,
+)
 from shardmark.train.record import weights_sha256
-from shardmark.train.schedule import learning_rate_of, seed_generators, step_seed
+from shardmark.train.schedule import learning_rate_of, seed_step, set_numerics
 from shardmark.workloads.base import Batch, BatchPlan, Workload
 
 CPU = torch.device("cpu")
@@ -108,10 +114,12 @@ class Reference:
         self._noise = noise
         self._noise_draws = torch.Generator().manual_seed(noise.seed if noise else 0)
         self.model = workload.build_model().to(device)
+        set_numerics(recipe)
         self.initial_sha256 = weights_sha256(dict(self.model.named_parameters()))
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = build_optimizer(self._named.values(), recipe)
         self._set_decay()
+        self._scaler = loss_scaler(recipe, device)
         self._rate = learning_rate_of(recipe, total_steps)
         self._shards = [Shard(index=index, count=shares) for index in range(shares)]
         drawn = replace(plan, draws=hypothesis.seed_offset)
@@ -119,13 +127,15 @@ class Reference:
         own = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self._buffers = [{n: b.clone() for n, b in own.items()} for _ in range(shares)]
         self.steps_taken = 0
-        self.updates = 0
+        self.skipped: list[int] = []
+        """Steps whose gradients were not finite when scaled, or that a hypothesis leaves out."""
         self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in range(shares)]
         self.weights: list[list[float]] = [[] for _ in range(shares)]
         self.draws: list[list[tuple[str, ...]]] = [[] for _ in range(shares)]
         self._drawn = workload.watch_draws()
         self.gradients: dict[str, Tensor] = {}
-        """Of the last step, not clipped.  A parameter that no rank used has none."""
+        """Of the last step, not clipped; as the loss is scaled until the update unscales them.
+        A parameter that no rank used has none."""
 
     def _set_decay(self) -> None:
         decays, group = self._hypothesis.decays, self._optimizer.param_groups[0]
@@ -164,7 +174,7 @@ class Reference:
         self._put(self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
         drawing = self._shards[0 if hypothesis.same_draws else rank]
         step_shard = StepShard(step=self.steps_taken + hypothesis.seed_offset, shard=drawing)
-        seed_generators(step_seed(self._recipe.seed, step_shard), self._device)
+        seed_step(self._recipe.seed, step_shard, (self._device,))
         batch = next(self._batches[rank]).to(self._device)
         self.sample_ids[rank].append(batch.sample_ids)
         self.weights[rank].append(batch.weight)
@@ -176,7 +186,7 @@ class Reference:
             check_weight(loss, micro_batch)
             step_weight = self._step_weight(micro_batch, batch)
             part = share_of_step(loss, step_weight, len(self._shards))
-            part.backward()  # type: ignore[no-untyped-call]  # torch's
+            self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
             parts.append(part.detach())
         self.draws[rank].append(self._drawn())
         if hypothesis.buffers != "frozen":
@@ -217,6 +227,9 @@ class Reference:
     def _update(self) -> None:
         hypothesis = self._hypothesis
         for name, gradient in self.gradients.items():
+            self._named[name].grad = gradient
+        self._scaler.unscale_(self._optimizer)  # in place
+        for name, gradient in self.gradients.items():
             if self._noise is not None:
                 self.gradients[name] = self._disturbed(gradient, self._noise.gradients)
             self._named[name].grad = self.gradients[name].clone()
@@ -229,9 +242,12 @@ class Reference:
             nn.utils.clip_grad_norm_(self._named.values(), clipping)
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(self.steps_taken)
+        scale = self._scaler.get_scale()
         if self.steps_taken not in hypothesis.skipped:
-            self._optimizer.step()
-            self.updates += 1
+            self._scaler.step(self._optimizer)
+        self._scaler.update()
+        if self.steps_taken in hypothesis.skipped or self._scaler.get_scale() < scale:
+            self.skipped.append(self.steps_taken)
         self._optimizer.zero_grad(set_to_none=True)
         if hypothesis.masters is not None:
             with torch.no_grad():
@@ -271,14 +287,14 @@ class Reference:
 
     def capture(self, steps: int) -> Capture:
         """Take the steps and write them down as a strategy's are."""
-        tensors = {}
+        tensors: dict[str, Mapping[str, Array]] = {part: {} for part in PARTS}
         losses: list[list[float]] = [[] for _ in self._shards]
         for step in range(steps):
             for rank, loss in enumerate(self.step()):
                 losses[rank].append(float(loss))
-            if step == 0:
+            if not tensors["gradient"] and len(self.skipped) <= step:  # the first update
                 tensors["gradient"] = arrays(self.gradients)
-                tensors["parameters after step 1"] = arrays(self.full_parameters())
+                tensors["parameters after the first update"] = arrays(self.full_parameters())
         tensors["parameters"] = arrays(self.full_parameters())
         tensors["optimizer state"] = arrays(flat_state(self.optimizer_state()))
         return Capture(
@@ -288,7 +304,7 @@ class Reference:
             losses=tuple(map(tuple, losses)),
             draws=tuple(map(tuple, self.draws)),
             learning_rates=tuple(map(self._rate, range(steps))),
-            optimizer_steps=self.updates,
+            skipped=(tuple(self.skipped),) * len(self._shards),
             tensors=tensors,
             buffers=tuple(arrays(buffers) for buffers in self._buffers),
             quality=self.quality(),

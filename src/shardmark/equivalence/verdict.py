@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import logging
 import math
 import os
 from collections.abc import Sequence
@@ -12,12 +14,14 @@ from typing import NamedTuple
 
 import torch
 
+from shardmark.core.errors import error_kind
 from shardmark.core.run_files import TRIAL_FILE, rank_file
+from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Capture, read_capture
-from shardmark.equivalence.compare import GIVEN, Tolerances, checks_of
+from shardmark.equivalence.compare import GIVEN, SKIPPED, Tolerances, checks_of
 from shardmark.equivalence.guarantees import guarantee_checks
 from shardmark.equivalence.hypotheses import cause_of
-from shardmark.equivalence.reference import AS_DEFINED, Hypothesis, Noise, Reference
+from shardmark.equivalence.reference import AS_DEFINED, CPU, Hypothesis, Noise, Reference
 from shardmark.equivalence.whole_batch import CAUSE as WHOLE_BATCH_CAUSE
 from shardmark.equivalence.whole_batch import whole_batch_check
 from shardmark.results.files import write_whole
@@ -29,15 +33,14 @@ from shardmark.results.verification import (
     Check,
     Verdict,
 )
-from shardmark.train.schedule import set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
 
 DISTURBED_RUNS = 3
 
-UNIT_ROUNDOFF = {"fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
-"""Half of the distance from 1 to the next larger number (IEEE 754; bfloat16 has 8 bits)."""
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
+"""Half of the distance from 1 to the next larger number (IEEE 754; bfloat16 has 8, TF32 11)."""
 
 UNDECIDED = Cause(
     text="cannot be told: forward passes differ by rounding, and this model amplifies rounding",
@@ -45,6 +48,26 @@ UNDECIDED = Cause(
     "of that size alone moves the reference's gradient by more than a quarter of itself",
     first_deviation="losses",
 )
+
+NO_UPDATE = Cause(
+    text="cannot be told: every step overflows fp16 and is skipped",
+    evidence="of the strategy and of the reference, which halve the loss scale each time",
+    first_deviation=SKIPPED,
+)
+
+ROUNDING_SKIPS = Cause(
+    text="cannot be told: rounding alone decides which steps overflow fp16",
+    evidence="a disturbance of that size makes the reference skip other steps",
+    first_deviation=SKIPPED,
+)
+
+OTHER_DEVICE = Cause(
+    text="cannot be told: the reference fits the host's memory alone",
+    evidence="on the CPU it comes to other numbers; other kernels and draws may be the reason",
+    first_deviation="none",
+)
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +157,8 @@ class ReferenceRuns:
         compute = math.sqrt(widest) * UNIT_ROUNDOFF["fp32"]
         if recipe.precision != "fp32":
             compute += UNIT_ROUNDOFF[recipe.precision]
+        if recipe.tf32 and self.trial.device_type == "cuda":
+            compute += UNIT_ROUNDOFF["tf32"]
         return compute, math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
 
 
@@ -150,9 +175,10 @@ class ReferenceCache:
     """References by what they depend on: most strategies share theirs."""
 
     def __init__(self) -> None:
-        self._made: dict[str, KnownReference] = {}
+        self._made: dict[str, KnownReference | MemoryError] = {}
 
     def of(self, trial: Trial, steps: int) -> KnownReference:
+        """Raises `MemoryError` where neither the device nor the host holds it."""
         # Neither touches a parameter: the reference has no use for them.
         recipe = trial.recipe.model_copy(
             update={"activation_checkpointing": False, "cpu_offload": False}
@@ -169,10 +195,31 @@ class ReferenceCache:
                 device=torch.device(trial.device_type),
                 threads=threads,
             )
-            tolerances = runs.tolerances()
-            whole_batch = runs.whole_batch_check(tolerances)
-            self._made[key] = KnownReference(runs, tolerances, whole_batch)
-        return self._made[key]
+            try:
+                self._made[key] = known_reference(runs)
+            except Exception as error:
+                if error_kind(error) != "out_of_memory":
+                    raise
+                self._made[key] = MemoryError(one_line(f"{type(error).__name__}: {error}"))
+        known = self._made[key]
+        if isinstance(known, MemoryError):
+            raise known
+        return known
+
+
+def known_reference(runs: ReferenceRuns) -> KnownReference:
+    """On the CPU where the device's memory does not hold it: it shards nothing."""
+    try:
+        tolerances = runs.tolerances()
+        return KnownReference(runs, tolerances, runs.whole_batch_check(tolerances))
+    except Exception as error:
+        if error_kind(error) != "out_of_memory" or runs.device.type == "cpu":
+            raise
+        logger.warning("the reference does not fit %s; it runs on the CPU", runs.device)
+    # Not before: the error holds the frames, and they the tensors.
+    gc.collect()
+    torch.cuda.empty_cache()
+    return known_reference(replace(runs, device=CPU, threads=len(os.sched_getaffinity(0))))
 
 
 def threads_of_a_rank(trial: Trial) -> int:
@@ -187,16 +234,27 @@ def judge_all(folder: Path) -> None:
     references = ReferenceCache()
     for directory in map(Path, json.loads((folder / CELLS_FILE).read_text())):
         trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
-        verdicts.append(compare_to_reference(trial, directory, references))
+        verdicts.append(judge(trial, directory, references))
         text = json.dumps([verdict.model_dump(mode="json") for verdict in verdicts])
         write_whole(folder / VERDICTS_FILE, text.encode())
+
+
+def judge(trial: Trial, directory: Path, references: ReferenceCache) -> Verdict:
+    """The verdict; where no memory holds the reference, none is given."""
+    try:
+        return compare_to_reference(trial, directory, references)
+    except Exception as error:
+        if error_kind(error) != "out_of_memory":
+            raise
+        text = "not verified: no memory here holds the reference"
+        cause = Cause(text=text, evidence=one_line(str(error)), first_deviation="none")
+        return verdict_of(trial, None, (), cause)
 
 
 def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCache) -> Verdict:
     """The verdict on what the trial's ranks left in the folder."""
     steps = trial.recipe.steps
     assert steps is not None, "a verification counts steps"
-    set_numerics(trial.recipe)
     capture = read_capture(trial, directory)
     guarantee = trial.built_strategy.guarantee()
     if guarantee is None:
@@ -230,12 +288,14 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
             disturbed=[run.seen_by_one_process() for run in tolerances.disturbed],
         )
     checks = (*checks_of(capture, tolerances), whole_batch)
-    if all(check.holds for check in checks):
+    same_device = runs.device.type == trial.device_type
+    undecided = undecided_cause(capture, checks, tolerances, same_device=same_device)
+    if undecided is not NO_UPDATE and all(check.holds for check in checks):
         return verdict_of(trial, True, checks)
     if not whole_batch.holds:
         return verdict_of(trial, False, checks, WHOLE_BATCH_CAUSE)
-    if cannot_be_told(capture, checks, tolerances):
-        return verdict_of(trial, None, checks, UNDECIDED)
+    if undecided is not None:
+        return verdict_of(trial, None, checks, undecided)
 
     def run(hypothesis: Hypothesis) -> Capture:
         made = runs.run(hypothesis)
@@ -252,10 +312,26 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
     return verdict_of(trial, False, checks, cause)
 
 
-def cannot_be_told(capture: Capture, checks: Sequence[Check], tolerances: Tolerances) -> bool:
+def undecided_cause(
+    capture: Capture, checks: Sequence[Check], tolerances: Tolerances, *, same_device: bool
+) -> Cause | None:
+    """Why checks that fail would not refute; None where they do."""
+    expected = tolerances.reference
+    wrong = {check.name for check in checks if not check.holds} & GIVEN
+    if not wrong and capture.skipped == expected.skipped and not expected.tensors["gradient"]:
+        return NO_UPDATE
+    if not same_device and not wrong - {"random draws"}:
+        return OTHER_DEVICE
+    if wrong:
+        return None
+    if tolerances.rounding_skips:
+        return ROUNDING_SKIPS
+    return UNDECIDED if differs_by_rounding(capture, tolerances) else None
+
+
+def differs_by_rounding(capture: Capture, tolerances: Tolerances) -> bool:
     """Whether the first forward pass differs by rounding alone where it has to be exact."""
-    given = all(check.holds for check in checks if check.name in GIVEN)
-    if not tolerances.exact_forward or not given:
+    if not tolerances.exact_forward:
         return False
     pairs = [
         (mine[0], wanted[0])

@@ -15,7 +15,6 @@ from shardmark.equivalence.capture import Array, arrays
 from shardmark.equivalence.compare import Tolerances, equal, worst_of
 from shardmark.equivalence.reference import Reference
 from shardmark.results.verification import Cause, Check
-from shardmark.strategies.step import autocast
 from shardmark.workloads.base import Batch, BatchPlan, Workload
 
 if TYPE_CHECKING:
@@ -46,8 +45,9 @@ def whole_batch_check(
     """The reference's first gradient, without dropout, against the same in one piece.
 
     There the loss is divided by the weight that it returns itself.  What fails here and trained in
-    the reference's runs is not compared.
+    the reference's runs is not compared.  In fp32 whatever the precision: losses add up or do not.
     """
+    recipe = recipe.model_copy(update={"precision": "fp32"})
     reference = Reference(workload, recipe, shares=shares, plan=plan, total_steps=1, device=device)
     try:
         reason = _blocker(workload, reference.model, tolerances)
@@ -55,7 +55,7 @@ def whole_batch_check(
             return _not_compared(reason)
         _stop_dropout(reference.model)
         whole = next(workload.batches(plan, Shard(index=0, count=1))).to(device)
-        in_one_piece = _gradient_in_one_piece(workload, recipe, reference.model, whole, device)
+        in_one_piece = _gradient_in_one_piece(workload, reference.model, whole, device)
         if in_one_piece is None:
             return _not_compared("the loss draws random numbers, other than dropout's")
         reference.pass_shares()
@@ -103,7 +103,7 @@ def _stop_dropout(model: nn.Module) -> None:
 
 
 def _gradient_in_one_piece(
-    workload: Workload, recipe: Recipe, model: nn.Module, whole: Batch, device: torch.device
+    workload: Workload, model: nn.Module, whole: Batch, device: torch.device
 ) -> dict[str, Array] | None:
     """In training mode; in evaluation mode where training draws still, or changes buffers.
 
@@ -113,8 +113,7 @@ def _gradient_in_one_piece(
     for training in (True, False):
         model.train(training)
         before = _generators(device)
-        with autocast(recipe, device):
-            loss = workload.loss(model, whole)
+        loss = workload.loss(model, whole)
         if not all(map(torch.equal, before, _generators(device))):
             continue
         changed = [b for name, b in model.named_buffers() if not torch.equal(b, buffers[name])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.launch.agenda import cell_of
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
-from shardmark.launch.outcome import decide
+from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import merge_logs, rank_records, refuse_full
 from shardmark.results.schema import Outcome
@@ -31,6 +31,8 @@ from shardmark.results.verification import (
 from shardmark.trials.trial import Trial
 
 STEPS = 3
+FP16_STEPS = 8
+"""The loss scale starts too high for many models, and falls by half in each step that it skips."""
 REFERENCE_RUNS = 4
 """Of each distinct reference: one as defined, three disturbed."""
 JUDGE_SECONDS = 3600.0
@@ -68,8 +70,10 @@ def least_share(cells: Sequence[Trial], planned: Iterable[tuple[Trial, int]]) ->
         (cell.workload.model_dump_json(), cell.recipe.model_dump_json(), cell.layout.shares): cell
         for cell in tried
     }
-    passes = STEPS * sum(cell.batch_per_step for cell in tried)
-    passes += STEPS * REFERENCE_RUNS * sum(cell.batch_per_step for cell in references.values())
+    passes = sum(steps_of(cell) * cell.batch_per_step for cell in tried)
+    passes += REFERENCE_RUNS * sum(
+        steps_of(cell) * cell.batch_per_step for cell in references.values()
+    )
     starts, samples = 0, 0
     for trial, steps in planned:
         starts += 1
@@ -122,7 +126,7 @@ def verify_cells(
                     _refuse_broken_model(cells, failures, last=last)
                 yield _untried(waiting.pop(0), problem.text)
         if captured:
-            for verdict in _judged(list(captured), scratch, engine, listener):
+            for verdict in _judged(captured, scratch, engine, listener):
                 yield from _verdicts_of(verdict, captured[verdict.id])
     except Exception:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -155,7 +159,8 @@ def verification_of(cells: Sequence[Trial], verdicts: Iterable[Verdict]) -> Veri
     """All verdicts, in the order of their cells."""
     order = {cell_of(cell): number for number, cell in enumerate(cells)}
     ordered = sorted(verdicts, key=lambda verdict: order[verdict.id])
-    return Verification(reference=REFERENCE, steps=STEPS, verdicts=tuple(ordered))
+    steps = max(map(steps_of, cells), default=STEPS)
+    return Verification(reference=REFERENCE, steps=steps, verdicts=tuple(ordered))
 
 
 def _verdicts_of(verdict: Verdict, cells: Sequence[Trial]) -> Iterator[Verdict]:
@@ -167,10 +172,15 @@ def _verdicts_of(verdict: Verdict, cells: Sequence[Trial]) -> Iterator[Verdict]:
         yield verdict.model_copy(update=own | stands_for_it)
 
 
+def steps_of(cell: Trial) -> int:
+    """That verifying it takes."""
+    return FP16_STEPS if cell.recipe.precision == "fp16" else STEPS
+
+
 def shortened(trial: Trial) -> Trial:
     """The same training, for a few steps and with less to evaluate."""
     workload = workloads.shortened(trial.workload)
-    recipe = trial.recipe.model_copy(update={"epochs": None, "steps": STEPS})
+    recipe = trial.recipe.model_copy(update={"epochs": None, "steps": steps_of(trial)})
     return trial.model_copy(update={"workload": workload, "recipe": recipe})
 
 
@@ -237,9 +247,50 @@ def _traceback(directory: Path, rank: int | None) -> str:
 
 
 def _judged(
-    names: Sequence[str], scratch: Path, engine: Engine, listener: ProgressListener
+    captured: Mapping[str, Sequence[Trial]],
+    scratch: Path,
+    engine: Engine,
+    listener: ProgressListener,
 ) -> Iterator[Verdict]:
-    """The verdicts on the cells of those folders; before Ctrl-C, those that are finished."""
+    """The verdicts on the cells of those folders; before Ctrl-C, those that are finished.
+
+    A cell whose reference is ended for want of memory or time has none, and the others go on.
+    """
+    names = list(captured)
+    done = 0
+    while done < len(names):
+        ending, verdicts = _judge(names[done:], scratch, engine, listener, before=done)
+        yield from verdicts
+        done += len(verdicts)
+        if ending.how == "interrupted":
+            raise KeyboardInterrupt
+        if done == len(names) or (ending.how == "timed_out" and verdicts):
+            continue
+        reason = _want_of(ending)
+        if reason is None:
+            folder = scratch / "judge"
+            refuse_full(folder, ())
+            merge_logs(folder)
+            with (folder / LOG_FILE).open() as log:
+                last = [line.rstrip("\n") for line in deque(log, 3)]
+            raise ShardmarkError("the comparison with the reference failed: " + " | ".join(last))
+        yield _untried(captured[names[done]][0], reason).model_copy(update={"id": names[done]})
+        done += 1
+
+
+def _want_of(ending: Ending) -> str | None:
+    """What the reference of a cell lacked; None where it failed otherwise."""
+    if ending.how == "timed_out":
+        return f"the reference took over {JUDGE_SECONDS:g} s"
+    outcome, _ = decide(ending, (), processes=1, trial_seconds=JUDGE_SECONDS, progress=[None])
+    memory = outcome is Outcome.OUT_OF_MEMORY
+    return "the kernel ended the reference for want of memory" if memory else None
+
+
+def _judge(
+    names: Sequence[str], scratch: Path, engine: Engine, listener: ProgressListener, *, before: int
+) -> tuple[Ending, list[Verdict]]:
+    """How one process that judges ended, and what it had finished; `before` cells have verdicts."""
     folder = scratch / "judge"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -248,28 +299,20 @@ def _judged(
 
     def show_progress() -> None:
         nonlocal shown
-        if len(done := _finished(folder) or ()) > shown:
+        if len(done := _finished(folder)) > shown:
             shown = len(done)
-            listener.doing(f"comparing with the reference [{shown}/{len(names)}]")
+            of = f"{before + shown}/{before + len(names)}"
+            listener.doing(f"comparing with the reference [{of}]")
 
     ending = engine.run(folder, trial_seconds=JUDGE_SECONDS, on_tick=show_progress, task="judge")
-    verdicts = _finished(folder)
-    yield from verdicts or ()
-    if ending.how == "interrupted":
-        raise KeyboardInterrupt
-    if verdicts is None or len(verdicts) < len(names):
-        refuse_full(folder, ())
-        merge_logs(folder)
-        with (folder / LOG_FILE).open() as log:
-            last = [line.rstrip("\n") for line in deque(log, 3)]
-        raise ShardmarkError("the comparison with the reference failed: " + " | ".join(last))
+    return ending, _finished(folder)
 
 
-def _finished(folder: Path) -> list[Verdict] | None:
+def _finished(folder: Path) -> list[Verdict]:
     try:
         stored = json.loads((folder / VERDICTS_FILE).read_text())
     except OSError:
-        return None
+        return []
     return [Verdict.model_validate(verdict) for verdict in stored]
 
 

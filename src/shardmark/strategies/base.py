@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Batch, Workload
 
 
+LOSS_SCALE = {
+    "initial": 2.0**16,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+}
+"""fp16, in every strategy: the scale falls after a step that is not finite, which is skipped, and
+grows after so many good ones in a row."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
     """The place of one started rank.  Its process group exists already."""
@@ -41,6 +51,14 @@ class RankContext:
     """Of torch's operators on the CPU."""
     node: int = 0
     nodes: int = 1
+
+    @property
+    def all_devices(self) -> tuple[torch.device, ...]:
+        """Those that this process computes on, its own first."""
+        import torch
+
+        others = (torch.device("cuda", index) for index in range(1, self.devices))
+        return (self.device, *others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,8 +273,8 @@ class Strategy(ABC):
         """None, or why it cannot go on from a checkpoint with that recipe."""
         return None
 
-    def backend(self, device_type: str) -> str:
-        """The process group's: `nccl` or `gloo`."""
+    def backend(self, device_type: str, recipe: Recipe) -> str:  # noqa: ARG002  (what is offloaded)
+        """The process group's, as `torch.distributed` names it."""
         return "nccl" if device_type == "cuda" else "gloo"
 
     def loads(self) -> tuple[str, ...]:
@@ -290,11 +308,7 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
         "master_weights_precision": "fp32",
         "compute_precision": recipe.precision,
         "mixed_precision": "none" if recipe.precision == "fp32" else "autocast",
-        "loss_scaling": (
-            {"kind": "dynamic", "initial": 2.0**16, "growth_interval": 2000}
-            if recipe.precision == "fp16"
-            else None
-        ),
+        "loss_scaling": {"kind": "dynamic", **LOSS_SCALE} if recipe.precision == "fp16" else None,
         "weight_decay_groups": "one group, every parameter",
         "batch_norm": "statistics of each rank's share; rank 0's buffers are evaluated",
         "last_batch": "left out when incomplete",

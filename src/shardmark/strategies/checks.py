@@ -32,12 +32,6 @@ def check_machine(
             f"it needs {devices} CUDA devices and this machine offers {machine.device_count}",
             f"{fewer}set device: cpu",
         )
-    if recipe.precision == "fp16" and on_cpu:
-        raise StrategyUnavailable(
-            strategy,
-            "fp16 with loss scaling needs a CUDA device",
-            "set recipe.precision to bf16 or fp32",
-        )
     if recipe.cpu_offload and offload_instead is not None:
         raise StrategyUnavailable(
             strategy,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shardmark.core.errors import StrategyUnavailable
@@ -60,12 +61,16 @@ class DataParallel(Strategy):
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.blocks import build_on
         from shardmark.strategies.replicas import Replicas
-        from shardmark.strategies.step import EagerWorker
+        from shardmark.strategies.step import EagerWorker, autocast
 
         model = build_on(context.device, workload, recipe)
         return EagerWorker(
             model,
-            called=Replicas(model, device_ids=list(range(context.devices))),
+            called=Replicas(
+                model,
+                device_ids=list(range(context.devices)),
+                precision=partial(autocast, recipe, context.device),
+            ),
             workload=workload,
             recipe=recipe,
             device=context.device,

@@ -101,6 +101,12 @@ class ShardedModel(Strategy):
     def loads(self) -> tuple[str, ...]:
         return ("torch.distributed.fsdp",)
 
+    def backend(self, device_type: str, recipe: Recipe) -> str:
+        """Offloaded shards are gathered, clipped and unscaled on the CPU, where NCCL cannot."""
+        if device_type == "cuda" and recipe.cpu_offload:
+            return "cpu:gloo,cuda:nccl"
+        return Strategy.backend(self, device_type, recipe)
+
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         own = {} if recipe.precision == "fp32" else {"mixed_precision": self.mixed_precision}
         return common_settings(recipe) | own

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,8 +23,31 @@ UNUSED_REMEDY = (
 class Replicas(nn.DataParallel[nn.Module]):
     """Shares lists out by their items, a sample each; torch would cut every picture into strips.
 
-    Other inputs are torch's to share.
+    Other inputs are torch's to share.  `precision` is what each copy computes in: torch's threads
+    open autocast without its type, which is then fp16.
     """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        device_ids: Sequence[int] | None = None,
+        precision: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        super().__init__(module, device_ids=device_ids)
+        self._precision = precision
+
+    def parallel_apply(
+        self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any
+    ) -> list[Any]:
+        def within(replica: nn.Module) -> Any:
+            def called(*given: Any, **named: Any) -> Any:
+                with self._precision():
+                    return replica(*given, **named)
+
+            return called
+
+        return super().parallel_apply([within(r) for r in replicas], inputs, kwargs)
 
     def scatter(
         self,

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import CheckpointState, HeldState, Worker
+from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, Worker
 from shardmark.strategies.checkpoint_state import (
     copied_into,
     load_buffers,
@@ -62,6 +62,17 @@ def check_weight(loss: LossSum, batch: Batch) -> None:
         )
 
 
+@runtime_checkable
+class Scaler(Protocol):
+    """A loss scale that checkpoints keep: `torch.amp.GradScaler`, or one that is called alike."""
+
+    def get_scale(self) -> float: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
 class StepWorker(Worker):
     """Passes micro-batches through a model, and counts the updates that follow.
 
@@ -94,6 +105,7 @@ class StepWorker(Worker):
         self._steps_called = 0
         self._steps_taken = 0
         self._counted_call = 0
+        self._skipped_on_device: Tensor | float = 0.0
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         loss = self._forward_backward(batch, recorder)
@@ -138,25 +150,27 @@ class StepWorker(Worker):
     def _count_updates_of(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_post_hook(self._count_step)
 
-    def _count_step(self, *_: object) -> None:
+    def _count_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        # A fused optimizer is called anyway, and skips by itself what the scaler found.
+        self._skipped_on_device = self._skipped_on_device + getattr(optimizer, "found_inf", 0.0)
         if self._counted_call != self._steps_called:  # stage 3 steps once for each sub-group
             self._counted_call = self._steps_called
             self._steps_taken += 1
 
     def skipped_steps(self) -> int:
-        return self._steps_called - self._steps_taken
+        return self._steps_called - self._steps_taken + int(self._skipped_on_device)
 
     def buffers(self) -> dict[str, Tensor]:
         return copies(self._module.named_buffers())
 
-    def _loss_scaler(self) -> torch.amp.GradScaler | None:
+    def _loss_scaler(self) -> Scaler | None:
         return None
 
     def _checkpoint_counts(self) -> dict[str, Any]:
         scaler = self._loss_scaler()
         return {
             "steps_called": self._steps_called,
-            "steps_taken": self._steps_taken,
+            "steps_taken": self._steps_called - self.skipped_steps(),
             "scaler": {} if scaler is None else scaler.state_dict(),
         }
 
@@ -204,13 +218,7 @@ class EagerWorker(StepWorker):
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
         self._optimizer = build_optimizer(self._parameters, recipe)
-        # Twice as large after 2,000 good steps: torch's schedule, and DeepSpeed's under autocast.
-        self._scaler = torch.amp.GradScaler(
-            device.type,
-            init_scale=2.0**16,
-            growth_interval=2000,
-            enabled=recipe.precision == "fp16",
-        )
+        self._scaler = loss_scaler(recipe, self._parameters[0].device)
         self._count_updates_of(self._optimizer)
 
     def _backward(self, share: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
@@ -312,6 +320,24 @@ def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[obj
     if recipe.precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
+
+
+def loss_scaler(recipe: Recipe, device: torch.device) -> torch.amp.GradScaler:
+    """Scales losses by `LOSS_SCALE` in fp16, and leaves out steps that are not finite.
+
+    `device` is that of the gradients, which offloading takes to the host: from a GPU the scale
+    would be copied there without waiting, and read too early.
+    """
+    scaler = torch.amp.GradScaler(
+        device.type,
+        init_scale=LOSS_SCALE["initial"],
+        growth_factor=LOSS_SCALE["growth_factor"],
+        backoff_factor=LOSS_SCALE["backoff_factor"],
+        growth_interval=int(LOSS_SCALE["growth_interval"]),
+        enabled=recipe.precision == "fp16",
+    )
+    scaler.scale(torch.zeros((), device=device))  # the first loss decides where it is kept
+    return scaler
 
 
 def state_keys(spec: Optimizer) -> tuple[str, ...]:

@@ -80,7 +80,6 @@ def join_group(trial: Trial) -> RankContext:
     cores = len(os.sched_getaffinity(0))
     threads = trial.recipe.threads_per_rank or max(1, cores // local_world_size)
     torch.set_num_threads(threads)
-    set_numerics(trial.recipe)
     strategy = trial.built_strategy
     on_cpu = trial.layout.ranks[rank].on_cpu
     device = torch.device("cpu" if on_cpu else trial.device_type)
@@ -89,14 +88,14 @@ def join_group(trial: Trial) -> RankContext:
         torch.cuda.set_device(device)
     # A rank that waits longer than a trial may last waits for somebody dead.
     patience = timedelta(seconds=trial.limits.trial_seconds + 60)
-    backend = strategy.backend(trial.device_type)
+    backend = strategy.backend(trial.device_type, trial.recipe)
     dist.init_process_group(
         backend,
         store=store_of_ranks(world_size, patience),
         rank=rank,
         world_size=world_size,
         timeout=patience,
-        device_id=device if backend == "nccl" else None,
+        device_id=device if "nccl" in backend else None,
     )
     return RankContext(
         rank=rank,
@@ -142,6 +141,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     report.counts_samples = position.counts_loss
     checkpoints = Checkpoints.joined(trial, directory, context)
     worker = trial.built_strategy.start(workload, recipe, context)
+    set_numerics(recipe)
     note_joined(directory, context)
     if isinstance(worker, Server):
         serve(worker, report, checkpoints)

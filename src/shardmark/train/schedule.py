@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.shares import StepShard
+from shardmark.core.shares import Shard, StepShard
 from shardmark.trials.trial import Trial
 from shardmark.workloads.base import BatchPlan, Workload
 
@@ -19,11 +19,16 @@ from shardmark.workloads.base import BatchPlan, Workload
 def set_numerics(recipe: Recipe) -> None:
     """How devices compute, the same in the ranks and in the reference.
 
+    Called once the model is built: code of the user's that is imported for it may set the same.
     PyTorch lets cuDNN round convolutions to TF32 unless it is told not to.
     """
+    torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = recipe.tf32
     torch.backends.cudnn.allow_tf32 = recipe.tf32
     torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = False
+    if torch.are_deterministic_algorithms_enabled():  # asked first: setting it imports a compiler
+        torch.use_deterministic_algorithms(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +88,17 @@ def step_seed(seed: int, step_shard: StepShard) -> int:
     text = f"{seed}/{step_shard.shard.index}/{step_shard.step}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # torch takes 63 bits
+
+
+def seed_step(seed: int, step_shard: StepShard, devices: Sequence[torch.device]) -> None:
+    """Seed what a model draws from that takes this share of this step.
+
+    Where one process shares a step out to several devices, each draws as a rank of its own would.
+    """
+    seed_generators(step_seed(seed, step_shard), devices[0])
+    for index, device in enumerate(devices[1:], start=1):
+        part = StepShard(step=step_shard.step, shard=Shard(index=index, count=len(devices)))
+        torch.cuda.default_generators[device.index].manual_seed(step_seed(seed, part))
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

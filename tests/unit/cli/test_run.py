@@ -234,21 +234,21 @@ def test_dry_run_tells_cells_apart(answer: Answer) -> None:
 def test_dry_run_says_what_this_machine_lacks(answer: Answer) -> None:
     """Of one node; of several, `local` says that it has none of them."""
     changes = settings(
-        "strategy=ddp",
+        "strategy=fsdp",
         "world_size=2",
         "matrix.nodes=[1, 2]",
-        "matrix.precision=[fp16, bf16]",
+        "matrix.cpu_offload=[true, false]",
         "measure.repeats=1",
         "device=cpu",
     )
     code, printed, _ = answer("quickstart", "--dry-run", *changes)
     assert code == 0
     assert "  nodes=2" in printed
-    fp16 = "fp16 with loss scaling needs a CUDA device"
+    lacks = "CPU offload needs a CUDA device"
     assert "local: trials on 2 nodes are recorded as unavailable here" in printed
-    assert f"local: 1 trial is recorded as unavailable here: {fp16}" in printed
+    assert f"local: 1 trial is recorded as unavailable here: {lacks}" in printed
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--engine", "slurm")
-    assert fp16 not in printed, "other machines have what they have"
+    assert lacks not in printed, "other machines have what they have"
 
 
 def test_dry_run_expects_what_the_same_cells_took(

@@ -104,13 +104,13 @@ def test_other_ends_are_stored_with_what_ranks_left(
 
 
 def test_unavailable_strategy_starts_nothing(folder: RunFolder) -> None:
-    engine, trial = FakeEngine(), trial_of("ddp", "recipe.precision=fp16")
+    engine, trial = FakeEngine(), trial_of("fsdp", "recipe.cpu_offload=true")
     result = run(folder, engine, trial)
     assert engine.calls == []
     assert result.outcome is Outcome.UNAVAILABLE
     assert result.failure is not None
     assert "needs a CUDA device" in result.failure.reason
-    assert "bf16 or fp32" in str(result.failure.remedy)
+    assert "cpu_offload to false" in str(result.failure.remedy)
     assert {path.name for path in folder.trial_folder(trial.id).iterdir()} == {"result.json"}
 
 

@@ -59,7 +59,7 @@ def test_every_method_answers(name: str) -> None:
     wire = strategy.wire_bytes(SIZE, asked, ranks)
     assert wire.formula
     assert (wire.carried_bytes > 0) is (layout.processes > 1)
-    assert {strategy.backend("cuda"), strategy.backend("cpu")} <= {"nccl", "gloo"}
+    assert {strategy.backend(on, asked) for on in ("cuda", "cpu")} <= {"nccl", "gloo"}
     assert strategy.guarantee() is None or strategy.tolerates_worker_loss()
     assert strategy.resume_blocker(asked) is None
     assert {"gradient_clipping", "mixed_precision"} <= strategy.settings(asked).keys()

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from shardmark.core.errors import InputError
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
-from shardmark.strategies.step import EagerWorker, build_optimizer, made_optimizer, state_keys
+from shardmark.strategies.step import (
+    EagerWorker,
+    build_optimizer,
+    loss_scaler,
+    made_optimizer,
+    state_keys,
+)
 from tests.unit.training.toy import ALONE, CPU, ToyWorkload, assert_same, recipe, trained
 
 LIMIT = 0.05
@@ -101,11 +107,23 @@ def test_learning_rate_holds_from_the_next_step_on() -> None:
     assert not torch.equal(trained(worker)["0.weight"], before["0.weight"])
 
 
-@pytest.mark.parametrize(("precision", "skipped"), [("fp16", 1), ("fp32", 0)])
-def test_scaled_infinite_gradients_are_skipped_and_counted(precision: str, skipped: int) -> None:
+FUSED = {"name": "own", "path": "torch.optim:SGD", "options": {"fused": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "skipped"),
+    [
+        ({"precision": "fp16"}, 1),
+        ({"precision": "fp16", "optimizer": FUSED}, 1),  # called, and skips by itself
+        ({"precision": "fp32"}, 0),
+    ],
+)
+def test_scaled_infinite_gradients_are_skipped_and_counted(
+    changes: dict[str, Any], skipped: int
+) -> None:
     """The loss of the second of three steps is infinite; only `GradScaler` leaves it out."""
     workload = ToyWorkload(factor_of_step=lambda step: float("inf") if step == 1 else 1.0)
-    worker = worker_on(workload, recipe(precision=precision))
+    worker = worker_on(workload, recipe(**changes))
     weights = [trained(worker, workload, steps=1)["0.weight"] for _ in range(3)]
     assert worker.skipped_steps() == skipped
     assert torch.equal(weights[1], weights[0]) is bool(skipped)
@@ -181,3 +199,14 @@ def test_optimizer_is_the_recipe_s(spec: dict[str, Any], kind: type) -> None:
     asked = recipe(optimizer=spec).optimizer.model_dump(exclude={"name"})
     assert type(built) is kind
     assert {key: built.param_groups[0][key] for key in asked} == asked
+
+
+def test_the_loss_scale_stays_where_the_gradients_are() -> None:
+    """`meta` stands for a GPU whose gradients are offloaded."""
+    scaler = loss_scaler(recipe(precision="fp16"), CPU)
+    assert scaler.scale(torch.ones((), device="meta")).device.type == "meta"
+    weight = nn.Parameter(torch.ones(1))
+    weight.grad = torch.full((1,), 2.0**16)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler.step(optimizer)
+    assert weight.item() == 0.0

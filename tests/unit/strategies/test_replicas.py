@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.strategies.replicas import Replicas, shares
+from shardmark.strategies.step import autocast
+from tests.unit.training.toy import recipe
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -67,3 +71,24 @@ def test_losses_of_the_devices_become_a_vector(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(nn.DataParallel, "gather", gather)
     gathered = Replicas(nn.Identity()).gather([torch.tensor(1.0), torch.tensor(3.0)], 0)
     assert gathered.tolist() == [1.0, 3.0]
+
+
+def test_each_copy_computes_in_the_recipe_s_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch, in threads that autocast without its type."""
+
+    def in_threads(_: object, modules: list[Any], inputs: list[Any], kwargs: object) -> list[Any]:
+        assert kwargs == [{}, {}]
+
+        def work(module: Any, given: Any) -> Any:
+            with torch.autocast("cpu", dtype=torch.float16):
+                return module(*given)
+
+        with ThreadPoolExecutor() as threads:
+            return list(threads.map(work, modules, inputs))
+
+    monkeypatch.setattr(nn.DataParallel, "parallel_apply", in_threads)
+    asked = recipe(precision="bf16")
+    replicas = Replicas(nn.Linear(3, 2), precision=partial(autocast, asked, CPU))
+    inputs = [(torch.ones(4, 3),)] * 2
+    outputs = replicas.parallel_apply([nn.Linear(3, 2)] * 2, inputs, [{}, {}])
+    assert [output.dtype for output in outputs] == [torch.bfloat16] * 2

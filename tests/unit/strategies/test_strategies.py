@@ -25,6 +25,7 @@ CPU = Machine(device_type="cpu", device_count=0, cores=8)
 GPUS = Machine(device_type="cuda", device_count=4, cores=8)
 NAMES = tuple(STRATEGIES)
 SERVED = ("ps-sync", "ps-async", "ps-bounded")
+ZEROS = ("zero-0", "zero-1", "zero-2", "zero-3")
 SHARDING = ("fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero-1", "zero-2", "zero-3")
 
 
@@ -85,7 +86,7 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[
 
 
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
-    (set(NAMES) - {"single", "dp", *SERVED}, CPU, {}, {"precision": "fp16"}, ["fp16"]),
+    (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
     (SHARDING, CPU, {}, {"cpu_offload": True}, ["CUDA device to offload from"]),
     (("single", "dp", "ddp"), GPUS, {}, {"cpu_offload": True}, ["fsdp or zero-2"]),
     (("zero-0",), GPUS, {}, {"cpu_offload": True}, ["stage 0", "zero-1, zero-2 or zero-3"]),
@@ -186,3 +187,15 @@ def test_native_precision_and_offload_on_record_and_on_resuming(name: str) -> No
     ):
         assert bool(blocker) is name.startswith("zero")
     assert plain.resume_blocker(recipe(precision="bf16")) is None
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp-grad-op", "fsdp-hybrid"])
+@pytest.mark.parametrize(
+    ("device_type", "offloads", "backend"),
+    [("cuda", True, "cpu:gloo,cuda:nccl"), ("cuda", False, "nccl"), ("cpu", False, "gloo")],
+)
+def test_offloaded_shards_meet_on_the_cpu(
+    name: str, device_type: str, offloads: bool, backend: str
+) -> None:
+    """Clipping, the loss scale and checksums reduce them there: pytorch/pytorch#148532."""
+    assert build_strategy(name, {}).backend(device_type, recipe(cpu_offload=offloads)) == backend

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import build_strategy
+from shardmark.strategies.base import LOSS_SCALE
 from shardmark.strategies.deepspeed import private
+from shardmark.strategies.deepspeed.loss_scale import LossScale, scale_losses
 from shardmark.strategies.deepspeed.strategy import Zero
-from shardmark.strategies.step import build_optimizer
+from shardmark.strategies.step import build_optimizer, loss_scaler
 from tests.unit.training.toy import CPU, ToyWorkload, recipe
 
 STUBS = ("deepspeed", "deepspeed.utils", "shardmark.strategies.deepspeed.preload")
@@ -217,3 +219,57 @@ def test_offloads_what_the_stage_shards_and_overlaps_on_streams() -> None:
     overlaps = [written(1, *how)["zero_optimization"]["overlap_comm"]
                 for how in (("cuda",), ("cpu",), ("cuda", off))]  # fmt: skip
     assert overlaps == [True, False, False]
+
+
+def test_the_throughput_timer_is_off() -> None:
+    """It waits for the device twice in each micro-batch, and is on unless told otherwise."""
+    assert written(1)["timers"] == {"throughput": {"enabled": False}}
+    timers = source("../utils/config.py")
+    assert re.search(r'TIMERS = "timers"\nTIMERS_THROUGHPUT = "throughput"', timers)
+    assert "    enabled: bool = True" in timers
+
+
+def test_the_loss_scale_is_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSS_SCALE, "growth_interval", 3)
+    torchs, mine = loss_scaler(recipe(precision="fp16"), CPU), LossScale()
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for overflows in map(int, "1000010001101000000"):
+        scaled = torchs.scale(torch.ones(()))
+        assert mine.scale_loss(torch.ones(())) == scaled
+        weight.grad = torch.full((1,), torch.inf if overflows else 1.0)
+        torchs.step(optimizer)
+        torchs.update()
+        mine.update_scale(bool(overflows))
+        assert mine.loss_scale <= scaled, "DeepSpeed divides by it after the update"
+    again = LossScale()
+    again.load_state_dict(mine.state_dict())
+    assert again.scale_loss(torch.ones(())) == torchs.get_scale()
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_gradients_are_told_without_the_loss_scale(zero: Any, stage: int) -> None:
+    made = worker_of(zero)
+    worker, engine = made[0], cast("Any", made[1])
+    if stage:
+        scale_losses(engine.optimizer)
+    else:
+        engine.torch_autocast_z0_gradscaler = loss_scaler(recipe(precision="fp16"), CPU)
+    for parameter in engine.module.parameters():
+        parameter.grad = torch.full_like(parameter, 2.0**16)
+    assert {float(gradient.max()) for gradient in worker.full_gradients().values()} == {1.0}
+
+
+def test_native_precision_casts_inputs(zero: Any) -> None:
+    """A convolution in bf16 refuses fp32 pictures, wherever they are in the arguments."""
+    convolution = nn.Conv2d(3, 2, 1).bfloat16()
+
+    class Detector(nn.Module):
+        def forward(self, pictures: list[Tensor], targets: dict[str, Tensor]) -> Tensor:
+            assert targets["labels"].dtype is torch.int64
+            return torch.stack([convolution(picture) for picture in pictures])
+
+    detector = Detector()
+    zero.cast_inputs(detector, torch.bfloat16)
+    found = detector([torch.ones(3, 4, 4)] * 2, targets={"labels": torch.ones(2).long()})
+    assert found.dtype is torch.bfloat16

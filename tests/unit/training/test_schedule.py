@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from shardmark.core.recipe import Limits, Measure
 from shardmark.core.shares import Shard, StepShard
-from shardmark.train.schedule import Schedule, learning_rate_of, step_seed
+from shardmark.train.schedule import (
+    Schedule,
+    learning_rate_of,
+    set_numerics,
+    step_seed,
+)
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -92,3 +99,28 @@ def test_step_seeds_differ_by_everything_and_are_stable() -> None:
     # A stored run can be repeated by any later version.
     assert seed_of(0, 0, 0) == 759540517790923586
     assert seed_of(2**32 - 1, 10**6, 7) == 2041553208312166561
+
+
+@pytest.fixture
+def _torch_s_numerics() -> Iterator[None]:
+    yield
+    set_numerics(recipe())
+
+
+@pytest.mark.usefixtures("_torch_s_numerics")
+@pytest.mark.parametrize("tf32", [False, True])
+def test_numerics_are_the_recipe_s_whatever_imported_code_set(
+    monkeypatch: pytest.MonkeyPatch, tf32: bool
+) -> None:
+    deterministic: list[bool] = []
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", deterministic.append)
+    torch.set_float32_matmul_precision("high" if not tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = not tf32
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
+    set_numerics(recipe(tf32=tf32))
+    assert torch.backends.cuda.matmul.allow_tf32 is tf32
+    assert torch.backends.cudnn.allow_tf32 is tf32
+    assert not torch.backends.cudnn.benchmark
+    assert not torch.backends.cudnn.deterministic
+    assert deterministic == [False]

@@ -53,10 +53,10 @@ def handmade(**changes: Any) -> Capture:
         losses=((2.0, 1.0), (4.0, 3.0)),
         draws=((("a",), ("b",)), (("c",), ("d",))),
         learning_rates=(0.5, 0.25),
-        optimizer_steps=2,
+        skipped=((), ()),
         tensors={
             "gradient": {"weight": array(3.0, 4.0)},
-            "parameters after step 1": {"weight": array(1.0, 0.0)},
+            "parameters after the first update": {"weight": array(1.0, 0.0)},
             "parameters": {"weight": array(0.0, 2.0)},
             "optimizer state": {"weight/momentum_buffer": array(6.0, 8.0)},
         },

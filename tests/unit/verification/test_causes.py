@@ -272,7 +272,8 @@ MOVED = tuple(tuple(tuple((i + 1) % 24 for i in step) for step in rank) for rank
         ({"initial_sha256": ("f" * 64,) * 2}, "different initial weights", "ffffffffffff"),
         ({"learning_rates": (0.1, 0.1, 0.2)}, "different learning rate", "0.2 where"),
         ({"weights": ((8.0,) * 3, (9.0,) * 3)}, "different weights of the same samples", "9"),
-        ({"optimizer_steps": 2}, UNEXPLAINED, "tried"),  # no hypothesis explains equal numbers
+        ({"skipped": ((), (1,))}, "ranks do not skip the same steps", "rank 1: 2"),
+        ({"skipped": ((1,), (1,))}, UNEXPLAINED, "tried"),  # no hypothesis explains equal numbers
     ],
 )
 def test_what_can_be_read_off_is(changes: dict[str, Any], text: str, evidence: str) -> None:
@@ -314,9 +315,9 @@ def test_no_cause_is_made_up() -> None:
     assert cause_text(diverged) == UNEXPLAINED
 
 
-def test_the_first_loss_comes_before_the_count_of_steps() -> None:
+def test_the_first_loss_comes_before_a_skipped_step() -> None:
     judged = court()
-    capture = replace(judged.runs.run(Hypothesis(compute=BF16)), optimizer_steps=2)
+    capture = replace(judged.runs.run(Hypothesis(compute=BF16)), skipped=((1,), (1,)))
     assert cause_text(judged.verdict(capture)) == "computation in a lower precision (bf16)"
 
 

@@ -38,8 +38,9 @@ DEVIATIONS: dict[str, tuple[Capture, str | None]] = {
     "random draws": (handmade(draws=((("a",), ("b",)), (("c",), ("x",)))), "rank 1, step 2"),
     "learning rate": (handmade(learning_rates=(0.5, 0.5)), "step 2"),
     "losses": (handmade(losses=((2.0, 1.0), (4.0, 3.1))), "rank 1, step 2"),
-    "gradients of the first step": (off("gradient"), "weight"),
-    "parameters after the first step": (off("parameters after step 1"), "weight"),
+    "skipped steps": (handmade(skipped=((), (1,))), "rank 1"),
+    "gradients of the first update": (off("gradient"), "weight"),
+    "parameters after the first update": (off("parameters after the first update"), "weight"),
     "parameters after the last step": (off("parameters"), "weight"),
     "optimizer state after the last step": (off("optimizer state"), "weight/momentum_buffer"),
     "buffers": (handmade(buffers=({"mean": array(1.0)}, {"mean": array(2.1)})), "rank 1, mean"),
@@ -51,7 +52,6 @@ DEVIATIONS: dict[str, tuple[Capture, str | None]] = {
         handmade(quality={"validation_loss": 2.0, "accuracy_top1": 0.52}),
         None,
     ),
-    "optimizer steps": (handmade(optimizer_steps=1), None),
 }
 """In the order of a training: name of the check -> a capture that only it refuses, and where."""
 
@@ -178,8 +178,14 @@ EARLY_LOSS = ((2.5, 9.0), (4.0, 3.0))
 @pytest.mark.parametrize(
     ("part", "losses", "given", "name", "where"),
     [
-        ("gradient", LATE_LOSS, {}, "gradients of the first step", "weight"),
-        ("parameters after step 1", LATE_LOSS, {}, "parameters after the first step", "weight"),
+        ("gradient", LATE_LOSS, {}, "gradients of the first update", "weight"),
+        (
+            "parameters after the first update",
+            LATE_LOSS,
+            {},
+            "parameters after the first update",
+            "weight",
+        ),
         ("parameters", LATE_LOSS, {}, "losses", "rank 0, step 2"),
         ("gradient", EARLY_LOSS, {}, "losses", "rank 0, step 1"),
         # What precedes the first loss comes before it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,7 @@ def test_sizes_are_no_mathematics(axis: str, different: bool) -> None:
         ("single, ddp", 1, 60, 30 / 150),  # 2 x 3 steps, two references of 12
         ("ddp, fsdp", 1, 60, 18 / 138),  # one reference is both's
         ("ddp", 3, 20, 15 / 75),
+        ("{name: ddp, precision: fp16}", 1, 60, 40 / 100),  # 8 steps each, five times
         ("ddp", 3, 1, 1 / 4),  # starting the ranks takes the time
     ],
 )
@@ -139,6 +141,8 @@ class Engine(FakeEngine):
 
     finished = 100
     judge_ends = FINE
+    then: Ending | None = None
+    """How the next judge ends, which finishes everything."""
     errors: Mapping[str, str] = {}
     """What all ranks of a strategy report."""
 
@@ -149,7 +153,10 @@ class Engine(FakeEngine):
             made = [verdict.model_dump(mode="json") for verdict in verdicts[: self.finished]]
             (directory / VERDICTS_FILE).write_text(json.dumps(made))
             given["on_tick"]()
-            return self.judge_ends
+            ended = self.judge_ends
+            if self.then is not None:
+                self.finished, self.judge_ends = 100, self.then
+            return ended
         assert task == "capture"
         trial = Trial.model_validate_json((directory / "trial.json").read_text())
         assert trial.recipe.steps == STEPS
@@ -210,6 +217,25 @@ def test_another_is_tried_where_the_first_fails(tmp_path: Path) -> None:
     verdicts = verified(Engine({"ddp 2": FAILED}), tmp_path)
     told = {(v.world_size, v.equivalent, v.tried_as is None) for v in verdicts}
     assert told == {(2, None, True), (3, True, True), (2, True, True), (3, True, False)}
+
+
+KILLED = Ending(how="exited", agent_exit_code=-signal.SIGKILL, oom_kills=1)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"), [(KILLED, "want of memory"), (replace(FINE, how="timed_out"), "took over")]
+)
+def test_a_reference_that_is_ended_costs_its_cell_alone(
+    tmp_path: Path, end: Ending, told: str
+) -> None:
+    engine = Engine()
+    engine.finished, engine.judge_ends = 0, end
+    engine.then = FINE
+    verdicts = verified(engine, tmp_path)
+    assert sorted(v.id for v in verdicts) == sorted(map(cell_of, CELLS))
+    lost = [v for v in verdicts if v.equivalent is None]
+    assert len({v.strategy for v in lost}) == 1
+    assert all(v.cause and told in v.cause.evidence for v in lost)
 
 
 def test_what_is_finished_before_ctrl_c_is_kept(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ BAD = Verdict(
     equivalent=False,
     checks=(
         Check(
-            name="parameters after the first step",
+            name="parameters after the first update",
             holds=False,
             found=9e-4,
             expected=0.0,
@@ -49,7 +49,7 @@ BAD = Verdict(
         text="gradients are clipped to norm 1, DeepSpeed's default",
         evidence="the reference trained so differs by 0.2 tolerances",
         setting="gradient_clipping",
-        first_deviation="parameters after the first step (fc.weight)",
+        first_deviation="parameters after the first update (fc.weight)",
     ),
 )
 

@@ -21,19 +21,22 @@ GRADIENTS = (
     "grad_partitions_flat_buffer",
     "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition",
 )
-SCALERS = ("torch_autocast_z0_gradscaler", "torch_autocast_gradscaler")
-"""Of the engine in stage 0, of its optimizer in the others."""
+ENGINE_SCALER = "torch_autocast_z0_gradscaler"
+"""Stage 0, of the engine itself."""
+OPTIMIZER_SCALER = "loss_scaler"
+"""The other stages, of its optimizer, with what else `loss_scale.py` replaces."""
+REPLACED = ("torch_autocast_gradscaler", OPTIMIZER_SCALER, "dynamic_loss_scale")
 
 DEFINED_IN = {
-    "engine.py": SCALERS[:1],
-    "zero/stage_1_and_2.py": (REPLICATED_PARAMETERS, MASTERS[0], *GRADIENTS[:3], SCALERS[1]),
+    "engine.py": (ENGINE_SCALER,),
+    "zero/stage_1_and_2.py": (REPLICATED_PARAMETERS, MASTERS[0], *GRADIENTS[:3], *REPLACED),
     "zero/stage3.py": (
         COMPUTED_PARTITIONS,
         PERSISTENT_PARAMETERS,
         MASTERS[1],
         GRADIENTS[0],
         *GRADIENTS[2:],
-        SCALERS[1],
+        *REPLACED,
     ),
 }
 """File of DeepSpeed's `runtime` package -> what it assigns."""

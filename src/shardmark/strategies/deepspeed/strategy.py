@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
+    LOSS_SCALE,
     LaunchConfiguration,
     RankContext,
     Strategy,
@@ -39,6 +41,11 @@ STAGE_3_NOTE = (
     "a parameter that max_reuse_distance or max_live_parameters lets DeepSpeed keep between its "
     "forward and its backward pass is gathered once, not twice; one of fewer than "
     "persistence_threshold elements too"
+)
+
+SCALE_NOTE = (
+    "DeepSpeed 0.19 does not lower torch_autocast's fp16 loss scale after an overflow, and skips "
+    "every later step; measured was a scale that falls"
 )
 
 
@@ -72,6 +79,13 @@ class Zero(Strategy):
                 self.name, "DeepSpeed is not installed", "pip install deepspeed"
             )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
+        on_cpu = machine.device_type == "cpu"
+        if on_cpu and recipe.precision == "fp16" and self.mixed_precision == "native":
+            raise StrategyUnavailable(
+                self.name,
+                "DeepSpeed's own fp16 engine needs a CUDA device",
+                "set mixed_precision to autocast",
+            )
         if recipe.cpu_offload and self.stage == 0:
             raise StrategyUnavailable(
                 self.name,
@@ -140,7 +154,11 @@ class Zero(Strategy):
         from shardmark.strategies.deepspeed.worker import start_engine
 
         return start_engine(
-            workload, recipe, context, config=self.config(recipe, context.device.type)
+            workload,
+            recipe,
+            context,
+            config=self.config(recipe, context.device.type),
+            scales_otherwise=self._scales_otherwise(recipe),
         )
 
     def config(self, recipe: Recipe, device_type: str) -> dict[str, Any]:
@@ -174,6 +192,8 @@ class Zero(Strategy):
             "zero_optimization": zero,
             "steps_per_print": 2**31,
             "wall_clock_breakdown": False,
+            # It would wait for the device twice in each micro-batch.
+            "timers": {"throughput": {"enabled": False}},
             **self._precision(recipe),
         }
 
@@ -199,6 +219,11 @@ class Zero(Strategy):
             "memory_efficient_linear": True,
         }
 
+    def _scales_otherwise(self, recipe: Recipe) -> bool:
+        """Whether DeepSpeed would scale the loss in a way of its own; see `scale_losses`."""
+        autocasts = self.mixed_precision == "autocast"
+        return recipe.precision == "fp16" and autocasts and self.stage > 0
+
     def _precision(self, recipe: Recipe) -> dict[str, Any]:
         if recipe.precision == "fp32":
             return {}
@@ -219,8 +244,8 @@ class Zero(Strategy):
             "fp16": {
                 "enabled": True,
                 "loss_scale": 0.0,
-                "initial_scale_power": 16,
-                "loss_scale_window": 2000,
+                "initial_scale_power": int(math.log2(LOSS_SCALE["initial"])),
+                "loss_scale_window": int(LOSS_SCALE["growth_interval"]),
                 "hysteresis": 1,
                 "min_loss_scale": 1.0,
             }
@@ -240,5 +265,8 @@ class Zero(Strategy):
             if device_type == "cpu"
             else {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero3_init_flag": False}},
             deepspeed=self.config(recipe, device_type),
-            notes=("Hand your own optimizer to deepspeed.initialize: the file names none.",),
+            notes=(
+                "Hand your own optimizer to deepspeed.initialize: the file names none.",
+                *((SCALE_NOTE,) if self._scales_otherwise(recipe) else ()),
+            ),
         )

@@ -8,6 +8,7 @@ from typing import Any
 import shardmark.strategies.deepspeed.preload  # noqa: F401  # isort: skip  (chooses its accelerator)
 import deepspeed
 import torch
+import torch.utils._pytree as pytree  # torch has no public one
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -25,21 +26,35 @@ from shardmark.strategies.checkpoint_state import (
     optimizer_tensors,
     restore_optimizer,
 )
+from shardmark.strategies.deepspeed.loss_scale import scale_losses
 from shardmark.strategies.deepspeed.private import (
     COMPUTED_PARTITIONS,
+    ENGINE_SCALER,
     GRADIENTS,
     MASTERS,
+    OPTIMIZER_SCALER,
     PARAMETERS,
     PERSISTENT_PARAMETERS,
     REPLICATED_PARAMETERS,
-    SCALERS,
 )
-from shardmark.strategies.step import StepWorker, build_optimizer, state_keys, state_tensors
+from shardmark.strategies.step import (
+    AUTOCAST_DTYPES,
+    Scaler,
+    StepWorker,
+    build_optimizer,
+    state_keys,
+    state_tensors,
+)
 from shardmark.workloads.base import Workload
 
 
 def start_engine(
-    workload: Workload, recipe: Recipe, context: RankContext, *, config: dict[str, Any]
+    workload: Workload,
+    recipe: Recipe,
+    context: RankContext,
+    *,
+    config: dict[str, Any],
+    scales_otherwise: bool = False,
 ) -> ZeroWorker:
     """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists."""
     model = build_on(context.device, workload, recipe)
@@ -51,6 +66,8 @@ def start_engine(
         config=config,
         dist_init_required=False,
     )
+    if scales_otherwise:
+        scale_losses(engine.optimizer)
     return ZeroWorker(engine, workload, recipe, context.device, context.world_size)
 
 
@@ -65,6 +82,7 @@ class ZeroWorker(StepWorker):
         device: torch.device,
         shares: int,
     ) -> None:
+        native = engine.bfloat16_enabled() or engine.fp16_enabled()
         super().__init__(
             engine.module,
             workload=workload,
@@ -72,10 +90,18 @@ class ZeroWorker(StepWorker):
             device=device,
             shares=shares,
             called=engine,
-            autocasts=not (engine.bfloat16_enabled() or engine.fp16_enabled()),
+            autocasts=not native,
         )
         self._engine = engine
+        if native:
+            cast_inputs(engine.module, AUTOCAST_DTYPES[recipe.precision])
         self._count_updates_of(self._base_optimizer())
+
+    def _loss_scaler(self) -> Scaler | None:
+        """None in fp32 and bf16, and for DeepSpeed's own 16-bit engines."""
+        held = getattr(self._engine, ENGINE_SCALER, None)
+        held = held or getattr(self._engine.optimizer, OPTIMIZER_SCALER, None)
+        return held if isinstance(held, Scaler) else None
 
     def _backward(self, share: Tensor, last: bool) -> None:
         self._engine.backward(share, scale_wrt_gas=False)
@@ -91,14 +117,6 @@ class ZeroWorker(StepWorker):
         base = getattr(optimizer, "optimizer", optimizer)
         assert isinstance(base, torch.optim.Optimizer)
         return base
-
-    def _loss_scaler(self) -> torch.amp.GradScaler | None:
-        scalers = (
-            getattr(owner, name, None)
-            for owner in (self._engine, self._engine.optimizer)
-            for name in SCALERS
-        )
-        return next((s for s in scalers if isinstance(s, torch.amp.GradScaler)), None)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         for group in self._engine.optimizer.param_groups:
@@ -120,7 +138,8 @@ class ZeroWorker(StepWorker):
         }
         # Loss-scaled gradients are unscaled in the optimizer step, which is still to come.
         scaler = self._loss_scaler()
-        scale = 1.0 if scaler is None else scaler.get_scale()
+        native_scale = float(getattr(self._engine.optimizer, "loss_scale", 1.0))
+        scale = native_scale if scaler is None else scaler.get_scale()
         return {
             name: gradient.detach().float().cpu().clone() / scale
             for name, gradient in gradients.items()
@@ -209,6 +228,19 @@ class ZeroWorker(StepWorker):
             return self._trained()
         flat = getattr(self._engine.optimizer, REPLICATED_PARAMETERS, ()) if stage < 3 else ()
         return _numbered(flat)
+
+
+def cast_inputs(module: nn.Module, dtype: torch.dtype) -> None:
+    """Give the module floating-point inputs in that type: DeepSpeed casts its parameters alone."""
+
+    def cast(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    def before_forward(_: nn.Module, *given: Any) -> Any:
+        return pytree.tree_map(cast, given)
+
+    module.register_forward_pre_hook(before_forward, with_kwargs=True)
 
 
 def _numbered(tensors: Iterable[Any]) -> dict[str, Any]:

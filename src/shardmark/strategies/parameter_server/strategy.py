@@ -96,7 +96,8 @@ class ParameterServer(Strategy):
     def tolerates_worker_loss(self) -> bool:
         return self.staleness_bound != 0
 
-    def backend(self, device_type: str) -> str:  # noqa: ARG002  (NCCL has no servers on a CPU)
+    def backend(self, device_type: str, recipe: Recipe) -> str:  # noqa: ARG002
+        """NCCL has no servers on a CPU."""
         return "gloo"
 
     def wire_bytes(
