@@ -79,7 +79,7 @@ def _sections(
     yield Section(title="GPUs", checks=(*_devices(devices), *_links(found)))
     listener.doing("a kernel on each GPU, and copies")
     tried = list(_kernels_and_copies())
-    listener.doing(f"an all-reduce over {len(devices)} GPUs")
+    listener.doing("an all-reduce over all GPUs")
     tried.append(_collective(len(devices)))
     yield Section(title="measured", checks=tuple(tried))
     if problems(tried):
@@ -242,7 +242,8 @@ def _strategies(strategies: Mapping[str, int], listener: ProgressListener) -> It
         except ShardmarkError as error:
             yield _failed("strategies", str(error), "report it with all of this")
             return
-    for verdict in made.verdicts:
+    order = list(strategies)
+    for verdict in sorted(made.verdicts, key=lambda verdict: order.index(verdict.strategy)):
         if verdict.tried_as is None:
             yield _strategy(verdict)
 

@@ -65,7 +65,8 @@ class World:
         self._capsys = capsys
         self.probe: GpuProbe | ShardmarkError = probed(gpus)
         self.links: NetworkRecord | ShardmarkError = LINKS
-        self.verdicts = (GOOD, PROMISED, UNAVAILABLE)
+        alone = GOOD.model_copy(update={"strategy": "single"})
+        self.verdicts = (UNAVAILABLE, PROMISED, GOOD, alone) if gpus > 1 else (alone,)
         self.nvml = FakeNvml(*(f"GPU-{index}" for index in range(gpus)), nvlinks=18)
         self.versions = {"torch": "2.15.0", "torchvision": "0.30.0", "deepspeed": "0.19.8"}
         self.collectives: list[int] = []
@@ -128,6 +129,7 @@ def test_everything_that_the_gpus_can_run_is_tried(
     facts += ["495 TFLOP/s", "50 % of the peak", "host to GPU", "NCCL_DEBUG=WARN", "equivalent"]
     assert [fact for fact in facts if fact not in text] == []
     assert ("NVLink, peer access: 0-1" in text) == ("GPU to GPU" in text) == (gpus > 1)
+    assert text.splitlines()[-1].startswith("ok       single") == (gpus == 1), "in their order"
     assert "an all-reduce" in progress, "what takes long is told meanwhile"
     assert there.collectives == [gpus]
     (experiment,) = there.experiments
