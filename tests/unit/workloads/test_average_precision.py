@@ -16,11 +16,11 @@ from pycocotools import mask as run_lengths
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from shardmark.workloads.detection.annotated import Objects, RunLengths
-from shardmark.workloads.detection.average_precision import (
+from shardmark.workloads.detection.annotated import (
     Detections,
     EvaluatedPicture,
-    average_precision,
+    Objects,
+    RunLengths,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ NAMES = ("map", "map_50", "map_75")
 ALL_NAMES = (*NAMES, *(f"mask_{name}" for name in NAMES))
 BOX = np.array([[0, 0, 10, 10]], np.float32)
 NO_BOX = BOX[:0]
+
+
+def average_precision(
+    pictures: Sequence[EvaluatedPicture], *, masks: bool
+) -> dict[str, float | None]:
+    """Its library takes seconds, which not every worker that collects this file needs."""
+    from shardmark.workloads.detection import average_precision as module
+
+    return module.average_precision(pictures, masks=masks)
 
 
 def drawn_boxes(random: np.random.Generator, count: int) -> NDArray[np.float32]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
 from shardmark.workloads.base import BatchPlan
-from shardmark.workloads.detection.average_precision import EvaluatedPicture
+from shardmark.workloads.detection.annotated import EvaluatedPicture
 from shardmark.workloads.detection.batch import DetectionBatch, Target
 from shardmark.workloads.detection.task import Detection
 

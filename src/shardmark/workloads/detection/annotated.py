@@ -1,4 +1,4 @@
-"""What is marked in pictures: boxes, labels and masks.  Imports no torch."""
+"""What is marked and what is found in pictures: boxes, labels and masks.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -45,3 +45,26 @@ class AnnotatedReading:
     sample_ids: tuple[int, ...]
     """Those really read: a broken sample's place is taken by the next one, or is left out."""
     errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detections:
+    """What a model found in one picture, k objects."""
+
+    boxes: NDArray[np.float32]
+    """(k, 4): left, top, right, bottom, in pixels of the stored picture."""
+    scores: NDArray[np.float32]
+    """(k,)"""
+    labels: NDArray[np.int64]
+    """(k,), 1 to the number of classes."""
+    masks: tuple[RunLengths, ...] | None = None
+    """k masks of the whole picture; None for a model that finds boxes only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedPicture:
+    """What is marked in a picture, and what was found; ranks send each other these."""
+
+    image_id: int
+    truth: Objects
+    found: Detections

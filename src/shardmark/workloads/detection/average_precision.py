@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torchmetrics.detection import MeanAveragePrecision
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardmark.workloads.detection.annotated import Objects, RunLengths
+    from shardmark.workloads.detection.annotated import EvaluatedPicture, RunLengths
 
 AVERAGES = ("map", "map_50", "map_75")
 # The library's own thresholds are float32: 0.55000001 would refuse an overlap of exactly 0.55.
@@ -21,29 +20,6 @@ OVERLAPS: list[float] = np.linspace(0.5, 0.95, 10).tolist()
 RECALLS: list[float] = np.linspace(0.0, 1.0, 101).tolist()
 DETECTIONS = [1, 10, 100]
 """The last one counts: so many of a category are looked at in one picture, the best first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detections:
-    """What a model found in one picture, k objects."""
-
-    boxes: NDArray[np.float32]
-    """(k, 4): left, top, right, bottom, in pixels of the stored picture."""
-    scores: NDArray[np.float32]
-    """(k,)"""
-    labels: NDArray[np.int64]
-    """(k,), 1 to the number of classes."""
-    masks: tuple[RunLengths, ...] | None = None
-    """k masks of the whole picture; None for a model that finds boxes only."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluatedPicture:
-    """What is marked in a picture, and what was found; ranks send each other these."""
-
-    image_id: int
-    truth: Objects
-    found: Detections
 
 
 def average_precision(

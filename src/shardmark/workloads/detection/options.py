@@ -66,6 +66,10 @@ class DetectionOptions(PictureOptions):
     pictures_without_objects: Literal["keep", "drop"] = "keep"
     """Whether pictures without any object to learn take part in training."""
 
+    def loads(self) -> tuple[str, ...]:
+        """Modules of libraries that the task imports only for such options."""
+        return ("shardmark.workloads.detection.average_precision",)
+
     @field_validator("model")
     @classmethod
     def _known(cls, name: str) -> str:
