@@ -61,7 +61,7 @@ MATRICES = (
 MATRIX_WEIGHTS = (6, 4, 2)
 DETERMINISTIC = ("ddp", "fsdp", "fsdp-grad-op", "ps-sync", *ZEROS, "single", "fsdp-hybrid")
 VICTIM_WEIGHTS = {
-    **{"rank": 60, "launcher": 16, "node": 7},
+    **{"rank": 60, "launcher": 16, "node": 5},
     **{"fork server": 2, "controller": 1.5, "everything": 1.5},
 }
 """How often each is drawn; after all but the first two libraries are loaded again."""
@@ -329,11 +329,12 @@ class KilledRun:
 
     def _trial_under_way(self) -> str | None:
         """The one that was begun last, unless it has its result."""
-        begun = [*(self._out / "trials").glob(f"*/{TRIAL_FILE}")]
-        last = max(begun, key=lambda path: path.stat().st_mtime, default=None)
-        if last is None or last.with_name(RESULT_FILE).exists():
-            return None
-        return last.parent.name
+        begun: list[tuple[float, Path]] = []
+        for path in (self._out / "trials").glob(f"*/{TRIAL_FILE}"):
+            with suppress(FileNotFoundError):  # it is removed once the result is there
+                begun.append((path.stat().st_mtime, path.parent))
+        _, last = max(begun, default=(0.0, None))
+        return None if last is None or (last / RESULT_FILE).exists() else last.name
 
     def _results(self) -> dict[str, tuple[TrialResult, str]]:
         """What is stored, with its hash; what is damaged is a problem."""
