@@ -32,7 +32,7 @@ SHARES = {
     "parameter_server": 0.12,
     "left_files": 0.15,
 }
-BAR = "Bar: no traceback, no input over 5 s, memory under 500 MB"
+BAR = "Bar: no traceback, no input over 5 s, memory under 500 MB beside torch"
 
 
 def portion(target: str, seed: int, inputs: int) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def processes_of(controller: psutil.Process) -> Processes:
     found: Processes = defaultdict(list)
 
     def add(process: psutil.Process, kind: str) -> None:
-        with suppress(psutil.Error):
+        with suppress(psutil.Error, ProcessLookupError):
             if process.status() == psutil.STATUS_ZOMBIE:
                 return
             found[kind].append(process)
