@@ -10,7 +10,12 @@ import pytest
 
 from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
-from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
+from shardmark.measure.system.gpus import (
+    RELEASED_BYTES,
+    all_cuda_devices,
+    used_memory,
+    visible_cuda_devices,
+)
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import load_run
 from shardmark.results.verification import read_verification
@@ -21,13 +26,16 @@ if not visible_cuda_devices(FOUND):
     pytest.skip(f"needs a CUDA device: {REASON}", allow_module_level=True)
 
 
-def run(out: Path, **changes: Any) -> list[TrialResult]:
+def run(out: Path, measure: dict[str, Any] | None = None, **changes: Any) -> list[TrialResult]:
     mapping: dict[str, Any] = {
         "name": "cuda",
         "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
         "recipe": {"global_batch": 64, "steps": 8, "optimizer": {"lr": 0.01, "momentum": 0.9}},
         "matrix": {"strategy": ["single"]},
-        "measure": {"warmup_steps": 3, "evaluate": "end"},
+        "measure": {
+            **{"warmup_steps": 3, "warmup_seconds": 0, "window_seconds": 0},
+            **{"evaluate": "end", **(measure or {})},
+        },
         "limits": {"trial_seconds": 240},
         "device": "cuda",
     }
@@ -49,7 +57,7 @@ def test_precisions_on_one_device(tmp_path: Path) -> None:
     for precision, result in results.items():
         assert result.outcome is Outcome.OK, (precision, result.failure)
         assert result.ranks[0].device != "cpu"
-        assert result.ranks[0].device_uuid
+        assert len(result.ranks[0].device_uuids) == 1
         # The model and its momentum at least; the allocator keeps no less than it hands out.
         held = value(result, "parameter_bytes") + value(result, "optimizer_state_bytes")
         assert value(result, "peak_memory_bytes") > held
@@ -76,7 +84,7 @@ def test_spans_come_from_events(tmp_path: Path) -> None:
     file = tmp_path / "run" / "trials" / result.id / "steps.jsonl"
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     measured = [line for line in lines if line["measured"]]
-    assert len(measured) == 5
+    assert len(measured) == 5, "no step is added"
     for line in measured:
         parts = [line[f"{name}_seconds"] for name in ("data", "forward", "backward", "optimizer")]
         assert all(part >= 0 for part in parts)
@@ -141,3 +149,67 @@ def test_data_parallel_in_bf16_with_dropout(tmp_path: Path) -> None:
     verification = read_verification(tmp_path / "run")
     assert verification is not None
     assert [verdict.equivalent for verdict in verification.verdicts] == [True] * 2
+
+
+@pytest.mark.timeout(300)
+def test_a_short_recipe_is_measured_for_long_enough(tmp_path: Path) -> None:
+    """Eight steps take milliseconds: the warm-up and the window last as long as asked for."""
+    least = {"warmup_seconds": 2.0, "window_seconds": 6.0, "verify": False}
+    (longer,) = run(tmp_path / "longer", least)
+    (plain,) = run(tmp_path / "plain", {"verify": False})
+    assert longer.outcome is plain.outcome is Outcome.OK, (longer.failure, plain.failure)
+    rank = longer.ranks[0]
+    assert sum(window.window_seconds for window in rank.windows) >= 6
+    assert all(window.end_step - window.first_step <= 1000 for window in rank.windows)
+    assert rank.first_step_at_seconds is not None
+    assert rank.windows[0].started_at_seconds - rank.first_step_at_seconds >= 2
+    # What was trained is the same: the added steps belong to no epoch, no order and no loss.
+    assert [(epoch.first_step, epoch.end_step) for epoch in rank.epochs] == [(0, 8)]
+    for name in ("initial_weights_sha256", "sample_order_sha256", "samples_total"):
+        assert getattr(rank, name) == getattr(plain.ranks[0], name)
+    assert value(longer, "train_loss") == pytest.approx(value(plain, "train_loss"), rel=0.01)
+    # Energy is counted by the device, and is what its power gives over the windows.
+    seconds = sum(window.window_seconds for window in rank.windows)
+    assert value(longer, "energy_joules") == pytest.approx(
+        value(longer, "power_watts") * seconds, rel=0.5
+    )
+    assert 0 < value(longer, "mfu") < 1
+    assert value(longer, "exposed_communication_seconds") == 0
+
+
+@pytest.mark.timeout(300)
+def test_evaluation_is_not_in_the_memory_of_training(tmp_path: Path) -> None:
+    """A second model and its batches lie on the device between the windows alone."""
+    recipe = {"global_batch": 64, "epochs": 3, "optimizer": {"lr": 0.01}}
+    reserved = {}
+    for when in ("never", "epoch"):
+        measure = {"evaluate": when, "verify": False}
+        (result,) = run(tmp_path / when, measure, recipe=recipe)
+        assert result.outcome is Outcome.OK, result.failure
+        reserved[when] = value(result, "peak_reserved_bytes")
+    assert reserved["epoch"] <= 1.02 * reserved["never"] + 2**21
+
+
+@pytest.mark.timeout(300)
+def test_a_server_on_the_host_takes_nothing_of_the_gpu(tmp_path: Path) -> None:
+    matrix = {"strategy": ["ps-sync"], "world_size": [1]}
+    (result,) = run(tmp_path / "run", matrix=matrix)
+    assert result.outcome is Outcome.OK, result.failure
+    worker, server = result.ranks
+    assert (worker.role, server.role, server.device) == ("worker", "server", "cpu")
+    assert value(result, "optimizer_state_bytes") == 0
+    assert value(result, "host_state_bytes") > value(result, "parameter_bytes")
+    # Nothing is computed while parameters come back.
+    assert value(result, "exposed_communication_seconds") > 0
+
+
+@pytest.mark.timeout(300)
+def test_after_a_timeout_the_gpu_is_free(tmp_path: Path) -> None:
+    before = used_memory()
+    recipe = {"global_batch": 64, "steps": 10**6}
+    measure = {"verify": False, "evaluate": "never"}
+    (result,) = run(tmp_path / "run", measure, recipe=recipe, limits={"trial_seconds": 25})
+    assert result.outcome is Outcome.TIMED_OUT
+    assert "had taken" in (result.failure.reason if result.failure else "")
+    left = {uuid: used - before.get(uuid, used) for uuid, used in used_memory().items()}
+    assert max(left.values()) <= RELEASED_BYTES

@@ -21,6 +21,7 @@ def run_agent(directory: str, task: str) -> int:
         "frozen": gc.get_freeze_count(),
         "loaded": "colorsys" in sys.modules,
         "temporary": tempfile.mkdtemp(),
+        "bad_fork": "torch" in sys.modules and sys.modules["torch"].cuda._is_in_bad_fork(),
     }
     if task == "links":
         told["child"] = subprocess.Popen(["sleep", "60"]).pid

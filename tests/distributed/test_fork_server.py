@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from shardmark.launch.local import fork_server
-from shardmark.launch.local.fork_server import ForkServer
+from shardmark.launch.local.fork_server import PRELOADED, ForkServer, living
 from shardmark.launch.local.launcher import KillSafeEvent
 from shardmark.launch.trial_artifacts import AGENT_LOG
 
@@ -44,6 +44,13 @@ def told_in(folder: Path) -> dict[str, Any]:
     told: dict[str, Any] = json.loads((folder / "told.json").read_text())
     (folder / "told.json").unlink()
     return told
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def gone(*pids: int) -> bool:
@@ -80,6 +87,9 @@ def test_trial_and_its_children_end(server: ForkServer, tmp_path: Path, how: str
         os.kill(told["server"], signal.SIGKILL)
         assert server.ended(30) == -signal.SIGKILL
         assert "forked from has died: ended with code -9" in (tmp_path / AGENT_LOG).read_text()
+    if how == "reaped":
+        assert not lives(told["pid"])
+        assert not lives(told["child"]), "it was waited for"
     assert gone(told["pid"], told["child"])
     assert not Path(told["temporary"]).parent.exists(), "libraries of killed ranks leave files"
     server.begin(tmp_path, "measure", {})
@@ -88,6 +98,38 @@ def test_trial_and_its_children_end(server: ForkServer, tmp_path: Path, how: str
     assert again["loaded"]
     assert (again["server"] == told["server"]) == (how == "reaped")
     assert how == "reaped" or gone(told["server"])
+
+
+def test_loading_asks_the_cuda_runtime_nothing(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a MIG slice, counting devices asks the runtime, and forked ranks could not use it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-4b1cc6a1-0000-0000-0000-000000000000")
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    server.load([*PRELOADED, "shardmark.strategies.deepspeed.preload"], "cuda")
+    server.begin(tmp_path, "measure", {})
+    assert server.ended(30) == 3
+    assert told_in(tmp_path)["bad_fork"] is False
+
+
+def test_a_trial_is_over_when_none_of_its_processes_lives(tmp_path: Path) -> None:
+    """One that has died and was not collected holds no memory: state Z."""
+    states = {11: "R", 12: "D", 13: "Z", 14: "S"}
+    for pid, state in states.items():
+        (tmp_path / str(pid)).mkdir()
+        group = 7 if pid < 14 else 8
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) rank) {state} 1 {group} 0 0")
+    assert living(7, tmp_path) == [11, 12]
+    assert living(8, tmp_path) == [14]
+    assert living(9, tmp_path) == []
+
+
+def test_the_end_of_a_killed_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive = [[11, 12], [12], []]
+    monkeypatch.setattr(fork_server, "living", lambda *_: alive.pop(0))
+    monkeypatch.setattr(fork_server.time, "sleep", lambda _: None)
+    fork_server.await_end(7)
+    assert alive == []
 
 
 def test_a_parent_that_was_faster_to_die_is_noticed() -> None:

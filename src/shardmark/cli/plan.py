@@ -50,6 +50,20 @@ def plan_lines(plan: Plan) -> list[str]:
     return [*lines, f"{trials}, {_counted(len(plan.left_out), 'cell')} left out"]
 
 
+def duration_lines(plan: Plan) -> list[str]:
+    """How long trials warm up and are measured at least; nothing where steps alone count."""
+    lines: dict[str, None] = {}
+    for trial in plan.trials:
+        warmup_seconds, window_seconds = trial.least_seconds
+        if warmup_seconds:
+            steps = _counted(trial.measure.warmup_steps, "step")
+            lines[f"warm-up: at least {steps} and {warmup_seconds:g} s"] = None
+        if window_seconds:
+            added = "where the recipe is shorter, steps are added after its end"
+            lines[f"measured: at least {window_seconds:g} s; {added}"] = None
+    return list(lines)
+
+
 def time_lines(plan: Plan, out: Path | None, budget_seconds: float | None) -> list[str]:
     """What the trials will take, as earlier ones of the same cells took: in `out`, or else in the
     newest run of the experiment."""

@@ -172,7 +172,7 @@ def _print_plan(
     remeasure: bool,
 ) -> None:
     """The trials in their order, the cells left out, the time; asks no device, fetches nothing."""
-    from shardmark.cli.plan import plan_lines, time_lines, unavailable_lines
+    from shardmark.cli.plan import duration_lines, plan_lines, time_lines, unavailable_lines
     from shardmark.launch.controller import check_folder, check_plan, verification_note
     from shardmark.launch.engines import submission
     from shardmark.launch.fingerprint import fingerprint_of
@@ -185,7 +185,7 @@ def _print_plan(
         check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
-    say(*plan_lines(plan), *time_lines(plan, out, budget_seconds))
+    say(*plan_lines(plan), *duration_lines(plan), *time_lines(plan, out, budget_seconds))
     if there and experiment.measure.verify and (note := verification_note(there, cells_of(there))):
         say(note)
     without = [word for word in sys.argv[1:] if word != "--dry-run"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import Literal
 
 from shardmark.core.text import one_line
@@ -70,12 +71,12 @@ class StrategyUnavailable(ShardmarkError):  # noqa: N818  (an outcome, not a fai
         return one_line("cannot run {!r} here: {}; {}".format(*self.args))
 
 
-MEMORY_MESSAGES = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "Cannot allocate memory",
+MEMORY_MESSAGE = re.compile(
+    r"DefaultCPUAllocator: (can't allocate|not enough) memory"
+    r"|CUDA( driver)?( error:)? out of memory"
+    r"|Cuda failure.* '?out of memory|Failed to CUDA \w*alloc"  # NCCL
+    r"|\bCU[A-Z]+_\w*ALLOC\w*_FAILED"  # cuBLAS, cuDNN and the others
+    r"|Cannot allocate memory"
 )
 
 
@@ -94,7 +95,7 @@ def error_kind(error: BaseException) -> ErrorKind:
     memory = (
         type(error).__name__ == "OutOfMemoryError"
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-        or (isinstance(error, RuntimeError) and any(text in str(error) for text in MEMORY_MESSAGES))
+        or (isinstance(error, RuntimeError) and MEMORY_MESSAGE.search(str(error)))
     )
     if memory:
         return "out_of_memory"

@@ -187,6 +187,11 @@ _CATALOGUE = (
         f"Optimizer state held by one rank, master weights included: {_STATE}.",
     ),
     _memory(
+        "host_state_bytes",
+        "Parameters, gradients and optimizer state that a rank of a GPU trial holds in host memory:"
+        " offloaded, or on a server without a GPU. They are in no other of these metrics.",
+    ),
+    _memory(
         "activation_peak_bytes",
         "peak_memory_bytes minus parameters, gradients and optimizer state: activations,"
         " temporaries and communication buffers.",

@@ -248,11 +248,21 @@ class Repeats(Model):
         return f"{self.at_least} to {self.at_most}" if self.adaptive else str(self.at_least)
 
 
+GPU_WARMUP_SECONDS = 5.0
+GPU_WINDOW_SECONDS = 15.0
+"""Clocks have settled, and a sampled power is a mean of thirty readings."""
+
+
 class Measure(Model):
     """What is measured, and how often."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """First steps of the training that are left out of every performance metric."""
+    """First steps of the training that are left out of every performance metric, at least."""
+    warmup_seconds: Annotated[float, Field(ge=0, le=3600)] | None = None
+    """More steps are left out until they have lasted so long.  null: 5 on a GPU, 0 on a CPU."""
+    window_seconds: Annotated[float, Field(ge=0, le=86400)] | None = None
+    """So long is measured at least: where the recipe is shorter, steps are added after its end.
+    null: 15 on a GPU, 0 on a CPU."""
     repeats: Repeats = Repeats(at_least=1, at_most=1)
     """How often each cell is measured, in random order each time."""
     max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2

@@ -221,7 +221,7 @@ def capture_rank(trial: Trial, directory: Path, context: RankContext, report: Ra
     set_numerics(trial.recipe)
     note_joined(directory, context)
     if isinstance(worker, Server):
-        serve(worker, report)
+        serve(worker, report, context.device)
         return
     assert shard is not None, "a rank without a share is a server"
     capture = capture_steps(

@@ -177,7 +177,6 @@ class TrialRunner:
                 device_type=trial.device_type,
                 precision=trial.recipe.precision,
                 tf32=trial.recipe.tf32,
-                warmup_steps=trial.measure.warmup_steps,
                 steps_per_epoch=next((r.steps_per_epoch for r in ranks if r.lost is None), None),
                 layout=trial.layout,
                 samples_per_step=trial.batch_per_step,

@@ -61,7 +61,7 @@ class RankSampler:
         self._sampler = SystemSampler(self._file, sample_seconds)
         self._records: dict[int, RankRecord] = {}
         self._versions: dict[int, tuple[int, int]] = {}
-        self._trained = False
+        self._trained_steps = 0
 
     def __enter__(self) -> Self:
         self._sampler.start()
@@ -87,13 +87,14 @@ class RankSampler:
                 continue
             before, self._records[rank] = self._records.get(rank), record
             if before is None or before.pid != record.pid:
-                self._trained = False  # after a restart, the last step is still to come
+                self._trained_steps = 0  # after a restart, the last step is still to come
                 self._sampler.set_ranks(
                     {known: found.pid for known, found in self._records.items()},
-                    gpu_uuids=[r.device_uuid for r in self._records.values() if r.device_uuid],
+                    gpu_uuids=[uuid for r in self._records.values() for uuid in r.device_uuids],
                 )
-        if not self._trained and self._all_steps_taken():
-            self._trained = True
+        taken = self._steps_of_ended()
+        if taken > self._trained_steps:
+            self._trained_steps = taken
             self._sampler.sample_now()  # a short trial's ranks may be gone before the next one
 
     def _changed(self, rank: int) -> RankRecord | None:
@@ -113,10 +114,14 @@ class RankSampler:
             self._versions[rank] = version
         return record
 
-    def _all_steps_taken(self) -> bool:
-        """Of any rank: one may be slow, or dead while the others train on."""
+    def _steps_of_ended(self) -> int:
+        """How many steps ranks have taken that have no other left; 0 without such a rank.
+
+        One rank is enough: another may be slow, or dead while the others train on.
+        """
         progress = (reached(self._directory, rank) for rank in self._ranks)
-        return any(told is not None and told.steps == told.total_steps for told in progress)
+        ended = (told.steps for told in progress if told and told.steps == told.total_steps)
+        return max(ended, default=0)
 
 
 def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:

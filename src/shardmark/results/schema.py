@@ -71,6 +71,8 @@ class ProbeRecord(Stored):
     parameter_bytes: int | None = None
     gradient_bytes: int | None = None
     optimizer_state_bytes: int | None = None
+    host_state_bytes: int | None = None
+    """Of those three kinds, what a rank with a CUDA device has in host memory; None on a CPU."""
     peak_memory_bytes: int | None = None
     """CPU: from counting the allocator's events.  CUDA: None, the measured windows tell."""
     collectives: dict[str, CollectiveRecord] | None = None
@@ -153,7 +155,8 @@ class RankRecord(Stored):
     pid: int
     device: str
     """`cpu`, or the CUDA device's name."""
-    device_uuid: str | None = None
+    device_uuids: tuple[str, ...] = ()
+    """Of every CUDA device that it computes on."""
     threads: int
     first_step_at_seconds: float | None
     """Unix time at which the first training step began, warm-up included."""
@@ -167,7 +170,7 @@ class RankRecord(Stored):
     tokens: int | None = None
     """In the windows, counted without padding; None where samples are not made of tokens."""
     samples_total: int = 0
-    """In all steps, warm-up included."""
+    """In all steps of the recipe, warm-up included."""
     epochs: tuple[EpochRecord, ...] = ()
     evaluation_seconds: tuple[float, ...] = ()
     peak_memory_bytes: int | None = None
@@ -181,7 +184,7 @@ class RankRecord(Stored):
     initial_weights_sha256: str | None = None
     final_weights_sha256: str | None = None
     sample_order_sha256: str | None = None
-    """Of this rank's sample ids in the order trained on."""
+    """Of this rank's sample ids in the order trained on, to the end of the recipe."""
     structure_sha256: str | None = None
     """Of the model's modules with their settings, and names and shapes of tensors; where one rank
     of a share probes."""

@@ -220,7 +220,7 @@ class Server(Protocol):
         """What this rank holds now, as references: the caller must not keep them."""
 
     def held_bytes(self) -> int:
-        """Bytes of all tensors that it holds, those under way included."""
+        """Bytes of all tensors that it holds on its device, those under way included."""
 
     def exchange(self) -> ExchangeRecord:
         """What passed between it and the workers so far."""

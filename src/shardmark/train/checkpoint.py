@@ -224,7 +224,7 @@ class Checkpoints:
             server.load_checkpoint_state(self.files.load(self.first_step)[0])
             report.checkpoints = self._written_before()
 
-    def restore_worker(self, worker: Worker, report: RankReport, device: torch.device) -> None:
+    def restore_worker(self, worker: Worker, report: RankReport) -> None:
         """Have it and its report go on from the checkpoint, if there is one."""
         step = max((s for s in self.files.steps() if s <= self.first_step), default=0)
         self._forget_later()
@@ -237,7 +237,7 @@ class Checkpoints:
         lines = self.files.lines(self.files.history)[: progress["own_steps"]]
         self.files.cut(self.files.history, lines)
         self.saved_steps = len(lines)
-        _restore(report, lines, progress, device)
+        _restore(report, lines, progress)
         report.checkpoints = self._written_before()
         if lines:
             worker.set_learning_rate(lines[-1]["learning_rate"])
@@ -321,7 +321,6 @@ def _restore(
     report: RankReport,
     lines: list[dict[str, Any]],
     progress: dict[str, Any],
-    device: torch.device,
 ) -> None:
     recorder, peak = report.recorder, report.cuda_peak
     assert recorder is not None, "the rank gives its report a recorder first"
@@ -329,7 +328,6 @@ def _restore(
         [TakenStep(**line | {"sample_ids": tuple(line["sample_ids"])}) for line in lines],
         windows=[Window(**window) for window in progress["windows"]],
         first_step_at_seconds=progress["first_step_at_seconds"],
-        device=device,
     )
     report.epochs = [
         (first, end, None if evaluation is None else Evaluation(**evaluation))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from shardmark.core.shares import Shard, StepShard
+from shardmark.measure.memory.tensors import memory_apart
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
 from shardmark.train.checkpoint import Checkpoints
 from shardmark.train.loop import LoopOptions, train
-from shardmark.train.record import Evaluation, RankReport
+from shardmark.train.pacing import Pacing
+from shardmark.train.record import Evaluation, RankReport, weights_sha256
 from shardmark.train.schedule import Schedule
 from shardmark.workloads.base import Batch, BatchPlan, Workload
 
@@ -59,6 +62,36 @@ class BatchSource:
             yield next(loaded), batch.to(self._device)
 
 
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """One rank's steps, in stretches between which the ranks meet."""
+
+    worker: Worker
+    source: BatchSource
+    recorder: Recorder
+    options: LoopOptions
+    pacing: Pacing
+    step: int = 0
+    """Of the whole training, so many have been taken."""
+
+    def until(self, stop: int) -> None:
+        """Take the steps before `stop` that are left."""
+        while self.step < stop:
+            self.take(min(self.pacing.next_steps, stop - self.step))
+
+    def take(self, steps: int) -> None:
+        self.worker.group.barrier()
+        batches = self.source.until(self.step + steps)
+        measured = self.pacing.warm
+        seconds = train(self.worker, batches, self.recorder, self.options, measured=measured)
+        self.recorder.settle()
+        told = self.worker.group.gather((seconds, self.recorder.measured_seconds))
+        of_ranks = cast("list[tuple[float, float]]", told)
+        slowest_seconds = max(own for own, _ in of_ranks)
+        self.pacing.took(steps, slowest_seconds, max(measured for _, measured in of_ranks))
+        self.step += steps
+
+
 def train_epochs(
     schedule: Schedule,
     options: LoopOptions,
@@ -68,11 +101,15 @@ def train_epochs(
     shard: Shard,
     recorder: Recorder,
     report: RankReport,
+    pacing: Pacing,
     checkpoints: Checkpoints | None = None,
+    on_added: Callable[[int], None] = lambda total_steps: None,  # noqa: ARG005
 ) -> None:
     """Train every epoch and evaluate those that the trial asks for, outside the windows.
 
-    With `checkpoints`, from the last one on, and pausing for further ones.
+    Steps that are added for the sake of measuring come last: no weight or quality is theirs.
+    `on_added` is told how many steps there are with them.  With `checkpoints`, from the last one
+    on, and pausing for further ones.
     """
     worker.group.barrier()
     recorder.start_training()
@@ -80,21 +117,35 @@ def train_epochs(
     if checkpoints is not None:
         checkpoints.training_goes_on(report)
         first = checkpoints.first_step
-    source = BatchSource(
-        worker, workload, schedule.plan, shard, device=options.device, first_step=first
+    device = options.devices[0]
+    training = Training(
+        worker=worker,
+        source=BatchSource(worker, workload, schedule.plan, shard, device=device, first_step=first),
+        recorder=recorder,
+        options=options,
+        pacing=pacing,
+        step=first,
     )
     epochs = list(zip(schedule.epoch_ends, schedule.evaluated, strict=True))
     for end_step, evaluated in epochs[len(report.epochs) :]:
         for stop in [end_step] if checkpoints is None else checkpoints.stops(first, end_step):
-            worker.group.barrier()
-            train(worker, source.until(stop), recorder, options)
+            training.until(stop)
             if checkpoints is not None and stop < end_step:
                 checkpoints.save(stop, worker, report)
-        evaluation = evaluate(worker, workload, shard, options.device) if evaluated else None
+        evaluation = None
+        if evaluated:
+            with memory_apart(device):
+                evaluation = evaluate(worker, workload, shard, device)
         report.end_epoch(recorder.step, evaluation)
         if checkpoints is not None and checkpoints.is_due(end_step, of=schedule.total_steps):
             checkpoints.save(end_step, worker, report)
         first = end_step
+    worker.group.barrier()
+    with memory_apart(device):
+        report.end_training(recorder.step, weights_sha256(worker.full_parameters()))
+    while added := pacing.added_steps:
+        on_added(training.step + added)
+        training.take(added)
 
 
 def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.device) -> Evaluation:

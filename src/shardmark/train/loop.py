@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from shardmark.core.shares import StepShard
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
-from shardmark.train.schedule import seed_generators, step_seed
+from shardmark.train.schedule import seed_step
 from shardmark.workloads.base import Batch
 
 
@@ -19,11 +19,10 @@ from shardmark.workloads.base import Batch
 class LoopOptions:
     """What the loop needs to know of the trial."""
 
-    device: torch.device
+    devices: Sequence[torch.device]
+    """Of this process, its own first."""
     seed: int
     learning_rate: Callable[[int], float]
-    warmup_steps: int
-    """First steps of the whole training that belong to no window."""
     on_step: Callable[[int], None]
     """Told the number of steps taken; must cost nothing."""
     slow_rank: SlowRank | None = None
@@ -34,13 +33,12 @@ def train(
     batches: Iterator[tuple[StepShard, Batch]],
     recorder: Recorder,
     options: LoopOptions,
-) -> None:
-    """Take a step for each batch; measure those after the warm-up, in one window."""
-    windowed = False
+    *,
+    measured: bool,
+) -> float:
+    """Take a step for each batch, in one window where they are measured; their seconds."""
+    recorder.start_window(measured=measured)  # waits for the device
     while True:
-        if not windowed and recorder.step >= options.warmup_steps:
-            recorder.start_window()  # waits for the device
-            windowed = True
         recorder.start_step()
         if options.slow_rank is not None:
             options.slow_rank.step_started()
@@ -52,14 +50,13 @@ def train(
         rate = options.learning_rate(step_shard.step)
         if not recorder.learning_rates or rate != recorder.learning_rates[-1]:
             worker.set_learning_rate(rate)
-        seed_generators(step_seed(options.seed, step_shard), options.device)
+        seed_step(options.seed, step_shard, options.devices)
         loss = worker.step(batch, recorder)
         if options.slow_rank is not None:
             options.slow_rank.step_done()
         recorder.end_step(loss, batch.sample_ids, rate)
         options.on_step(step_shard.step + 1)
-    if windowed:
-        recorder.stop_window()  # waits for the device
+    return recorder.stop_window()  # waits for the device
 
 
 class SlowRank:

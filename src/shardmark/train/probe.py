@@ -14,7 +14,12 @@ from torch import nn
 from torch._C._autograd import DeviceType  # exported under no public name
 from torch.profiler import ProfilerActivity, profile
 
-from shardmark.measure.memory.tensors import allocator_rise_bytes, live_tensor_bytes, storage_bytes
+from shardmark.measure.memory.tensors import (
+    allocator_rise_bytes,
+    is_on,
+    live_tensor_bytes,
+    storage_bytes,
+)
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import ProbeRecord
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+NO_KERNELS = "the profiler recorded no kernel of the GPU"
 
 TakeStep = Callable[[Spans], object]
 """Takes one more optimizer step, reporting its spans to the argument."""
@@ -42,31 +48,44 @@ class HeldSpans:
     parameters, gradients, optimizer state.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, device: torch.device) -> None:
         self._worker = worker
-        self.largest = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_state_bytes": 0}
+        self._device = device
+        self.largest: dict[str, int] = {}
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         if name in ("backward", "optimizer"):
-            for kind, count in held_bytes(self._worker.held_state()).items():
-                self.largest[kind] = max(self.largest[kind], count)
+            for kind, count in held_bytes(self._worker.held_state(), self._device).items():
+                self.largest[kind] = max(self.largest.get(kind, 0), count)
         yield
 
 
-def held_bytes(state: HeldState) -> dict[str, int]:
-    """Bytes by kind; what the library hides from Python are gradients (DDP's buckets)."""
-    seen: set[int] = set()
-    return {
-        "parameter_bytes": storage_bytes(state.parameters, seen=seen),
-        "gradient_bytes": storage_bytes(state.gradients, seen=seen) + state.untracked_bytes,
-        "optimizer_state_bytes": storage_bytes(state.optimizer_state, seen=seen),
+def held_bytes(state: HeldState, device: torch.device) -> dict[str, int]:
+    """Bytes by kind on that device, and of all kinds in host memory where that is another.
+
+    What the library hides from Python are gradients (DDP's buckets).
+    """
+    kinds = {
+        "parameter_bytes": state.parameters,
+        "gradient_bytes": state.gradients,
+        "optimizer_state_bytes": state.optimizer_state,
     }
+    seen: set[int] = set()
+    held = {
+        kind: storage_bytes((t for t in tensors if is_on(device.type, t)), seen=seen)
+        for kind, tensors in kinds.items()
+    }
+    held["gradient_bytes"] += state.untracked_bytes
+    if device.type != "cpu":
+        everything = chain.from_iterable(kinds.values())
+        held["host_state_bytes"] = storage_bytes(t for t in everything if is_on("cpu", t))
+    return held
 
 
 def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRecord:
     """Four more steps: held state, collectives, and two under the profiler.  Collective."""
-    held = HeldSpans(worker)
+    held = HeldSpans(worker, device)
     take_step(held)
     with CollectiveCounter() as counter:
         take_step(NoSpans())
@@ -104,35 +123,45 @@ def _profiled(
         why = f"the profiler failed: {error}"
         return None, None, {"peak_memory_bytes": why, "exposed_communication_seconds": why}
     peak = level + allocator_rise_bytes(profiled, since_nanoseconds=since) if on_cpu else None
-    return peak, exposed_communication_seconds(profiled, since_nanoseconds=since), reasons
+    exposed = exposed_communication_seconds(profiled, since_nanoseconds=since, on_cpu=on_cpu)
+    if exposed is None:
+        reasons["exposed_communication_seconds"] = NO_KERNELS
+    return peak, exposed, reasons
 
 
-def exposed_communication_seconds(profiled: profile, *, since_nanoseconds: int) -> float:
+def exposed_communication_seconds(
+    profiled: profile, *, since_nanoseconds: int, on_cpu: bool
+) -> float | None:
     """Seconds after the instant in which communication ran and this rank computed nothing.
 
-    CUDA: NCCL kernels outside all other kernels.  CPU: gloo's work and `c10d` calls outside all
-    tensor operators.
+    Communication is NCCL's kernels on the GPU and gloo's work on the host; where no NCCL kernel
+    ran, `c10d` calls are gloo's, too.  Computation is all other kernels, on a CPU all tensor
+    operators.  None where a GPU's kernels were not recorded.
     """
     assert profiled.profiler is not None
     results = profiled.profiler.kineto_results
     assert results is not None, "the profile has not ended"
-    communication: dict[bool, list[Interval]] = {False: [], True: []}
-    computation: dict[bool, list[Interval]] = {False: [], True: []}
+    kernels: list[tuple[str, Interval]] = []
+    calls: list[tuple[str, Interval]] = []
     for event in results.events():
         if event.start_ns() < since_nanoseconds or event.name() == "[memory]":
             continue
         on_device = event.device_type() != DeviceType.CPU
         if on_device and not _is_work(event):
             continue  # an annotation that spans others' work
-        name = event.name()
         interval = (event.start_ns(), event.start_ns() + event.duration_ns())
-        if name.startswith(("gloo:", "c10d::", "nccl")):
-            communication[on_device].append(interval)
-        elif on_device or name.startswith("aten::"):
-            computation[on_device].append(interval)
-    device_worked = bool(communication[True] or computation[True])
-    hidden_by = computation[device_worked]
-    busy = covered_nanoseconds(chain(communication[device_worked], hidden_by))
+        (kernels if on_device else calls).append((event.name(), interval))
+    if not kernels and not on_cpu:
+        return None
+    of_nccl = [interval for name, interval in kernels if name.startswith("nccl")]
+    carriers = ("gloo:",) if of_nccl else ("gloo:", "c10d::")
+    on_host = [interval for name, interval in calls if name.startswith(carriers)]
+    hidden_by = (
+        [interval for name, interval in calls if name.startswith("aten::")]
+        if on_cpu
+        else [interval for name, interval in kernels if not name.startswith("nccl")]
+    )
+    busy = covered_nanoseconds(chain(of_nccl, on_host, hidden_by))
     return (busy - covered_nanoseconds(hidden_by)) / 1e9
 
 

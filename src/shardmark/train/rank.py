@@ -21,7 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.core.errors import ShardmarkError, error_kind
 from shardmark.core.run_files import JOINED_FILE
-from shardmark.measure.memory.tensors import CudaPeak
+from shardmark.measure.memory.tensors import CudaPeak, memory_apart
 from shardmark.measure.network.links import measure_links
 from shardmark.measure.network.probe import DEFAULT_SECONDS, RECORD_FILE
 from shardmark.measure.step.progress import ProgressWriter
@@ -31,6 +31,7 @@ from shardmark.strategies.base import RankContext, Server
 from shardmark.train.checkpoint import Checkpoints
 from shardmark.train.epochs import train_epochs
 from shardmark.train.loop import LoopOptions, SlowRank
+from shardmark.train.pacing import Pacing
 from shardmark.train.probe import held_bytes, model_counts, probe
 from shardmark.train.record import RankReport, structure_sha256, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of, set_numerics
@@ -48,7 +49,7 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
     report = RankReport(directory, rank=int(os.environ["RANK"]))
     try:
         context = join_group(trial)
-        report.describe(context.device, context.threads)
+        report.describe(context.all_devices, context.threads)
         task(trial, directory, context, report)
         dist.destroy_process_group()  # not after an error: others may wait in it
         report.write()
@@ -132,6 +133,7 @@ def note_joined(directory: Path, context: RankContext) -> None:
 def measure(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
     """Train the whole trial, measured."""
     device, recipe = context.device, trial.recipe
+    warmup_seconds, window_seconds = trial.least_seconds
     workload = build_workload(trial.workload, recipe.seed)
     schedule = Schedule.of(trial, workload)
     position = trial.layout.ranks[context.rank]
@@ -144,13 +146,15 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     set_numerics(recipe)
     note_joined(directory, context)
     if isinstance(worker, Server):
-        serve(worker, report, checkpoints)
+        serve(worker, report, device, checkpoints)
         return
     assert position.share is not None, "a rank without a share is a server"
-    report.cuda_peak = CudaPeak(device) if device.type == "cuda" else None
-    recorder = Recorder(clock_for(device), [report.cuda_peak] if report.cuda_peak else [])
+    devices = context.all_devices
+    report.cuda_peak = CudaPeak(devices) if device.type == "cuda" else None
+    recorder = Recorder(clock_for(devices), [report.cuda_peak] if report.cuda_peak else [])
     report.recorder, report.worker = recorder, worker
-    report.initial_sha256 = weights_sha256(worker.full_parameters())
+    with memory_apart(device):
+        report.initial_sha256 = weights_sha256(worker.full_parameters())
     with ProgressWriter.opened(
         directory,
         context.rank,
@@ -161,14 +165,12 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
         recorder.observe(progress)
         if checkpoints is not None:
             worker.group.barrier()  # everybody has seen the initial weights
-            checkpoints.restore_worker(worker, report, device)
+            checkpoints.restore_worker(worker, report)
         slow_factor = trial.slow_ranks.get(context.rank, 1.0)
         options = LoopOptions(
-            device=device,
+            devices=devices,
             seed=recipe.seed,
             learning_rate=learning_rate_of(recipe, schedule.total_steps),
-            # A restarted process is as cold as a new one.
-            warmup_steps=recorder.step + trial.measure.warmup_steps,
             on_step=progress.stepped,
             slow_rank=SlowRank(slow_factor) if slow_factor > 1 else None,
         )
@@ -180,10 +182,16 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             shard=position.share,
             recorder=recorder,
             report=report,
+            # A restarted process is as cold as a new one.
+            pacing=Pacing(
+                warmup_steps=trial.measure.warmup_steps,
+                warmup_seconds=warmup_seconds,
+                window_seconds=window_seconds,
+            ),
             checkpoints=checkpoints,
+            on_added=progress.lengthen,
         )
     worker.group.barrier()
-    report.final_sha256 = weights_sha256(worker.full_parameters())
     report.exchange = worker.exchange()
     report.write()  # whatever happens in the probe, the measurement is safe
     worker.group.barrier()  # nobody changes the weights before everybody has seen them
@@ -199,7 +207,12 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     worker.close()
 
 
-def serve(server: Server, report: RankReport, checkpoints: Checkpoints | None = None) -> None:
+def serve(
+    server: Server,
+    report: RankReport,
+    device: torch.device,
+    checkpoints: Checkpoints | None = None,
+) -> None:
     """Hold parameters for the workers; what is held and passed is recorded at the end."""
     report.role = "server"
     report.write()
@@ -210,7 +223,7 @@ def serve(server: Server, report: RankReport, checkpoints: Checkpoints | None = 
         server.serve(checkpoints.save_server(server, report))
     report.exchange = server.exchange()
     report.probe = ProbeRecord(
-        **held_bytes(server.held_state()),
+        **held_bytes(server.held_state(), device),
         peak_memory_bytes=server.held_bytes(),
         collectives=None,
         reasons={"exposed_communication_seconds": "a server computes nothing of its own"},

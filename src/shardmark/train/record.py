@@ -81,7 +81,7 @@ class RankReport:
         self._directory = directory
         self._rank = rank
         self._device = "unknown"
-        self._device_uuid: str | None = None
+        self._device_uuids: tuple[str, ...] = ()
         self._threads = 0
         self.role: Literal["worker", "server"] = "worker"
         self.counts_samples = True
@@ -97,6 +97,9 @@ class RankReport:
         self.initial_sha256: str | None = None
         """Of the weights that the training began with, before any restart."""
         self.final_sha256: str | None = None
+        """Of the weights that the recipe ended with; steps added for measuring come after it."""
+        self.trained_steps: int | None = None
+        """Of this rank, when the recipe had ended."""
         self.earlier_data_errors: Sequence[str] = ()
         """Before a restart."""
         self.steps_per_epoch: int | None = None
@@ -106,17 +109,23 @@ class RankReport:
         self.exchange: ExchangeRecord | None = None
         self.error: RankError | None = None
 
-    def describe(self, device: torch.device, threads: int) -> None:
+    def describe(self, devices: Sequence[torch.device], threads: int) -> None:
+        """`devices` are all of this process; a strategy of one process may have several."""
         self._threads = threads
-        self._device = device.type
-        if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
-            self._device, self._device_uuid = properties.name, str(properties.uuid)
+        self._device = devices[0].type
+        if self._device == "cuda":
+            properties = [torch.cuda.get_device_properties(device) for device in devices]
+            self._device = properties[0].name
+            self._device_uuids = tuple(str(each.uuid) for each in properties)
         self.write()  # its process id lets the sampler find the rank
 
     def end_epoch(self, end_step: int, evaluation: Evaluation | None) -> None:
         first_step = self.epochs[-1][1] if self.epochs else 0
         self.epochs.append((first_step, end_step, evaluation))
+
+    def end_training(self, own_steps: int, weights_sha256: str) -> None:
+        """The recipe has ended; what follows is added for measuring."""
+        self.trained_steps, self.final_sha256 = own_steps, weights_sha256
 
     def data_errors(self) -> list[str]:
         """Those of all processes that have been this rank, each once."""
@@ -145,6 +154,7 @@ class RankReport:
         recorder, peak = self.recorder, self.cuda_peak
         sample_ids = recorder.sample_ids if recorder else []
         counted = sample_ids if self.counts_samples else []
+        trained = sample_ids[: self.trained_steps]
         measured = [counted[step] for step in self._measured_steps()] if counted else []
         return RankRecord(
             rank=self._rank,
@@ -154,7 +164,7 @@ class RankReport:
             local_rank=int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None,
             pid=os.getpid(),
             device=self._device,
-            device_uuid=self._device_uuid,
+            device_uuids=self._device_uuids,
             threads=self._threads,
             first_step_at_seconds=recorder.first_step_at_seconds if recorder else None,
             windows=tuple(WindowRecord(**asdict(w)) for w in recorder.windows) if recorder else (),
@@ -162,7 +172,7 @@ class RankReport:
             steps_per_epoch=self.steps_per_epoch,
             samples=sum(map(len, measured)),
             tokens=self.workload.tokens_in(measured) if self.workload else None,
-            samples_total=sum(map(len, counted)),
+            samples_total=sum(map(len, counted[: self.trained_steps])),
             epochs=tuple(self._epoch_records(taken)),
             evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
             peak_memory_bytes=peak.allocated_bytes if peak else None,
@@ -173,7 +183,7 @@ class RankReport:
             corpora=dict(self.workload.corpora) if self.workload else {},
             initial_weights_sha256=self.initial_sha256,
             final_weights_sha256=self.final_sha256,
-            sample_order_sha256=sample_order_sha256(sample_ids) if sample_ids else None,
+            sample_order_sha256=sample_order_sha256(trained) if trained else None,
             structure_sha256=self.structure_sha256,
             probe=self.probe,
             exchange=self.exchange,
@@ -202,11 +212,13 @@ class RankReport:
 
     def _step_lines(self, taken: Sequence[TakenStep]) -> Iterator[dict[str, object]]:
         measured = set(self._measured_steps())
+        ends = [end_step for _, end_step, _ in self.epochs]
+        trained = len(taken) if self.trained_steps is None else self.trained_steps
         for index, step in enumerate(taken):
             yield {
                 "rank": self._rank,
                 "step": index,
-                "epoch": sum(end <= index for _, end, _ in self.epochs),
+                "epoch": sum(end <= index for end in ends) if index < trained else None,
                 "measured": index in measured,
                 "samples": len(step.sample_ids),
                 "loss": step.loss if math.isfinite(step.loss) else None,

@@ -61,7 +61,7 @@ class Schedule:
 
 
 def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]:
-    """Step index -> learning rate.
+    """Step index -> learning rate; steps after the last keep its rate.
 
     `cosine` falls towards zero, which it would reach one step after the last (Loshchilov and
     Hutter, ICLR 2017, without restarts);
@@ -70,6 +70,7 @@ def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]
     schedule, base = recipe.schedule, recipe.optimizer.lr
 
     def rate(step: int) -> float:
+        step = min(step, total_steps - 1)
         if step < schedule.warmup_steps:
             return base * (step + 1) / schedule.warmup_steps
         if schedule.name == "cosine":

@@ -12,7 +12,14 @@ from pydantic import Field, PositiveInt
 
 from shardmark.config.axes import canonical
 from shardmark.core.layout import Layout
-from shardmark.core.recipe import Limits, Measure, Model, Recipe
+from shardmark.core.recipe import (
+    GPU_WARMUP_SECONDS,
+    GPU_WINDOW_SECONDS,
+    Limits,
+    Measure,
+    Model,
+    Recipe,
+)
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
 from shardmark.workloads import TaskOptions
@@ -66,6 +73,16 @@ class Trial(Model):
             return self.recipe.global_batch
         assert self.recipe.per_rank_batch is not None
         return self.recipe.per_rank_batch * self.layout.shares
+
+    @property
+    def least_seconds(self) -> tuple[float, float]:
+        """Of the warm-up and of the windows."""
+        on_gpu = self.device_type == "cuda"
+        warmup, window = self.measure.warmup_seconds, self.measure.window_seconds
+        return (
+            GPU_WARMUP_SECONDS * on_gpu if warmup is None else warmup,
+            GPU_WINDOW_SECONDS * on_gpu if window is None else window,
+        )
 
     @property
     def title(self) -> str:

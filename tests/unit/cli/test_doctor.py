@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,18 @@ def test_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, nvidia_cuda_runtime_cu12="12.8.90")  # minor versions are compatible
     devices, driver = device_checks(ONE_GPU, H200)
     assert devices.state is driver.state is State.OK
+
+
+def test_a_gpu_without_kernels_of_torch() -> None:
+    (device,) = H200.devices
+    old = replace(device, name="Tesla V100-SXM2-16GB", capability=(7, 0))
+    found = replace(H200, devices=(old,))
+    checks = {c.name: c for c in device_checks(ONE_GPU, found, lambda: ["sm_75", "sm_90"])}
+    kernels = checks["GPU kernels"]
+    assert kernels.state is State.MISSING
+    assert "Tesla V100-SXM2-16GB (sm_70)" in kernels.found
+    new = replace(H200, devices=(replace(device, capability=(9, 0)),))
+    assert "GPU kernels" not in {c.name for c in device_checks(ONE_GPU, new, lambda: ["sm_90"])}
 
 
 def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

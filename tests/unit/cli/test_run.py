@@ -205,6 +205,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
         assert re.search(fact, printed)
     assert "left out: single on 2 ranks: single is one device\n" in printed
     assert "2 trials, 2 cells left out" in printed
+    assert "at least" not in printed, "on a CPU steps count"
     assert "time: not known before a trial has run; each ends after 30 min at most" in printed
     assert "verification takes 43 % of the time or more" in printed
     assert calls == []
@@ -218,9 +219,13 @@ def test_dry_run_tells_cells_apart(answer: Answer) -> None:
         "matrix.world_size=[4]",
         "matrix.recipe.precision=[fp32,bf16]",
         "measure.repeats=2",
+        "measure.warmup_seconds=2",
+        "measure.window_seconds=30",
     )
     code, printed, err = answer("quickstart", "--dry-run", *changes)
     assert (code, err) == (0, "")
+    assert "warm-up: at least 5 steps and 2 s\n" in printed
+    assert "measured: at least 30 s; where the recipe is shorter, steps are added" in printed
     rows = [re.split(" {2,}", line.strip()) for line in printed.splitlines()]
     rows = [row for row in rows if "fsdp-hybrid" in row]
     assert {tuple(row[3:]) for row in rows} == {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import DistBackendError
 
 from shardmark.core.errors import FULL, DataError, InputError, StrategyUnavailable, error_kind
 from shardmark.launch import outcome
@@ -33,6 +34,8 @@ CPU_MESSAGE = (
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: "
     "you tried to allocate 4000000000000 bytes. Error code 12 (Cannot allocate memory)"
 )
+NCCL = "NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.27.3\nLast error:\n{}"
+CUDNN_9 = "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"
 FAILED = Outcome.FAILED
 OUT_OF_MEMORY = Outcome.OUT_OF_MEMORY
 
@@ -45,6 +48,17 @@ OUT_OF_MEMORY = Outcome.OUT_OF_MEMORY
         (RuntimeError(CPU_MESSAGE), "out_of_memory"),
         (RuntimeError("DefaultCPUAllocator: not enough memory: you tried"), "out_of_memory"),
         (RuntimeError("CUDA error: out of memory"), "out_of_memory"),
+        (RuntimeError("CUDA driver error: out of memory"), "out_of_memory"),
+        (DistBackendError(NCCL.format("Cuda failure 2 'out of memory'")), "out_of_memory"),
+        (
+            DistBackendError(NCCL.format("Failed to CUDA calloc async 608 bytes")),
+            "out_of_memory",
+        ),
+        (DistBackendError(NCCL.format("Cuda failure 700 'illegal access'")), "exception"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `x`"), "out_of_memory"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "out_of_memory"),
+        (RuntimeError(f"cuDNN error: {CUDNN_9}"), "out_of_memory"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), "exception"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "out_of_memory"),
         (StrategyUnavailable("ddp", "no", "two"), "unavailable"),
         (DataError("train", "no pictures", "add some"), "data"),

@@ -34,6 +34,7 @@ from shardmark.launch.trial_artifacts import (
     read_restarts,
     refuse_full,
 )
+from shardmark.measure.step.progress import ProgressWriter
 from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.schema import RankError, RankRecord
 from tests.golden.invented import invented_rank
@@ -171,6 +172,21 @@ def test_a_restarted_rank_is_sampled_in_its_new_process(
     ]
     assert sampled == [{}, {0: os.getppid()}, {0: os.getpid()}, {0: os.getpid()}]
     assert read.count(0) == 2
+
+
+def test_a_sample_is_taken_when_the_last_step_has_been_also_where_steps_are_added(
+    tmp_path: Path,
+) -> None:
+    with (
+        RankSampler(tmp_path, SAMPLES_FILE, range(1), sample_seconds=3600) as sampler,
+        ProgressWriter.opened(tmp_path, 0, total_steps=5) as progress,
+    ):
+        for steps, total in ((4, 5), (5, 5), (5, 5), (7, 9), (9, 9)):
+            progress.lengthen(total)
+            progress.stepped(steps)
+            sampler.look()
+    # One at the start, one at the stop, and one each time that no step is left.
+    assert len(list(read_lines(tmp_path / SAMPLES_FILE))) == 1 + 2 + 1
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,12 @@ from shardmark.measure.system.gpus import (
     CudaDevices,
     GpuReader,
     all_cuda_devices,
+    await_memory,
     numa_node,
     occupation,
+    used_memory,
     visible_cuda_devices,
+    without_kernels,
 )
 from tests.unit.measure_outside.fake_nvml import FakeNvml
 
@@ -194,3 +197,62 @@ def test_other_processes_of_a_device(
     install(monkeypatch, FakeNvml("GPU-a")).pids = listed
     (device,) = GpuReader(["a"]).read({0: (10, 11), 1: (20, 21)})
     assert device["other_processes"] == others
+
+
+WHEELS = ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "compute_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiled", "runs"),
+    [
+        ((7, 0), WHEELS, False),  # V100
+        ((7, 5), WHEELS, True),
+        ((8, 9), WHEELS, True),  # RTX 4090, by sm_86
+        ((9, 0), WHEELS, True),
+        ((10, 3), WHEELS, True),
+        ((11, 0), WHEELS, False),
+        ((12, 1), WHEELS, True),  # translated
+        ((8, 0), ["sm_86"], False),
+        ((9, 0), ["gfx942"], True),  # nothing is known of another vendor's
+        ((9, 0), [], True),
+    ],
+)
+def test_a_gpu_that_torch_has_no_kernels_for(
+    capability: tuple[int, int], compiled: list[str], runs: bool
+) -> None:
+    reason = without_kernels("Tesla V100", capability, compiled)
+    assert (reason is None) == runs
+    if reason is not None:
+        assert f"Tesla V100 (sm_{capability[0]}{capability[1]})" in reason
+        assert compiled[0] in reason
+
+
+def test_memory_in_use_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = install(monkeypatch, FakeNvml("GPU-a", "GPU-b"))
+    assert used_memory() == {"GPU-a": 1024, "GPU-b": 1024}
+    assert nvml.open == 0
+    install(monkeypatch, FakeNvml(library=False))
+    assert used_memory() == {}
+
+
+@pytest.mark.parametrize(
+    ("readings", "looks"),
+    [
+        ([0], 1),
+        ([9 * 10**9, 5 * 10**9, 10**6], 3),
+        ([9 * 10**9] * 99, 20),  # somebody else has taken it: it is not waited for for ever
+    ],
+)
+def test_the_next_trial_waits_for_the_memory_of_a_killed_one(
+    readings: list[int], looks: int
+) -> None:
+    left, slept = list(readings), list[float]()
+    before = {"GPU-a": 2**20}
+    await_memory(
+        before,
+        read=lambda: {"GPU-a": left.pop(0), "GPU-new": 10**12},
+        patience_seconds=2.0,
+        sleep=slept.append,
+    )
+    assert len(readings) - len(left) == looks
+    assert len(slept) == looks - (looks < 20)

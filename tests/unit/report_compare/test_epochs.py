@@ -42,6 +42,21 @@ def test_an_epoch_inside_the_warm_up_has_no_seconds() -> None:
     assert training_seconds(changed(trial, epochs=()), 0) == "rank 0 did not record this epoch"
 
 
+def test_an_epoch_of_several_windows_has_the_seconds_of_all() -> None:
+    """Long epochs are measured in stretches; steps that were added later are in none."""
+    trial = detection_trial(seconds=10.0)
+    first, second = trial.ranks[0].windows
+    middle = second.first_step + 1
+    halves = (
+        second.model_copy(update={"end_step": middle, "window_seconds": 4.0}),
+        second.model_copy(update={"first_step": middle, "window_seconds": 5.0}),
+        second.model_copy(update={"first_step": second.end_step, "end_step": second.end_step + 9}),
+    )
+    cut = changed(trial, windows=(first, *halves))
+    assert training_seconds(cut, 0) == training_seconds(changed(trial, windows=(first,)), 0)
+    assert training_seconds(cut, 1) == 9.0
+
+
 def test_epochs_are_means_over_the_repeats_that_ended_ok() -> None:
     repeats = [detection_trial(repeat=n, seconds=s) for n, s in enumerate((10.0, 12.0))]
     table = viewed(*repeats, detection_trial(repeat=2, **FAILED))

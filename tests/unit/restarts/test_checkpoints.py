@@ -176,12 +176,11 @@ class Rank:
 
     def train(self, batches: list[ToyBatch]) -> None:
         """Steps with a window of their own."""
-        options = LoopOptions(
-            device=CPU, seed=1, warmup_steps=1, learning_rate=rate, on_step=lambda _: None
-        )
+        options = LoopOptions(devices=(CPU,), seed=1, learning_rate=rate, on_step=lambda _: None)
         shard = Shard(index=0, count=1)
         steps = (StepShard(step=step, shard=shard) for step in range(self.recorder.step, 6))
-        train(self.worker, zip(steps, batches, strict=False), self.recorder, options)
+        pairs = zip(steps, batches, strict=False)
+        train(self.worker, pairs, self.recorder, options, measured=True)
 
 
 def test_the_report_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
@@ -197,7 +196,7 @@ def test_the_report_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
 
     after = Rank(tmp_path)
     second = checkpoints(tmp_path, first=4, restart=1)
-    second.restore_worker(after.worker, after.report, CPU)
+    second.restore_worker(after.worker, after.report)
     after.recorder.start_training()
     assert after.recorder.step == 4
     assert after.worker.rates == [rate(3)]
@@ -217,6 +216,6 @@ def test_the_report_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
 def test_without_a_checkpoint_training_begins_anew(tmp_path: Path) -> None:
     rank, restarted = Rank(tmp_path), checkpoints(tmp_path, restart=1)
     restarted.files.append(restarted.files.history, [{"loss": 1.0}])
-    restarted.restore_worker(rank.worker, rank.report, CPU)
+    restarted.restore_worker(rank.worker, rank.report)
     assert rank.recorder.step == 0
     assert restarted.files.lines(restarted.files.history) == []

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from shardmark.strategies.parameter_server.buckets import Partition, partition_parameters
+from shardmark.strategies.parameter_server.buckets import (
+    ALIGNED_ELEMENTS,
+    Partition,
+    partition_parameters,
+)
 
 WIDTHS = (3, 17, 8, 31, 5, 2)
 
@@ -33,13 +37,15 @@ def test_every_parameter_is_held_once_by_servers_balanced_by_bytes(
     assert sorted(names(partition)) == sorted(sizes)
     for bucket in (bucket for part in partition for bucket in part):
         ends = [0, *(segment.end for segment in bucket.segments)]
-        assert [segment.start for segment in bucket.segments] == ends[:-1], "no gap, no overlap"
+        starts = [-(-end // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS for end in ends[:-1]]
+        assert [segment.start for segment in bucket.segments] == starts, "no overlap"
         assert bucket.elements == ends[-1]
         assert all(segment.shape == sizes[segment.name].shape for segment in bucket.segments)
         assert len(bucket.segments) == 1 or bucket.elements * 4 <= bucket_bytes
     held = [sum(bucket.wire_bytes for bucket in part) for part in partition]
     assert min(held) > 0
-    assert max(held) <= sum(held) / servers + max(p.numel() for p in sizes.values()) * 4
+    padding = len(sizes) * ALIGNED_ELEMENTS
+    assert max(held) <= sum(held) / servers + 4 * (max(p.numel() for p in sizes.values()) + padding)
     if servers == 1:
         assert names(partition) == [*sizes][::-1], "the last layers' gradients are ready first"
 
@@ -66,3 +72,16 @@ def test_servers_without_a_parameter_hold_no_bucket() -> None:
     """The strategy refuses such a partition."""
     partition = partition_parameters(nn.Linear(2, 2), servers=3, bucket_bytes=600, wire="fp32")
     assert [len(part) for part in partition] == [1, 1, 0]
+
+
+def test_parameters_are_aligned_views_of_their_bucket() -> None:
+    """Vectorised kernels fall back to single elements on others."""
+    made = model()
+    named = dict(made.named_parameters())
+    (buckets,) = partition_parameters(made, servers=1, bucket_bytes=10**9, wire="fp32")
+    for bucket in buckets:
+        flat = bucket.flat(named)
+        views = {segment.name: segment.of(flat) for segment in bucket.segments}
+        assert all(view.data_ptr() % 64 == 0 for view in views.values())
+        assert all(torch.equal(view, named[name]) for name, view in views.items())
+        assert flat.abs().sum() == pytest.approx(sum(v.abs().sum().item() for v in views.values()))

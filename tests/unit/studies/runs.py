@@ -81,8 +81,8 @@ def _rank(number: int, seconds: float, device: str) -> RankRecord:
     )
     first, second = rank.windows
     slower = second.model_copy(update={"window_seconds": seconds + number})
-    uuid = None if device == "cpu" else f"GPU-{number}"
-    changes = {"windows": (first, slower), "device": device, "device_uuid": uuid}
+    uuids = () if device == "cpu" else (f"GPU-{number}",)
+    changes = {"windows": (first, slower), "device": device, "device_uuids": uuids}
     return rank.model_copy(update=changes)
 
 

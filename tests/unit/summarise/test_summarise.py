@@ -9,6 +9,7 @@ import pytest
 
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.results.schema import ProbeRecord, RankRecord, ResumeRecord, Summary
+from shardmark.strategies import build_strategy
 from tests.unit.summarise.trials import (
     epochs,
     probe,
@@ -95,6 +96,7 @@ def test_what_a_cpu_has_not() -> None:
     on_cpu = {
         "mfu",
         "peak_reserved_bytes",
+        "host_state_bytes",
         "device_used_bytes",
         "gpu_utilization",
         "power_watts",
@@ -124,7 +126,7 @@ def test_cuda() -> None:
         record(
             rank,
             device="NVIDIA H200",
-            device_uuid=f"GPU-{rank}",
+            device_uuids=(f"GPU-{rank}",),
             peak_memory_bytes=5000,
             peak_reserved_bytes=6000 + rank,
         )
@@ -145,24 +147,56 @@ def test_cuda() -> None:
     assert value(metrics, "energy_joules") == pytest.approx(600 * 6.6)
     assert value(metrics, "temperature_celsius") == 61  # hotter before the windows
     assert value(metrics, "device_used_bytes") == 10_000
-    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS
+    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS | {"host_state_bytes"}
 
 
 def test_one_process_with_several_devices() -> None:
-    ranks = [record(0, device="NVIDIA H200", device_uuid="GPU-0", peak_reserved_bytes=1)]
+    uuids = ("GPU-0", "GPU-1")
+    ranks = [record(0, device="NVIDIA H200", device_uuids=uuids, peak_reserved_bytes=1)]
     metrics, _ = summarised(
         ranks,
-        samples=sample_lines(ranks=1, gpus=["GPU-0", "GPU-1"]),
+        samples=sample_lines(ranks=1, gpus=uuids),
         device_type="cuda",
         tf32=True,
+        layout=build_strategy("dp", {}).layout(2),
     )
     assert value(metrics, "mfu") == pytest.approx(11e9 / (2 * 494.5e12))
+    assert value(metrics, "samples_per_second_per_rank") == pytest.approx(
+        value(metrics, "samples_per_second") / 2
+    )
+    assert value(metrics, "energy_joules") == pytest.approx(2 * 300 * 6)
 
 
 def test_ranks_that_share_a_device() -> None:
-    ranks = [record(rank, device="NVIDIA H200", device_uuid="GPU-0") for rank in range(2)]
+    ranks = [record(rank, device="NVIDIA H200", device_uuids=("GPU-0",)) for rank in range(2)]
     metrics, _ = summarised(ranks, device_type="cuda")
     assert value(metrics, "mfu") == pytest.approx(20e9 / 67e12)
+
+
+def test_what_the_host_holds_is_not_the_gpu_s() -> None:
+    """A server on the CPU has the optimizer of workers on GPUs; these have something offloaded."""
+    workers = [
+        record(
+            rank,
+            device="NVIDIA H200",
+            peak_memory_bytes=5000,
+            probe=probe(rank).model_copy(update={"host_state_bytes": 40 + rank}),
+        )
+        for rank in range(2)
+    ]
+    held = ProbeRecord(
+        parameter_bytes=10**6,
+        gradient_bytes=10**6,
+        optimizer_state_bytes=10**6,
+        peak_memory_bytes=4 * 10**6,
+    )
+    server = record(2, role="server", windows=(), samples=0, probe=held)
+    metrics, _ = summarised([*workers, server], device_type="cuda")
+    assert value(metrics, "parameter_bytes") == 100
+    assert value(metrics, "peak_memory_bytes") == 5000
+    assert value(metrics, "host_state_bytes") == 3 * 10**6
+    metrics, _ = summarised(workers, device_type="cuda")
+    assert value(metrics, "host_state_bytes") == 41
 
 
 def test_value_that_a_device_does_not_report() -> None:
@@ -187,7 +221,7 @@ def test_only_warm_up() -> None:
     metrics, missing = summarised(
         [record(0, windows=()), record(1, windows=())], step_lines(steps=3)
     )
-    reason = "the recipe took 3 steps, all within the 4 of the warm-up"
+    reason = "all 3 steps that were taken are warm-up"
     for name in ("step_seconds", "samples_per_second", "mfu", "cpu_percent", "energy_joules"):
         assert missing[name] == reason
     assert value(metrics, "startup_seconds") == 6.0
@@ -328,7 +362,7 @@ def both(**changes: Any) -> list[RankRecord]:
         ),
         (
             {"steps_per_epoch": 11},
-            {"epoch_seconds": "the recipe took 10 steps, fewer than one epoch (11 steps)"},
+            {"epoch_seconds": "10 steps were taken, fewer than one epoch (11 steps)"},
         ),
         (
             {"steps_per_epoch": None},

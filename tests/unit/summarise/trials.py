@@ -147,7 +147,6 @@ def summarised(
         "precision": "fp32",
         "tf32": False,
         "layout": data_parallel(2),
-        "warmup_steps": WARMUP,
         "steps_per_epoch": 6,
     }
     return summarise(

@@ -22,7 +22,7 @@ def share(step: int, index: int = 0) -> StepShard:
 class Loop:
     """One training, driven epoch by epoch."""
 
-    def __init__(self, warmup_steps: int = 0, rates: tuple[float, ...] = ()) -> None:
+    def __init__(self, rates: tuple[float, ...] = ()) -> None:
         self.clock = CountingClock()
         self.recorder = Recorder(self.clock)
         self.recorder.start_training()
@@ -30,23 +30,23 @@ class Loop:
         self.told: list[int] = []
         self.slept: list[float] = []
         self.options = LoopOptions(
-            device=CPU,
+            devices=(CPU,),
             seed=5,
-            warmup_steps=warmup_steps,
             learning_rate=lambda step: rates[step] if rates else 0.1,
             on_step=self.told.append,
             slow_rank=SlowRank(2.0, busy_seconds=lambda: self.clock.now, sleep=self.slept.append),
         )
 
-    def take(self, *step_shards: StepShard) -> None:
+    def take(self, *step_shards: StepShard, measured: bool = True) -> float:
         def batches() -> Iterator[tuple[StepShard, Batch]]:
             for step_shard in step_shards:
                 yield step_shard, ToyWorkload().batch(range(step_shard.step % 3 + 1))
 
-        train(self.worker, batches(), self.recorder, self.options)
+        return train(self.worker, batches(), self.recorder, self.options, measured=measured)
 
-    def until(self, end_step: int) -> None:
-        self.take(*(share(step) for step in range(self.recorder.step, end_step)))
+    def until(self, end_step: int, *, measured: bool = True) -> float:
+        steps = range(self.recorder.step, end_step)
+        return self.take(*map(share, steps), measured=measured)
 
     @property
     def windows(self) -> list[tuple[int, int]]:
@@ -54,35 +54,36 @@ class Loop:
 
 
 @pytest.mark.parametrize(
-    ("warmup_steps", "ends", "windows"),
+    ("stretches", "windows"),
     [
-        (2, (5,), [(2, 5)]),
-        (3, (2, 5, 7), [(3, 5), (5, 7)]),
-        (5, (5,), []),
-        (0, (2, 2), [(0, 2)]),
+        (((2, False), (5, True)), [(2, 5)]),
+        (((3, True), (5, True)), [(0, 3), (3, 5)]),
+        (((5, False),), []),
+        (((2, True), (2, True)), [(0, 2)]),
     ],
 )
-def test_each_call_is_one_window_after_the_warm_up(
-    warmup_steps: int, ends: tuple[int, ...], windows: list[tuple[int, int]]
+def test_each_call_is_one_window_unless_it_is_warm_up(
+    stretches: tuple[tuple[int, bool], ...], windows: list[tuple[int, int]]
 ) -> None:
-    loop = Loop(warmup_steps)
-    for end in ends:
-        loop.until(end)
+    loop = Loop()
+    for end, measured in stretches:
+        seconds = loop.until(end, measured=measured)
+        assert 0 < seconds < 100
         loop.clock.now += 1000  # an evaluation, which is in no window
     assert loop.windows == windows
-    assert all(window.window_seconds < 100 for window in loop.recorder.windows)
-    assert loop.told == list(range(1, ends[-1] + 1))
+    assert loop.told == list(range(1, stretches[-1][0] + 1))
     assert loop.recorder.sample_ids == loop.worker.ids
     assert [step.loss for step in loop.recorder.taken()] == loop.told
 
 
 def test_window_is_the_wall_time_of_its_steps_with_the_device_idle_at_both_ends() -> None:
-    loop = Loop(warmup_steps=1)
-    loop.until(3)
+    loop = Loop()
+    loop.until(1, measured=False)
+    seconds = loop.until(3)
     # Two marks of the step, of its data and of its forward pass; a step and its data are marked
     # that find no batch; the wait at the end belongs to the window.
-    assert loop.recorder.windows[0].window_seconds == 2 * 6 + 3 + 10
-    assert loop.clock.calls == ["wait", "wait", "wall", "wait", "wall"]
+    assert loop.recorder.windows[0].window_seconds == seconds == 2 * 6 + 3 + 10
+    assert loop.clock.calls == ["wait", *("wait", "wall") * 4]
 
 
 def test_a_step_without_a_batch_leaves_nothing() -> None:
@@ -96,7 +97,7 @@ def test_a_step_without_a_batch_leaves_nothing() -> None:
 
 def test_rate_and_seed_are_those_of_the_step_and_share_that_is_taken() -> None:
     """This rank's third step is another's share of the fourth step of the training."""
-    loop = Loop(warmup_steps=1, rates=(0.5, 0.4, 0.3, 0.2, 0.1))
+    loop = Loop(rates=(0.5, 0.4, 0.3, 0.2, 0.1))
     taken = (share(0, 1), share(0, 0), share(3, 1), share(4, 0))
     loop.take(*taken[:3])
     loop.take(taken[3])

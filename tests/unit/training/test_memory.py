@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,10 +14,14 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from shardmark.measure.memory.tensors import (
+    CudaPeak,
     allocator_rise_bytes,
     live_tensor_bytes,
+    memory_apart,
     storage_bytes,
 )
+from shardmark.measure.step.recorder import clock_for
+from tests.unit.training.toy import CPU
 
 MiB = 2**20
 
@@ -59,3 +66,63 @@ def test_allocator_s_rise_is_the_highest_level_after_the_instant() -> None:
     rise = allocator_rise_bytes(profiled, since_nanoseconds=since)
     assert rise == pytest.approx(6 * MiB, abs=64)
     assert allocator_rise_bytes(profiled, since_nanoseconds=time.time_ns()) == 0
+
+
+class FakeCuda:
+    """An allocator of two devices, of which the second is the fuller one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 10 + device.index)
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 20 + device.index)
+        for name in ("reset_peak_memory_stats", "synchronize"):
+            monkeypatch.setattr(torch.cuda, name, self._noting(name))
+        monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+        monkeypatch.setattr(torch.cuda, "MemPool", self._pool)
+        monkeypatch.setattr(torch.cuda, "use_mem_pool", self._use)
+
+    def _noting(self, name: str) -> Callable[[torch.device], None]:
+        return lambda device: self.calls.append(f"{name} {device.index}")
+
+    def _pool(self) -> object:
+        pool = Pool()
+        weakref.finalize(pool, self.calls.append, "released")
+        return pool
+
+    @contextmanager
+    def _use(self, pool: object, device: torch.device) -> Iterator[None]:
+        assert isinstance(pool, Pool)
+        self.calls.append(f"begin {device.index}")
+        yield
+        self.calls.append("end")
+
+
+class Pool:
+    """What the allocator gives apart from all else."""
+
+
+GPUS = [torch.device("cuda", index) for index in range(2)]
+
+
+def test_the_fullest_device_of_a_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCuda(monkeypatch)
+    peak = CudaPeak(GPUS)
+    peak.window_started()
+    peak.window_stopped()
+    assert (peak.allocated_bytes, peak.reserved_bytes) == (11, 21)
+    clock_for(GPUS).synchronize()
+    each = [f"{name} {i}" for name in ("reset_peak_memory_stats", "synchronize") for i in range(2)]
+    assert fake.calls == each
+
+
+def test_an_evaluation_s_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the windows of all later epochs would seem to have reserved it."""
+    fake = FakeCuda(monkeypatch)
+    with memory_apart(CPU):
+        pass
+    assert fake.calls == []
+    with memory_apart(GPUS[1]):
+        fake.calls.append("evaluation")
+    assert fake.calls == ["begin 1", "evaluation", "end", "synchronize 1", "released"]
+    with pytest.raises(RuntimeError, match="out of memory"), memory_apart(GPUS[0]):
+        raise RuntimeError("out of memory")

@@ -20,6 +20,7 @@ from shardmark.train import probe as probe_module
 from shardmark.train.probe import (
     HeldSpans,
     exposed_communication_seconds,
+    held_bytes,
     probe,
 )
 from tests.unit.training.toy import CPU, FakeWorker, ToyWorkload, recipe
@@ -51,11 +52,13 @@ class Event:
         return self.kind
 
 
-def exposed_milliseconds(*events: Event, since: int = 0) -> float:
+def exposed_milliseconds(*events: Event, since: int = 0, on_cpu: bool) -> float | None:
     results = SimpleNamespace(events=lambda: list(events))
     profiled: Any = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
-    seconds = exposed_communication_seconds(profiled, since_nanoseconds=since * 10**6)
-    return round(seconds * 1000, 6)
+    seconds = exposed_communication_seconds(
+        profiled, since_nanoseconds=since * 10**6, on_cpu=on_cpu
+    )
+    return None if seconds is None else round(seconds * 1000, 6)
 
 
 def kernel(name: str, start: int, end: int, kind: str = "kernel") -> Event:
@@ -80,21 +83,49 @@ CUDA_EVENTS = (
 )
 
 
+# A parameter server's messages pass through the host while the GPU may compute.
+SERVER_EVENTS = (
+    kernel("gemm", 0, 20),
+    kernel("Memcpy DtoH", 20, 25, "gpu_memcpy"),
+    Event("aten::mm", 0, 200),
+    Event("gloo:send", 15, 40),
+    Event("c10d::recv_", 40, 60),
+    kernel("Memcpy HtoD", 55, 70, "gpu_memcpy"),
+)
+
+
 @pytest.mark.parametrize(
     ("events", "since", "exposed"),
     [
         (CPU_EVENTS, 0, (30 - 15) - 2),
         ((Event("gloo:all_gather", 0, 10), Event("c10d::allgather_", 5, 12)), 0, 12),
         ((Event("gloo:a", 0, 10), Event("aten::mm", 20, 24), Event("gloo:b", 22, 30)), 15, 6),
-        (CUDA_EVENTS, 0, 20 - 8 - 2),
         ((Event("aten::mm", 0, 100),), 0, 0),
         ((), 0, 0),
     ],
 )
-def test_communication_is_exposed_where_nothing_is_computed(
+def test_communication_is_exposed_where_the_cpu_computes_nothing(
     events: tuple[Event, ...], since: int, exposed: float
 ) -> None:
-    assert exposed_milliseconds(*events, since=since) == exposed
+    assert exposed_milliseconds(*events, since=since, on_cpu=True) == exposed
+
+
+@pytest.mark.parametrize(
+    ("events", "since", "exposed"),
+    [
+        (CUDA_EVENTS, 0, 20 - 8 - 2),
+        # Beside NCCL, gloo's work counts, and what calls NCCL does not.
+        ((*CUDA_EVENTS, Event("gloo:all_reduce", 50, 53)), 0, 20 - 8 - 2 + 3),
+        (SERVER_EVENTS, 0, 55 - 25),
+        ((kernel("gemm", 0, 20),), 0, 0),
+        ((Event("aten::mm", 0, 100), Event("gloo:send", 15, 40)), 0, None),
+        ((*SERVER_EVENTS,), 90, None),
+    ],
+)
+def test_communication_is_exposed_where_the_gpu_computes_nothing(
+    events: tuple[Event, ...], since: int, exposed: float | None
+) -> None:
+    assert exposed_milliseconds(*events, since=since, on_cpu=False) == exposed
 
 
 def test_kernels_are_known_without_kinds_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +133,7 @@ def test_kernels_are_known_without_kinds_of_events(monkeypatch: pytest.MonkeyPat
     monkeypatch.delattr(Event, "activity_type")
     annotates = lambda event: "annotation" in event.kind  # noqa: E731
     monkeypatch.setattr(Event, "is_user_annotation", annotates, raising=False)
-    assert exposed_milliseconds(*CUDA_EVENTS) == 20 - 8 - 2
+    assert exposed_milliseconds(*CUDA_EVENTS, on_cpu=False) == 20 - 8 - 2
 
 
 def worker_and_step() -> tuple[EagerWorker, Any]:
@@ -166,7 +197,7 @@ class Holding(FakeWorker):
 
 
 def test_held_spans_keep_the_larger_value_of_each_kind() -> None:
-    spans = HeldSpans(Holding())
+    spans = HeldSpans(Holding(), CPU)
     for name in ("forward", "backward", "optimizer"):
         with spans.span(name):
             pass
@@ -174,6 +205,39 @@ def test_held_spans_keep_the_larger_value_of_each_kind() -> None:
         "parameter_bytes": 36,
         "gradient_bytes": 24,
         "optimizer_state_bytes": 8,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """As a tensor of so many bytes on a device that need not be there."""
+
+    device: torch.device
+    nbytes: int
+
+    def untyped_storage(self) -> Any:
+        return SimpleNamespace(data_ptr=lambda: id(self), nbytes=lambda: self.nbytes)
+
+
+def test_what_the_host_holds_for_a_gpu_is_counted_by_itself() -> None:
+    """Offloaded state and a server's pinned boxes are not in the GPU's memory."""
+    gpu = torch.device("cuda", 1)
+    held: Any = HeldState(
+        parameters=(Held(gpu, 5), Held(CPU, 100)),  # type: ignore[arg-type]
+        gradients=(Held(gpu, 7),),  # type: ignore[arg-type]
+        optimizer_state=(Held(CPU, 200),),  # type: ignore[arg-type]
+        untracked_bytes=2,
+    )
+    assert held_bytes(held, gpu) == {
+        "parameter_bytes": 5,
+        "gradient_bytes": 9,
+        "optimizer_state_bytes": 0,
+        "host_state_bytes": 300,
+    }
+    assert held_bytes(held, CPU) == {
+        "parameter_bytes": 100,
+        "gradient_bytes": 2,
+        "optimizer_state_bytes": 200,
     }
 
 

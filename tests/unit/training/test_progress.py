@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,12 @@ class Told:
                 self.losses.append(shown.loss)
 
             options = LoopOptions(
-                device=CPU, seed=1, warmup_steps=2, learning_rate=lambda _: 0.1, on_step=on_step
+                devices=(CPU,), seed=1, learning_rate=lambda _: 0.1, on_step=on_step
             )
-            train(Losing(), batches, self.recorder, options)
+            worker = Losing()
+            for steps, measured in ((2, False), (3, True))[: 1 + (end_step > 2)]:
+                some = islice(batches, steps)
+                train(worker, some, self.recorder, options, measured=measured)
         return reached(self._directory, 0)
 
 
@@ -137,3 +141,11 @@ def test_a_loss_without_a_value_does_not_disturb_the_steps(tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match="meta"):
         told.run(device="meta")
     assert (told.recorder.step, len(told.recorder.windows)) == (5, 1)
+
+
+def test_added_steps_make_the_training_longer(tmp_path: Path) -> None:
+    with ProgressWriter.opened(tmp_path, 0, total_steps=5) as progress:
+        progress.stepped(5)
+        progress.lengthen(9)
+        progress.stepped(6)
+    assert reached(tmp_path, 0) == Reached(steps=6, total_steps=9, loss=None, loss_steps=None)

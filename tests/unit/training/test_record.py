@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -165,3 +166,34 @@ def test_sample_order_knows_samples_order_and_steps() -> None:
     orders = [((1, 2), (3,)), ((1,), (2, 3)), ((2, 1), (3,)), ((1, 2, 3),), ((1, 2), (3,), ()), ()]
     assert len({sample_order_sha256(order) for order in orders}) == len(orders)
     assert sample_order_sha256(((1, 2), (3,))) == sample_order_sha256([(1, 2), (3,)])
+
+
+def test_steps_that_were_added_belong_to_no_epoch_and_no_hash(tmp_path: Path) -> None:
+    """They are measured, and a trial with more of them trained the same."""
+    report = report_of(tmp_path, [4.0, 2.0, 1.0, 0.5])
+    report.end_epoch(2, None)
+    report.end_training(2, "hash")
+    report.write()
+    record, lines = read(tmp_path)
+    assert record.sample_order_sha256 == sample_order_sha256([(0, 1), (2, 3)])
+    assert (record.final_weights_sha256, record.samples_total, record.samples) == ("hash", 4, 6)
+    assert [epoch.train_loss for epoch in record.epochs] == [3.0]
+    assert [(line["epoch"], line["measured"]) for line in lines] == [
+        *((0, False), (0, True)),
+        *((None, True), (None, True)),
+    ]
+
+
+def test_every_device_of_a_process_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whose UUIDs power, memory and the peak are found."""
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(name="NVIDIA H200", uuid=f"uuid-{device.index}"),
+    )
+    report = RankReport(tmp_path, RANK)
+    report.describe([torch.device("cuda", index) for index in range(2)], threads=1)
+    record, _ = read(tmp_path)
+    assert (record.device, record.device_uuids) == ("NVIDIA H200", ("uuid-0", "uuid-1"))

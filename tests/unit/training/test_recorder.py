@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -91,3 +93,28 @@ def test_what_does_not_end_is_not_marked() -> None:
     assert (recorder.step, recorder.taken()) == (0, [])
     take_step(recorder)
     assert recorder.taken()[0].seconds.keys() == {"forward", "step"}
+
+
+def test_what_is_not_measured_leaves_no_window_and_tells_nobody() -> None:
+    clock = CountingClock()
+    recorder = Recorder(clock, [Observer(clock)])
+    for measured in (False, True):
+        recorder.start_window(measured=measured)
+        take_step(recorder)
+        assert recorder.stop_window() == 4 + 10
+    assert [(window.first_step, window.end_step) for window in recorder.windows] == [(1, 2)]
+    assert (clock.calls.count("started"), clock.calls.count("stopped")) == (1, 1)
+    assert recorder.measured_seconds == 14
+
+
+def test_the_device_keeps_no_loss_and_no_mark_of_settled_steps() -> None:
+    recorder = Recorder(CountingClock())
+    recorder.start_training()
+    take_step(recorder)
+    loss, losses = weakref.ref(recorder.losses[0]), recorder.losses
+    recorder.settle()
+    assert loss() is None
+    take_step(recorder)
+    assert losses is recorder.losses, "the list is known to others"
+    assert (recorder.step, len(losses)) == (2, 1)
+    assert [step.sample_ids for step in recorder.taken()] == [(0,), (1,)]

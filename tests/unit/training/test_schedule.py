@@ -15,6 +15,7 @@ from shardmark.core.shares import Shard, StepShard
 from shardmark.train.schedule import (
     Schedule,
     learning_rate_of,
+    seed_step,
     set_numerics,
     step_seed,
 )
@@ -87,6 +88,7 @@ def test_learning_rates(settings: dict[str, Any], rates: list[float]) -> None:
     asked = recipe(optimizer={"name": "sgd", "lr": 0.8}, schedule=settings)
     rate = learning_rate_of(asked, len(rates))
     assert [rate(step) for step in range(len(rates))] == pytest.approx(rates)
+    assert rate(len(rates) + 5) == rate(len(rates) - 1), "steps that are added keep the last one"
 
 
 def test_step_seeds_differ_by_everything_and_are_stable() -> None:
@@ -124,3 +126,19 @@ def test_numerics_are_the_recipe_s_whatever_imported_code_set(
     assert not torch.backends.cudnn.benchmark
     assert not torch.backends.cudnn.deterministic
     assert deterministic == [False]
+
+
+def test_each_device_of_a_process_draws_as_a_rank_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DataParallel's replicas had one mask; the reference plays a share for each device."""
+    generators = [torch.Generator() for _ in range(3)]
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    monkeypatch.setattr(
+        torch.cuda, "manual_seed_all", lambda seed: [g.manual_seed(seed) for g in generators]
+    )
+    whole = StepShard(step=4, shard=Shard(index=0, count=1))
+    with torch.random.fork_rng(devices=[]):
+        seed_step(7, whole, [torch.device("cuda", index) for index in range(3)])
+    parts = [StepShard(step=4, shard=Shard(index=index, count=3)) for index in range(3)]
+    assert [g.initial_seed() for g in generators] == [step_seed(7, part) for part in parts]

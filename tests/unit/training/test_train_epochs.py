@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.shares import Shard, StepShard
-from shardmark.measure.step.recorder import Recorder
+from shardmark.measure.step.recorder import Recorder, Spans
 from shardmark.train.epochs import evaluate, train_epochs
 from shardmark.train.loop import LoopOptions
+from shardmark.train.pacing import Pacing
 from shardmark.train.record import RankReport
-from shardmark.train.schedule import Schedule
-from shardmark.workloads.base import BatchPlan
-from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyWorkload, normed
+from shardmark.train.schedule import Schedule, learning_rate_of
+from shardmark.workloads.base import Batch, BatchPlan
+from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyWorkload, normed, recipe
 
 MINE = Shard(index=1, count=2)
 
@@ -50,7 +51,7 @@ class Group:
         self.calls.append("barrier")
 
     def gather(self, value: object) -> list[object]:
-        answer = self.answers.pop(0)
+        answer = self.answers.pop(0) if self.answers else ["mine"]
         return [value if given == "mine" else given for given in answer]
 
 
@@ -102,18 +103,18 @@ def test_each_epoch_s_step_shards_are_taken(
     )
     train_epochs(
         schedule,
-        LoopOptions(
-            device=CPU, seed=1, warmup_steps=0, learning_rate=lambda _: 0.1, on_step=seen.append
-        ),
+        LoopOptions(devices=(CPU,), seed=1, learning_rate=lambda _: 0.1, on_step=seen.append),
         worker=worker,
         workload=ToyWorkload(),
         shard=MINE,
         recorder=Recorder(CountingClock()),
         report=report,
+        pacing=Pacing(warmup_steps=0),
     )
     assert (worker.ids, seen) == (ids, told)
     assert worker.calls[:3] == ["barrier", "barrier", "before 2"], "before the clock and the epoch"
-    assert [call for call in worker.calls if call != "barrier"] == [f"before {end}" for end in ends]
+    asked = [f"before {end}" for end in dict.fromkeys(ends)]
+    assert [call for call in worker.calls if call != "barrier"] == asked
     assert len(report.epochs) == 3
 
 
@@ -152,3 +153,102 @@ def test_the_validation_set_is_evaluated_once(
     assert evaluate(worker, task, MINE, CPU).quality["parts"] == parts
     assert task.evaluated == parts_of
     assert task.means[0].tolist() == [mean] * 8
+
+
+class Losing(FakeWorker):
+    """One rank of two: each step takes a second of the shared clock; the weight is its steps."""
+
+    def __init__(self, clock: CountingClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.group = Group([])
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        self.clock.now += 1.0
+        return super().step(batch, recorder)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        return {"steps": torch.tensor(float(len(self.ids)))}
+
+
+def trained_for(
+    directory: Path, **least: float
+) -> tuple[Losing, RankReport, list[int], list[tuple[int, int]]]:
+    """Two epochs of two steps on a worker, its report, what was announced, and the windows."""
+    clock = CountingClock()
+    worker, report, announced = Losing(clock), RankReport(directory, 1), list[int]()
+    report.recorder = recorder = Recorder(clock)
+    rate = learning_rate_of(recipe(schedule={"name": "cosine"}, steps=4), 4)
+    train_epochs(
+        Schedule(
+            plan=BatchPlan(global_batch=4, seed=1),
+            total_steps=4,
+            steps_per_epoch=2,
+            epoch_ends=(2, 4),
+            evaluated=(False, False),
+        ),
+        LoopOptions(devices=(CPU,), seed=1, learning_rate=rate, on_step=lambda _: None),
+        worker=worker,
+        workload=ToyWorkload(),
+        shard=MINE,
+        recorder=recorder,
+        report=report,
+        pacing=Pacing(warmup_steps=1, **least),
+        on_added=announced.append,
+    )
+    windows = [(window.first_step, window.end_step) for window in recorder.windows]
+    return worker, report, announced, windows
+
+
+def test_added_steps_change_nothing_that_was_trained(tmp_path: Path) -> None:
+    """Samples, seeds, rates and weights of the recipe are those of a training without any."""
+    alone, plain, unannounced, windows = trained_for(tmp_path / "a")
+    worker, report, announced, more = trained_for(tmp_path / "b", window_seconds=100.0)
+    assert (windows, unannounced) == ([(1, 2), (2, 4)], [])
+    assert more[:2] == windows
+    assert more[2][0] == 4
+    assert announced[-1] == more[-1][1] == len(worker.ids) > 8
+    assert worker.ids[:4] == alone.ids
+    assert worker.seeds[:4] == alone.seeds
+    assert report.final_sha256 == plain.final_sha256 is not None
+    assert report.epochs == plain.epochs
+    assert worker.rates == alone.rates, "those of the last step stay"
+    step = worker.ids[4]
+    assert step == (18, 19), "data goes on where the recipe ended"
+    recorder = report.recorder
+    assert recorder is not None
+    assert sum(window.window_seconds for window in recorder.windows) >= 100
+
+
+def test_a_recipe_inside_the_warm_up_is_measured_after_it(tmp_path: Path) -> None:
+    _, report, _, windows = trained_for(tmp_path, warmup_seconds=200.0, window_seconds=50.0)
+    assert windows[0][0] > 4
+    assert report.trained_steps == 4
+    assert len(report.epochs) == 2
+
+
+def test_the_slowest_rank_decides_for_all(tmp_path: Path) -> None:
+    """This one would add steps for 100 s; another has measured so long already."""
+    clock = CountingClock()
+    worker = Losing(clock)
+    measured = [[(20.0, 0.0), "mine"], [(20.0, 99.0), "mine"], [(20.0, 120.0), "mine"]]
+    worker.group = Group([], *measured)
+    report = RankReport(tmp_path, 1)
+    schedule = Schedule(
+        plan=BatchPlan(global_batch=4, seed=1),
+        total_steps=3,
+        steps_per_epoch=2,
+        epoch_ends=(2, 3),
+        evaluated=(False, False),
+    )
+    train_epochs(
+        schedule,
+        LoopOptions(devices=(CPU,), seed=1, learning_rate=lambda _: 0.1, on_step=lambda _: None),
+        worker=worker,
+        workload=ToyWorkload(),
+        shard=MINE,
+        recorder=Recorder(clock),
+        report=report,
+        pacing=Pacing(warmup_steps=1, window_seconds=100.0),
+    )
+    assert len(worker.ids) == 3

@@ -50,7 +50,7 @@ def epochs_of(row: Row) -> EpochsOfRow:
     return EpochsOfRow(
         row=row,
         epochs=tuple(_epoch(trials, number) for number in numbers),
-        warmup_steps=first.get("measure", {}).get("warmup_steps", 0),
+        warmup_steps=_warmup_steps(trials[0]),
         reason=None if numbers else "no epoch was recorded",
     )
 
@@ -58,10 +58,9 @@ def epochs_of(row: Row) -> EpochsOfRow:
 def training_seconds(trial: TrialResult, number: int) -> float | str:
     """Seconds of one epoch's training on the slowest rank, evaluation left out; or why not known.
 
-    An epoch of measured steps is one window, with the device idle at both ends.  The first epoch
-    begins with the warm-up, which belongs to no window: its time counts from the first step of the
-    training (Unix time, noted while the device was idle) to the end of its window, so that it
-    includes the warm-up steps as they were.
+    An epoch of measured steps consists of windows, with the device idle at their ends.  The first
+    epoch begins with the warm-up, which belongs to no window: the time from the first step of the
+    training to the first window (Unix time, noted while the device was idle) is added.
     """
     seconds = _all_known([_rank_seconds(rank, number) for rank in workers_of(trial)])
     if isinstance(seconds, str):
@@ -99,24 +98,29 @@ def epoch_values(trial: TrialResult, number: int) -> dict[str, float | str]:
     return values
 
 
+def _warmup_steps(trial: TrialResult) -> int:
+    windows = workers_of(trial)[0].windows
+    return windows[0].first_step if windows else 0
+
+
 def _rank_seconds(rank: RankRecord, number: int) -> float | str:
     epoch = _record(rank, number)
     if epoch is None:
         return f"rank {rank.rank} did not record this epoch"
-    window = next(
-        (
-            window
-            for window in rank.windows
-            if epoch.first_step <= window.first_step and window.end_step == epoch.end_step
-        ),
-        None,
-    )
-    if window is None:
+    windows = [
+        window
+        for window in rank.windows
+        if epoch.first_step <= window.first_step and window.end_step <= epoch.end_step
+    ]
+    if not windows:
         return "all its steps are warm-up, which is not timed"
-    if window.first_step == epoch.first_step:
-        return window.window_seconds
-    if epoch.first_step == 0 and rank.first_step_at_seconds is not None:
-        return window.started_at_seconds + window.window_seconds - rank.first_step_at_seconds
+    first, seconds = windows[0], sum(window.window_seconds for window in windows)
+    timed_steps = sum(window.end_step - window.first_step for window in windows)
+    timed_to_the_end = timed_steps == epoch.end_step - first.first_step
+    if timed_to_the_end and first.first_step == epoch.first_step:
+        return seconds
+    if timed_to_the_end and epoch.first_step == 0 and rank.first_step_at_seconds is not None:
+        return first.started_at_seconds - rank.first_step_at_seconds + seconds
     return "some of its steps are warm-up, which is not timed"
 
 

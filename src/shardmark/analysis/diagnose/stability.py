@@ -23,7 +23,7 @@ OUTLYING = 0.1
 """Distance of a repeat from the others of its row."""
 
 REMEDIES = {
-    StabilityKind.TRIAL_DRIFT: "raise measure.warmup_steps if steps became shorter; else look for"
+    StabilityKind.TRIAL_DRIFT: "raise measure.warmup_seconds if steps became shorter; else look for"
     " heat, growing memory or a slower link",
     StabilityKind.RUN_DRIFT: "warm the machine up first; ratios within a repeat hold",
     StabilityKind.SLOW_STEPS: "look for pauses such as late data, or measure more steps",

@@ -158,7 +158,7 @@ def epoch_seconds(
         return "the number of steps in one epoch is not known"
     if steps_taken < steps_per_epoch:
         epoch = f"one epoch ({steps_per_epoch} steps)"
-        return f"the recipe took {steps_taken} steps, fewer than {epoch}"
+        return f"{steps_taken} steps were taken, fewer than {epoch}"
     measured = float(measured_steps(rank))
     if samples_per_step is not None and (samples := counted_samples(workers, layout)):
         measured = samples / samples_per_step
@@ -204,25 +204,25 @@ def rate_metrics(
     return {name: trial_value(value) for name, value in zip(_RATES, values, strict=True)}
 
 
-def peak_of_all(
-    workers: Sequence[RankRecord], device_count: int, precision: str, tf32: bool
-) -> Value:
-    """Dense peak FLOP/s; ranks on one device share it, and a single rank may use several.
-
-    `device_count` is the number of devices that were seen in use, all ranks together.
-    """
-    names = {rank.device_uuid or f"rank {rank.rank}": rank.device for rank in workers}
+def peak_of_all(workers: Sequence[RankRecord], precision: str, *, tf32: bool) -> Value:
+    """Dense peak FLOP/s; ranks on one device share it, and one rank may use several."""
+    names = {
+        uuid: rank.device
+        for rank in workers
+        for uuid in rank.device_uuids or (f"rank {rank.rank}",)
+    }
     total = 0.0
     for name in names.values():
         peak, reason = peak_flops_per_second(name, precision, tf32=tf32)
         if peak is None:
             return reason
         total += peak
-    return total * max(1, device_count) if len(workers) == 1 else total
+    return total
 
 
 def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, Result]:
-    """Held by tensors, from the allocator or the probe."""
+    """Held by tensors, from the allocator or the probe: on GPUs, and what the host has for them."""
+    on_device = [rank for rank in ranks if device_type == "cpu" or rank.device != "cpu"]
 
     def peak(rank: RankRecord) -> Value:
         if rank.peak_memory_bytes is not None:
@@ -243,13 +243,21 @@ def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, R
             left = held if isinstance(held, str) else left - held
         return left if isinstance(left, str) else max(0.0, left)
 
+    def on_host(rank: RankRecord) -> Value:
+        if device_type != "cuda":
+            return ON_CPU
+        names = _STATE if rank.device == "cpu" else ("host_state_bytes",)
+        held = [from_probe(rank, name) for name in names]
+        unknown = [value for value in held if isinstance(value, str)]
+        return unknown[0] if unknown else sum(v for v in held if not isinstance(v, str))
+
     return each_over_ranks(
-        ranks,
+        on_device,
         peak_memory_bytes=peak,
         peak_reserved_bytes=reserved,
         activation_peak_bytes=activations,
         **{name: _of_probe(name) for name in _STATE},
-    )
+    ) | each_over_ranks(ranks, host_state_bytes=on_host)
 
 
 def communication_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:

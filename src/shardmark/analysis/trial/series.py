@@ -80,6 +80,8 @@ def loss_by_step(row: Row) -> OverTime:
     folder = RunFolder(row.folder).trial_folder(row.ok_trials[0].id)
     for line in raw_lines(folder / STEPS_FILE):
         step, loss = number(line.get("step")), number(line.get("loss"))
+        if line.get("epoch", 0) is None:
+            continue  # added for measuring, after the recipe's last
         if step is None or loss is None or not math.isfinite(loss):
             continue
         weight = number(line.get("samples")) or 1.0

@@ -22,7 +22,6 @@ from shardmark.analysis.trial.rank_metrics import (
 from shardmark.analysis.trial.raw_files import Line
 from shardmark.analysis.trial.sampled_metrics import (
     device_metrics,
-    device_uuids,
     network_metrics,
     process_metrics,
 )
@@ -42,7 +41,6 @@ def summarise(
     precision: str,
     tf32: bool,
     layout: Layout,
-    warmup_steps: int,
     steps_per_epoch: int | None,
     samples_per_step: int | None = None,
     restarts: int = 0,
@@ -57,8 +55,8 @@ def summarise(
     ranks = sorted((r for r in ranks if r.lost is None), key=lambda rank: rank.rank)
     workers = [rank for rank in ranks if rank.role == "worker"]
     taken = read_steps(steps)
-    no_window = _why_no_window(workers, taken.steps_taken, warmup_steps)
-    peak = peak_of_all(workers, len(device_uuids(samples)), precision, tf32)
+    no_window = _why_no_window(workers, taken.steps_taken)
+    peak = peak_of_all(workers, precision, tf32=tf32)
     results: dict[str, Result] = {
         "total_seconds": trial_value(total_seconds),
         "restarts": trial_value(restarts),
@@ -87,10 +85,10 @@ def summarise(
     return split({name: results.get(name, no_window) for name in names})
 
 
-def _why_no_window(workers: Sequence[RankRecord], steps_taken: int, warmup_steps: int) -> str:
+def _why_no_window(workers: Sequence[RankRecord], steps_taken: int) -> str:
     if not workers:
         return "no rank that trains left a record"
-    if steps_taken <= warmup_steps:
-        return f"the recipe took {steps_taken} steps, all within the {warmup_steps} of the warm-up"
     empty = [str(rank.rank) for rank in workers if not rank.windows]
+    if len(empty) == len(workers):
+        return f"all {steps_taken} steps that were taken are warm-up"
     return f"no window was measured on rank {', '.join(empty)}"

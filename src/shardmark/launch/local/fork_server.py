@@ -35,6 +35,12 @@ from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
 from shardmark.measure.system.gpu_probe import cuda_libraries
 from shardmark.measure.system.machine_checks import AMD_REFUSED
+from shardmark.measure.system.gpus import (
+    KERNELS_REMEDY,
+    await_memory,
+    used_memory,
+    without_kernels,
+)
 
 if TYPE_CHECKING:
     from shardmark.launch.engine import Task
@@ -70,6 +76,9 @@ ENVIRONMENT = {
 MESSAGE_BYTES = 2**17
 REAP_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
+END_SECONDS = 60.0
+"""A killed process may take so long to give back the memory of a large GPU."""
+LOOK_SECONDS = 0.02
 PR_SET_PDEATHSIG = 1
 
 
@@ -90,6 +99,8 @@ class ForkServer:
         self._directory = Path()
         self._temporary = Path()
         """Of the trial's ranks: libraries leave files there when a rank is killed."""
+        self._used_before: dict[str, int] = {}
+        """Of each GPU's memory, when the trial began."""
         self._scratch = ExitStack()
         self._to_load: tuple[list[str], str] | None = None
         self._loaded: tuple[list[str], str] | None = None
@@ -122,6 +133,8 @@ class ForkServer:
             self.make_ready()
             self._temporary.mkdir(parents=True, exist_ok=True)
             told = {"TMPDIR": str(self._temporary), **variables}
+            on_gpu = self._to_load is not None and self._to_load[1] == "cuda"
+            self._used_before = used_memory() if on_gpu else {}
             self._agent_pid = self._ask("fork", AGENT, str(directory), task, told)
         except ProcessDiedError as died:
             self._note(died)
@@ -141,6 +154,8 @@ class ForkServer:
             self._note(died)
         self._end_group()  # a rank may have left children of its own
         self._agent_pid = None
+        if exit_code != 0 and self._used_before:
+            await_memory(self._used_before)
         shutil.rmtree(self._temporary, ignore_errors=True)
         return exit_code
 
@@ -221,9 +236,11 @@ class ForkServer:
             print(died, file=log)
 
     def _end_group(self) -> None:
+        """Kill the trial's processes and wait until none is left."""
         if self._agent_pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._agent_pid, signal.SIGKILL)
+                await_end(self._agent_pid)
 
 
 class _Server:
@@ -327,13 +344,40 @@ def _machine(device: str) -> Machine:
     if device == "cuda" and not available:
         raise ShardmarkError("torch finds no usable CUDA device")
     count = torch.cuda.device_count() if available else 0
+    names = tuple(torch.cuda.get_device_name(index) for index in range(count))
+    for index, name in enumerate(names):
+        capability = torch.cuda.get_device_capability(index)
+        if reason := without_kernels(name, capability, torch.cuda.get_arch_list()):
+            raise ShardmarkError(f"{reason}; {KERNELS_REMEDY}")
     return Machine(
         device_type="cuda" if count else "cpu",
         device_count=count,
         cores=len(os.sched_getaffinity(0)),
-        device_names=tuple(torch.cuda.get_device_name(index) for index in range(count)),
+        device_names=names,
         libraries=cuda_libraries() if count else (),
     )
+
+
+def await_end(group: int, *, proc: Path = Path("/proc")) -> None:
+    """Wait until no process of the group lives: until then it holds memory, also of a GPU.
+
+    One that has died and was not collected by its parent holds nothing.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while living(group, proc) and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+
+
+def living(group: int, proc: Path) -> list[int]:
+    """Processes of that group which have not died."""
+    found = []
+    for file in proc.glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name before it may hold anything, a closing bracket too.
+            state, _, process_group = file.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state not in "ZX":
+                found.append(int(file.parent.name))
+    return found
 
 
 def die_with_parent(parent_pid: int, end: signal.Signals = signal.SIGKILL) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,25 +18,43 @@ if TYPE_CHECKING:
 
 
 class CudaPeak:
-    """Largest allocated and reserved bytes of one device, inside the windows alone.
+    """Largest allocated and reserved bytes of the fullest device, inside the windows alone.
 
     Source: torch.cuda memory statistics; `allocated` is what tensors hold, `reserved` what the
     caching allocator keeps from the driver.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
         self.allocated_bytes: int | None = None
         self.reserved_bytes: int | None = None
 
     def window_started(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self._device)
+        for device in self._devices:
+            torch.cuda.reset_peak_memory_stats(device)
 
     def window_stopped(self) -> None:
-        allocated = torch.cuda.max_memory_allocated(self._device)
-        reserved = torch.cuda.max_memory_reserved(self._device)
+        allocated = max(map(torch.cuda.max_memory_allocated, self._devices))
+        reserved = max(map(torch.cuda.max_memory_reserved, self._devices))
         self.allocated_bytes = max(self.allocated_bytes or 0, allocated)
         self.reserved_bytes = max(self.reserved_bytes or 0, reserved)
+
+
+@contextmanager
+def memory_apart(device: torch.device) -> Iterator[None]:
+    """What is allocated meanwhile is given back to the driver at the end, on a CUDA device.
+
+    Else the allocator would keep an evaluation's blocks, and the next windows seem to need them.
+    What training keeps stays, so that its next step finds its blocks.
+    """
+    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
+        yield  # a CPU's and CUDA's own allocator keep nothing
+        return
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool, device):
+        yield
+    torch.cuda.synchronize(device)
+    del pool  # which empties it
 
 
 def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) -> int:
@@ -52,6 +71,11 @@ def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) ->
             counted.add(address)
             total += storage.nbytes()
     return total
+
+
+def is_on(device_type: str, tensor: Tensor) -> bool:
+    """Whether what this rank holds of the tensor lies on that type of device."""
+    return local(tensor).device.type == device_type
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -62,6 +62,10 @@ class ProgressWriter:
         if self._on_host:
             self._write_loss()
 
+    def lengthen(self, total_steps: int) -> None:
+        """Steps are added: there are so many now."""
+        STEPS.pack_into(self._mapped, STEPS.size, total_steps)
+
     def window_started(self) -> None: ...
 
     def window_stopped(self) -> None:

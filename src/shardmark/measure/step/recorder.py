@@ -58,10 +58,10 @@ class HostClock:
 
 
 class CudaClock(HostClock):
-    """Marks are events on the current stream, read once the device has passed them."""
+    """Marks are events on the first device's current stream, read once it has passed them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = devices
 
     def mark(self) -> object:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -74,11 +74,13 @@ class CudaClock(HostClock):
         return float(start.elapsed_time(end)) / 1000
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize(self._device)
+        for device in self._devices:
+            torch.cuda.synchronize(device)
 
 
-def clock_for(device: torch.device) -> HostClock:
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+def clock_for(devices: Sequence[torch.device]) -> HostClock:
+    """Of a process that computes on these devices."""
+    return CudaClock(devices) if devices[0].type == "cuda" else HostClock()
 
 
 class WindowObserver(Protocol):
@@ -122,15 +124,17 @@ class Recorder:
         self._origin: tuple[object, float] | None = None
         self._opened: tuple[int, float, float] | None = None
         self._started: object = None
+        self._measured = True
+        """Whether the steps under way belong to a window."""
         self._spans: list[tuple[str, object, object]] = []
         """Of the step under way: name, start, end."""
         self._marks: list[list[tuple[str, object, object]]] = []
-        """By step, of those that are not in `_timed` yet; the last span is the whole step."""
-        self._timed: list[tuple[float, dict[str, float]]] = []
-        """By step: when it began, and its seconds by span."""
+        """By step, of those that are not in `_taken` yet; the last span is the whole step."""
+        self._taken: list[TakenStep] = []
         self.first_step_at_seconds: float | None = None
         """Unix time at which the first step began; None before it."""
         self.losses: list[Tensor] = []
+        """Of the steps that are not in numbers yet."""
         self.sample_ids: list[tuple[int, ...]] = []
         self.learning_rates: list[float] = []
         self.windows: list[Window] = []
@@ -138,7 +142,7 @@ class Recorder:
     @property
     def step(self) -> int:
         """Index of the step under way; the number of steps taken, between steps."""
-        return len(self.losses)
+        return len(self._taken) + len(self.losses)
 
     def observe(self, observer: WindowObserver) -> None:
         """Tell one more of each window, after those that are told already."""
@@ -169,39 +173,62 @@ class Recorder:
         self._origin = (self._clock.mark(), self._clock.unix_seconds())
         self.first_step_at_seconds = self.first_step_at_seconds or self._origin[1]
 
-    def start_window(self) -> None:
+    @property
+    def measured_seconds(self) -> float:
+        """Of all windows so far."""
+        return sum(window.window_seconds for window in self.windows)
+
+    def start_window(self, *, measured: bool = True) -> None:
+        """Let steps follow that belong together; what is not measured leaves no window."""
         self._clock.synchronize()
-        for observer in self._observers:
+        self._measured = measured
+        for observer in self._observers if measured else ():
             observer.window_started()
         self._opened = (self.step, self._clock.unix_seconds(), self._clock.wall_seconds())
 
-    def stop_window(self) -> None:
+    def stop_window(self) -> float:
+        """The seconds that the steps took, with the device idle at both ends."""
         assert self._opened is not None, "stop_window without start_window"
         self._clock.synchronize()
         first_step, started_at, started = self._opened
         elapsed = self._clock.wall_seconds() - started
-        if self.step > first_step:
+        if self._measured and self.step > first_step:
             self.windows.append(Window(first_step, self.step, started_at, elapsed))
         self._opened = None
-        for observer in self._observers:
+        for observer in self._observers if self._measured else ():
             observer.window_stopped()
+        return elapsed
 
     def taken(self, first: int = 0) -> list[TakenStep]:
         """The steps from that one on, in numbers.  Between windows: it waits for the device."""
-        self._time_marks()
-        if first >= self.step:
-            return []
-        losses = torch.stack([loss.float() for loss in self.losses[first:]]).tolist()
-        return [
-            TakenStep(
-                loss=loss,
-                sample_ids=self.sample_ids[step],
-                learning_rate=self.learning_rates[step],
-                started_at_seconds=self._timed[step][0],
-                seconds=self._timed[step][1],
-            )
-            for step, loss in enumerate(losses, start=first)
-        ]
+        self.settle()
+        return self._taken[first:]
+
+    def settle(self) -> None:
+        """Turn marks and losses into numbers, so that the device keeps none of them."""
+        self._clock.synchronize()
+        if not self.losses:
+            return
+        losses = torch.stack([loss.float() for loss in self.losses]).tolist()
+        for loss, spans in zip(losses, self._marks, strict=True):
+            self._taken.append(self._in_numbers(loss, spans))
+        self.losses.clear()  # the list itself is known to others
+        self._marks.clear()
+
+    def _in_numbers(self, loss: float, spans: list[tuple[str, object, object]]) -> TakenStep:
+        assert self._origin is not None, "start_training comes before the first step"
+        origin, at_seconds = self._origin
+        seconds: dict[str, float] = {}
+        for name, start, end in spans:
+            seconds[name] = seconds.get(name, 0.0) + self._clock.seconds_between(start, end)
+        step = len(self._taken)
+        return TakenStep(
+            loss=loss,
+            sample_ids=self.sample_ids[step],
+            learning_rate=self.learning_rates[step],
+            started_at_seconds=at_seconds + self._clock.seconds_between(origin, spans[-1][1]),
+            seconds=seconds,
+        )
 
     def go_on_from(
         self,
@@ -209,25 +236,10 @@ class Recorder:
         *,
         windows: Sequence[Window],
         first_step_at_seconds: float,
-        device: torch.device,
     ) -> None:
         """Begin after steps that an earlier process took."""
-        # The list itself is known to others.
-        self.losses[:] = torch.tensor([step.loss for step in taken], device=device).unbind()
+        self._taken = [*taken]
         self.sample_ids = [step.sample_ids for step in taken]
         self.learning_rates = [step.learning_rate for step in taken]
-        self._timed = [(step.started_at_seconds, step.seconds) for step in taken]
         self.windows = [*windows]
         self.first_step_at_seconds = first_step_at_seconds
-
-    def _time_marks(self) -> None:
-        self._clock.synchronize()
-        for spans in self._marks:
-            assert self._origin is not None, "start_training comes before the first step"
-            origin, at_seconds = self._origin
-            seconds: dict[str, float] = {}
-            for name, start, end in spans:
-                seconds[name] = seconds.get(name, 0.0) + self._clock.seconds_between(start, end)
-            began = at_seconds + self._clock.seconds_between(origin, spans[-1][1])
-            self._timed.append((began, seconds))
-        self._marks = []

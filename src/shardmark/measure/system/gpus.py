@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -35,6 +37,14 @@ _QUERIES: dict[str, Callable[[Any, Any], Any]] = {
 FIELDS = tuple(_QUERIES)
 OCCUPIED_BYTES = 2**30
 """Of a device's memory: more than the driver keeps for itself."""
+
+KERNELS_REMEDY = "install a torch that was built for it, or hide it by CUDA_VISIBLE_DEVICES"
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
+
+RELEASED_BYTES = 2**24
+"""A device whose use has come as near to what it was is free again."""
+RELEASE_SECONDS = 0.1
+"""Between two looks."""
 
 CLOCK_LIMITS = {
     0x08: "the hardware slowed it down",
@@ -199,6 +209,46 @@ def visible_cuda_devices(
             return ()  # CUDA refuses a list that names a device twice
         visible.append(device)
     return tuple(visible)
+
+
+def without_kernels(name: str, capability: tuple[int, int], compiled: Iterable[str]) -> str | None:
+    """Why torch cannot compute on that GPU, or None.
+
+    `compiled` is `torch.cuda.get_arch_list()`: `sm_86` runs on 8.6 and later 8.x, and `compute_90`
+    is translated on any GPU from 9.0 on.
+    """
+    known = [match for arch in compiled if (match := _ARCHITECTURE.fullmatch(arch))]
+    for kind, major, minor in (match.groups() for match in known):
+        version = int(major), int(minor)
+        if version <= capability and (kind == "compute" or version[0] == capability[0]):
+            return None
+    if not known:
+        return None  # another vendor's, or torch does not tell
+    return (
+        f"torch has no kernels for the {name} (sm_{capability[0]}{capability[1]}), only for"
+        f" {', '.join(match[0] for match in known)}"
+    )
+
+
+def used_memory() -> dict[str, int]:
+    """Bytes in use on each device of the machine, by UUID; empty without NVML."""
+    used = {device.uuid: device.memory_used_bytes for device in all_cuda_devices().devices}
+    return {uuid: count for uuid, count in used.items() if count is not None}
+
+
+def await_memory(
+    before: Mapping[str, int],
+    *,
+    read: Callable[[], Mapping[str, int]] = used_memory,
+    patience_seconds: float = 30.0,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Wait until no device has more in use than it had; others may have taken it meanwhile."""
+    most = {uuid: used + RELEASED_BYTES for uuid, used in before.items()}
+    for _ in range(int(patience_seconds / RELEASE_SECONDS)):
+        if all(used <= most.get(uuid, used) for uuid, used in read().items()):
+            return
+        sleep(RELEASE_SECONDS)
 
 
 def _describe(nvml: Any, handle: Any) -> CudaDevice:

@@ -6,7 +6,7 @@ import platform
 import re
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -18,6 +18,11 @@ from shardmark.measure.system.environment import (
     ROCM_BUILD,
     package_version,
     shared_memory_bytes,
+)
+from shardmark.measure.system.gpus import (
+    KERNELS_REMEDY,
+    visible_cuda_devices,
+    without_kernels,
 )
 
 if TYPE_CHECKING:
@@ -95,8 +100,19 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
-def device_checks(here: Machine, found: CudaDevices) -> list[Check]:
-    """CUDA devices, and whether the driver is new enough for torch's CUDA."""
+def torch_kernels() -> list[str]:
+    """The kinds of GPU that the installed torch was built for; asked only where there is a GPU."""
+    try:
+        import torch
+    except ImportError:
+        return []
+    return list(torch.cuda.get_arch_list())
+
+
+def device_checks(
+    here: Machine, found: CudaDevices, compiled: Callable[[], Sequence[str]] = torch_kernels
+) -> list[Check]:
+    """CUDA devices, and whether torch has kernels for them and the driver is new enough for it."""
     name = "CUDA devices"
     if f"+{ROCM_BUILD}" in (package_version("torch") or ""):
         remedy = "set device: cpu, or install torch with CUDA where there are NVIDIA GPUs"
@@ -110,7 +126,14 @@ def device_checks(here: Machine, found: CudaDevices) -> list[Check]:
         remedy = "look at CUDA_VISIBLE_DEVICES, and install torch with CUDA"
         return [_check(name, text, remedy=remedy, worst=State.NOTE)]
     text = f"{here.device_count}: {', '.join(here.device_names)}"
-    return [_check(name, text, remedy=None), _driver_check(found)]
+    checks = [_check(name, text, remedy=None), _driver_check(found)]
+    usable = [device for device in visible_cuda_devices(found) if device.capability is not None]
+    kernels = compiled() if usable else ()
+    for device in usable:
+        reason = without_kernels(device.name, device.capability or (0, 0), kernels)
+        if reason is not None:
+            checks.append(_check("GPU kernels", reason, remedy=KERNELS_REMEDY))
+    return checks
 
 
 def _driver_check(found: CudaDevices) -> Check:

@@ -174,7 +174,6 @@ def _summary(
         precision=trial.precision,
         tf32=False,
         layout=trial.layout,
-        warmup_steps=trial.trial.get("measure", {}).get("warmup_steps", 0),
         steps_per_epoch=None,
         timed_by=[rank for rank in trial.ranks if rank.role == "worker" and rank.lost is None],
     )

@@ -8,9 +8,10 @@ import os
 
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
 
-if os.environ.get(DEVICE_TYPE_VARIABLE) == "cpu":
-    # Else DeepSpeed takes the machine's accelerator, even where the experiment says `device: cpu`.
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+if DEVICE_TYPE_VARIABLE in os.environ:
+    # Else DeepSpeed looks which accelerator there is: it would take one where the experiment says
+    # `device: cpu`, and a process that has asked the CUDA runtime cannot fork ranks that use it.
+    os.environ.setdefault("DS_ACCELERATOR", os.environ[DEVICE_TYPE_VARIABLE])
 
 import deepspeed.ops
 

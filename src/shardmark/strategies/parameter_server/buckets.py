@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+ALIGNED_ELEMENTS = 16
+"""A parameter begins at a multiple of so many: 64 bytes of fp32, a line of a CPU's cache, and more
+than the 16 bytes that vectorised kernels and cuBLAS want."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,14 @@ class Bucket:
     @property
     def wire_bytes(self) -> int:
         return self.elements * self.wire_type.itemsize
+
+    def flat(self, named: Mapping[str, Tensor]) -> Tensor:
+        """The parameters in one tensor, zeros between them."""
+        first = named[self.segments[0].name]
+        flat = torch.zeros(self.elements, dtype=first.dtype, device=first.device)
+        for segment in self.segments:
+            segment.of(flat).copy_(named[segment.name].detach())
+        return flat
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
         """A copy of each parameter's part of the flat tensor."""
@@ -89,10 +100,11 @@ def _buckets(
     segments: list[Segment] = []
     end = 0
     for name, parameter in named:
-        if segments and (end + parameter.numel()) * 4 > bucket_bytes:
+        start = -(-end // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS
+        if segments and (start + parameter.numel()) * 4 > bucket_bytes:
             yield Bucket(tuple(segments), WIRE_TYPES[wire])
-            segments, end = [], 0
-        segments.append(Segment(name, parameter.shape, end, end + parameter.numel()))
-        end += parameter.numel()
+            segments, start = [], 0
+        segments.append(Segment(name, parameter.shape, start, start + parameter.numel()))
+        end = start + parameter.numel()
     if segments:
         yield Bucket(tuple(segments), WIRE_TYPES[wire])

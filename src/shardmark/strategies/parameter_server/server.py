@@ -85,10 +85,7 @@ class GradientServer:
         norm_group: dist.ProcessGroup | None,
     ) -> None:
         named = dict(model.named_parameters())
-        self._flat = [
-            nn.Parameter(torch.cat([named[s.name].detach().flatten() for s in bucket.segments]))
-            for bucket in buckets
-        ]
+        self._flat = [nn.Parameter(bucket.flat(named)) for bucket in buckets]
         device = self._flat[0].device
         self._numbered = {str(index): flat for index, flat in enumerate(self._flat)}
         self._recipe = recipe
@@ -317,8 +314,10 @@ class GradientServer:
 
     def held_bytes(self) -> int:
         held = self.held_state()
-        everything = (*held.parameters, *held.gradients, *held.optimizer_state)
-        return storage_bytes((*everything, *chain.from_iterable(self._outboxes)), seen=set())
+        outboxes = chain.from_iterable(self._outboxes)
+        everything = (*held.parameters, *held.gradients, *held.optimizer_state, *outboxes)
+        own = self._flat[0].device
+        return storage_bytes(tensor for tensor in everything if tensor.device == own)
 
     def checkpoint_state(self) -> CheckpointState:
         parameters = {f"parameter/{name}": local(flat) for name, flat in self._numbered.items()}

@@ -207,7 +207,7 @@ class GradientSender:
 
 def flattened(bucket: Bucket, named: Mapping[str, nn.Parameter]) -> Tensor:
     """The bucket's parameters in one tensor, of which they become views."""
-    flat = torch.cat([named[segment.name].detach().flatten() for segment in bucket.segments])
+    flat = bucket.flat(named)
     for segment in bucket.segments:
         named[segment.name].data = segment.of(flat)
     return flat
