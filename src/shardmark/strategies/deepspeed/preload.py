@@ -17,8 +17,9 @@ import deepspeed.ops
 
 logger = logging.getLogger(__name__)
 
-# It serves inference alone, on the CPU, and would be compiled at the first start (20 to 90 s).
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+if os.environ.get(DEVICE_TYPE_VARIABLE) != "cuda":  # on GPUs, this table asks the CUDA runtime
+    # It serves inference alone, on the CPU, and would be compiled at the first start (20 to 90 s).
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 try:
     # Stage 1 to 3 import this when they check the optimizer, and it imports torch's compiler: 8 s.
