@@ -47,6 +47,7 @@ def test_a_gpu_that_torch_cannot_use_ends_the_command(monkeypatch: pytest.Monkey
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(fork_server, "cuda_libraries", tuple)
     assert fork_server._machine("cpu").device_type == "cpu"
     for device in ("auto", "cuda"):
         with pytest.raises(ShardmarkError, match=r"V100-SXM2-16GB \(sm_70\).*CUDA_VISIBLE_DEVICES"):

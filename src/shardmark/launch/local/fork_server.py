@@ -34,13 +34,13 @@ from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
 from shardmark.measure.system.gpu_probe import cuda_libraries
-from shardmark.measure.system.machine_checks import AMD_REFUSED
 from shardmark.measure.system.gpus import (
     KERNELS_REMEDY,
     await_memory,
     used_memory,
     without_kernels,
 )
+from shardmark.measure.system.machine_checks import AMD_REFUSED
 
 if TYPE_CHECKING:
     from shardmark.launch.engine import Task
