@@ -127,7 +127,7 @@ def test_a_trial_is_over_when_none_of_its_processes_lives(tmp_path: Path) -> Non
 def test_the_end_of_a_killed_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = [[11, 12], [12], []]
     monkeypatch.setattr(fork_server, "living", lambda *_: alive.pop(0))
-    monkeypatch.setattr(fork_server.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     fork_server.await_end(7)
     assert alive == []
 

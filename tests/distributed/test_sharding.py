@@ -46,7 +46,7 @@ def probed(context: RankContext, name: str) -> Probed:
     shard = Shard(index=context.rank, count=context.world_size)
     batches = workload.batches(BatchPlan(global_batch=32, seed=3), shard)
     worker.step(next(batches), NoSpans())
-    held = HeldSpans(worker)
+    held = HeldSpans(worker, context.device)
     worker.step(next(batches), held)
     with CollectiveCounter() as counter:
         worker.step(next(batches), NoSpans())

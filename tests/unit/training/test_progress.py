@@ -101,8 +101,8 @@ class Told:
                 devices=(CPU,), seed=1, learning_rate=lambda _: 0.1, on_step=on_step
             )
             worker = Losing()
-            for steps, measured in ((2, False), (3, True))[: 1 + (end_step > 2)]:
-                some = islice(batches, steps)
+            for count, measured in ((2, False), (3, True))[: 1 + (end_step > 2)]:
+                some = islice(batches, count)
                 train(worker, some, self.recorder, options, measured=measured)
         return reached(self._directory, 0)
 

@@ -231,7 +231,11 @@ def test_the_slowest_rank_decides_for_all(tmp_path: Path) -> None:
     """This one would add steps for 100 s; another has measured so long already."""
     clock = CountingClock()
     worker = Losing(clock)
-    measured = [[(20.0, 0.0), "mine"], [(20.0, 99.0), "mine"], [(20.0, 120.0), "mine"]]
+    measured: list[list[object]] = [
+        [(20.0, 0.0), "mine"],
+        [(20.0, 99.0), "mine"],
+        [(20.0, 120.0), "mine"],
+    ]
     worker.group = Group([], *measured)
     report = RankReport(tmp_path, 1)
     schedule = Schedule(
