@@ -37,6 +37,7 @@ STARTED_AT_SECONDS = 1_767_225_600.0
 NO_GPU = "no CUDA device"
 MISSING = {
     "mfu": "the peak of `cpu` is not known",
+    "hfu": "the peak of `cpu` is not known",
     "peak_reserved_bytes": NO_GPU,
     "device_used_bytes": NO_GPU,
     "gpu_utilization": NO_GPU,

@@ -153,6 +153,12 @@ _CATALOGUE = (
         source="table of vendors' dense peaks",
     ),
     _rate(
+        "hfu",
+        "Hardware FLOP/s utilization: as mfu, and what activation checkpointing computes again"
+        " counts. Equal to mfu without it.",
+        source="table of vendors' dense peaks (Korthikanti et al., arXiv 2205.05198)",
+    ),
+    _rate(
         "speedup",
         "samples_per_second over that of the baseline, everything else that varies being the"
         f" same. {_ONLY_COMPARED}",

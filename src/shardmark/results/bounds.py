@@ -54,7 +54,7 @@ _OF_UNIT = {
 _OF_FIELD = {
     "world_size": Bounds(1, 1e9),
     "train_loss": _DIVERGED,
-    "flops_per_sample": _FLOPS,
+    **dict.fromkeys(("flops_per_sample", "hardware_flops_per_sample"), _FLOPS),
     "window_seconds": _ABOVE_ZERO,
 }
 _GIVEN = Bounds(-1e300, 1e300, tiny=0.0)

@@ -14,6 +14,7 @@ from torch import nn
 from torch._C._autograd import DeviceType  # exported under no public name
 from torch.profiler import ProfilerActivity, profile
 
+from shardmark.core.recipe import Recipe
 from shardmark.measure.memory.tensors import (
     allocator_rise_bytes,
     is_on,
@@ -24,6 +25,7 @@ from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
+from shardmark.strategies.blocks import checkpoint_blocks
 from shardmark.workloads.base import Workload
 
 if TYPE_CHECKING:
@@ -181,10 +183,14 @@ def covered_nanoseconds(intervals: Iterable[Interval]) -> int:
     return covered
 
 
-def model_counts(workload: Workload, model: nn.Module) -> dict[str, int | None]:
-    """What the workload's model has and does whatever the strategy."""
-    return {
+def model_counts(workload: Workload, model: nn.Module, recipe: Recipe) -> dict[str, int | None]:
+    """What the workload's model has and does whatever the strategy; the model is used up."""
+    counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "flops_per_sample": workload.sample_input_flops(model),
+        "flops_per_sample": (flops := workload.sample_input_flops(model)),
     }
+    if recipe.activation_checkpointing:
+        checkpoint_blocks(model, workload.blocks(model))
+        flops = workload.sample_input_flops(model)
+    return counts | {"hardware_flops_per_sample": flops}

@@ -202,8 +202,8 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
         )
         if position.share.index == 0:
             model = workload.build_model()
-            report.probe = report.probe.model_copy(update=model_counts(workload, model))
             report.structure_sha256 = structure_sha256(model)
+            report.probe = report.probe.model_copy(update=model_counts(workload, model, recipe))
     worker.close()
 
 

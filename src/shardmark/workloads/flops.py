@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 _SAMPLES = 2
 """BatchNorm refuses one sample whose feature map has shrunk to a single pixel."""
@@ -42,32 +43,40 @@ def training_flops(model: nn.Module, sample: tuple[int, ...], classes: int) -> i
     pictures = torch.empty((_SAMPLES, *sample), device="meta")
     labels = torch.empty(_SAMPLES, dtype=torch.int64, device="meta")
 
-    def loss(called: Callable[..., Tensor]) -> Tensor:
-        return functional.cross_entropy(called(pictures)[:, :classes], labels)
+    def loss() -> Tensor:
+        return functional.cross_entropy(model(pictures)[:, :classes], labels)
 
     total = flops_on_meta(model, loss)
     return None if total is None else total // _SAMPLES or None
 
 
-def flops_on_meta(model: nn.Module, loss: Callable[[Callable[..., Any]], Tensor]) -> int | None:
-    """Operations of `loss` and its backward pass, the model in training mode; None if it fails.
+class _OnMeta(nn.Module):
+    """Holds a model while it has other parameters, until backward passes have recomputed."""
 
-    `loss` is given something to call like the model, with tensors on the meta device in place of
-    the model's own, which stay as they are.
-    """
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, loss: Callable[[], Tensor]) -> int | None:
+        return counted_flops(self.model, loss)
+
+
+def flops_on_meta(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
+    """As `counted_flops`, with tensors on the meta device in place of the model's own meanwhile."""
+    holder = _OnMeta(model)
     stand_ins = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        for name, tensor in (*holder.named_parameters(), *holder.named_buffers())
     }
-
-    def called(*arguments: Any, **named: Any) -> Any:
-        return functional_call(model, stand_ins, arguments, named)
-
-    return counted_flops(model, lambda: loss(called))
+    counted: int | None = functional_call(holder, stand_ins, (loss,))
+    return counted
 
 
 def counted_flops(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
-    """Operations of `loss` and its backward pass, the model in training mode; None if it fails."""
+    """Operations of `loss` and its backward pass, the model in training mode; None if it fails.
+
+    What activation checkpointing computes again is counted.
+    """
     modes = {module: module.training for module in model.modules()}
     backward = torch.ops.aten.convolution_backward
     counter = FlopCounterMode(display=False, custom_mapping={backward: _convolution_backward_flops})

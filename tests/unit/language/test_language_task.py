@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.training.toy import recipe
 from torch.nn import functional
 
 from shardmark.core.shares import Shard
+from shardmark.train.probe import model_counts
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.language.batch import IGNORED
@@ -147,7 +149,15 @@ def test_flops_are_those_of_the_published_formula(chosen: LanguageOptions) -> No
     chosen = changed(chosen, width=8, heads=2, layers=3, sequence_length=64)
     task = build_workload(chosen, 0)
     model = task.build_model()
-    assert task.sample_input_flops(model) == pytest.approx(published_flops(model, 64), rel=0.01)
+    published = pytest.approx(published_flops(model, 64), rel=0.01)
+    once, again = (
+        model_counts(task, model, recipe(activation_checkpointing=checkpointed))
+        for checkpointed in (False, True)
+    )
+    assert once["hardware_flops_per_sample"] == once["flops_per_sample"] == published
+    assert again["flops_per_sample"] == once["flops_per_sample"]
+    share = (again["hardware_flops_per_sample"] or 0) / (once["flops_per_sample"] or 1)
+    assert 1.15 < share < 4 / 3, "the head is not computed again"
 
 
 def test_flops_of_padded_samples_are_the_mean_of_all(chosen: LanguageOptions, texts: Path) -> None:

@@ -95,6 +95,7 @@ def test_what_a_cpu_has_not() -> None:
     _, missing = summarised()
     on_cpu = {
         "mfu",
+        "hfu",
         "peak_reserved_bytes",
         "host_state_bytes",
         "device_used_bytes",
@@ -139,6 +140,7 @@ def test_cuda() -> None:
         precision="bf16",
     )
     assert value(metrics, "mfu") == pytest.approx(20e9 / (2 * 989.5e12))
+    assert value(metrics, "hfu") == pytest.approx(26e9 / (2 * 989.5e12))
     assert value(metrics, "peak_memory_bytes") == 5000  # the allocator's, not the probe's
     assert value(metrics, "peak_reserved_bytes") == 6001
     assert value(metrics, "activation_peak_bytes") == 4600

@@ -46,6 +46,7 @@ def probe(rank: int) -> ProbeRecord:
         },
         exposed_communication_seconds=0.25,
         flops_per_sample=10**9,
+        hardware_flops_per_sample=13 * 10**8,
     )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import InputError
+from shardmark.strategies.blocks import checkpoint_blocks
 from shardmark.workloads import model_building
 from shardmark.workloads.flops import training_flops
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -156,6 +157,17 @@ def test_flops_of_known_layers() -> None:
     transposed, linear = 2 * 64 * 8 * 4 * 4, 2 * 1024 * 10
     expected = 2 * first + 3 * (depthwise + transposed + linear)
     assert training_flops(model, (3, 8, 8), 10) == expected
+
+
+def test_flops_of_what_is_computed_again() -> None:
+    """A block's second forward pass ends at the last tensor that its backward pass needs."""
+    block = nn.Sequential(nn.Linear(192, 16, bias=False), nn.Linear(16, 10, bias=False))
+    model = nn.Sequential(nn.Flatten(), block)
+    first, second = 2 * 192 * 16, 2 * 16 * 10
+    assert training_flops(model, (3, 8, 8), 10) == 2 * first + 3 * second
+    checkpoint_blocks(model, [block])
+    assert training_flops(model, (3, 8, 8), 10) == 3 * first + 3 * second
+    assert not any(parameter.is_meta for parameter in model.parameters())
 
 
 def test_flops_leave_the_model_alone() -> None:

@@ -23,6 +23,7 @@ from shardmark.core.peaks import peak_flops_per_second
 from shardmark.results.schema import RankRecord, TrialResult
 
 NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
+TOO_FAST = "more than the peak: the table's peak, or the count of operations, is wrong"
 NO_EVALUATION = "the validation set was not evaluated"
 
 _QUANTILES = {
@@ -37,7 +38,7 @@ _QUANTILES = {
 _RATES = (
     *("measured_steps", "samples_per_second", "samples_per_second_per_rank"),
     *("tokens_per_second", "tokens_per_second_per_rank"),
-    *("model_flops_per_second", "mfu"),
+    *("model_flops_per_second", "mfu", "hfu"),
 )
 _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
 _OF_SERVERS = tuple(name for name, metric in METRICS.items() if metric.group == "servers")
@@ -188,20 +189,24 @@ def rate_metrics(
     tokens = _counted_tokens(workers, layout)
     # Workers that died have left their devices.
     devices = layout.devices * len(workers) / len(layout.training_ranks)
-    model_flops = from_probe(workers[0], "flops_per_sample")
-    if not isinstance(model_flops, str):
-        model_flops *= rate
-    mfu = peak  # an unknown peak is told first: it holds for every recipe on that device
-    if not isinstance(peak, str):
-        mfu = model_flops if isinstance(model_flops, str) else model_flops / peak
-        if not isinstance(mfu, str) and mfu > 1:
-            mfu = "more than the peak: the table's peak, or the count of operations, is wrong"
+    model_flops, hardware_flops = (
+        each if isinstance(each := from_probe(workers[0], name), str) else each * rate
+        for name in ("flops_per_sample", "hardware_flops_per_sample")
+    )
     values = (
         *(min(map(measured_steps, workers)), rate, rate / devices),
         *(tokens if isinstance(tokens, str) else tokens / seconds / n for n in (1, devices)),
-        *(model_flops, mfu),
+        *(model_flops, _utilization(model_flops, peak), _utilization(hardware_flops, peak)),
     )
     return {name: trial_value(value) for name, value in zip(_RATES, values, strict=True)}
+
+
+def _utilization(flops: Value, peak: Value) -> Value:
+    if isinstance(peak, str):
+        return peak  # told first: it holds for every recipe on that device
+    if isinstance(flops, str):
+        return flops
+    return flops / peak if flops <= peak else TOO_FAST
 
 
 def peak_of_all(workers: Sequence[RankRecord], precision: str, *, tf32: bool) -> Value:

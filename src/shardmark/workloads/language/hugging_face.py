@@ -108,13 +108,16 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
 def uncounted_flops(model: nn.Module) -> int:
     """Operations for a token, forward and backward, of experts: their operator is not counted.
 
-    Each token passes through a few experts: 6 operations for each of their weights.
+    Each token passes through a few experts: 6 operations for each of their weights, and 2
+    more where activation checkpointing, which replaces a layer's method, computes forward again.
     """
     config: Any = model.config
     if getattr(config, "num_experts_per_tok", None) is None:
         return 0
     expert = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    return 6 * expert * int(config.num_experts_per_tok) // int(config.num_local_experts)
+    operations = 8 if any("forward" in vars(module) for module in model.modules()) else 6
+    used = expert * int(config.num_experts_per_tok) // int(config.num_local_experts)
+    return operations * used
 
 
 def arguments_of(batch: TokenBatch, *, causal: bool) -> dict[str, Tensor | bool]:

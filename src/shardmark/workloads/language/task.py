@@ -241,7 +241,7 @@ class Language(SampledTask[TokenBatch]):
             # transformers looks at values where it has to find out the mask by itself.
             documents=inputs if self._options.from_transformers else None,
         )
-        counted = flops_on_meta(model, lambda called: self._losses(called, batch))
+        counted = flops_on_meta(model, lambda: self._losses(model, batch))
         if counted is None or not self._options.from_transformers:
             return counted
         from shardmark.workloads.language.hugging_face import uncounted_flops
