@@ -22,17 +22,30 @@ class Kind(StrEnum):
     SEGMENTATION = "segmentation"
 
 
+RANKS = 2
+"""Of the template's experiment."""
+
+
 def init(
     task: Annotated[
         Kind | None, typer.Option("--task", help="What the task to start from learns.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for my_task.py and experiment.yaml.")] = Path(),
+    ranks: Annotated[int | None, typer.Option(help="Processes that train together; 2.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for my_task.py and experiment.yaml; this one.")
+    ] = None,
 ) -> None:
-    """Write a task of your own and its experiment, to be changed into what you train."""
-    if task is None:
-        asked = sys.stdin.isatty()
-        question = f"What does it learn ({', '.join(Kind)})?"
-        task = Kind(typer.prompt(question, Kind.TOKENS, type=Kind)) if asked else Kind.TOKENS
+    """Write a task of your own and its experiment, to be changed into what you train.
+
+    In a terminal and without options it asks what to write.
+    """
+    if sys.stdin.isatty() and (task, ranks, out) == (None, None, None):
+        task = typer.prompt(f"What does it learn ({', '.join(Kind)})?", Kind.TOKENS, type=Kind)
+        ranks = typer.prompt("How many devices train together?", RANKS, type=int)
+        out = typer.prompt("Folder for my_task.py and experiment.yaml?", Path(), type=Path)
+    task, ranks, out = task or Kind.TOKENS, RANKS if ranks is None else ranks, out or Path()
+    if ranks < 1:
+        raise InputError("--ranks", f"found {ranks}", "allowed is a whole number from 1")
     templates = files("shardmark.config") / "templates"
     sources = {"my_task.py": f"{task}.py", "experiment.yaml": "experiment.yaml"}
     for name in sources:
@@ -40,7 +53,9 @@ def init(
             raise InputError(str(out / name), "it is there already", "name another folder by --out")
     out.mkdir(parents=True, exist_ok=True)
     for name, source in sources.items():
-        (out / name).write_text((templates / source).read_text(encoding="utf-8"), encoding="utf-8")
+        text = (templates / source).read_text(encoding="utf-8")
+        written = text.replace(f"world_size: [{RANKS}]", f"world_size: [{ranks}]")
+        (out / name).write_text(written, encoding="utf-8")
     experiment = out / "experiment.yaml"
     say(
         *(f"wrote {out / name}" for name in sources),

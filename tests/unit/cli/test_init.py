@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,33 @@ def test_it_can_be_planned_from_any_folder(task: Kind | None, tmp_path: Path) ->
     assert {trial.strategy.name for trial in plan.trials} == {"single", "ddp", "fsdp", "zero-1"}
     (modules,) = {trial.workload.user_modules() for trial in plan.trials}
     assert modules == (str(tmp_path / "new" / "my_task.py"),)
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("flags", "answers", "expected"),
+    [
+        ([], "regression\n4\n{}\n", (Kind.REGRESSION, 4)),
+        ([], "\n\n{}\n", (Kind.TOKENS, 2)),
+        (["--ranks", "3", "--out", "{}"], "", (Kind.TOKENS, 3)),
+    ],
+)
+def test_a_terminal_is_asked_where_no_flag_is_given(
+    flags: list[str],
+    answers: str,
+    expected: tuple[Kind, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(answers.format(tmp_path)))
+    assert main(["init", *(flag.format(tmp_path) for flag in flags)]) == 0
+    template = files("shardmark.config") / "templates" / f"{expected[0]}.py"
+    assert (tmp_path / "my_task.py").read_text() == template.read_text()
+    assert f"world_size: [{expected[1]}]" in (tmp_path / "experiment.yaml").read_text()
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
