@@ -41,7 +41,7 @@ def plan_lines(plan: Plan) -> list[str]:
     if repeats.adaptive:
         more = repeats.at_most - repeats.at_least
         lines.append(
-            f"then up to {more} more repeats, until samples/s are known to {repeats.until:.0%}"
+            f"then up to {more} more repeats, until the rate is known to {repeats.until:.0%}"
             " or the differences are decided"
         )
     lines += [f"left out: {cell}" for cell in plan.left_out]

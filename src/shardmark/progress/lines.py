@@ -55,7 +55,8 @@ class Lines:
         self._title = f"[{number}/{total}] {title(trial)}"
         self._lined_at = time.monotonic()
         self._pace.planned(total - number + 1)  # fewer, where cells are known by now
-        self._pace.trial_started(trial.batch_per_step)
+        tokens = trial.workload.tokens_per_sample
+        self._pace.trial_started(trial.batch_per_step, tokens_per_sample=tokens)
 
     def trial_stepped(self, reading: Reading) -> None:
         self._pace.stepped(reading.steps, reading.total_steps)
@@ -113,7 +114,8 @@ def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
     elif pace.still_seconds:
         parts.append(f"no step for {duration(pace.still_seconds)}")
     elif (rate := pace.samples_per_second) is not None:
-        parts.append(f"{rate:.1f} samples/s")
+        tokens = pace.tokens_per_sample
+        parts.append(f"{rate * tokens:.0f} tokens/s" if tokens else f"{rate:.1f} samples/s")
     if reading.loss is not None and reading.loss_steps is not None:
         # A CPU's ranks are read while they step; only a loss of some time ago needs its place.
         late = reading.steps - reading.loss_steps > 1

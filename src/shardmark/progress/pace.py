@@ -28,10 +28,11 @@ class Pace:
         """So many trials are to be run."""
         self._trials_left = trials_left
 
-    def trial_started(self, samples_per_step: int) -> None:
+    def trial_started(self, samples_per_step: int, tokens_per_sample: int | None = None) -> None:
         self._trials_left = max(0, self._trials_left - 1)
         self._started_at = time.monotonic()
         self._samples_per_step = samples_per_step
+        self.tokens_per_sample = tokens_per_sample
         self._remaining = 0
         self._recent: deque[Reached] = deque()
         self._first: Reached = (0.0, 0)

@@ -84,6 +84,8 @@ class ProbeRecord(Stored):
     """Those of them that have gradients."""
     flops_per_sample: int | None = None
     """Floating-point operations of forward and backward, from the model's operators."""
+    hardware_flops_per_sample: int | None = None
+    """With what activation checkpointing computes again."""
     reasons: dict[str, str] = {}
     """Why a field is None."""
 
@@ -179,6 +181,8 @@ class RankRecord(Stored):
     nonfinite_steps: int = 0
     skipped_steps: int = 0
     data_errors: tuple[str, ...] = ()
+    better: dict[str, Literal["lower", "higher"]] = {}
+    """Metric of the user's own -> which of its values are better, where the task says so."""
     corpora: dict[str, str] = {}
     """SHA-256 of the text that comes with the installation, by name."""
     initial_weights_sha256: str | None = None

@@ -36,6 +36,11 @@ class WorkloadOptions(Model):
         """Whether looking for the data may download them."""
         return False
 
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """Where every sample has as many; None where they differ, or are not made of tokens."""
+        return None
+
     def user_modules(self) -> tuple[str, ...]:
         """Modules of the user's that the task imports."""
         return ()

@@ -202,17 +202,21 @@ def test_gpus_are_averaged_and_their_power_added(tmp_path: Path) -> None:
 def test_a_recipe_of_steps_has_its_loss_by_step(tmp_path: Path) -> None:
     trial = invented_trial("ddp", 2)
     recipe = {**trial.trial["recipe"], "epochs": None, "steps": 3}
-    stepped = trial.model_copy(update={"trial": {**trial.trial, "recipe": recipe}})
+    ranks = tuple(rank.model_copy(update={"tokens": 39 * 10**6}) for rank in trial.ranks)
+    stepped = trial.model_copy(
+        update={"trial": {**trial.trial, "recipe": recipe}, "ranks": ranks}
+    )  # 39 measured steps
     lines = [
         {"rank": rank, "step": step, "loss": loss, "samples": samples, "measured": True}
+        | {"started_at_seconds": 100.0 + rank + 2 * step, "step_seconds": 1.0}
         for rank, samples, losses in ((0, 32, (4.0, 2.0)), (1, 96, (8.0, 6.0)))
         for step, loss in enumerate(losses)
     ]
     figures = figures_by_name(comparison_of(tmp_path, [stepped], steps=lambda _: lines))
     assert "training-loss" not in figures
-    series = figures["loss-by-step"].panels[0].series[0]
-    assert series.x == (1, 2)
-    assert series.y == pytest.approx((7.0, 5.0))
+    lines_drawn = [panel.series[0] for panel in figures["loss-by-step"].panels]
+    assert [line.x for line in lines_drawn] == [(1, 2), (2.0, 4.0), (2.0, 4.0)]
+    assert all(line.y == pytest.approx((7.0, 5.0)) for line in lines_drawn)
 
 
 def test_other_conditions_stand_in_their_own_panels(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.golden.invented import invented_trial
 from tests.unit.figures.runs import comparison_of
 
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.trial.series import MOST_POINTS, loss_by_step, sampled, thinned
+from shardmark.analysis.trial.series import MOST_POINTS, loss_curve, sampled, thinned
 from shardmark.analysis.trial.step_time import step_time
 from shardmark.results.schema import Failure, Outcome
 
@@ -46,7 +46,7 @@ def test_broken_raw_files_give_nothing(tmp_path: Path) -> None:
     (folder / "samples.jsonl").unlink()
     (folder / "steps.jsonl").unlink()
     assert sampled(row) is None
-    assert loss_by_step(row).x == ()
+    assert loss_curve(row).by_step.x == ()
 
 
 QUARTERS = dict.fromkeys(("data", "forward", "backward"), 0.25)

@@ -154,6 +154,9 @@ def test_figures_are_those_that_are_known(time: Time) -> None:
     for seconds, steps in ((0, 1), (1, 2)):
         time.now += seconds
         watch.stepped(steps, 9)
+    assert figures(Reading(steps=2, total_steps=9), watch)[1] == "8.0 samples/s"
+    watch.tokens_per_sample = 256
+    assert figures(Reading(steps=2, total_steps=9), watch)[1] == "2048 tokens/s"
     time.now += 60
     assert figures(Reading(steps=2, total_steps=9), watch)[1] == "no step for 60 s"
 

@@ -17,7 +17,7 @@ from shardmark.report.table.formats import records
 from shardmark.report.table.table import Table
 from shardmark.report.views.pareto import pareto_tables
 from shardmark.results.schema import Failure, Outcome
-from tests.golden.invented import invented_trial
+from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.report_compare.runs import compared, row_with
 
 SAME = (100.0, 101.0, 99.0)
@@ -158,6 +158,10 @@ def test_goals_are_what_the_rows_have() -> None:
         (row("ddp", synthetic=True), "samples/s (higher), peak memory (lower)"),
     ):
         assert viewed(only).title == f"Pareto front of {goals}"
+    of_tokens = {"tokens_per_second": SAME, "samples_per_second": SAME, "rmse": SAME}
+    rank = invented_rank(0).model_copy(update={"better": {"rmse": "lower"}})
+    told = row_with(of_tokens, trials=(invented_trial(ranks=(rank,)),))
+    assert viewed(told).title == "Pareto front of tokens/s (higher), rmse (lower)"
     failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x"))
     (empty,) = pareto_tables(compared(failed))
     assert (empty.rows, empty.notes[0]) == ((), "No trial ended ok.")
@@ -184,8 +188,9 @@ def test_every_axis_is_a_column() -> None:
 
 def test_rows_that_beat_one_another_in_a_ring_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs are not compared over the same repeats where some failed, so that a ring can be."""
-    gain = Edge(metric="samples_per_second", factor=2.0, low=1.5, high=3.0, shown=True)
-    loss = Edge(metric="samples_per_second", factor=0.5, low=0.3, high=0.7, shown=False)
+    name: dict[str, Any] = {"metric": "samples_per_second", "higher": True}
+    gain = Edge(**name, factor=2.0, low=1.5, high=3.0, shown=True)
+    loss = Edge(**name, factor=0.5, low=0.3, high=0.7, shown=False)
     beats = {(0, 1), (1, 2), (2, 0), (0, 3)}
 
     def ring(rows: Sequence[Row], _: Sequence[str]) -> dict[tuple[int, int], list[Edge]]:

@@ -15,7 +15,14 @@ from shardmark.analysis.statistics.effects import Effect
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.config.axes import NODES, title_of
 from shardmark.core.errors import InputError
-from shardmark.core.metrics import COMPARISON_METRICS, METRICS, QUALITIES, RATES, TRIAL_METRICS
+from shardmark.core.metrics import (
+    COMPARISON_METRICS,
+    METRICS,
+    QUALITIES,
+    RATES,
+    TRIAL_METRICS,
+    Better,
+)
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.trials.trial import cell_id
@@ -109,6 +116,13 @@ class Row:
     def servers(self) -> int:
         """Ranks that hold parameters for the others."""
         return len(self.trials[0].layout.server_ranks)
+
+    def better(self, metric: str) -> Better | None:
+        """Which of its values are better; of the user's own, as the task declares."""
+        if metric in METRICS:
+            return METRICS[metric].better
+        ranks = (rank for trial in self.ok_trials for rank in trial.ranks)
+        return next((rank.better[metric] for rank in ranks if metric in rank.better), None)
 
     @property
     def place(self) -> str:
@@ -210,11 +224,13 @@ def main_rate(rows: Sequence[Row]) -> str:
 
 
 def main_quality(rows: Sequence[Row]) -> str | None:
-    """The quality that most rows have; of several, the first of `QUALITIES`."""
+    """The quality that most rows have; of several, the user's own, then as in `QUALITIES`."""
     if any(row.synthetic for row in rows):
         return None
-    counts = {name: sum(bool(row.values.get(name)) for row in rows) for name in QUALITIES}
-    best = max(QUALITIES, key=lambda name: counts[name])
+    own = (name for row in rows for name in row.values.keys() - METRICS.keys() if row.better(name))
+    names = tuple(dict.fromkeys((*sorted(own), *QUALITIES)))
+    counts = {name: sum(bool(row.values.get(name)) for row in rows) for name in names}
+    best = max(names, key=lambda name: counts[name])
     return best if counts[best] else None
 
 

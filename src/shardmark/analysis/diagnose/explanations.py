@@ -21,7 +21,6 @@ from shardmark.analysis.trial.step_time import (
     samples_per_step,
     step_time,
 )
-from shardmark.core.metrics import METRICS
 from shardmark.results.schema import TrialResult
 
 Kind = Literal["slower", "little memory saved", "waits for a rank", "stale gradients"]
@@ -257,7 +256,7 @@ def _stale(group: ComparableGroup) -> Iterator[Explanation]:
         if mean is None or most is None or mean.value <= 0 or not same or quality is None:
             continue
         change = difference_between(row, same[0], quality)
-        worse = METRICS[quality].better != "higher"
+        worse = row.better(quality) != "higher"
         if change is None or (change.value > 0) is not worse or change.low is None:
             continue
         assert change.high is not None, "it has a low end"

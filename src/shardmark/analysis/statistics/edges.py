@@ -19,12 +19,14 @@ class Edge:
     """How one row stands to another in one goal."""
 
     metric: str
-    factor: float
+    higher: bool
+    """Whether higher values are better."""
+    factor: float = 1.0
     """How many times better: 2 is twice the throughput, and half the memory."""
-    low: float | None
+    low: float | None = 1.0
     """95 % interval of this one difference; None where the repeats allow none."""
-    high: float | None
-    shown: bool
+    high: float | None = 1.0
+    shown: bool = False
     """Better, at the level that is corrected for all differences of the front."""
 
     @property
@@ -35,7 +37,7 @@ class Edge:
     @property
     def ratios(self) -> tuple[float, float | None, float | None]:
         """The metric over the other's, with its interval."""
-        if METRICS[self.metric].better == "higher":
+        if self.higher:
             return self.factor, self.low, self.high
         low, high = (None if end is None else 1 / end for end in (self.high, self.low))
         return 1 / self.factor, low, high
@@ -44,13 +46,15 @@ class Edge:
 def edges_of(rows: Sequence[Row], goals: Sequence[str]) -> dict[tuple[int, int], list[Edge]]:
     """Of each row to each other one; all differences are one family, corrected by Holm."""
     effects = _effects(rows, goals)
+    higher = {goal: any(row.better(goal) == "higher" for row in rows) for goal in goals}
     edges = {}
     for above, below in combinations(range(len(rows)), 2):
         for one, other in ((above, below), (below, above)):
+            proven = _same_by_proof(rows[one], rows[other])
             edges[one, other] = [
-                _same(goal)
-                if _is_quality(goal) and _same_by_proof(rows[one], rows[other])
-                else _edge(goal, effects.get((above, below, goal)), inverse=one > other)
+                Edge(metric=goal, higher=higher[goal])
+                if proven and _is_quality(goal)
+                else _edge(goal, effects.get((above, below, goal)), higher[goal], one > other)
                 for goal in goals
             ]
     return edges
@@ -72,7 +76,7 @@ def _effects(rows: Sequence[Row], goals: Sequence[str]) -> dict[tuple[int, int, 
 
 def _values(row: Row, goal: str) -> Mapping[int, float]:
     """None of the times of a disturbed row, which decide nothing."""
-    timed = METRICS[goal].group in ("time", "rate")
+    timed = not _is_quality(goal) and METRICS[goal].group in ("time", "rate")
     return {} if row.disturbed and timed else row.values.get(goal, {})
 
 
@@ -87,23 +91,20 @@ def _tells(row: Row, other: Row, quality: str) -> bool:
     return beyond_sampling(row, other, quality, means[0] - means[1])
 
 
-def _same(metric: str) -> Edge:
-    return Edge(metric=metric, factor=1.0, low=1.0, high=1.0, shown=False)
-
-
-def _edge(metric: str, effect: Effect | None, *, inverse: bool) -> Edge:
+def _edge(metric: str, effect: Effect | None, higher: bool, inverse: bool) -> Edge:
     """In the metric's own direction; `inverse` turns the effect round."""
     if effect is None:
-        return Edge(metric=metric, factor=1.0, low=None, high=None, shown=False)
+        return Edge(metric=metric, higher=higher, low=None, high=None)
     factor, low, high = effect.ratio.value, effect.ratio.low, effect.ratio.high
-    if inverse is (METRICS[metric].better == "higher"):
+    if inverse is higher:
         factor, (low, high) = 1 / factor, (None if end is None else 1 / end for end in (high, low))
     shown = factor > 1 and (is_shown(effect) if _is_quality(metric) else is_different(effect))
-    return Edge(metric=metric, factor=factor, low=low, high=high, shown=shown)
+    return Edge(metric=metric, higher=higher, factor=factor, low=low, high=high, shown=shown)
 
 
 def _is_quality(metric: str) -> bool:
-    return METRICS[metric].group == "quality"
+    """What the catalogue does not know is a quality of the user's own."""
+    return metric not in METRICS or METRICS[metric].group == "quality"
 
 
 def _same_by_proof(row: Row, other: Row) -> bool:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.trial.rank_metrics import measured_steps
 from shardmark.analysis.trial.raw_files import Line, by_node, number, objects, raw_lines
 from shardmark.analysis.trial.sampled_metrics import Point, network_points, value_at
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
@@ -72,12 +73,26 @@ def sampled(row: Row) -> Sampled | None:
     )
 
 
-def loss_by_step(row: Row) -> OverTime:
-    """Training loss of the first repeat that counts, mean over the samples of all ranks."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossCurve:
+    """Training loss of one trial, and where each of these steps ended."""
+
+    by_step: OverTime = OverTime()
+    seconds: tuple[float, ...] = ()
+    """Since the first step began; empty where that was not recorded."""
+    tokens: tuple[float, ...] = ()
+    """Trained on by then, of all ranks, each step as the mean; empty where there are none."""
+
+
+def loss_curve(row: Row) -> LossCurve:
+    """Of the first repeat that counts, mean over the samples of all ranks."""
     if not row.ok_trials or row.folder is None:
-        return OverTime()
+        return LossCurve()
+    trial = row.ok_trials[0]
     sums: dict[int, tuple[float, float]] = {}
-    folder = RunFolder(row.folder).trial_folder(row.ok_trials[0].id)
+    begins: list[float] = []
+    ends: dict[int, float] = {}
+    folder = RunFolder(row.folder).trial_folder(trial.id)
     for line in raw_lines(folder / STEPS_FILE):
         step, loss = number(line.get("step")), number(line.get("loss"))
         if line.get("epoch", 0) is None:
@@ -87,7 +102,19 @@ def loss_by_step(row: Row) -> OverTime:
         weight = number(line.get("samples")) or 1.0
         total, samples = sums.get(int(step), (0.0, 0.0))
         sums[int(step)] = (total + loss * weight, samples + weight)
-    return thinned([(step + 1, total / weight) for step, (total, weight) in sorted(sums.items())])
+        began, took = number(line.get("started_at_seconds")), number(line.get("step_seconds"))
+        if began is not None and took is not None:
+            begins.append(began)
+            ends[int(step)] = max(began + took, ends.get(int(step), began))
+    curve = thinned([(step + 1, total / weight) for step, (total, weight) in sorted(sums.items())])
+    steps = [int(x) - 1 for x in curve.x]
+    measured = max(map(measured_steps, trial.ranks), default=0)
+    tokens = sum(rank.tokens or 0 for rank in trial.ranks) / max(1, measured)
+    return LossCurve(
+        by_step=curve,
+        seconds=tuple(ends[s] - min(begins) for s in steps) if ends.keys() >= set(steps) else (),
+        tokens=tuple(x * tokens for x in curve.x) if tokens else (),
+    )
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> OverTime:

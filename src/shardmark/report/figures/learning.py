@@ -1,14 +1,14 @@
-"""Loss, quality and seconds of every epoch, loss by step, and how stale gradients were."""
+"""Loss, quality and seconds of every epoch, loss by step and token, and stale gradients."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite
 
 from shardmark.analysis.compare.epochs import Epoch
-from shardmark.analysis.trial.series import loss_by_step
+from shardmark.analysis.trial.series import LossCurve, loss_curve
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,
@@ -128,8 +128,13 @@ def _elapsed(epoch: Epoch) -> float | None:
 def _step_loss(groups: Sequence[Group]) -> list[Figure]:
     """From raw files: one repeat each, and of a limited number of rows."""
     counted = [entry for entry in entries_in(groups) if not entry.epochs.epochs]
-    losses = {entry: loss_by_step(entry.row) for entry in counted[:MOST_ROWS_READ]}
-    facets = facets_of(having(groups, lambda entry: entry in losses and losses[entry].x))
+    curves = {entry: loss_curve(entry.row) for entry in counted[:MOST_ROWS_READ]}
+    facets = facets_of(having(groups, lambda entry: entry in curves and curves[entry].by_step.x))
+    axes: dict[str, Callable[[LossCurve], Sequence[float]]] = {
+        "Step": lambda curve: curve.by_step.x,
+        "Tokens (millions)": lambda curve: [count / 1e6 for count in curve.tokens],
+        "Time since the first step (s)": lambda curve: curve.seconds,
+    }
     return figure(
         "loss-by-step",
         "Training loss by step",
@@ -137,18 +142,29 @@ def _step_loss(groups: Sequence[Group]) -> list[Figure]:
             Panel(
                 title=facet.title,
                 kind="line",
-                x_label="Step",
+                x_label=label,
                 y_label="Training loss",
-                series=tuple(e.line(losses[e].x, losses[e].y) for e in facet.entries),
-                x_whole=True,
+                series=series,
+                x_unit="s" if label.endswith("(s)") else "",
+                x_whole=label == "Step",
+                x_from_zero=label != "Step",
                 y_from_zero=False,
             )
             for facet in facets
+            for label, x_of in axes.items()
+            if (series := _loss_lines({e: curves[e] for e in facet.entries}, x_of))
         ),
-        "Training loss by optimizer step, mean over the samples of all ranks, in the first repeat;"
-        " long series are thinned to each stretch's extremes.",
+        "Training loss by optimizer step, by tokens where there are any, and by time, in the first"
+        " repeat: mean over the samples or tokens of all ranks. Long series are thinned to each"
+        " stretch's extremes.",
         rows_read(len(counted)),
     )
+
+
+def _loss_lines(
+    curves: Mapping[Entry, LossCurve], x_of: Callable[[LossCurve], Sequence[float]]
+) -> tuple[Series, ...]:
+    return tuple(entry.line(x, c.by_step.y) for entry, c in curves.items() if (x := x_of(c)))
 
 
 def staleness_figures(groups: Sequence[Group]) -> list[Figure]:

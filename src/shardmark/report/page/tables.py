@@ -196,6 +196,11 @@ def _rate(rank: RankRecord) -> float | None:
     return rank.samples / seconds if seconds and rank.samples else None
 
 
+def _token_rate(rank: RankRecord) -> float | None:
+    seconds = _window_seconds(rank)
+    return rank.tokens / seconds if seconds and rank.tokens else None
+
+
 def _peak_bytes(rank: RankRecord) -> float | None:
     if rank.peak_memory_bytes is not None:
         return rank.peak_memory_bytes
@@ -225,6 +230,7 @@ _RANK: Columns[RankRecord] = [
     (_number("samples"), lambda rank: rank.samples),
     (_number("windows", "s"), _window_seconds),
     (_number("samples/s"), _rate),
+    (_number("tokens/s"), _token_rate),
     (_number("peak", BYTES), _peak_bytes),
     (_number("state", BYTES), _state_bytes),
     (_text("first weights"), lambda rank: (rank.initial_weights_sha256 or "")[:8]),

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row, main_quality, plain, rate_of, task_of
+from shardmark.analysis.compare.rows import Row, main_quality, main_rate, plain, rate_of, task_of
 from shardmark.analysis.statistics.edges import Edge, edges_of
-from shardmark.core.metrics import METRICS
+from shardmark.core.metrics import METRICS, RATES
 from shardmark.report.table.columns import for_items, for_programs, metric, table_by_row
 from shardmark.report.table.notes import left_out
 from shardmark.report.table.table import Column, Table, number
 
-GOALS = ("samples_per_second", "peak_memory_bytes")
-"""Beside the main quality."""
 MARGIN = 0.05
 """A loss of this size and more must be ruled out in every other goal."""
-_WORDS = {"samples_per_second": "samples/s", "peak_memory_bytes": "peak memory"}
+_WORDS = {rate: METRICS[rate].unit for rate in RATES} | {"peak_memory_bytes": "peak memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +77,7 @@ def _table(same_task: Sequence[Row], *, several: bool) -> Table:
     rows = [row for row in same_task if row.ok_trials]
     goals = _goals([row for row in rows if row.equivalent is not False])
     standings = _standings(rows, goals)
-    shown = ", ".join(f"{_words(name)} ({METRICS[name].better})" for name in goals)
+    shown = ", ".join(f"{_words(name)} ({rows[0].better(name)})" for name in goals)
     return table_by_row(
         f"Pareto front of {shown}{_task(rows[0]) if several else ''}",
         [(standing.row, standing) for standing in standings],
@@ -102,7 +100,7 @@ def _task(row: Row) -> str:
 def _goals(rows: Sequence[Row]) -> tuple[str, ...]:
     """Throughput and memory where any row has them, and one quality that most rows have."""
     quality = main_quality(rows)
-    names = GOALS if quality is None else (*GOALS, quality)
+    names = (main_rate(rows), "peak_memory_bytes", *([quality] if quality else ()))
     return tuple(name for name in names if any(row.values.get(name) for row in rows))
 
 
@@ -185,6 +183,6 @@ def _notes(standings: Sequence[Standing], goals: Sequence[str]) -> list[str]:
     unproven = "; ".join(row.place for row in rows if row.equivalent is None)
     if unproven:
         notes.append(f"Eligible though not proven to train the same thing: {unproven}.")
-    if any(METRICS[name].group == "quality" for name in goals):
+    if any(name not in METRICS or METRICS[name].group == "quality" for name in goals):
         notes.append("Quality: rows that are proven to train the same thing count as equal.")
     return notes

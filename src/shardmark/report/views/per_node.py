@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.rows import Row, main_rate
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.raw_files import Line, number, raw_lines
 from shardmark.analysis.trial.summarise import summarise
@@ -19,7 +19,7 @@ from shardmark.results.schema import RankRecord, Summary, TrialResult
 from shardmark.results.store import RunFolder
 
 GROUPS = ("time", "rate", "memory", "network", "processes", "device")
-OF_NO_NODE = ("epoch_seconds", "total_seconds", "model_flops_per_second", "mfu")
+OF_NO_NODE = ("epoch_seconds", "total_seconds", "model_flops_per_second", "mfu", "hfu")
 ERROR_METRICS = ("nonfinite_steps", "skipped_steps", "data_errors")
 NODE_METRICS = (
     *(n for n in TRIAL_METRICS if METRICS[n].group in GROUPS and n not in OF_NO_NODE),
@@ -27,7 +27,6 @@ NODE_METRICS = (
 )
 """Of the catalogue: what differs from node to node."""
 SHOWN = (
-    "samples_per_second",
     "step_seconds",
     "exposed_communication_seconds",
     "peak_memory_bytes",
@@ -39,9 +38,9 @@ SHOWN = (
     "processes",
     "threads",
 )
-"""For people; CSV and JSON hold every metric."""
+"""For people, beside the rate; CSV and JSON hold every metric."""
 EXPLANATION = (
-    "A node's numbers are those of its own ranks: samples/s and processes together, CPU and GPU %"
+    "A node's numbers are those of its own ranks: rates and processes together, CPU and GPU %"
     " the mean, the rest of the fullest or slowest rank. CPU: 100 is one core kept busy. Bytes by"
     " node and interface: --network."
 )
@@ -74,6 +73,7 @@ class NodeOfRow:
 def nodes_tables(comparison: Comparison) -> list[Table]:
     """One line for each node of each row."""
     nodes = [(row, node) for row in comparison.rows for node in _nodes_of(row)]
+    shown = (main_rate(comparison.rows), *SHOWN)
     table = table_by_row(
         "Node by node",
         nodes,
@@ -83,10 +83,10 @@ def nodes_tables(comparison: Comparison) -> list[Table]:
             (Column(key="its", title="its", unit="ranks", shown_to="people"), _ranks),
             (for_programs("ranks"), lambda node: node.ranks),
             (for_programs("servers"), lambda node: node.servers),
-            *(metric(name) for name in SHOWN),
-            *(metric(n, shown_to="programs") for n in NODE_METRICS if n not in SHOWN),
+            *(metric(name) for name in shown),
+            *(metric(n, shown_to="programs") for n in NODE_METRICS if n not in shown),
         ],
-        [*_notes(nodes), *left_out(comparison.rows)],
+        [*_notes(nodes, shown), *left_out(comparison.rows)],
     )
     return [table]
 
@@ -97,7 +97,7 @@ def _ranks(node: NodeOfRow) -> str:
     return f"{workers}+{node.servers}" if node.servers else str(workers)
 
 
-def _notes(nodes: Sequence[tuple[Row, NodeOfRow]]) -> list[str]:
+def _notes(nodes: Sequence[tuple[Row, NodeOfRow]], shown: Sequence[str]) -> list[str]:
     if not nodes:
         return ["No trial ended ok."]
     notes = [EXPLANATION]
@@ -108,7 +108,7 @@ def _notes(nodes: Sequence[tuple[Row, NodeOfRow]]) -> list[str]:
     # What no line has, as a CPU's device metrics, has no column either and needs no reason.
     unknown = [
         (f"Not known: {name}: {node.missing[name]}", f"node {node.node} of {row.place}")
-        for name in SHOWN
+        for name in shown
         if any(name not in node.missing for _, node in nodes)
         for row, node in nodes
         if name in node.missing

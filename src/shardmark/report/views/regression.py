@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardmark.analysis.compare.regression import Change, ChangedCell, Regression
+from shardmark.analysis.compare.rows import main_rate
+from shardmark.core.metrics import METRICS
 from shardmark.report.table.columns import for_items, metric, table_by_row
 from shardmark.report.table.formats import records
 from shardmark.report.table.table import Column, Table
@@ -36,13 +38,14 @@ def regression_lines(regression: Regression) -> list[str]:
 def regression_table(regression: Regression) -> Table:
     """One line a cell, the worst change first."""
     order = list(Change)
+    rate = _rate(regression)
     cells = sorted(regression.cells, key=lambda cell: order.index(cell.change))
     return table_by_row(
         f"{regression.before.path.name} (before) and {regression.after.path.name} (after)",
         [(cell.after, cell) for cell in cells],
         [
             *(
-                for_items([metric("samples_per_second", key=name, title=name, interval="")], of)[0]
+                for_items([metric(rate, key=name, title=name, interval="")], of)[0]
                 for name, of in (("before", lambda c: c.before), ("after", lambda c: c.after))
             ),
             (
@@ -71,6 +74,11 @@ def regression_json(regression: Regression) -> dict[str, Any]:
     }
 
 
+def _rate(regression: Regression) -> str:
+    """What is shown: its change is that of samples/s, by which a cell is judged."""
+    return main_rate([row for cell in regression.cells for row in (cell.before, cell.after)])
+
+
 def _how(cell: ChangedCell) -> str:
     if cell.ratio is None:
         return f"{cell.change} ({cell.reason})"
@@ -84,7 +92,8 @@ def _notes(regression: Regression) -> list[str]:
         f"{key} {before} -> {after}" for key, (before, after) in regression.differences.items()
     ]
     return [
-        "before, after: samples/s. ratio: after over before, 95 % interval. peak: of the memory.",
+        f"before, after: {METRICS[_rate(regression)].unit}. ratio: after over before, 95 %"
+        " interval. peak: of the memory.",
         f"Differs: {'; '.join(differences)}." if differences else "The environments are the same.",
         *_only("before", regression.only_before),
         *_only("after", regression.only_after),

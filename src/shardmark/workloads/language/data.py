@@ -55,16 +55,11 @@ def load(options: LanguageOptions, seed: int) -> LanguageData:
     """Map it; subsets are drawn from the seed."""
     data = _opened(options)
     options.check_sample_counts(len(data.training), len(data.validation))
-    training, validation = (
-        reduced(samples, wanted, seed=seed, split=split)
-        for split, (samples, wanted) in enumerate(
-            (
-                (data.training, options.training_samples),
-                (data.validation, options.validation_samples),
-            )
-        )
+    return replace(
+        data,
+        training=reduced(data.training, options.training_samples, seed=seed, split=0),
+        validation=reduced(data.validation, options.validation_samples, seed=seed, split=1),
     )
-    return replace(data, training=training, validation=validation)
 
 
 def _opened(options: LanguageOptions) -> LanguageData:

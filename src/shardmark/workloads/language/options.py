@@ -141,6 +141,10 @@ class LanguageOptions(WorkloadOptions):
         return self
 
     @property
+    def tokens_per_sample(self) -> int | None:
+        return self.sequence_length if self.packed else None
+
+    @property
     def from_transformers(self) -> bool:
         return self.model.startswith("hf:")
 

@@ -297,13 +297,9 @@ def _divided(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
     cut = total - total // VALIDATED
     parts = []
     for first, last in ((0, cut), (cut, total)):
-        ends, text_bytes = stream.ends, stream.text_bytes
+        ends = stream.ends
         if ends is not None:
             inside = ends[(ends > first) & (ends < last)]
             ends = np.append(inside, last) - first
-        if text_bytes is not None:
-            text_bytes = text_bytes * (last - first) // max(1, total)
-        parts.append(
-            TokenStream(tokens=stream.tokens[first:last], ends=ends, text_bytes=text_bytes)
-        )
+        parts.append(TokenStream(tokens=stream.tokens[first:last], ends=ends, text_bytes=None))
     return parts[0], parts[1]
