@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
-from pathlib import Path
 from typing import Any, Literal
 
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
@@ -20,13 +18,13 @@ from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.own.options import OwnOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 from tests.distributed.faults import Started
+from tests.distributed.models import TEMPLATES
 
 STEPS = 3
 SHIPPED = ("ddp", "fsdp", "fsdp-grad-op", "zero-0", "zero-1", "zero-2", "zero-3")
 WORKLOAD = ClassificationOptions(
     model="tests.distributed.models:small", dataset="digits", validation_samples=100
 )
-TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
 
 
 def own(name: str) -> OwnOptions:
@@ -34,6 +32,8 @@ def own(name: str) -> OwnOptions:
     return OwnOptions(task=f"{TEMPLATES / name}.py:Task")
 
 
+GROUPED = OwnOptions(task="tests.distributed.models:GroupedTokens")
+"""That of tokens, with parameter groups."""
 SGD = Optimizer(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.1)
 RECIPES: dict[str, dict[str, Any]] = {
     "sgd": {},

@@ -1,9 +1,17 @@
-"""A user's own model: small, with everything that makes strategies differ when they go wrong."""
+"""A user's own models and task: small, with everything in which strategies can go wrong."""
 
 from __future__ import annotations
 
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+from shardmark.workloads.model_building import user_function
+
+TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
 
 
 class Block(nn.Module):
@@ -85,6 +93,23 @@ class PartlyUsed(nn.Module):
         # By the samples, so that one process can play it.
         even = self.training and float(pictures.sum()) % 2 < 1
         return logits + self.sometimes(logits) if even else logits
+
+
+class GroupedTokens:
+    """The guide's task of tokens; weights decay, and biases learn slowly without decay."""
+
+    def __init__(self) -> None:
+        self.task = user_function(f"{TEMPLATES / 'tokens'}.py:Task")()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        parameters = list(model.parameters())
+        return [
+            {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.3},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0, "lr": 0.01},
+        ]
 
 
 class Features(nn.Module):

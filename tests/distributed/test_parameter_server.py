@@ -9,12 +9,12 @@ import pytest
 from shardmark.equivalence.capture import Capture
 from shardmark.strategies.base import RankContext
 from tests.distributed.captures import (
+    GROUPED,
     RECIPES,
     Captures,
     Case,
     capture_all,
     check_verdict,
-    own,
     recipe,
     trial,
     verdict_of,
@@ -41,8 +41,8 @@ CASES = {
         )
         for label in RECIPES
     },
-    "own task of uneven weights": case(
-        "ps-sync", 3, {"gradient_accumulation": 2}, workload=own("tokens")
+    "own task of uneven weights and groups": case(
+        "ps-sync", 2, {"gradient_accumulation": 2}, workload=GROUPED, servers=2
     ),
     # Nobody else makes a gradient stale.
     "one asynchronous worker": case("ps-async", 1, servers=3),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.core.recipe import Optimizer
+from shardmark.core.recipe import Optimizer, Schedule
 from shardmark.equivalence.capture import Capture
 from shardmark.strategies.base import RankContext
 from tests.distributed.captures import (
+    GROUPED,
     RECIPES,
     SHIPPED,
     WORKLOAD,
@@ -34,18 +35,23 @@ EQUIVALENT = {
     for seed in range(3)
 }
 OWN_OPTIMIZER = Optimizer(name="own", path="torch.optim:Adagrad", lr=0.01)
+OWN_SCHEDULE = Schedule(
+    name="own", path="torch.optim.lr_scheduler:ExponentialLR", options={"gamma": 0.5}
+)
 UNEVEN = recipe(gradient_accumulation=2)
 EQUIVALENT |= {
-    f"{name}, own task {task}": Case(trial=trial(name, UNEVEN, workload=own(task)))
-    for task, names in {
-        "tokens": ("ddp", "fsdp", "zero-1", "zero-3"),
-        "regression": ("ddp",),
-        "segmentation": ("fsdp",),
-    }.items()
+    f"{name}, own task {task}": Case(trial=trial(name, UNEVEN, workload=options))
+    for task, options, names in (
+        ("tokens, with groups", GROUPED, ("ddp", "fsdp", "zero-1", "zero-3")),
+        ("regression", own("regression"), ("ddp",)),
+        ("segmentation", own("segmentation"), ("fsdp",)),
+    )
     for name in names
 }
 EQUIVALENT |= {
-    f"{name}, own optimizer": Case(trial=trial(name, recipe(optimizer=OWN_OPTIMIZER)))
+    f"{name}, own optimizer and schedule": Case(
+        trial=trial(name, recipe(optimizer=OWN_OPTIMIZER, schedule=OWN_SCHEDULE))
+    )
     for name in ("fsdp", "zero-1")
 }
 PLAIN = WORKLOAD.model_copy(update={"model": "tests.distributed.models:Plain"})

@@ -23,7 +23,16 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 _SGD_KEYS = ("momentum", "dampening", "nesterov")
 _ADAM_KEYS = ("betas", "eps")
 _OWN_KEYS = ("path", "options")
-_STEP_KEYS = ("every_steps", "gamma")
+_SCHEDULE_KEYS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "linear": ("end_factor",),
+    "cosine": ("end_factor",),
+    "step": ("every_steps", "gamma"),
+    "own": _OWN_KEYS,
+}
+"""Keys that schedules of that name alone have."""
+
+UserPath = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 
 
 def _require_fixed_name(schema: dict[str, Any]) -> None:
@@ -86,8 +95,9 @@ class Optimizer(Model):
     eps: PositiveFloat = 1e-8
     """Adam and AdamW only."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """The same for every parameter, biases and norms included: no library's groups."""
-    path: Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")] | None = None
+    """The same for every parameter, biases and norms included, unless a task of the user's has
+    `parameter_groups`."""
+    path: UserPath | None = None
     """`own` only: `torch.optim:RMSprop`, `package.module:Class` or `folder/file.py:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """`own` only: keyword arguments beside `lr`."""
@@ -133,26 +143,45 @@ class Optimizer(Model):
 class Schedule(Model):
     """Learning rate over the steps of the training, as a factor on `optimizer.lr`."""
 
-    name: Literal["constant", "cosine", "step"] = "constant"
+    name: Literal["constant", "linear", "cosine", "step", "own"] = "constant"
+    """`own`: a class of `torch.optim.lr_scheduler`, or a function that makes one, by `path`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Linear rise over so many steps first (no relation to `measure.warmup_steps`)."""
+    """Linear rise over so many steps first (no relation to `measure.warmup_steps`).  `linear`,
+    `cosine` and `own` begin after it."""
+    end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """`linear` and `cosine` only: what the factor falls to, one step after the last."""
     every_steps: PositiveInt | None = None
     """`step` only: multiply by `gamma` each time so many steps have been taken."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """`step` only."""
+    path: UserPath | None = None
+    """`own` only: `torch.optim.lr_scheduler:OneCycleLR`, `package.module:function`, ..."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """`own` only: keyword arguments beside the optimizer.  The text `steps` as a value stands for
+    the number of steps after the warm-up."""
 
     @model_validator(mode="after")
     def _only_own_keys(self) -> Schedule:
         if self.name == "step" and self.every_steps is None:
             raise ValueError("step without every_steps; give every_steps, a positive whole number")
-        given = [key for key in _STEP_KEYS if key in self.model_fields_set]
-        if self.name != "step" and given:
-            raise ValueError(f"{self.name} has no {' and no '.join(given)}; only step has")
+        if self.name == "own" and self.path is None:
+            raise ValueError("own without path; give path, e.g. torch.optim.lr_scheduler:StepLR")
+        given = [key for key in self._foreign_keys() if key in self.model_fields_set]
+        if given:
+            having = [name for name, keys in _SCHEDULE_KEYS.items() if given[0] in keys]
+            raise ValueError(
+                f"{self.name} has no {' and no '.join(given)}; only {' and '.join(having)} has it"
+            )
         return self
+
+    def _foreign_keys(self) -> list[str]:
+        """Keys that say nothing about the schedule of this name."""
+        keys = (key for keys in _SCHEDULE_KEYS.values() for key in keys)
+        return [key for key in dict.fromkeys(keys) if key not in _SCHEDULE_KEYS[self.name]]
 
     @model_serializer(mode="wrap")
     def _without_foreign_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        foreign = () if self.name == "step" else _STEP_KEYS
+        foreign = self._foreign_keys()
         return {key: value for key, value in handler(self).items() if key not in foreign}
 
 
@@ -209,7 +238,7 @@ class Repeats(Model):
     """Two give an interval, three one that is of use."""
     at_most: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 20
     until: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """A cell ends once half the 95 % interval of its samples/s is below this share of them, or
+    """A cell ends once half the 95 % interval of its rate is below this share of it, or
     once its comparisons are decided."""
 
     @model_validator(mode="before")

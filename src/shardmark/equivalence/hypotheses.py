@@ -202,6 +202,9 @@ def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[
     if any(name not in expected.tensors["gradient"] for name in expected.tensors["parameters"]):
         text = "parameters that got no gradient are updated as with a gradient of zero"
         yield Hypothesis(text=text, unused_as_zero=True)
+    yield Hypothesis(
+        text="the task's parameter groups are not used: all parameters are one", one_group=True
+    )
     if recipe.optimizer.weight_decay:
         for text, decays in DECAYS.items():
             yield Hypothesis(text=text, setting="weight_decay", decays=decays)

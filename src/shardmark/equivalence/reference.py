@@ -19,6 +19,7 @@ from shardmark.strategies.step import (
     build_optimizer,
     check_weight,
     loss_scaler,
+    set_learning_rates,
     share_of_step,
 )
 from shardmark.train.record import weights_sha256
@@ -52,6 +53,8 @@ class Hypothesis:
     """Parameters that no rank used are updated as with a gradient of zero."""
     decays: Callable[[str, tuple[int, ...]], bool] | None = None
     """Whether weight decay applies to a parameter of that name and shape; None is to all."""
+    one_group: bool = False
+    """The task's parameter groups are not used: the recipe's optimizer treats all alike."""
     only_rank: int | None = None
     """Only this rank's gradient is used: nothing is averaged."""
     reduction: torch.dtype | None = None
@@ -117,7 +120,8 @@ class Reference:
         set_numerics(recipe)
         self.initial_sha256 = weights_sha256(dict(self.model.named_parameters()))
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        self._optimizer = build_optimizer(self._named.values(), recipe)
+        groups = () if hypothesis.one_group else workload.parameter_groups
+        self._optimizer = build_optimizer(self._named, recipe, groups)
         self._set_decay()
         self._scaler = loss_scaler(recipe, device)
         self._rate = learning_rate_of(recipe, total_steps)
@@ -138,15 +142,16 @@ class Reference:
         A parameter that no rank used has none."""
 
     def _set_decay(self) -> None:
-        decays, group = self._hypothesis.decays, self._optimizer.param_groups[0]
+        decays = self._hypothesis.decays
         if decays is None:
             return
-        named = [(p, decays(name, tuple(p.shape))) for name, p in self._named.items()]
-        group["params"] = [p for p, decayed in named if decayed]
-        spared = [p for p, decayed in named if not decayed]
-        if spared:
-            rest = {key: value for key, value in group.items() if key != "params"}
-            self._optimizer.add_param_group(rest | {"params": spared, "weight_decay": 0.0})
+        decayed = {p for name, p in self._named.items() if decays(name, tuple(p.shape))}
+        for group in list(self._optimizer.param_groups):
+            spared = [p for p in group["params"] if p not in decayed]
+            group["params"] = [p for p in group["params"] if p in decayed]
+            if spared:
+                rest = {key: value for key, value in group.items() if key != "params"}
+                self._optimizer.add_param_group(rest | {"params": spared, "weight_decay": 0.0})
 
     def step(self) -> list[Tensor]:
         """Take one optimizer step; each rank's loss, as a worker returns it."""
@@ -240,8 +245,7 @@ class Reference:
         clipping = hypothesis.clipping or self._recipe.gradient_clipping
         if clipping is not None:
             nn.utils.clip_grad_norm_(self._named.values(), clipping)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate(self.steps_taken)
+        set_learning_rates(self._optimizer.param_groups, self._rate(self.steps_taken))
         scale = self._scaler.get_scale()
         if self.steps_taken not in hypothesis.skipped:
             self._scaler.step(self._optimizer)

@@ -51,10 +51,9 @@ def fingerprint_of(trials: Sequence[Trial]) -> Fingerprint:
 def sources_of(trials: Iterable[Trial]) -> Fingerprint:
     """Source of the user's modules alone."""
     modules = [name for trial in trials for name in trial.workload.user_modules()]
-    optimizers = [path for trial in trials if (path := trial.recipe.optimizer.path)]
-    return Fingerprint(
-        sources=local_sources([*modules, *(path.rpartition(":")[0] for path in optimizers)])
-    )
+    own = [part.path for t in trials for part in (t.recipe.optimizer, t.recipe.schedule)]
+    modules += [path.rpartition(":")[0] for path in own if path is not None]
+    return Fingerprint(sources=local_sources(modules))
 
 
 def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:

@@ -309,7 +309,7 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
         "compute_precision": recipe.precision,
         "mixed_precision": "none" if recipe.precision == "fp32" else "autocast",
         "loss_scaling": {"kind": "dynamic", **LOSS_SCALE} if recipe.precision == "fp16" else None,
-        "weight_decay_groups": "one group, every parameter",
+        "parameter_groups": "one group, every parameter",
         "batch_norm": "statistics of each rank's share; rank 0's buffers are evaluated",
         "last_batch": "left out when incomplete",
         "tf32": recipe.tf32,

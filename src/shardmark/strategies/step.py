@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
@@ -23,7 +23,7 @@ from shardmark.strategies.checkpoint_state import (
     optimizer_tensors,
     restore_optimizer,
 )
-from shardmark.workloads.base import Batch, LossSum, Workload
+from shardmark.workloads.base import Batch, LossSum, ParameterGroup, Workload
 from shardmark.workloads.model_building import user_function
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,6 +34,9 @@ OPTIMIZER_KEYS = {
     "adamw": ("exp_avg", "exp_avg_sq"),
 }
 """The tensors of torch's optimizers that have their parameter's shape."""
+
+RATE_FACTOR = "rate_factor"
+"""Key of a group of the optimizer: its learning rate by the recipe's."""
 
 WEIGHT_TOLERANCE = 1e-5
 """Relative: a sum of many weights in fp32."""
@@ -217,7 +220,7 @@ class EagerWorker(StepWorker):
         # FSDP2's shards: the module shows whole parameters in their place while they exist.
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
-        self._optimizer = build_optimizer(self._parameters, recipe)
+        self._optimizer = build_optimizer(self._trained, recipe, workload.parameter_groups)
         self._scaler = loss_scaler(recipe, self._parameters[0].device)
         self._count_updates_of(self._optimizer)
 
@@ -237,8 +240,7 @@ class EagerWorker(StepWorker):
         return self._scaler
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rates(self._optimizer.param_groups, learning_rate)
 
     def full_parameters(self) -> dict[str, Tensor]:
         return {name: whole(p).float().cpu() for name, p in self._module.named_parameters()}
@@ -291,12 +293,35 @@ class EagerWorker(StepWorker):
         self._restore_counts(state.counts)
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """The recipe's optimizer over one group of all parameters, with no default left to torch."""
-    return made_optimizer(parameters, recipe.optimizer)
+def build_optimizer(
+    named: Mapping[str, nn.Parameter], recipe: Recipe, groups: Sequence[ParameterGroup] = ()
+) -> torch.optim.Optimizer:
+    """The recipe's optimizer, with no default left to torch; without groups, over one of all.
+
+    Raises `InputError` for a group with an option that the optimizer does not have.
+    """
+    chosen = groups or [ParameterGroup(names=frozenset(named), options={})]
+    parts = [([p for name, p in named.items() if name in g.names], g.options) for g in chosen]
+    filled = [{"params": part, **options} for part, options in parts if part]
+    optimizer = made_optimizer(filled, recipe.optimizer)
+    unknown = {key for group in groups for key in group.options} - optimizer.defaults.keys()
+    if unknown:
+        found = f"{type(optimizer).__name__} has no {' and no '.join(sorted(unknown))}"
+        raise InputError("parameter_groups", found, "leave it out, or take another optimizer")
+    for group in optimizer.param_groups:
+        group[RATE_FACTOR] = group["lr"] / recipe.optimizer.lr
+    return optimizer
 
 
-def made_optimizer(parameters: Iterable[nn.Parameter], spec: Optimizer) -> torch.optim.Optimizer:
+def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:
+    """Set the groups' learning rates, in proportion where a group has a rate of its own."""
+    for group in groups:
+        group["lr"] = learning_rate * group.get(RATE_FACTOR, 1.0)
+
+
+def made_optimizer(
+    parameters: Iterable[nn.Parameter] | list[dict[str, Any]], spec: Optimizer
+) -> torch.optim.Optimizer:
     """Raises `InputError` for a class of the user's that cannot be made."""
     if spec.path is not None:
         made = user_function(spec.path, "recipe.optimizer.path")

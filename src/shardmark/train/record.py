@@ -180,6 +180,7 @@ class RankReport:
             nonfinite_steps=sum(not math.isfinite(step.loss) for step in taken),
             skipped_steps=self.worker.skipped_steps() if self.worker else 0,
             data_errors=tuple(self.data_errors()),
+            better=dict(self.workload.better) if self.workload else {},
             corpora=dict(self.workload.corpora) if self.workload else {},
             initial_weights_sha256=self.initial_sha256,
             final_weights_sha256=self.final_sha256,
@@ -187,11 +188,17 @@ class RankReport:
             structure_sha256=self.structure_sha256,
             probe=self.probe,
             exchange=self.exchange,
-            settings=dict(self.settings),
+            settings=dict(self.settings) | self._parameter_groups(),
             checkpoints=tuple(self.checkpoints),
             resumes=tuple(self.resumes),
             error=self.error,
         )
+
+    def _parameter_groups(self) -> dict[str, object]:
+        """The task's own, where it has any: as many parameters, with these options."""
+        groups = self.workload.parameter_groups if self.workload else ()
+        told = [{"parameters": len(group.names), **group.options} for group in groups]
+        return {"parameter_groups": told} if told else {}
 
     def _measured_steps(self) -> list[int]:
         windows = self.recorder.windows if self.recorder else []

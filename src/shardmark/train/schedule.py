@@ -6,14 +6,17 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 
+from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
+from shardmark.core.recipe import Schedule as RecipeSchedule
 from shardmark.core.shares import Shard, StepShard
 from shardmark.trials.trial import Trial
 from shardmark.workloads.base import BatchPlan, Workload
+from shardmark.workloads.model_building import user_function
 
 
 def set_numerics(recipe: Recipe) -> None:
@@ -63,25 +66,67 @@ class Schedule:
 def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]:
     """Step index -> learning rate; steps after the last keep its rate.
 
-    `cosine` falls towards zero, which it would reach one step after the last (Loshchilov and
-    Hutter, ICLR 2017, without restarts);
-    `step` multiplies by gamma every so many steps; all rise linearly over the warm-up first.
+    `cosine` (Loshchilov and Hutter, ICLR 2017, without restarts) and `linear` fall towards
+    `end_factor`, which they would reach one step after the last; `step` multiplies by gamma every
+    so many steps; `own` is the user's; all rise linearly over the warm-up first.
     """
     schedule, base = recipe.schedule, recipe.optimizer.lr
+    span = max(1, total_steps - schedule.warmup_steps)
+    own = own_rates(schedule, base, span) if schedule.path is not None else ()
 
     def rate(step: int) -> float:
         step = min(step, total_steps - 1)
-        if step < schedule.warmup_steps:
+        since = step - schedule.warmup_steps
+        if since < 0:
             return base * (step + 1) / schedule.warmup_steps
-        if schedule.name == "cosine":
-            span = max(1, total_steps - schedule.warmup_steps)
-            return base * (1 + math.cos(math.pi * (step - schedule.warmup_steps) / span)) / 2
+        if schedule.name == "own":
+            return own[since]
         if schedule.name == "step":
             assert schedule.every_steps is not None, "the experiment's schema asks for it"
             return float(base * schedule.gamma ** (step // schedule.every_steps))
-        return base
+        if schedule.name == "constant":
+            return base
+        left = 1 - since / span
+        if schedule.name == "cosine":
+            left = (1 - math.cos(math.pi * left)) / 2
+        return base * (schedule.end_factor + (1 - schedule.end_factor) * left)
 
     return rate
+
+
+def own_rates(schedule: RecipeSchedule, base: float, steps: int) -> tuple[float, ...]:
+    """Learning rate of each step, from the user's scheduler over an optimizer that trains nothing.
+
+    So ranks, restarts and the reference find the same.  Raises `InputError` for a scheduler that
+    cannot be made, or that needs or changes more than the step's rate.
+    """
+    assert schedule.path is not None, "only the user's own has one"
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=base)
+    (group,) = optimizer.param_groups
+    others = {key: group[key] for key in optimizer.defaults if key != "lr"}
+    options = {k: steps if value == "steps" else value for k, value in schedule.options.items()}
+    rates: list[float] = []
+    try:
+        make = user_function(schedule.path, "recipe.schedule.path")
+        scheduler: Any = make(optimizer, **options)
+        optimizer.step()  # else torch warns of the wrong order
+        for step in range(steps):
+            if step > 0:
+                scheduler.step()
+            rates.append(float(group["lr"]))
+    except (TypeError, ValueError, AttributeError) as error:
+        found = f"{schedule.path} fails at step {len(rates)}: {error}"
+        allowed = "a torch.optim.lr_scheduler with its options, whose step() takes no metric"
+        raise InputError("recipe.schedule", found, allowed) from error
+    changed = [key for key, value in others.items() if group[key] != value]
+    if changed:
+        found = f"{schedule.path} changes {' and '.join(changed)}"
+        allowed = "the learning rate alone: cycle_momentum: false"
+        raise InputError("recipe.schedule", found, allowed)
+    if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
+        found = f"{schedule.path} gives a negative or infinite rate"
+        raise InputError("recipe.schedule", found, "finite rates of at least 0")
+    return tuple(rates)
 
 
 def step_seed(seed: int, step_shard: StepShard) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from shardmark.core.metrics import Better
     from shardmark.core.shares import Shard, StepShard
 
 
@@ -59,6 +60,15 @@ class BatchPlan:
     """Other numbers draw other proposals for the same samples: only a search for causes does so."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterGroup:
+    """Parameters that the optimizer treats alike, as one of torch's parameter groups."""
+
+    names: frozenset[str]
+    options: Mapping[str, Any]
+    """`lr`, `weight_decay`, ...: in place of the recipe's."""
+
+
 class Workload(Protocol):
     """A model, its data and its loss.  Made anew in every rank from the same options and seed."""
 
@@ -87,6 +97,11 @@ class Workload(Protocol):
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:  # noqa: ARG002
         """Units of sharding and of activation checkpointing; None leaves them to the strategy."""
         return None
+
+    @property
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        """The optimizer's, of the last model that was built; none: all parameters are one group."""
+        return ()
 
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
@@ -124,6 +139,11 @@ class Workload(Protocol):
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int | None:  # noqa: ARG002
         """Tokens of training samples, given step by step, padding left out; None without any."""
         return None
+
+    @property
+    def better(self) -> Mapping[str, Better]:
+        """Which values of a metric that the catalogue does not know are better."""
+        return {}
 
     @property
     def corpora(self) -> Mapping[str, str]:

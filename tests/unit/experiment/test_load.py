@@ -112,7 +112,8 @@ def test_written_optimizers_and_schedules_can_be_read(name: str) -> None:
     optimizer = Optimizer.model_validate({"name": name, "lr": 0.1})
     assert Optimizer.model_validate_json(optimizer.model_dump_json()) == optimizer
     assert ("momentum" in optimizer.model_dump()) == (name == "sgd")
-    for schedule in (Schedule(), Schedule(name="step", every_steps=10)):
+    own = Schedule(name="own", path="torch.optim.lr_scheduler:StepLR", options={"step_size": 2})
+    for schedule in (Schedule(), Schedule(name="step", every_steps=10), own):
         assert Schedule.model_validate(schedule.model_dump()) == schedule
 
 

@@ -13,6 +13,7 @@ from shardmark.strategies.parameter_server.buckets import (
     Partition,
     partition_parameters,
 )
+from shardmark.workloads.base import ParameterGroup
 
 WIDTHS = (3, 17, 8, 31, 5, 2)
 
@@ -48,6 +49,19 @@ def test_every_parameter_is_held_once_by_servers_balanced_by_bytes(
     assert max(held) <= sum(held) / servers + 4 * (max(p.numel() for p in sizes.values()) + padding)
     if servers == 1:
         assert names(partition) == [*sizes][::-1], "the last layers' gradients are ready first"
+
+
+def test_a_bucket_is_of_one_group() -> None:
+    sizes = dict(model().named_parameters())
+    flat = frozenset(name for name, p in sizes.items() if p.dim() < 2)
+    groups = [ParameterGroup(names=names, options={}) for names in (frozenset(sizes) - flat, flat)]
+    partition = partition_parameters(
+        model(), servers=2, bucket_bytes=10**9, wire="fp32", groups=groups
+    )
+    assert sorted(names(partition)) == sorted(sizes)
+    for part in partition:
+        kinds = [{segment.name in flat for segment in bucket.segments} for bucket in part]
+        assert kinds == [{False}, {True}]
 
 
 def test_frozen_and_shared_parameters() -> None:

@@ -17,8 +17,10 @@ from shardmark.strategies.step import (
     build_optimizer,
     loss_scaler,
     made_optimizer,
+    set_learning_rates,
     state_keys,
 )
+from shardmark.workloads.base import ParameterGroup
 from tests.unit.training.toy import ALONE, CPU, ToyWorkload, assert_same, recipe, trained
 
 LIMIT = 0.05
@@ -185,6 +187,24 @@ def test_an_optimizer_that_cannot_be_made(changes: dict[str, Any], message: str)
         worker_on(ToyWorkload(), recipe(optimizer=OWN | changes))
 
 
+def group(name: str, **options: Any) -> ParameterGroup:
+    return ParameterGroup(names=frozenset({name, "frozen"}), options=options)
+
+
+def test_groups_follow_the_schedule_in_proportion() -> None:
+    """The recipe's learning rate is 0.1; a group without a trained parameter is none."""
+    named = {name: nn.Parameter(torch.ones(2)) for name in "ab"}
+    groups = (group("a", lr=0.02), group("b", weight_decay=0.0), group("c"))
+    built = build_optimizer(named, recipe(), groups)
+    set_learning_rates(built.param_groups, 0.5)
+    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in built.param_groups] == [
+        (pytest.approx(0.1), 0.01, 1),
+        (0.5, 0.0, 1),
+    ]
+    with pytest.raises(InputError, match="SGD has no betas"):
+        build_optimizer(named, recipe(), [group("a", betas=(0.9, 0.9))])
+
+
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
@@ -195,7 +215,7 @@ def test_an_optimizer_that_cannot_be_made(changes: dict[str, Any], message: str)
     ],
 )
 def test_optimizer_is_the_recipe_s(spec: dict[str, Any], kind: type) -> None:
-    built = build_optimizer([nn.Parameter(torch.ones(2))], recipe(optimizer=spec))
+    built = build_optimizer({"w": nn.Parameter(torch.ones(2))}, recipe(optimizer=spec))
     asked = recipe(optimizer=spec).optimizer.model_dump(exclude={"name"})
     assert type(built) is kind
     assert {key: built.param_groups[0][key] for key in asked} == asked

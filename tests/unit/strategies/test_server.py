@@ -36,7 +36,7 @@ def test_together_is_torch_s_step_on_the_mean(
     with scene.served(0, tolerates_worker_loss=False, **changes):
         alone = plain()
         alone.load_state_dict(scene.model.state_dict())
-        reference = build_optimizer(alone.parameters(), asked)
+        reference = build_optimizer(dict(alone.named_parameters()), asked)
         for rate in (0.1, 0.1, 0.05):
             drawn = [scene.drawn(draw) for _ in scene.clients]
             means = [torch.stack(flats).mean(0) for flats in zip(*drawn, strict=True)]

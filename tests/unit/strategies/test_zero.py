@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardmark.core.errors import StrategyUnavailable
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import LOSS_SCALE
@@ -24,7 +25,8 @@ from shardmark.strategies.deepspeed import private
 from shardmark.strategies.deepspeed.loss_scale import LossScale, scale_losses
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.step import build_optimizer, loss_scaler
-from tests.unit.training.toy import CPU, ToyWorkload, recipe
+from shardmark.workloads.base import ParameterGroup
+from tests.unit.training.toy import CPU, ToyWorkload, plain, recipe
 
 STUBS = ("deepspeed", "deepspeed.utils", "shardmark.strategies.deepspeed.preload")
 """Importing the real ones takes seconds, and minutes where an operator has to be compiled."""
@@ -47,7 +49,7 @@ class Engine:
 
     def __init__(self, module: nn.Module, asked: Any) -> None:
         self.module = module
-        self.optimizer: Any = build_optimizer(module.parameters(), asked)
+        self.optimizer: Any = build_optimizer(dict(module.named_parameters()), asked)
         self.updates = 1
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -72,6 +74,20 @@ def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
     workload, asked = ToyWorkload(), recipe()
     engine = Engine(workload.build_model(), asked)
     return zero.ZeroWorker(engine, workload, asked, CPU, 1), engine, workload
+
+
+def test_parameter_groups_that_deepspeed_would_mix_up(
+    zero: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does with Adagrad, which it makes anew."""
+    names = dict(plain().named_parameters())
+    groups = [ParameterGroup(names=frozenset({name}), options={}) for name in names]
+    monkeypatch.setattr(ToyWorkload, "parameter_groups", groups)
+    engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{}]))
+    zero.deepspeed.initialize.return_value = (engine,)
+    config = {"zero_optimization": {"stage": 1}}
+    with pytest.raises(StrategyUnavailable, match="SGD anew, without its parameter groups"):
+        zero.start_engine(ToyWorkload(), recipe(), SimpleNamespace(device=CPU), config=config)
 
 
 def test_skipped_steps_are_those_without_an_update(zero: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from shardmark.core.errors import InputError
 from shardmark.core.recipe import Limits, Measure
 from shardmark.core.shares import Shard, StepShard
 from shardmark.train.schedule import (
@@ -69,6 +70,10 @@ def test_evaluated_epochs(evaluate: str, expected: tuple[bool, ...]) -> None:
 ROOT = math.sqrt(0.5)
 
 
+def own(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": "own", "path": f"torch.optim.lr_scheduler:{name}", "options": options}
+
+
 @pytest.mark.parametrize(
     ("settings", "rates"),
     [
@@ -77,6 +82,11 @@ ROOT = math.sqrt(0.5)
         ({"name": "cosine"}, [0.8, 0.4 * (1 + ROOT), 0.4, 0.4 * (1 - ROOT)]),
         ({"name": "cosine", "warmup_steps": 2}, [0.4, 0.8, 0.8, 0.4 * 1.5, 0.4 * 0.5]),
         ({"name": "cosine", "warmup_steps": 2}, [0.4, 0.8]),  # as long as the training
+        ({"name": "cosine", "end_factor": 0.5}, [0.8, 0.6]),
+        ({"name": "linear"}, [0.8, 0.6, 0.4, 0.2]),
+        ({"name": "linear", "warmup_steps": 1, "end_factor": 0.5}, [0.8, 0.8, 0.6]),
+        (own("StepLR", step_size=2, gamma=0.5), [0.8, 0.8, 0.4, 0.4, 0.2]),
+        (own("CosineAnnealingLR", T_max="steps") | {"warmup_steps": 2}, [0.4, 0.8, 0.8, 0.4]),
         ({"name": "step", "every_steps": 3}, [0.8, 0.8, 0.8, 0.08, 0.08, 0.08, 0.008]),
         (
             {"name": "step", "every_steps": 2, "gamma": 0.5, "warmup_steps": 1},
@@ -89,6 +99,22 @@ def test_learning_rates(settings: dict[str, Any], rates: list[float]) -> None:
     rate = learning_rate_of(asked, len(rates))
     assert [rate(step) for step in range(len(rates))] == pytest.approx(rates)
     assert rate(len(rates) + 5) == rate(len(rates) - 1), "steps that are added keep the last one"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (own("Missing"), "cannot import"),
+        (own("StepLR"), "step_size"),
+        (own("ReduceLROnPlateau"), "fails at step 1: .*metrics"),
+        (own("OneCycleLR", max_lr=1, total_steps=2, cycle_momentum=False), "fails at step 3"),
+        (own("OneCycleLR", max_lr=1, total_steps="steps"), "changes momentum"),
+        (own("ExponentialLR", gamma=-1.0), "negative"),
+    ],
+)
+def test_a_schedule_that_needs_more_than_the_step(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        learning_rate_of(recipe(schedule=settings), 4)
 
 
 def test_step_seeds_differ_by_everything_and_are_stable() -> None:

@@ -19,6 +19,7 @@ from shardmark.core.errors import InputError
 from shardmark.equivalence import reference
 from shardmark.equivalence.reference import Hypothesis, Noise
 from shardmark.results.verification import Verdict, read_verification, write_verification
+from shardmark.workloads.base import ParameterGroup
 from tests.unit.verification.court import MODELS, STEPS, Court, Task, array, court, with_tensor
 from tests.unit.verification.verdicts import VERIFICATION
 
@@ -89,6 +90,20 @@ def test_a_mean_of_means_is_named_where_samples_weigh_differently(divisor: Any, 
     assert judged.judged().equivalent
     assert cause_text(judged.judged(Hypothesis(divisor=divisor), ROUNDING)) == text
     assert court("plain").judged(Hypothesis(divisor=divisor)).equivalent, "all weigh the same"
+
+
+def test_parameter_groups_that_are_not_used_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = frozenset(name for name, p in MODELS["plain"]().named_parameters() if p.dim() > 1)
+    biases = frozenset(dict(MODELS["plain"]().named_parameters())) - weights
+    groups = [
+        ParameterGroup(names=weights, options={"lr": 0.03}),
+        ParameterGroup(names=biases, options={"weight_decay": 0.0}),
+    ]
+    monkeypatch.setattr(Task, "parameter_groups", groups)
+    judged = Court("plain")
+    assert judged.judged(noise=ROUNDING).equivalent
+    verdict = judged.judged(Hypothesis(one_group=True), ROUNDING)
+    assert "parameter groups are not used" in cause_text(verdict)
 
 
 @pytest.mark.parametrize("model", ["plain", "dropout"])

@@ -174,6 +174,28 @@ def test_declarations_of_the_class_count(tmp_path: Path) -> None:
     assert workload.loss(model, taken(workload)[0]).weight == 8
 
 
+def groups(parameters: str, more: str = "") -> str:
+    return f"parameter_groups = lambda self, model: [{{'params': {parameters}, {more}}}]"
+
+
+def test_parameter_groups_are_known_by_name(tmp_path: Path) -> None:
+    """Whatever tensors a strategy holds the parameters in."""
+    workload = written(
+        tmp_path,
+        """
+        better = {"accuracy": "higher"}
+
+        def parameter_groups(self, model):
+            return [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+        """,
+    )
+    assert len(workload.parameter_groups) == 0
+    workload.build_model()
+    told = [(set(group.names), group.options) for group in workload.parameter_groups]
+    assert told == [({"weight"}, {}), ({"bias"}, {"weight_decay": 0.0})]
+    assert workload.better == {"accuracy": "higher"}
+
+
 @pytest.mark.parametrize(
     ("extra", "found"),
     [
@@ -181,7 +203,12 @@ def test_declarations_of_the_class_count(tmp_path: Path) -> None:
         ("train_data = lambda self: iter([1])", "train_data() gives a list_iterator without"),
         ("loss = 1", "has no method loss"),
         ("configure_optimizers = lambda self: []", "several cannot be shared out"),
-        ("parameter_groups = lambda self, model: []", "all parameters are one group"),
+        ("parameter_groups = lambda self, model: []", "has weight 0 times"),
+        ("parameter_groups = lambda self, m: [m.weight]", "gives no dictionary with params"),
+        (groups("[model.weight, torch.ones(2)]"), "no parameter of the model"),
+        (groups("model.parameters()", "'momentum': 0.5"), "sets momentum"),
+        (groups("[*model.parameters()]") + " * 2", "has weight 2 times"),
+        ("better = {'rmse': 'low'}", "better is {'rmse': 'low'}"),
         ("backward = lambda self, loss: None", "strategies run the backward pass"),
         ("evaluate = lambda self, model, rows: {}", "no metrics(sums)"),
         ("loss = lambda self, m, rows: m(rows)", "loss returned a Tensor of shape (8, 1)"),
@@ -197,6 +224,7 @@ def test_declarations_of_the_class_count(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
     def first_loss() -> None:
         workload = written(tmp_path, extra)
+        assert workload.better is not None
         workload.loss(workload.build_model(), taken(workload)[0])
 
     with pytest.raises((InputError, DataError)) as caught:

@@ -16,6 +16,7 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
+from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Recipe
 from shardmark.strategies.base import CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import build_on
@@ -31,17 +32,20 @@ from shardmark.strategies.deepspeed.private import (
     COMPUTED_PARTITIONS,
     ENGINE_SCALER,
     GRADIENTS,
+    LINK_STATES,
     MASTERS,
     OPTIMIZER_SCALER,
     PARAMETERS,
     PERSISTENT_PARAMETERS,
     REPLICATED_PARAMETERS,
+    STATES_LINKED,
 )
 from shardmark.strategies.step import (
     AUTOCAST_DTYPES,
     Scaler,
     StepWorker,
     build_optimizer,
+    set_learning_rates,
     state_keys,
     state_tensors,
 )
@@ -58,14 +62,20 @@ def start_engine(
 ) -> ZeroWorker:
     """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists."""
     model = build_on(context.device, workload, recipe)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = build_optimizer(trained, recipe, workload.parameter_groups)
     engine, *_ = deepspeed.initialize(
         model=model,
-        model_parameters=parameters,
-        optimizer=build_optimizer(parameters, recipe),
+        model_parameters=list(trained.values()),
+        optimizer=optimizer,
         config=config,
         dist_init_required=False,
     )
+    if len(engine.optimizer.param_groups) != len(optimizer.param_groups):
+        kind = type(optimizer).__name__
+        stage = config["zero_optimization"]["stage"]
+        reason = f"DeepSpeed makes {kind} anew, without its parameter groups"
+        raise StrategyUnavailable(f"zero-{stage}", reason, "use another optimizer, or no groups")
     if scales_otherwise:
         scale_losses(engine.optimizer)
     return ZeroWorker(engine, workload, recipe, context.device, context.world_size)
@@ -119,8 +129,7 @@ class ZeroWorker(StepWorker):
         return base
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rates(self._engine.optimizer.param_groups, learning_rate)
 
     def full_parameters(self) -> dict[str, Tensor]:
         sharded = self._engine.zero_optimization()
@@ -147,7 +156,11 @@ class ZeroWorker(StepWorker):
         }
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        sharded = self._engine.zero_optimization()
+        sharded, optimizer = self._engine.zero_optimization(), self._engine.optimizer
+        if hasattr(optimizer, STATES_LINKED):
+            # Done after the first group's update, when others have no state yet.
+            setattr(optimizer, STATES_LINKED, False)
+            getattr(optimizer, LINK_STATES)()
         state: dict[str, dict[str, Tensor]] = {}
         keys = state_keys(self._recipe.optimizer)
         for name, parameter in self._module.named_parameters():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+from shardmark.workloads.base import ParameterGroup
 
 WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALIGNED_ELEMENTS = 16
@@ -70,12 +72,18 @@ Partition = tuple[tuple[Bucket, ...], ...]
 
 
 def partition_parameters(
-    model: nn.Module, *, servers: int, bucket_bytes: int, wire: str
+    model: nn.Module,
+    *,
+    servers: int,
+    bucket_bytes: int,
+    wire: str,
+    groups: Sequence[ParameterGroup] = (),
 ) -> Partition:
     """The same on every rank.
 
     The largest parameter goes to the server that has least so far; a server's parameters are
-    bucketed in reverse order of registration, which is about the order of their gradients.
+    bucketed in reverse order of registration, which is about the order of their gradients, and
+    group by group: the optimizer treats a bucket as one parameter.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     elements = [0] * servers
@@ -84,12 +92,14 @@ def partition_parameters(
         least = elements.index(min(elements))
         server_of[name] = least
         elements[least] += parameter.numel()
+    together = [group.names for group in groups] or [frozenset(server_of)]
+
+    def buckets_of(server: int, names: frozenset[str]) -> Iterator[Bucket]:
+        own = [(n, p) for n, p in reversed(named) if n in names and server_of[n] == server]
+        return _buckets(own, bucket_bytes, wire)
+
     return tuple(
-        tuple(
-            _buckets(
-                [(n, p) for n, p in reversed(named) if server_of[n] == server], bucket_bytes, wire
-            )
-        )
+        tuple(bucket for names in together for bucket in buckets_of(server, names))
         for server in range(servers)
     )
 

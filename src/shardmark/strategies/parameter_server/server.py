@@ -39,7 +39,13 @@ from shardmark.strategies.parameter_server.messages import (
     wait_for_end,
 )
 from shardmark.strategies.parameter_server.staleness_gate import StalenessGate
-from shardmark.strategies.step import build_optimizer, state_keys, state_tensors
+from shardmark.strategies.step import (
+    build_optimizer,
+    set_learning_rates,
+    state_keys,
+    state_tensors,
+)
+from shardmark.workloads.base import ParameterGroup
 
 
 @dataclass
@@ -70,7 +76,7 @@ class GradientServer:
     """Holds its part of the parameters and their optimizer, which workers do not.
 
     The optimizer sees each flat bucket as one parameter: SGD, Adam and AdamW work element by
-    element, so that this is what they would do to the parameters in it.
+    element, so that this is what they would do to the parameters in it, which are of one group.
     """
 
     def __init__(
@@ -83,13 +89,16 @@ class GradientServer:
         bound: int | None,
         tolerates_worker_loss: bool,
         norm_group: dist.ProcessGroup | None,
+        groups: Sequence[ParameterGroup] = (),
     ) -> None:
         named = dict(model.named_parameters())
         self._flat = [nn.Parameter(bucket.flat(named)) for bucket in buckets]
         device = self._flat[0].device
         self._numbered = {str(index): flat for index, flat in enumerate(self._flat)}
         self._recipe = recipe
-        self._optimizer = build_optimizer(self._flat, recipe)
+        first = (bucket.segments[0].name for bucket in buckets)  # all are of one group
+        by_name = dict(zip(first, self._flat, strict=True))
+        self._optimizer = build_optimizer(by_name, recipe, groups)
         self._together = bound == 0
         self._tolerates_worker_loss = tolerates_worker_loss
         self._norm_group = norm_group
@@ -245,8 +254,7 @@ class GradientServer:
         self._update()
 
     def _update(self) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate
+        set_learning_rates(self._optimizer.param_groups, self._rate)
         self._optimizer.step()
         self._counts.updates += 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.parameter_server.buckets import Partition
     from shardmark.strategies.parameter_server.worker import PushPullWorker
-    from shardmark.workloads.base import Workload
+    from shardmark.workloads.base import ParameterGroup, Workload
 
 PER_WORKER = "each worker's gradient by itself, as it comes"
 
@@ -135,7 +135,7 @@ class ParameterServer(Strategy):
 
         workers = context.world_size - self.servers
         model = build_on(context.device, workload, recipe)
-        partition = self._partition(model)
+        partition = self._partition(model, workload.parameter_groups)
         # Every process has to call this.  A step's gradients are clipped by the norm of all parts.
         among_servers = dist.new_group(list(range(workers, context.world_size)))
         if context.rank < workers:
@@ -158,13 +158,18 @@ class ParameterServer(Strategy):
             bound=self.staleness_bound if enforces_bound else None,
             tolerates_worker_loss=self.tolerates_worker_loss(),
             norm_group=among_servers if self.servers > 1 else None,
+            groups=workload.parameter_groups,
         )
 
-    def _partition(self, model: nn.Module) -> Partition:
+    def _partition(self, model: nn.Module, groups: Sequence[ParameterGroup]) -> Partition:
         from shardmark.strategies.parameter_server.buckets import partition_parameters
 
         partition = partition_parameters(
-            model, servers=self.servers, bucket_bytes=int(self.bucket_mb * 2**20), wire=self.wire
+            model,
+            servers=self.servers,
+            bucket_bytes=int(self.bucket_mb * 2**20),
+            wire=self.wire,
+            groups=groups,
         )
         if not all(partition):
             count = sum(len(bucket.segments) for part in partition for bucket in part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from shardmark.core.errors import InputError
-from shardmark.core.metrics import METRICS
-from shardmark.workloads.base import BatchPlan, LossSum
+from shardmark.core.metrics import METRICS, Better
+from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup
 from shardmark.workloads.flops import counted_flops
 from shardmark.workloads.model_building import user_function
 from shardmark.workloads.order import Share, checked_weights, reduced, seed_of
@@ -40,9 +41,10 @@ TAKEN_OVER = {
     "configure_optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
     "optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
     "optimizer_step": "the strategy takes the step",
-    "parameter_groups": "all parameters are one group: servers and ZeRO hold flat parts of them",
 }
 """Methods that a strategy could not follow -> why."""
+GROUP_OPTIONS = ("lr", "weight_decay", "betas", "eps")
+"""Others change what state an optimizer keeps of a parameter, which all share."""
 
 
 class Selection:
@@ -94,6 +96,7 @@ class OwnTask(SampledTask[OwnBatch]):
         self._model_calls = int(getattr(self._task, "model_calls", 1))
         self._collate = getattr(self._task, "collate", default_collate)
         self._data = splits
+        self._groups: tuple[ParameterGroup, ...] = ()
         super().__init__(
             options,
             splits,
@@ -132,13 +135,50 @@ class OwnTask(SampledTask[OwnBatch]):
     def _refusal(self, found: str, allowed: str) -> InputError:
         return InputError("workload.task", f"{self._options.task}: {found}", allowed)
 
+    @property
+    def better(self) -> Mapping[str, Better]:
+        declared = getattr(self._task, "better", {})
+        if not (isinstance(declared, Mapping) and {*declared.values()} <= {"lower", "higher"}):
+            raise self._refusal(f"better is {declared!r}", "{metric: lower or higher}")
+        return dict(declared)
+
     def build_model(self) -> nn.Module:
         with _generators_kept():
             _seed_all(self._seed)
             model = self._task.model()
         if not isinstance(model, nn.Module):
             raise self._refusal(f"model() made a {type(model).__name__}", "an nn.Module")
+        own = getattr(self._task, "parameter_groups", None)
+        self._groups = self._named_groups(model, own(model)) if own else ()
         return model.train()
+
+    @property
+    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
+        return self._groups
+
+    def _named_groups(self, model: nn.Module, groups: Iterable[Any]) -> tuple[ParameterGroup, ...]:
+        """By name, since a strategy may hold the parameters in other tensors."""
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        made = []
+        for group in groups:
+            parameters = group.get("params") if isinstance(group, Mapping) else None
+            if not isinstance(parameters, Iterable):
+                raise self._refusal("parameter_groups gives no dictionary with params", "[{...}]")
+            options = {key: value for key, value in group.items() if key != "params"}
+            chosen = frozenset(names.get(parameter, "") for parameter in parameters)
+            if "" in chosen:
+                found = "parameter_groups has a tensor that is no parameter of the model"
+                raise self._refusal(found, "those of the model that it is given")
+            if unknown := options.keys() - set(GROUP_OPTIONS):
+                found = f"parameter_groups sets {' and '.join(sorted(unknown))}"
+                raise self._refusal(found, f"{', '.join(GROUP_OPTIONS)} in place of the recipe's")
+            made.append(ParameterGroup(names=chosen, options=options))
+        times = Counter(name for group in made for name in group.names)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and times[name] != 1:
+                found = f"parameter_groups has {name} {times[name]} times"
+                raise self._refusal(found, "every trained parameter once")
+        return tuple(made)
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
         own = getattr(self._task, "blocks", None)
