@@ -103,7 +103,8 @@ def test_false_verdicts_stay_at_their_rate_however_the_noise_is_shared(
         rows = range(comparisons + 1)
         return against_first([[rate(place) for _ in range(repeats)] for place in rows])
 
-    assert wrong_share(table) <= most_wrong(FAMILIES)
+    families = FAMILIES if comparisons < 10 else FAMILIES // 2
+    assert wrong_share(table, families) <= most_wrong(families)
 
 
 @pytest.mark.parametrize(("repeats", "rows"), [(3, 5), (5, 10)])
