@@ -29,7 +29,8 @@ class StartedCommand:
     ) -> None:
         """`option` is the one to mend where it cannot be run, which is an `InputError`.
 
-        `first_line` is all that it reads on standard input; `descriptors` stay open in it.
+        `first_line` is all that it reads on standard input, which ends with this process or with
+        `close`; `descriptors` stay open in it.
         """
         self._log = tempfile.TemporaryFile(  # noqa: SIM115  (lives as long as the process)
             dir=temporary_folder()
@@ -49,8 +50,9 @@ class StartedCommand:
             why = f"{words[0]} cannot be run: {error.strerror or error}"
             raise InputError(option, why, "see docs/guides/several-machines.md") from None
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError), self._process.stdin as stdin:  # it may have ended
-                stdin.write(f"{first_line}\n".encode())
+            with suppress(BrokenPipeError):  # it may have ended
+                self._process.stdin.write(f"{first_line}\n".encode())
+                self._process.stdin.flush()
 
     def failure(self) -> str | None:
         """Its exit code and last words, once it has ended."""
@@ -70,6 +72,9 @@ class StartedCommand:
                 break
             end()
         self._process.wait()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         failure = self.failure()
         self._log.close()
         return failure

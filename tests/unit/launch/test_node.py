@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import os
 import socket
 import tempfile
 import threading
@@ -243,3 +244,14 @@ def test_nodes_are_awaited_at_one_address(
     else:
         with pytest.raises(InputError, match=r"engine\.host: node0 leads to 127\.0\.1\.1 here"):
             found()
+
+
+def test_a_node_does_not_outlive_what_started_it_and_never_listened() -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    nobody = Invitation(host="127.0.0.1", port=9, key=KEY, join_seconds=300.0)
+    with (
+        os.fdopen(reader) as starter,
+        pytest.raises(ShardmarkError, match="is gone"),
+    ):
+        node.join(nobody, SECRET, starter)

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import queue
+import select
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 from shardmark.core.environment_variables import (
     FOLDER_VARIABLE,
@@ -275,14 +277,17 @@ class Mirror:
                     self._sent[path.name] = content
 
 
-def join(invitation: Invitation, secret: str) -> Node:
-    """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused."""
+def join(invitation: Invitation, secret: str, starter: IO[str] | None = None) -> Node:
+    """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused.
+
+    `starter` ends with whoever started this process, who is then not waited for.
+    """
     where = f"{invitation.host}:{invitation.port}"
     number = invitation.number
     if invitation.number_variable is not None:
         number = int(os.environ[invitation.number_variable])
     here = invitation.with_files and number == 0
-    channel = _greeted(invitation, secret)
+    channel = _greeted(invitation, secret, starter)
     hello = {"number": number, "host": platform.node(), "address": channel.own_address}
     try:
         channel.send(hello | {"with_files": here, "key": {**invitation.key, **own_versions()}})
@@ -299,7 +304,7 @@ def join(invitation: Invitation, secret: str) -> Node:
     return Node(channel, number=number, here=here, interface=invitation.interface)
 
 
-def _greeted(invitation: Invitation, secret: str) -> Channel:
+def _greeted(invitation: Invitation, secret: str, starter: IO[str] | None) -> Channel:
     """Connected, and both sides know each other; tried again for as long as nodes wait."""
     where, seconds = f"{invitation.host}:{invitation.port}", invitation.join_seconds
     deadline = time.monotonic() + seconds
@@ -321,7 +326,11 @@ def _greeted(invitation: Invitation, secret: str) -> Channel:
                 raise ShardmarkError(
                     f"no controller at {where} within {seconds:g} s: {why}"
                 ) from None
-            time.sleep(RETRY_SECONDS)
+            if starter is None:
+                time.sleep(RETRY_SECONDS)
+            elif select.select([starter], [], [], RETRY_SECONDS)[0]:
+                gone = f"no controller at {where}, and what started this node is gone"
+                raise ShardmarkError(gone) from None
 
 
 def main(invitation: str) -> int:
@@ -332,7 +341,8 @@ def main(invitation: str) -> int:
         # Whoever starts a node tells it by standard input or the environment.
         told = sys.stdin.readline().strip() if sys.stdin is not None else ""
         secret = told or shared_secret()
-        reason = join(Invitation(**json.loads(invitation)), secret).serve()
+        starter = sys.stdin if told else None  # which `StartedCommand` keeps open
+        reason = join(Invitation(**json.loads(invitation)), secret, starter).serve()
     except ShardmarkError as error:
         say(*str(error).split("\n"), error=True)
         return 1
