@@ -134,7 +134,7 @@ def test_the_end_of_a_killed_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch
 
 def test_a_parent_that_was_faster_to_die_is_noticed() -> None:
     """Before the kernel could be asked to tell."""
-    here = "from shardmark.launch.local.fork_server import die_with_parent"
+    here = "from shardmark.core.processes import die_with_parent"
     words = [sys.executable, "-c", f"{here}; die_with_parent(1); print('lives on')"]
     ended = subprocess.run(words, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")

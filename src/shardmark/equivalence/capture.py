@@ -144,7 +144,7 @@ def capture_steps(
     devices: Sequence[torch.device],
 ) -> Capture:
     """Take the steps and write down what is compared with the reference.  Collective."""
-    initial = weights_sha256(worker.full_parameters())
+    initial = weights_sha256(worker.each_parameter())
     worker.group.barrier()  # nobody changes the weights before everybody has seen them
     rate = learning_rate_of(recipe, steps)
     losses: list[float] = []

@@ -118,7 +118,7 @@ class Reference:
         self._noise_draws = torch.Generator().manual_seed(noise.seed if noise else 0)
         self.model = workload.build_model().to(device)
         set_numerics(recipe)
-        self.initial_sha256 = weights_sha256(dict(self.model.named_parameters()))
+        self.initial_sha256 = weights_sha256(sorted(self.model.named_parameters()))
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         groups = () if hypothesis.one_group else workload.parameter_groups
         self._optimizer = build_optimizer(self._named, recipe, groups)

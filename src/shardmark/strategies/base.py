@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,11 +18,12 @@ from shardmark.strategies.wire import SILENT, all_reduced
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from shardmark.core.recipe import Recipe
     from shardmark.measure.step.recorder import Spans
     from shardmark.results.schema import ExchangeRecord
+    from shardmark.strategies.initial_weights import InitialWeights
     from shardmark.workloads.base import Batch, Workload
 
 
@@ -51,6 +53,8 @@ class RankContext:
     """Of torch's operators on the CPU."""
     node: int = 0
     nodes: int = 1
+    initial_weights: InitialWeights | None = None
+    """Where a strategy that `builds_in_parts` finds the weights of a large model."""
 
     @property
     def all_devices(self) -> tuple[torch.device, ...]:
@@ -150,6 +154,17 @@ class Worker(Protocol):
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Unsharded fp32 parameters by name, on the CPU.  Collective over training ranks."""
+
+    def each_parameter(self) -> Iterable[tuple[str, Tensor]]:
+        """The same one after the other, by name: a rank may not have the memory for all."""
+        return sorted(self.full_parameters().items())
+
+    def evaluation_model(self) -> AbstractContextManager[nn.Module] | None:
+        """The model as it trains, sharded, in evaluation mode; None: it fits into a rank whole.
+
+        Every rank has to call it equally often.
+        """
+        return None
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Unsharded, averaged, unscaled fp32 gradients by parameter name, on the CPU.
@@ -276,6 +291,10 @@ class Strategy(ABC):
     def backend(self, device_type: str, recipe: Recipe) -> str:  # noqa: ARG002  (what is offloaded)
         """The process group's, as `torch.distributed` names it."""
         return "nccl" if device_type == "cuda" else "gloo"
+
+    def builds_in_parts(self) -> bool:
+        """Whether its ranks can train a model that none of them could hold whole."""
+        return False
 
     def loads(self) -> tuple[str, ...]:
         """Modules that the ranks will import, so that they can be loaded before the first trial."""

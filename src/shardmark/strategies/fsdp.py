@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
@@ -98,6 +99,9 @@ class ShardedModel(Strategy):
             f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
         )
 
+    def builds_in_parts(self) -> bool:
+        return True
+
     def loads(self) -> tuple[str, ...]:
         return ("torch.distributed.fsdp",)
 
@@ -115,10 +119,15 @@ class ShardedModel(Strategy):
         """Shard the workload's model over the mesh, blocks first and the rest at the root."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
-        from torch.distributed.fsdp import fully_shard as shard
+        from torch.distributed.fsdp import (
+            CPUOffloadPolicy,
+            MixedPrecisionPolicy,
+            OffloadPolicy,
+            fully_shard,
+        )
 
-        from shardmark.strategies.blocks import build_on, wrapped
+        from shardmark.strategies.blocks import wrapped
+        from shardmark.strategies.initial_weights import build_in_parts
         from shardmark.strategies.step import AUTOCAST_DTYPES, EagerWorker
 
         group = self.group(context.world_size, context.nodes)
@@ -131,15 +140,19 @@ class ShardedModel(Strategy):
             reduce_dtype=torch.float32,
         )
         mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=names)
-        model = build_on(context.device, workload, recipe)
-        for part in (*wrapped(model, self.wrap, workload.blocks(model)), model):
-            shard(
-                part,
+        model, large = build_in_parts(
+            workload,
+            recipe,
+            context,
+            parts=lambda model: wrapped(model, self.wrap, workload.blocks(model)),
+            shard=partial(
+                fully_shard,
                 mesh=mesh,
                 mp_policy=policy,
                 offload_policy=CPUOffloadPolicy() if recipe.cpu_offload else OffloadPolicy(),
                 reshard_after_forward=self.reshard_after_forward,
-            )
+            ),
+        )
         return EagerWorker(
             model,
             workload=workload,
@@ -148,6 +161,7 @@ class ShardedModel(Strategy):
             shares=context.world_size,
             synchronise=model.set_requires_gradient_sync,  # type: ignore[arg-type]  # added by fully_shard
             autocasts=not native,
+            large=large,
             replicated=False,
         )
 

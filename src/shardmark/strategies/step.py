@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -94,8 +94,10 @@ class StepWorker(Worker):
         called: nn.Module | None = None,
         synchronise: Synchronise | None = None,
         autocasts: bool = True,
+        large: bool = False,
     ) -> None:
         self._module = module
+        self._large = large
         self._model = module if called is None else called
         self._workload = workload
         self._recipe = recipe
@@ -166,6 +168,23 @@ class StepWorker(Worker):
     def buffers(self) -> dict[str, Tensor]:
         return copies(self._module.named_buffers())
 
+    def evaluation_model(self) -> AbstractContextManager[nn.Module] | None:
+        # Where a library casts the parameters, the model would be another than is evaluated else.
+        return self._evaluating() if self._large and self._autocasts else None
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[nn.Module]:
+        modes = {module: module.training for module in self._module.modules()}
+        try:
+            yield self._module.eval()
+        finally:
+            for module, training in modes.items():
+                module.training = training
+            self._shard_again()
+
+    def _shard_again(self) -> None:
+        """An evaluation may have left parameters whole."""
+
     def _loss_scaler(self) -> Scaler | None:
         return None
 
@@ -203,6 +222,7 @@ class EagerWorker(StepWorker):
         synchronise: Synchronise | None = None,
         untracked_bytes: Callable[[], int] = lambda: 0,
         autocasts: bool = True,
+        large: bool = False,
         replicated: bool = True,
     ) -> None:
         super().__init__(
@@ -214,6 +234,7 @@ class EagerWorker(StepWorker):
             called=called,
             synchronise=synchronise,
             autocasts=autocasts,
+            large=large,
         )
         self._untracked_bytes = untracked_bytes
         self._replicated = replicated
@@ -239,11 +260,22 @@ class EagerWorker(StepWorker):
     def _loss_scaler(self) -> torch.amp.GradScaler:
         return self._scaler
 
+    def _shard_again(self) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        for module in self._module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rates(self._optimizer.param_groups, learning_rate)
 
     def full_parameters(self) -> dict[str, Tensor]:
-        return {name: whole(p).float().cpu() for name, p in self._module.named_parameters()}
+        return dict(self.each_parameter())
+
+    def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in sorted(self._module.named_parameters()):
+            yield name, whole(parameter).float().cpu()
 
     def full_gradients(self) -> dict[str, Tensor]:
         scale = self._scaler.get_scale()

@@ -13,6 +13,7 @@ from shardmark.measure.memory.tensors import memory_apart
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
 from shardmark.train.checkpoint import Checkpoints
+from shardmark.train.evaluate_sharded import evaluate_sharded
 from shardmark.train.loop import LoopOptions, train
 from shardmark.train.pacing import Pacing
 from shardmark.train.record import Evaluation, RankReport, weights_sha256
@@ -142,23 +143,28 @@ def train_epochs(
         first = end_step
     worker.group.barrier()
     with memory_apart(device):
-        report.end_training(recorder.step, weights_sha256(worker.full_parameters()))
+        report.end_training(recorder.step, weights_sha256(worker.each_parameter()))
     while added := pacing.added_steps:
         on_added(training.step + added)
         training.take(added)
 
 
 def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.device) -> Evaluation:
-    """The whole validation set once, on the assembled model.  Collective.
+    """The whole validation set once, on the assembled model where it fits.  Collective.
 
     Each distinct share of the training ranks takes its part of the samples; the first one's
     buffers are used.
     """
     worker.group.barrier()
     started = time.perf_counter()
-    parameters = worker.full_parameters()
-    while (parts := _evaluated(worker, workload, shard, device, parameters)) is None:
-        pass  # somebody died meanwhile, and left a part of the samples undone
+    sharded = worker.evaluation_model()
+    parts: list[object] | None = None
+    if sharded is not None:
+        parts = evaluate_sharded(sharded, worker, workload, shard, device)
+    else:
+        parameters = worker.full_parameters()
+    while parts is None:  # again where somebody died, and left a part of the samples undone
+        parts = _evaluated(worker, workload, shard, device, parameters)
     return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
 
 

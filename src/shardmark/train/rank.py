@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 
 from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.core.errors import ShardmarkError, error_kind
-from shardmark.core.run_files import JOINED_FILE
+from shardmark.core.run_files import INITIAL_WEIGHTS_FILE, JOINED_FILE
 from shardmark.measure.memory.tensors import CudaPeak, memory_apart
 from shardmark.measure.network.links import measure_links
 from shardmark.measure.network.probe import DEFAULT_SECONDS, RECORD_FILE
@@ -28,6 +29,7 @@ from shardmark.measure.step.progress import ProgressWriter
 from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies.base import RankContext, Server
+from shardmark.strategies.initial_weights import InitialWeights, hollow_model
 from shardmark.train.checkpoint import Checkpoints
 from shardmark.train.epochs import train_epochs
 from shardmark.train.loop import LoopOptions, SlowRank
@@ -48,7 +50,8 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
     """
     report = RankReport(directory, rank=int(os.environ["RANK"]))
     try:
-        context = join_group(trial)
+        initial_weights = _initial_weights(trial, directory)
+        context = replace(join_group(trial), initial_weights=initial_weights)
         report.describe(context.all_devices, context.threads)
         task(trial, directory, context, report)
         dist.destroy_process_group()  # not after an error: others may wait in it
@@ -64,6 +67,17 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
         report.write()
         return False
     return True
+
+
+def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
+    """Before there are threads and a process group."""
+    if not trial.built_strategy.builds_in_parts():
+        return None
+    return InitialWeights.forked(
+        directory / INITIAL_WEIGHTS_FILE,
+        leads=os.environ["LOCAL_RANK"] == "0",
+        build=lambda: build_workload(trial.workload, trial.recipe.seed).build_model(),
+    )
 
 
 def message_of(error: Exception) -> str:
@@ -154,7 +168,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     recorder = Recorder(clock_for(devices), [report.cuda_peak] if report.cuda_peak else [])
     report.recorder, report.worker = recorder, worker
     with memory_apart(device):
-        report.initial_sha256 = weights_sha256(worker.full_parameters())
+        report.initial_sha256 = weights_sha256(worker.each_parameter())
     with ProgressWriter.opened(
         directory,
         context.rank,
@@ -201,7 +215,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             worker, lambda spans: worker.step(next(batches).to(device), spans), device
         )
         if position.share.index == 0:
-            model = workload.build_model()
+            model = hollow_model(workload) or workload.build_model()
             report.structure_sha256 = structure_sha256(model)
             report.probe = report.probe.model_copy(update=model_counts(workload, model, recipe))
     worker.close()

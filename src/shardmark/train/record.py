@@ -39,11 +39,11 @@ from shardmark.workloads.base import Workload
 SPANS = ("step", "data", "forward", "backward", "optimizer")
 
 
-def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Hash of names, shapes and values, in order of name: equal for equal weights."""
+def weights_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Hash of names, shapes and values, given in order of name: equal for equal weights."""
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+    for name, value in named:
+        tensor = value.detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -187,7 +187,7 @@ def test_the_report_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
     """Two steps more than the checkpoint are taken, and again; each is there once."""
     before = Rank(tmp_path)
     before.recorder.start_training()
-    before.report.initial_sha256 = weights_sha256({"weight": torch.ones(2)})
+    before.report.initial_sha256 = weights_sha256([("weight", torch.ones(2))])
     batches = [ToyWorkload().batch((2 * step, 2 * step + 1)) for step in range(6)]
     before.train(batches[:4])
     before.report.end_epoch(4, None)

@@ -73,7 +73,7 @@ class Engine:
 def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
     workload, asked = ToyWorkload(), recipe()
     engine = Engine(workload.build_model(), asked)
-    return zero.ZeroWorker(engine, workload, asked, CPU, 1), engine, workload
+    return zero.ZeroWorker(engine, workload, asked, CPU, shares=1), engine, workload
 
 
 def test_parameter_groups_that_deepspeed_would_mix_up(

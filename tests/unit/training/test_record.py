@@ -50,8 +50,8 @@ def read(directory: Path) -> tuple[RankRecord, list[dict[str, Any]]]:
 
 def test_record_and_lines_of_a_whole_training(tmp_path: Path) -> None:
     report = report_of(tmp_path, [4.0, 2.0, 1.0])
-    report.initial_sha256 = weights_sha256({"w": torch.ones(2)})
-    report.final_sha256 = weights_sha256({"w": torch.zeros(2)})
+    report.initial_sha256 = weights_sha256([("w", torch.ones(2))])
+    report.final_sha256 = weights_sha256([("w", torch.zeros(2))])
     report.end_epoch(2, Evaluation(seconds=0.5, quality={"validation_loss": 1.5}))
     report.end_epoch(3, None)
     report.probe = ProbeRecord(parameter_bytes=8)
@@ -148,7 +148,7 @@ def test_samples_of_a_share_are_counted_by_one_rank(tmp_path: Path) -> None:
 def test_weights_hash_knows_names_shapes_types_and_values() -> None:
     weight, half = torch.arange(6.0).view(2, 3), torch.ones(3, dtype=torch.bfloat16)
     tensors = {"weight": weight, "half": half, "none": torch.empty(0)}
-    original = weights_sha256(tensors)
+    original = weights_sha256(tensors.items())
     changed = [
         {**tensors, "weight": weight + 1e-6},
         {**tensors, "weight": weight.view(3, 2)},
@@ -156,10 +156,10 @@ def test_weights_hash_knows_names_shapes_types_and_values() -> None:
         {"weights": weight, "half": half, "none": torch.empty(0)},
         {"weight": weight, "half": half},
     ]
-    assert len({original, *map(weights_sha256, changed)}) == len(changed) + 1
-    assert weights_sha256(dict(reversed(tensors.items()))) == original
+    hashes = {weights_sha256(named.items()) for named in changed}
+    assert len({original, *hashes}) == len(changed) + 1
     transposed = torch.nn.Parameter(weight.t().contiguous().t())
-    assert weights_sha256({**tensors, "weight": transposed}) == original
+    assert weights_sha256({**tensors, "weight": transposed}.items()) == original
 
 
 def test_sample_order_knows_samples_order_and_steps() -> None:

@@ -17,9 +17,9 @@ from shardmark.core.environment_variables import (
     ON_LOOPBACK,
     RENDEZVOUS_VARIABLE,
 )
+from shardmark.core.processes import die_with_parent
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
 from shardmark.core.text import say
-from shardmark.launch.local.fork_server import die_with_parent
 from shardmark.launch.local.launcher import launched
 from shardmark.launch.outcome import describe
 from shardmark.launch.placement import MeetingPoint

@@ -6,7 +6,6 @@ Why not `multiprocessing`'s forkserver: decision 009.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
+from shardmark.core.processes import die_with_parent
 from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
@@ -79,7 +79,6 @@ CLOSE_SECONDS = 5.0
 END_SECONDS = 60.0
 """A killed process may take so long to give back the memory of a large GPU."""
 LOOK_SECONDS = 0.02
-PR_SET_PDEATHSIG = 1
 
 
 class ProcessDiedError(ShardmarkError):
@@ -378,13 +377,6 @@ def living(group: int, proc: Path) -> list[int]:
             if int(process_group) == group and state not in "ZX":
                 found.append(int(file.parent.name))
     return found
-
-
-def die_with_parent(parent_pid: int, end: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send a signal when the parent ends, however that happens (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end)
-    if os.getppid() != parent_pid:  # it has ended already
-        signal.raise_signal(end)
 
 
 def show_stacks(directory: Path) -> None:

@@ -141,6 +141,9 @@ class Zero(Strategy):
             return "DeepSpeed's own 16-bit engines are not kept in a checkpoint"
         return "what DeepSpeed offloads is not kept in a checkpoint" if recipe.cpu_offload else None
 
+    def builds_in_parts(self) -> bool:
+        return self.stage == 3
+
     def loads(self) -> tuple[str, ...]:
         return ("shardmark.strategies.deepspeed.preload",)
 

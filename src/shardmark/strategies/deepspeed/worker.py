@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Recipe
 from shardmark.strategies.base import CheckpointState, HeldState, RankContext
-from shardmark.strategies.blocks import build_on
+from shardmark.strategies.blocks import build_on, wrapped
 from shardmark.strategies.checkpoint_state import (
     copied_into,
     load_buffers,
@@ -40,6 +40,7 @@ from shardmark.strategies.deepspeed.private import (
     REPLICATED_PARAMETERS,
     STATES_LINKED,
 )
+from shardmark.strategies.initial_weights import build_in_parts
 from shardmark.strategies.step import (
     AUTOCAST_DTYPES,
     Scaler,
@@ -61,7 +62,17 @@ def start_engine(
     scales_otherwise: bool = False,
 ) -> ZeroWorker:
     """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists."""
-    model = build_on(context.device, workload, recipe)
+    if config["zero_optimization"]["stage"] == 3:
+        model, large = build_in_parts(
+            workload,
+            recipe,
+            context,
+            parts=lambda model: wrapped(model, "blocks", workload.blocks(model)),
+            shard=lambda part: _partition(part, config, context.device),
+            shards_small=False,
+        )
+    else:
+        model, large = build_on(context.device, workload, recipe), False
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = build_optimizer(trained, recipe, workload.parameter_groups)
     engine, *_ = deepspeed.initialize(
@@ -78,7 +89,16 @@ def start_engine(
         raise StrategyUnavailable(f"zero-{stage}", reason, "use another optimizer, or no groups")
     if scales_otherwise:
         scale_losses(engine.optimizer)
-    return ZeroWorker(engine, workload, recipe, context.device, context.world_size)
+    return ZeroWorker(
+        engine, workload, recipe, context.device, shares=context.world_size, large=large
+    )
+
+
+def _partition(part: nn.Module, config: dict[str, Any], device: torch.device) -> None:
+    """As DeepSpeed itself does with a whole model."""
+    deepspeed.zero.Init(module=part, config_dict_or_path=config)
+    for buffer in part.buffers():
+        buffer.data = buffer.data.to(device)
 
 
 class ZeroWorker(StepWorker):
@@ -90,7 +110,9 @@ class ZeroWorker(StepWorker):
         workload: Workload,
         recipe: Recipe,
         device: torch.device,
+        *,
         shares: int,
+        large: bool = False,
     ) -> None:
         native = engine.bfloat16_enabled() or engine.fp16_enabled()
         super().__init__(
@@ -101,6 +123,7 @@ class ZeroWorker(StepWorker):
             shares=shares,
             called=engine,
             autocasts=not native,
+            large=large,
         )
         self._engine = engine
         if native:
@@ -132,12 +155,13 @@ class ZeroWorker(StepWorker):
         set_learning_rates(self._engine.optimizer.param_groups, learning_rate)
 
     def full_parameters(self) -> dict[str, Tensor]:
+        return dict(self.each_parameter())
+
+    def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
         sharded = self._engine.zero_optimization()
-        full = {}
-        for name, parameter in self._module.named_parameters():
+        for name, parameter in sorted(self._module.named_parameters()):
             value = safe_get_full_fp32_param(parameter) if sharded else parameter
-            full[name] = value.detach().float().cpu().clone()
-        return full
+            yield name, value.detach().float().cpu().clone()
 
     def full_gradients(self) -> dict[str, Tensor]:
         sharded = self._engine.zero_optimization()

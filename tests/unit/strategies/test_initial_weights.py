@@ -1,0 +1,84 @@
+"""A model that gets its weights from a file is the model that was built."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.strategies.initial_weights import WeightsFile, hollow_model, write_weights
+from shardmark.workloads.model_building import seeded
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.words.weight
+        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.bfloat16), requires_grad=False)
+        self.register_buffer("drawn", torch.randn(4), persistent=False)
+        nn.init.normal_(self.words.weight)
+
+
+class Workload:
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def build_model(self) -> nn.Module:
+        with seeded(3):
+            built: nn.Module = self.model()
+        return built
+
+
+def test_parts_get_the_weights_that_were_written(tmp_path: Path) -> None:
+    workload: Any = Workload(Tied)
+    built, hollow = workload.build_model(), hollow_model(workload)
+    assert hollow is not None
+    assert all(parameter.is_meta for parameter in hollow.parameters())
+    write_weights(built, tmp_path / "weights")
+    with (tmp_path / "weights").open("rb") as file:
+        weights = WeightsFile(file, hollow)
+        for part in (hollow.get_submodule("words"), hollow):
+            weights.fill(part)
+    expected = dict((*built.named_parameters(), *built.named_buffers()))
+    found = dict((*hollow.named_parameters(), *hollow.named_buffers()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    trained = [[p.requires_grad for p in model.parameters()] for model in (hollow, built)]
+    assert trained[0] == trained[1]
+    assert hollow.get_parameter("head.weight") is hollow.get_parameter("words.weight")
+
+
+def test_another_model_and_a_short_file_are_refused(tmp_path: Path) -> None:
+    workload: Any = Workload(Tied)
+    hollow = hollow_model(workload)
+    assert hollow is not None
+    write_weights(nn.Linear(2, 2), tmp_path / "weights")
+    with (
+        (tmp_path / "weights").open("rb") as file,
+        pytest.raises(ShardmarkError, match="another one"),
+    ):
+        WeightsFile(file, hollow)
+    write_weights(workload.build_model(), tmp_path / "weights")
+    with (tmp_path / "weights").open("rb") as file:
+        weights = WeightsFile(file, hollow)
+        os.truncate(tmp_path / "weights", 8)
+        with pytest.raises(ShardmarkError, match="ends early"):
+            weights.fill(hollow)
+
+
+def test_a_constructor_that_reads_its_weights_is_built_whole() -> None:
+    def reads() -> nn.Module:
+        model = nn.Linear(2, 2)
+        assert model.weight.sum().item() < 100
+        return model
+
+    workload: Any = Workload(reads)
+    assert hollow_model(workload) is None
+    assert not any(p.is_meta for p in workload.build_model().parameters())
