@@ -12,6 +12,7 @@ from pathlib import Path
 from shardmark import workloads
 from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
+from shardmark.core.recipe import Schedule
 from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.launch.agenda import cell_of
 from shardmark.launch.engine import Engine
@@ -180,7 +181,11 @@ def steps_of(cell: Trial) -> int:
 def shortened(trial: Trial) -> Trial:
     """The same training, for a few steps and with less to evaluate."""
     workload = workloads.shortened(trial.workload)
-    recipe = trial.recipe.model_copy(update={"epochs": None, "steps": steps_of(trial)})
+    changes: dict[str, object] = {"epochs": None, "steps": steps_of(trial)}
+    if trial.recipe.schedule.name == "own":
+        # Made for the whole training's steps: a few of them may be too few for it.
+        changes["schedule"] = Schedule(name="constant")
+    recipe = trial.recipe.model_copy(update=changes)
     return trial.model_copy(update={"workload": workload, "recipe": recipe})
 
 

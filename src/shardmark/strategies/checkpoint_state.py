@@ -75,6 +75,8 @@ def _placed_as(parameter: nn.Parameter, value: Tensor) -> Tensor:
 
     if not isinstance(parameter, DTensor):
         return value.to(parameter.device)
+    if value.shape != parameter.to_local().shape:
+        return value  # a count or a product that is the whole parameter's
     return DTensor.from_local(
         value.to(parameter.to_local().device),
         parameter.device_mesh,

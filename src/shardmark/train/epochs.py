@@ -127,8 +127,12 @@ def train_epochs(
         pacing=pacing,
         step=first,
     )
-    epochs = list(zip(schedule.epoch_ends, schedule.evaluated, strict=True))
-    for end_step, evaluated in epochs[len(report.epochs) :]:
+    epochs = zip(schedule.epoch_ends, schedule.evaluated, strict=True)
+    for index, (end_step, evaluated) in enumerate(epochs):
+        if end_step <= first:  # before a restart: nobody evaluates it again
+            if index == len(report.epochs):  # this rank has lost what it knew of it
+                report.end_epoch(end_step, None)
+            continue
         for stop in [end_step] if checkpoints is None else checkpoints.stops(first, end_step):
             training.until(stop)
             if checkpoints is not None and stop < end_step:

@@ -100,6 +100,8 @@ class RankReport:
         """Of the weights that the recipe ended with; steps added for measuring come after it."""
         self.trained_steps: int | None = None
         """Of this rank, when the recipe had ended."""
+        self.skipped_steps: int | None = None
+        """By then."""
         self.earlier_data_errors: Sequence[str] = ()
         """Before a restart."""
         self.steps_per_epoch: int | None = None
@@ -126,6 +128,7 @@ class RankReport:
     def end_training(self, own_steps: int, weights_sha256: str) -> None:
         """The recipe has ended; what follows is added for measuring."""
         self.trained_steps, self.final_sha256 = own_steps, weights_sha256
+        self.skipped_steps = self._skipped_steps()
 
     def data_errors(self) -> list[str]:
         """Those of all processes that have been this rank, each once."""
@@ -139,7 +142,8 @@ class RankReport:
         except RuntimeError:
             if self.error is None:
                 raise
-            taken = []  # a device that failed answers nothing any more; its error must not be lost
+            # A device that failed answers nothing any more; its error must not be lost.
+            taken = self.recorder.settled if self.recorder is not None else []
         if taken:
             lines = "\n".join(map(json.dumps, self._step_lines(taken)))
             try:
@@ -177,8 +181,8 @@ class RankReport:
             evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
             peak_memory_bytes=peak.allocated_bytes if peak else None,
             peak_reserved_bytes=peak.reserved_bytes if peak else None,
-            nonfinite_steps=sum(not math.isfinite(step.loss) for step in taken),
-            skipped_steps=self.worker.skipped_steps() if self.worker else 0,
+            nonfinite_steps=sum(not math.isfinite(s.loss) for s in taken[: self.trained_steps]),
+            skipped_steps=self._skipped_steps(),
             data_errors=tuple(self.data_errors()),
             better=dict(self.workload.better) if self.workload else {},
             corpora=dict(self.workload.corpora) if self.workload else {},
@@ -193,6 +197,17 @@ class RankReport:
             resumes=tuple(self.resumes),
             error=self.error,
         )
+
+    def _skipped_steps(self) -> int:
+        """Of the recipe's steps, not of those that are added for measuring."""
+        if self.skipped_steps is not None:
+            return self.skipped_steps
+        try:
+            return self.worker.skipped_steps() if self.worker else 0
+        except RuntimeError:  # the failed device has the number
+            if self.error is None:
+                raise
+            return 0
 
     def _parameter_groups(self) -> dict[str, object]:
         """The task's own, where it has any: as many parameters, with these options."""

@@ -114,7 +114,7 @@ def own_rates(schedule: RecipeSchedule, base: float, steps: int) -> tuple[float,
             if step > 0:
                 scheduler.step()
             rates.append(float(group["lr"]))
-    except (TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # whatever the user's code raises
         found = f"{schedule.path} fails at step {len(rates)}: {error}"
         allowed = "a torch.optim.lr_scheduler with its options, whose step() takes no metric"
         raise InputError("recipe.schedule", found, allowed) from error

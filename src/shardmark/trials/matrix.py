@@ -86,6 +86,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     cells = _cells(experiment, device_type, left_out)
     _check_batches(cells)
     _check_slow_ranks(cells)
+    _check_durations(cells)
     _check_distinct(cells)
     count = len(cells) * experiment.measure.repeats.at_most
     if count > MOST_TRIALS:
@@ -340,6 +341,18 @@ def _check_slow_ranks(cells: Sequence[Trial]) -> None:
                 f"{cells[0].experiment}: slow_ranks",
                 f"there is no rank {rank}: the largest world size is {most}",
                 f"ranks 0 to {most - 1}",
+            )
+
+
+def _check_durations(cells: Sequence[Trial]) -> None:
+    """A trial that has no time for its warm-up and its windows would only time out."""
+    for cell in cells:
+        least = sum(cell.least_seconds)
+        if cell.limits.trial_seconds <= least:
+            raise InputError(
+                f"{cell.experiment}: limits.trial_seconds",
+                f"{cell.limits.trial_seconds:g} s, and warm-up and windows take {least:g} s",
+                f"more than {least:g}; or set measure.warmup_seconds and measure.window_seconds",
             )
 
 

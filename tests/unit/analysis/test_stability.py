@@ -179,7 +179,7 @@ def test_drift_within_a_trial(last: float, direction: str) -> None:
     assert warning.kind is Kind.TRIAL_DRIFT
     assert warning.place == "ddp-2-0"
     assert warning.text == f"steps became {direction} from the first to the last"
-    assert "measure.warmup_steps" in warning.remedy
+    assert "measure.warmup_seconds" in warning.remedy
 
 
 @pytest.mark.parametrize(

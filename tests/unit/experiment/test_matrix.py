@@ -222,6 +222,14 @@ def test_a_slow_rank_that_no_cell_has_is_a_mistake(make: Make, settings: tuple[s
     assert expand(make(*settings, "matrix.world_size=[2, 4]")).trials
 
 
+def test_a_trial_has_time_for_its_warm_up_and_windows(make: Make) -> None:
+    said = _refused(make("measure.window_seconds=30", "limits.trial_seconds=30"))
+    assert "limits.trial_seconds: 30 s" in said
+    assert expand(make("limits.trial_seconds=20"), "cpu").trials
+    with pytest.raises(InputError, match="take 20 s"):
+        expand(make("limits.trial_seconds=20"), "cuda")
+
+
 def test_a_server_is_no_rank_to_slow(make: Make) -> None:
     said = _refused(make("matrix.strategy=[ps-sync]", "slow_ranks={2: 2.0}"))
     assert "there is no rank 2" in said

@@ -260,8 +260,8 @@ def test_lost_node_ends_the_trial_and_is_missed_by_the_next(world: World, tmp_pa
 
 def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
-    world.nodes[1].close()
     world.engine.load([], "cpu")
+    world.nodes[1].close()
     until(lambda: world.engine.lacks(2))
     world.nodes[1] = FakeNode(world.engine._gathered(), 1)
     until(lambda: world.engine.lacks(2) is None)

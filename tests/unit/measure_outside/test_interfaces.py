@@ -49,8 +49,23 @@ def test_infiniband_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_nvlink_of_all_devices(counts: list[int | None], expected: dict[str, Any]) -> None:
-    devices = [
-        {"nvlink_sent_bytes": sent, "nvlink_received_bytes": None if sent is None else 2 * sent}
-        for sent in counts
+    assert nvlink_counters(linked(counts), set()) == expected
+
+
+def test_a_device_that_does_not_answer_once_takes_nothing_from_the_sum() -> None:
+    answered: set[object] = set()
+    samples: list[list[int | None]] = [[5, None], [6, 7], [6, None], [8, 9]]
+    told = [nvlink_counters(linked(counts), answered) for counts in samples]
+    sums = [each.get("nvlink", {}).get("bytes_sent") for each in told]
+    assert sums == [5, 13, None, 17]
+
+
+def linked(counts: list[int | None]) -> list[dict[str, object]]:
+    return [
+        {
+            "uuid": index,
+            "nvlink_sent_bytes": sent,
+            "nvlink_received_bytes": None if sent is None else 2 * sent,
+        }
+        for index, sent in enumerate(counts)
     ]
-    assert nvlink_counters(devices) == expected

@@ -289,3 +289,12 @@ def test_native_precision_casts_inputs(zero: Any) -> None:
     zero.cast_inputs(detector, torch.bfloat16)
     found = detector([torch.ones(3, 4, 4)] * 2, targets={"labels": torch.ones(2).long()})
     assert found.dtype is torch.bfloat16
+
+
+def test_state_of_an_optimizer_that_has_never_stepped_is_empty(zero: Any) -> None:
+    """Where every step overflowed, DeepSpeed has none to ask for."""
+    worker, engine, workload = worker_of(zero)
+    engine.updates = 0
+    worker.step(workload.batch(range(8)), NoSpans())
+    assert set(worker.full_optimizer_state()) == set(worker.full_parameters())
+    assert not any(worker.full_optimizer_state().values())

@@ -111,10 +111,12 @@ def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
     """As after a CUDA error, when every later use of the device fails."""
     report = report_of(tmp_path, [4.0])
     assert report.recorder is not None
-    report.recorder.losses.append(torch.zeros(3))  # cannot be stacked: raises RuntimeError
+    report.recorder.settle()
+    report.recorder.losses += [torch.zeros(()), torch.zeros(3)]  # cannot be stacked: RuntimeError
     report.error = ERROR
     report.write()
-    assert read(tmp_path)[0].error == ERROR
+    record, lines = read(tmp_path)
+    assert (record.error, len(lines)) == (ERROR, 1)  # what was in numbers by then is kept
 
 
 def test_files_are_replaced_whole_and_nothing_else_is_left(

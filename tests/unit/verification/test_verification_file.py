@@ -266,6 +266,12 @@ def test_a_verified_trial_is_the_same_training_but_short() -> None:
     assert back == trial
 
 
+def test_a_verified_trial_does_not_make_the_users_scheduler_for_a_few_steps() -> None:
+    path = "torch.optim.lr_scheduler:OneCycleLR"
+    (trial,) = trials("matrix.strategy=[ddp]", f"recipe.schedule={{name: own, path: '{path}'}}")
+    assert (trial.recipe.schedule.path, shortened(trial).recipe.schedule.path) == (path, None)
+
+
 SHAPES, UNUSED = "RuntimeError: shapes (3, 4) and (5, 6)", "RuntimeError: unused parameters"
 
 

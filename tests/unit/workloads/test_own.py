@@ -186,13 +186,16 @@ def test_parameter_groups_are_known_by_name(tmp_path: Path) -> None:
         better = {"accuracy": "higher"}
 
         def parameter_groups(self, model):
-            return [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+            import numpy
+            none = numpy.float32(0)
+            return [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": none}]
         """,
     )
     assert len(workload.parameter_groups) == 0
     workload.build_model()
     told = [(set(group.names), group.options) for group in workload.parameter_groups]
     assert told == [({"weight"}, {}), ({"bias"}, {"weight_decay": 0.0})]
+    assert type(told[1][1]["weight_decay"]) is float
     assert workload.better == {"accuracy": "higher"}
 
 
@@ -209,6 +212,9 @@ def test_parameter_groups_are_known_by_name(tmp_path: Path) -> None:
         (groups("model.parameters()", "'momentum': 0.5"), "sets momentum"),
         (groups("[*model.parameters()]") + " * 2", "has weight 2 times"),
         ("better = {'rmse': 'low'}", "better is {'rmse': 'low'}"),
+        ("better = {'rmse': ['low']}", "better is {'rmse': ['low']}"),
+        (groups("model.parameters()", "'lr': -1.0"), "sets lr to -1.0"),
+        (groups("model.parameters()", "'betas': 0.9"), "sets betas to 0.9"),
         ("backward = lambda self, loss: None", "strategies run the backward pass"),
         ("evaluate = lambda self, model, rows: {}", "no metrics(sums)"),
         ("loss = lambda self, m, rows: m(rows)", "loss returned a Tensor of shape (8, 1)"),
@@ -224,7 +230,6 @@ def test_parameter_groups_are_known_by_name(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
     def first_loss() -> None:
         workload = written(tmp_path, extra)
-        assert workload.better is not None
         workload.loss(workload.build_model(), taken(workload)[0])
 
     with pytest.raises((InputError, DataError)) as caught:

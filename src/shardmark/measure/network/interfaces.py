@@ -52,13 +52,21 @@ def _read(file: Path) -> str:
         return ""
 
 
-def nvlink_counters(gpus: Sequence[Mapping[str, object]]) -> dict[str, dict[str, int]]:
-    """Over the NVLinks of all these devices together; nothing where NVML does not count."""
-    totals = {}
-    for key, field in (("bytes_sent", "sent"), ("bytes_received", "received")):
-        read = (gpu.get(f"nvlink_{field}_bytes") for gpu in gpus)
-        counts = [count for count in read if isinstance(count, int)]
-        if not counts:
-            return {}
-        totals[key] = sum(counts)
-    return {NVLINK: totals}
+def nvlink_counters(
+    gpus: Sequence[Mapping[str, object]], answered: set[object]
+) -> dict[str, dict[str, int]]:
+    """Over the NVLinks of all these devices together; nothing where NVML does not count.
+
+    `answered` grows by those that tell.  Where one of them does not any more, nothing is told: the
+    sum would seem to fall.
+    """
+    told = {}
+    for gpu in gpus:
+        sent, received = gpu.get("nvlink_sent_bytes"), gpu.get("nvlink_received_bytes")
+        if isinstance(sent, int) and isinstance(received, int):
+            told[gpu["uuid"]] = sent, received
+    answered.update(told)
+    if not told or answered != told.keys():
+        return {}
+    sums = [sum(counts) for counts in zip(*told.values(), strict=True)]
+    return {NVLINK: dict(zip(("bytes_sent", "bytes_received"), sums, strict=True))}

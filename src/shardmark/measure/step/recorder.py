@@ -204,6 +204,11 @@ class Recorder:
         self.settle()
         return self._taken[first:]
 
+    @property
+    def settled(self) -> list[TakenStep]:
+        """The steps that are in numbers already; asks no device."""
+        return [*self._taken]
+
     def settle(self) -> None:
         """Turn marks and losses into numbers, so that the device keeps none of them."""
         self._clock.synchronize()

@@ -66,6 +66,8 @@ class SystemSampler:
         self._trees: dict[int, ProcessTree] = {}
         self._gpus: GpuReader | None = None
         self._gpu_uuids: frozenset[str] = frozenset()
+        self._nvlinks_of: set[object] = set()
+        """Devices that have told of their NVLinks."""
         self._samplings = 0
         self._threads_seen = 0
 
@@ -174,7 +176,7 @@ class SystemSampler:
             "at_seconds": at_seconds,
             "machine": self._machine.read(),
             "ranks": ranks,
-            "network": {**self._network(), **nvlink_counters(gpus)},
+            "network": {**self._network(), **nvlink_counters(gpus, self._nvlinks_of)},
             "gpus": gpus,
         }
 

@@ -44,8 +44,8 @@ STAGE_3_NOTE = (
 )
 
 SCALE_NOTE = (
-    "DeepSpeed 0.19 does not lower torch_autocast's fp16 loss scale after an overflow, and skips "
-    "every later step; measured was a scale that falls"
+    "DeepSpeed 0.19 does not lower torch_autocast's fp16 loss scale after an overflow. "
+    "It skips every later step. Measured was a scale that falls."
 )
 
 

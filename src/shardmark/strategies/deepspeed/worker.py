@@ -181,6 +181,8 @@ class ZeroWorker(StepWorker):
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         sharded, optimizer = self._engine.zero_optimization(), self._engine.optimizer
+        if self.skipped_steps() == self._steps_called:
+            return {name: {} for name, _ in self._module.named_parameters()}
         if hasattr(optimizer, STATES_LINKED):
             # Done after the first group's update, when others have no state yet.
             setattr(optimizer, STATES_LINKED, False)

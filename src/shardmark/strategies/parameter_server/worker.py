@@ -70,6 +70,8 @@ class WorkerGroup:
             values = receive_value(size_bytes, server)
         if not isinstance(values, list):
             raise ShardmarkError(f"the parameter server, rank {server}, gave no list of values")
+        if not values:
+            raise ShardmarkError(f"the parameter server, rank {server}, took this worker for lost")
         return values
 
 

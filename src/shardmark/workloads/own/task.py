@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -91,6 +92,7 @@ class OwnTask(SampledTask[OwnBatch]):
                 validation=self._selection("validation_data", options.validation_samples, split=1),
                 synthetic=bool(getattr(self._task, "synthetic", False)),
             )
+        self._better = self._declared_better()
         weigh = getattr(self._task, "weights", None)
         self._validation_weights = splits.validation.weights(weigh) if weigh else None
         self._model_calls = int(getattr(self._task, "model_calls", 1))
@@ -137,10 +139,15 @@ class OwnTask(SampledTask[OwnBatch]):
 
     @property
     def better(self) -> Mapping[str, Better]:
+        return self._better
+
+    def _declared_better(self) -> dict[str, Better]:
         declared = getattr(self._task, "better", {})
-        if not (isinstance(declared, Mapping) and {*declared.values()} <= {"lower", "higher"}):
+        if not isinstance(declared, Mapping) or any(
+            way not in ("lower", "higher") for way in map(str, declared.values())
+        ):
             raise self._refusal(f"better is {declared!r}", "{metric: lower or higher}")
-        return dict(declared)
+        return {str(name): way for name, way in declared.items()}
 
     def build_model(self) -> nn.Module:
         with _generators_kept():
@@ -172,13 +179,25 @@ class OwnTask(SampledTask[OwnBatch]):
             if unknown := options.keys() - set(GROUP_OPTIONS):
                 found = f"parameter_groups sets {' and '.join(sorted(unknown))}"
                 raise self._refusal(found, f"{', '.join(GROUP_OPTIONS)} in place of the recipe's")
-            made.append(ParameterGroup(names=chosen, options=options))
+            numbers = {key: self._numbers(key, value) for key, value in options.items()}
+            made.append(ParameterGroup(names=chosen, options=numbers))
         times = Counter(name for group in made for name in group.names)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and times[name] != 1:
                 found = f"parameter_groups has {name} {times[name]} times"
                 raise self._refusal(found, "every trained parameter once")
         return tuple(made)
+
+    def _numbers(self, key: str, value: Any) -> float | tuple[float, ...]:
+        """Plain ones: an option may be a tensor or a number of NumPy's."""
+        try:
+            many = tuple(map(float, value)) if key == "betas" else (float(value),)
+        except (TypeError, ValueError):
+            many = ()
+        if len(many) != 1 + (key == "betas") or not all(0 <= n < math.inf for n in many):
+            found = f"parameter_groups sets {key} to {value!r}"
+            raise self._refusal(found, "two numbers of at least 0" if key == "betas" else ">= 0")
+        return many if key == "betas" else many[0]
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
         own = getattr(self._task, "blocks", None)
