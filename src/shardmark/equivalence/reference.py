@@ -296,7 +296,9 @@ class Reference:
         for step in range(steps):
             for rank, loss in enumerate(self.step()):
                 losses[rank].append(float(loss))
-            if not tensors["gradient"] and len(self.skipped) <= step:  # the first update
+            # The first update, or what a hypothesis takes for one that was dropped without a word.
+            overflowed = step in {*self.skipped} - self._hypothesis.skipped
+            if not tensors["gradient"] and not overflowed:
                 tensors["gradient"] = arrays(self.gradients)
                 tensors["parameters after the first update"] = arrays(self.full_parameters())
         tensors["parameters"] = arrays(self.full_parameters())

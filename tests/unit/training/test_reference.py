@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardmark.core.shares import Shard, StepShard
-from shardmark.equivalence.reference import Reference
+from shardmark.equivalence.reference import Hypothesis, Reference
 from shardmark.train.schedule import step_seed
 from shardmark.workloads.base import BatchPlan
 from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
@@ -90,3 +90,22 @@ def test_schedule_is_followed() -> None:
     assert not torch.equal(first["0.weight"], before["0.weight"])
     slow.step()
     torch.testing.assert_close(slow.full_parameters(), first, rtol=0, atol=1e-6)
+
+
+def test_an_update_that_is_dropped_without_a_word_is_looked_at_in_its_own_step() -> None:
+    """A strategy that drops its first update does not tell: its gradient is the first step's."""
+    workload = ToyWorkload(plain)
+    dropped = Reference(
+        workload,
+        recipe(steps=STEPS),
+        shares=2,
+        plan=PLAN,
+        total_steps=STEPS,
+        hypothesis=Hypothesis(text="", skipped=frozenset({0})),
+    )
+    gradients = [
+        each.capture(STEPS).tensors["gradient"] for each in (dropped, reference(workload, 2))
+    ]
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        assert (gradient == gradients[1][name]).all()
