@@ -23,6 +23,7 @@ class Kind(StrEnum):
 
 
 RANKS = 2
+BATCH = 32
 """Of the template's experiment."""
 
 
@@ -55,6 +56,8 @@ def init(
     for name, source in sources.items():
         text = (templates / source).read_text(encoding="utf-8")
         written = text.replace(f"world_size: [{RANKS}]", f"world_size: [{ranks}]")
+        shared = ranks * max(1, round(BATCH / ranks))
+        written = written.replace(f"global_batch: {BATCH} ", f"global_batch: {shared} ")
         (out / name).write_text(written, encoding="utf-8")
     experiment = out / "experiment.yaml"
     say(

@@ -50,7 +50,8 @@ def test_a_terminal_is_asked_where_no_flag_is_given(
     assert main(["init", *(flag.format(tmp_path) for flag in flags)]) == 0
     template = files("shardmark.config") / "templates" / f"{expected[0]}.py"
     assert (tmp_path / "my_task.py").read_text() == template.read_text()
-    assert f"world_size: [{expected[1]}]" in (tmp_path / "experiment.yaml").read_text()
+    experiment = load_experiment(str(tmp_path / "experiment.yaml"))
+    assert {trial.world_size for trial in expand(experiment).trials} == {1, expected[1]}
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

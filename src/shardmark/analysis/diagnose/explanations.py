@@ -180,7 +180,7 @@ def _memory(group: ComparableGroup) -> Iterator[Explanation]:
             difference=saved,
             parts={
                 "model state": state,
-                "activations": activations,
+                "activations and buffers": activations,
                 "other memory": saved - state - activations,
             },
             facts={

@@ -72,7 +72,7 @@ def progress_notes(runs: Sequence[StoredRun]) -> list[str]:
         else:
             continue
         name = f"{run.name}: " if len(runs) > 1 else ""
-        notes.append(f"{name}{text} The same `shardmark run` command finishes the run.")
+        notes.append(f"{name}{text} `shardmark run` with `--out` and this folder finishes the run.")
     return notes
 
 
