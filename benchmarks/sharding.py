@@ -112,10 +112,12 @@ class Marks:
     def span(self, name: str) -> Iterator[None]:
         import time
 
+        import torch
+
         from shardmark.train.probe import held_bytes
 
         if name in ("backward", "optimizer"):
-            held = held_bytes(self._worker.held_state())
+            held = held_bytes(self._worker.held_state(), torch.device("cpu"))
             self.marks[name] = Mark(at_nanoseconds=time.time_ns(), held=held)
         yield
 
