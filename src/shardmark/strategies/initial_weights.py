@@ -51,15 +51,13 @@ def build_in_parts(
     The second value says whether it is too large to be held whole; else `shards_small` says
     whether `shard` is called at all.  Collective.
     """
-    hollow = hollow_model(workload)
     source = context.initial_weights
-    large = (
-        source is not None
-        and hollow is not None
-        and _any_rank(_bytes(hollow) * ROOM > room_bytes(context.device, context.local_world_size))
-    )
-    model = hollow if large else workload.build_model()
-    assert model is not None
+    hollow = hollow_model(workload) if source is not None else None
+    room = room_bytes(context.device, context.local_world_size)
+    too_large = hollow is not None and _bytes(hollow) * ROOM > room
+    # Asked of every rank, whatever it has found: all have to go the same way.
+    large = source is not None and _any_rank(too_large) and not _any_rank(hollow is None)
+    model = hollow if large and hollow is not None else workload.build_model()
     weights = None
     if source is not None:
         weights = source.written(model) if large else None
