@@ -52,6 +52,7 @@ ZERO = {
     },
     "steps_per_print": 2**31,
     "wall_clock_breakdown": False,
+    "timers": {"throughput": {"enabled": False}},
 }
 """What `shardmark.strategies.deepspeed.strategy` sets for fp32; `overhead.py` compares the two."""
 
