@@ -6,6 +6,9 @@ A pair is a run of one trial with all metrics on, and `bare_loop.py`: both live 
 take turns of a few seconds, the other one's processes stopped meanwhile (SIGSTOP).  A machine whose
 speed changes from minute to minute changes for both.  Steps that lie in one turn count; those of
 the warm-up do not.  Which one takes the first turn alternates from pair to pair.
+
+A virtual machine may be given less than its cores, and not the same in every turn.  Therefore the
+processor's time a step stands beside the ratio of speeds: both sides' processes, all of them.
 """
 
 from __future__ import annotations
@@ -72,6 +75,13 @@ class Side:
                 command, stdout=output, stderr=output, env={**os.environ, **variables}
             )
         self.turns: list[Turn] = []
+        self.spent: list[float] = []
+        """Processor seconds of all its processes, by turn."""
+
+    def _seconds_spent(self) -> float:
+        spent: list[float] = []
+        self._each(lambda process: spent.append(sum(process.cpu_times()[:2])))
+        return sum(spent)
 
     def _each(self, act: Callable[[psutil.Process], None]) -> None:
         with suppress(psutil.NoSuchProcess):
@@ -87,12 +97,14 @@ class Side:
         self._each(psutil.Process.resume)
 
     def take_turn(self) -> None:
+        before = self._seconds_spent()
         self.go_on()
         began = time.time()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(TURN_SECONDS)
         self.turns.append((began, time.time()))
         self.stop()
+        self.spent.append(self._seconds_spent() - before)
 
     @property
     def runs(self) -> bool:
@@ -134,6 +146,12 @@ def step_seconds(starts: Sequence[float], turns: Sequence[Turn]) -> list[list[fl
         [after - before for before, after in steps if began <= before and after <= ended]
         for began, ended in turns
     ]
+
+
+def spent_a_step(side: Side, starts: Sequence[float], turns: int) -> float:
+    """Processor seconds of all its processes over the steps begun in its first turns."""
+    begun = [sum(began <= at <= ended for at in starts) for began, ended in side.turns[:turns]]
+    return sum(side.spent[:turns]) / sum(begun)
 
 
 def measure_pair(strategy: str, pair: int, steps: int) -> dict[str, Any]:
@@ -189,15 +207,15 @@ def pair_of(
                 ours.finish()
                 other.finish()
         told = [json.loads(line) for line in next((folder / "run").rglob("steps.jsonl")).open()]
+        our_starts = [line["started_at_seconds"] for line in told if line["rank"] == 0]
+        starts = json.loads((folder / "bare" / "0.json").read_text())["steps_at_seconds"]
         times = {
-            "shardmark": step_seconds(
-                [line["started_at_seconds"] for line in told if line["rank"] == 0], ours.turns
-            ),
-            "bare": step_seconds(
-                json.loads((folder / "bare" / "0.json").read_text())["steps_at_seconds"],
-                other.turns,
-            ),
+            "shardmark": step_seconds(our_starts, ours.turns),
+            "bare": step_seconds(starts, other.turns),
         }
+        # In the last turn either side may have ended, and what it spent is not known.
+        whole = len(ours.turns) - 1
+        spent_ratio = spent_a_step(other, starts, whole) / spent_a_step(ours, our_starts, whole)
     turns = [turn for turn in zip(*times.values(), strict=True) if all(turn)]
     means = [[statistics.fmean(seconds) for seconds in turn] for turn in turns]
     logs = [math.log(bare_seconds / our_seconds) for our_seconds, bare_seconds in means]
@@ -206,12 +224,14 @@ def pair_of(
     speeds = [a_step / statistics.fmean(mean[index] for mean in means) for index in (0, 1)]
     print(
         f"{strategy} pair {pair}: shardmark {speeds[0]:.1f}, bare {speeds[1]:.1f} {unit}, "
-        f"ratio {ratio:.4f} ({len(turns)} turns, {counted[0]} and {counted[1]} steps)",
+        f"ratio {ratio:.4f}, by processor time {spent_ratio:.4f} "
+        f"({len(turns)} turns, {counted[0]} and {counted[1]} steps)",
         flush=True,
     )
     return {
         **dict(zip(times, speeds, strict=True)),
         "ratio": ratio,
+        "processor_ratio": spent_ratio,
         "steps": counted,
         "turns": [math.exp(value) for value in logs],
         "first": "shardmark" if pair % 2 == 0 else "bare",
@@ -263,7 +283,7 @@ def measure(
     table = Table(
         columns=(
             *("strategy", f"shardmark {unit}", f"bare {unit}"),
-            *("ratio: median", "min", "max", "IQR", "pairs", "steps a side"),
+            *("ratio: median", "min", "max", "IQR", "by processor time", "pairs", "steps a side"),
         ),
         rows=tuple(
             (
@@ -274,6 +294,7 @@ def measure(
                 f"{ratio['min']:.3f}",
                 f"{ratio['max']:.3f}",
                 f"{ratio['interquartile_range']:.3f}",
+                f"{spread([pair['processor_ratio'] for pair in measured[name]])['median']:.3f}",
                 str(pairs),
                 str(min(min(pair["steps"]) for pair in measured[name])),
             )
