@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from shardmark.measure.system import environment as module
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
 from shardmark.measure.system.environment import (
-    busy_processes,
     cpu_model,
     environment,
     git_state,
@@ -126,16 +126,7 @@ def test_limits_of_a_container(
     assert cgroup_limits(tmp_path) == CgroupLimits(cpu_cores=cores, memory_bytes=memory)
 
 
-def test_busy_processes_are_others() -> None:
-    def work(seconds: float) -> None:
-        assert seconds > 0
-        sum(range(100_000))
-
-    for found in busy_processes(sleep=work):
-        assert set(found) == {"name", "cpu_percent"}
-
-
-def with_devices(monkeypatch: pytest.MonkeyPatch, number: int, torch: str = "2.15.0") -> None:
+def with_devices(monkeypatch: pytest.MonkeyPatch, number: int, torch: str) -> None:
     devices = tuple(
         CudaDevice(uuid=f"GPU-{index}", name="NVIDIA H200", memory_bytes=1)
         for index in range(number)
@@ -145,20 +136,26 @@ def with_devices(monkeypatch: pytest.MonkeyPatch, number: int, torch: str = "2.1
     monkeypatch.setattr(module, "package_version", lambda name: torch if name == "torch" else None)
 
 
-def test_machine_with_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("devices", "torch", "asked", "expected"),
+    [
+        (2, "2.15.0", "auto", ("cuda", 2)),
+        (2, "2.15.0", "cpu", ("cpu", 0)),
+        (2, "2.15.0+cpu", "auto", ("cpu", 0)),
+        (2, "2.15.0+rocm7.1", "auto", ("cpu", 0)),
+        (0, "2.15.0", "auto", ("cpu", 0)),
+        (0, "2.15.0", "cuda", ("cuda", 0)),
+    ],
+)
+def test_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: int,
+    torch: str,
+    asked: Literal["auto", "cuda", "cpu"],
+    expected: tuple[str, int],
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with_devices(monkeypatch, 2)
-    found = machine()
-    assert (found.device_type, found.device_count) == ("cuda", 2)
-    assert found.device_names == ("NVIDIA H200", "NVIDIA H200")
-    assert (machine("cpu").device_type, machine("cpu").device_count) == ("cpu", 0)
-
-
-def test_machine_without_usable_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for build in ("cpu", "rocm7.1"):
-        with_devices(monkeypatch, 2, torch=f"2.15.0+{build}")
-        assert machine().device_type == "cpu"
-    with_devices(monkeypatch, 0)
-    assert machine().device_type == "cpu"
-    assert (machine("cuda").device_type, machine("cuda").device_count) == ("cuda", 0)
+    with_devices(monkeypatch, devices, torch)
+    found = machine(asked)
+    assert (found.device_type, found.device_count) == expected
+    assert found.device_names == ("NVIDIA H200",) * found.device_count

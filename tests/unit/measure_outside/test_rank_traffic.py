@@ -17,7 +17,7 @@ ADDRESSES = {"127.0.0.1": "lo", "10.0.0.1": "eth0"}
 FAR, OWN = "10.0.0.2", "10.0.0.1"
 
 
-def one(inode: int, sent: int, received: int, remote: str = FAR) -> TcpSocket:
+def connection(inode: int, sent: int, received: int, remote: str = FAR) -> TcpSocket:
     return TcpSocket(
         inode=inode, local=OWN, remote=remote, sent_bytes=sent, received_bytes=received
     )
@@ -45,7 +45,12 @@ def test_connections_are_told_apart_by_rank_and_interface(tmp_path: Path) -> Non
     """What goes to an address of the machine itself takes the loopback."""
     holding(tmp_path, 10, 1, 2)
     holding(tmp_path, 11, 3)
-    sockets = [one(1, 100, 10), one(2, 200, 20, OWN), one(3, 300, 30), one(9, 7, 7)]
+    sockets = [
+        connection(1, 100, 10),
+        connection(2, 200, 20, OWN),
+        connection(3, 300, 30),
+        connection(9, 7, 7),
+    ]
     found = traffic(tmp_path, sockets).read({0: [10], 1: [11], 2: [12]})
     assert found == {
         0: {"eth0": counters(100, 10), "lo": counters(200, 20)},
@@ -56,27 +61,23 @@ def test_connections_are_told_apart_by_rank_and_interface(tmp_path: Path) -> Non
 
 def test_what_an_ended_connection_sent_stays_counted(tmp_path: Path) -> None:
     holding(tmp_path, 10, 1)
-    reads = traffic(tmp_path, [one(1, 100, 0)], [], [one(1, 5, 5)], [one(1, 3, 9)])
+    reads = traffic(
+        tmp_path, [connection(1, 100, 0)], [], [connection(1, 5, 5)], [connection(1, 3, 9)]
+    )
     sums = [reads.read({0: [10]})[0]["eth0"] for _ in range(3)]
     assert sums == [counters(100, 0), counters(100, 0), counters(105, 5)]
     assert reads.read({0: [10]})[0]["eth0"] == counters(108, 14), "the number was used again"
 
 
-def test_a_connection_that_comes_later_is_found(tmp_path: Path) -> None:
+def test_connections_and_ranks_that_come_later_are_found(tmp_path: Path) -> None:
+    """The second rank had its connection before anybody asked: it was nobody's then."""
     holding(tmp_path, 10)
-    reads = traffic(tmp_path, [one(5, 1, 1)], [one(5, 2, 2), one(6, 40, 4)])
+    holding(tmp_path, 11, 2)
+    known, later = [connection(5, 1, 1), connection(2, 20, 20)], connection(6, 40, 4)
+    reads = traffic(tmp_path, known, [*known, later], [*known, later])
     assert reads.read({0: [10]}) == {0: {}}
     holding(tmp_path, 10, 6)
     assert reads.read({0: [10]}) == {0: {"eth0": counters(40, 4)}}
-
-
-def test_a_rank_that_comes_later_has_its_connections(tmp_path: Path) -> None:
-    """They were seen before, and nobody's then."""
-    holding(tmp_path, 10, 1)
-    holding(tmp_path, 11, 2)
-    sockets = [one(1, 10, 10), one(2, 20, 20)]
-    reads = traffic(tmp_path, sockets, sockets)
-    assert reads.read({0: [10]}) == {0: {"eth0": counters(10, 10)}}
     assert reads.read({0: [10], 1: [11]})[1] == {"eth0": counters(20, 20)}
 
 
@@ -86,7 +87,7 @@ def test_a_kernel_that_does_not_tell_is_asked_once(tmp_path: Path) -> None:
 
     reads = RankTraffic(tmp_path, sockets=refused)
     assert reads.read({0: [10]}) == {}
-    assert reads.reason == "the kernel does not tell sockets' bytes: No such file or directory"
+    assert "No such file" in (reads.reason or "")
 
 
 @pytest.mark.parametrize(
