@@ -41,19 +41,10 @@ def test_leaves_out_what_makes_no_sense_and_says_why(make: Make) -> None:
     ]
 
 
-def test_a_strategy_that_only_runs_alone_does_so_in_any_case(make: Make) -> None:
-    assert _cells(expand(make("matrix.world_size=[2]"))) == {("single", 1), ("ddp", 2)}
-
-
 def test_two_ranks_are_the_default(make: Make) -> None:
     plan = expand(make("matrix={strategy: [single, ddp]}"))
     assert _cells(plan) == {("single", 1), ("ddp", 2)}
     assert plan.left_out == ()
-
-
-def test_a_plan_without_a_cell_is_a_mistake(make: Make) -> None:
-    said = _refused(make("matrix.strategy=[ddp]", "matrix.world_size=[1]"))
-    assert said.startswith("test: matrix: no cell makes sense; ddp on 1 rank: one rank has nobody")
 
 
 def test_options_of_strategies_are_axes(make: Make) -> None:
@@ -64,24 +55,16 @@ def test_options_of_strategies_are_axes(make: Make) -> None:
 
 
 def test_each_repeat_takes_all_cells_in_an_order_of_its_own(make: Make) -> None:
-    experiment = make("measure.repeats=3", "matrix.seed=[1, 2, 3, 4, 5]")
-    trials = expand(experiment).trials
+    """More repeats keep the trials there are: a finished run can be repeated more often."""
+    settings = ("measure.repeats=3", "matrix.seed=[1, 2, 3, 4, 5]")
+    trials = expand(make(*settings)).trials
     assert [trial.repeat for trial in trials] == [0] * 10 + [1] * 10 + [2] * 10
-    orders = [[_content(trial) for trial in trials[start : start + 10]] for start in (0, 10, 20)]
+    cells = [(t.strategy.name, t.world_size, json.dumps(t.varied)) for t in trials]
+    orders = [cells[start : start + 10] for start in (0, 10, 20)]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
-    assert expand(experiment).trials == trials
-
-
-def _content(trial: Trial) -> str:
-    return json.dumps([trial.strategy.name, trial.world_size, trial.varied])
-
-
-def test_more_repeats_keep_the_trials_there_are(make: Make) -> None:
-    """So that a finished run can be repeated more often."""
-    few = expand(make("measure.repeats=1")).trials
-    many = expand(make("measure.repeats=3", "limits.trial_seconds=5")).trials
-    assert [trial.id for trial in few] == [trial.id for trial in many[: len(few)]]
+    few = expand(make(settings[1], "limits.trial_seconds=50")).trials
+    assert [trial.id for trial in few] == [trial.id for trial in trials[:10]]
 
 
 def test_varied_has_the_other_axes_by_full_key(make: Make) -> None:
@@ -115,16 +98,8 @@ def test_an_entry_may_override_the_recipe(make: Make) -> None:
     for trial in trials:
         assert trial.strategy.options == {}
         assert trial.varied == {"recipe.cpu_offload": trial.recipe.cpu_offload}
-
-
-def test_an_override_that_changes_nothing_is_not_varied(make: Make) -> None:
     (trial,) = expand(make("matrix.strategy=[{name: ddp, precision: fp32}]")).trials
-    assert trial.varied == {}
-
-
-def test_cells_that_mean_the_same_are_a_mistake(make: Make) -> None:
-    experiment = make("matrix.strategy=[ddp, {name: ddp, precision: fp32}]")
-    assert "the cell ddp on 2 ranks is there twice; keep one" in _refused(experiment)
+    assert trial.varied == {}, "it changes nothing"
 
 
 def test_the_optimizer_may_be_an_axis_by_name(make: Make) -> None:
@@ -135,12 +110,6 @@ def test_the_optimizer_may_be_an_axis_by_name(make: Make) -> None:
     said = _refused(make(setting, "recipe.optimizer.momentum=0.9"))
     assert "recipe.optimizer in the cells with recipe.optimizer.name='adamw'" in said
     assert "adamw has no momentum" in said
-
-
-def test_values_that_do_not_go_together_name_their_cells(make: Make) -> None:
-    said = _refused(make("matrix.recipe.optimizer.nesterov=[false, true]"))
-    assert "test: recipe.optimizer in the cells with recipe.optimizer.nesterov=true: " in said
-    assert "nesterov needs a momentum above 0" in said
 
 
 @pytest.mark.parametrize(
@@ -169,36 +138,58 @@ def test_values_that_do_not_go_together_name_their_cells(make: Make) -> None:
             ("matrix.strategy=[ps-sync]", "matrix.world_size=[3]"),
             "64 samples cannot be shared equally by 3 training ranks (ps-sync on 3 ranks)",
         ),
+        (
+            ("matrix.strategy=[ddp]", "matrix.world_size=[1]"),
+            "test: matrix: no cell makes sense; ddp on 1 rank: one rank has nobody",
+        ),
+        (
+            ("matrix.strategy=[ddp, {name: ddp, precision: fp32}]",),
+            "the cell ddp on 2 ranks is there twice; keep one",
+        ),
+        (
+            ("matrix.slow_ranks=[{1: 2}, {1: 2.0}]",),
+            "is there twice; keep one of the values that mean the same",
+        ),
+        (
+            ("matrix.recipe.optimizer.nesterov=[false, true]",),
+            "test: recipe.optimizer in the cells with recipe.optimizer.nesterov=true: ",
+        ),
+        (
+            ("slow_ranks={2: 2.0}",),
+            "test: slow_ranks: there is no rank 2: the largest world size is 2",
+        ),
+        (("matrix.slow_ranks=[{}, {2: 2.0}]",), "there is no rank 2"),
+        (("matrix.strategy=[ps-sync]", "slow_ranks={2: 2.0}"), "there is no rank 2"),  # a server
+        (
+            (f"matrix.seed={[*range(6)]}", "measure.repeats=1000"),
+            "12,000 trials; allowed are at most 10,000",
+        ),
+        (
+            (f"matrix.seed={[*range(9)]}", "matrix.world_size=[65536]"),
+            "ranks in all cells; allowed are at most 262,144",
+        ),
     ],
 )
-def test_a_batch_that_cannot_be_shared_is_a_mistake(
+def test_a_plan_that_makes_no_sense_is_refused(
     make: Make, settings: tuple[str, ...], expected: str
 ) -> None:
     assert expected in _refused(make(*settings))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "ps-sync"])
-def test_world_size_counts_those_that_get_samples(make: Make, strategy: str) -> None:
-    """Servers come on top."""
-    experiment = make(
-        f"matrix.strategy=[{strategy}]", "matrix.world_size=[4]", "recipe.per_rank_batch=8"
-    )
-    (trial,) = expand(experiment).trials
+def test_servers_come_on_top_of_the_world_size(make: Make) -> None:
+    settings = ("matrix.strategy=[ps-sync]", "matrix.world_size=[4]", "recipe.per_rank_batch=8")
+    (trial,) = expand(make(*settings)).trials
     assert (trial.world_size, trial.batch_per_step) == (4, 32)
 
 
-def test_slow_ranks_of_the_file_are_in_every_trial(make: Make) -> None:
+def test_slow_ranks_are_of_the_file_or_an_axis(make: Make) -> None:
     trials = expand(make("slow_ranks={1: 2, 0: 1.5}")).trials
-    assert [trial.slow_ranks for trial in trials] == [{1: 2.0, 0: 1.5}] * 2
-    assert all(trial.varied == {} for trial in trials)
-
-
-def test_slow_ranks_are_an_axis(make: Make) -> None:
+    assert [(trial.slow_ranks, trial.varied) for trial in trials] == [({1: 2.0, 0: 1.5}, {})] * 2
     trials = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]")).trials
     found = {(trial.strategy.name, tuple(trial.slow_ranks.items())) for trial in trials}
     assert found == {(name, slow) for name in ("single", "ddp") for slow in ((), ((1, 2.0),))}
     assert all(set(trial.varied) == {"slow_ranks"} for trial in trials)
-    assert len({trial.id for trial in trials}) == 4
+    assert expand(make("slow_ranks={2: 2.0}", "matrix.world_size=[2, 4]")).trials
 
 
 def test_without_slow_ranks_trials_keep_their_names(make: Make) -> None:
@@ -211,33 +202,12 @@ def test_without_slow_ranks_trials_keep_their_names(make: Make) -> None:
     assert not before & {trial.id for trial in expand(make("slow_ranks={1: 2}")).trials}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [("slow_ranks={2: 2.0}",), ("matrix.slow_ranks=[{}, {2: 2.0}]",)],
-)
-def test_a_slow_rank_that_no_cell_has_is_a_mistake(make: Make, settings: tuple[str, ...]) -> None:
-    assert _refused(make(*settings)) == (
-        "test: slow_ranks: there is no rank 2: the largest world size is 2; ranks 0 to 1"
-    )
-    assert expand(make(*settings, "matrix.world_size=[2, 4]")).trials
-
-
 def test_a_trial_has_time_for_its_warm_up_and_windows(make: Make) -> None:
     said = _refused(make("measure.window_seconds=30", "limits.trial_seconds=30"))
     assert "limits.trial_seconds: 30 s" in said
     assert expand(make("limits.trial_seconds=20"), "cpu").trials
     with pytest.raises(InputError, match="take 20 s"):
         expand(make("limits.trial_seconds=20"), "cuda")
-
-
-def test_a_server_is_no_rank_to_slow(make: Make) -> None:
-    said = _refused(make("matrix.strategy=[ps-sync]", "slow_ranks={2: 2.0}"))
-    assert "there is no rank 2" in said
-
-
-def test_slow_ranks_that_mean_the_same_are_a_mistake(make: Make) -> None:
-    said = _refused(make("matrix.slow_ranks=[{1: 2}, {1: 2.0}]"))
-    assert "is there twice; keep one of the values that mean the same" in said
 
 
 def test_a_trial_reads_back_from_json(make: Make) -> None:
@@ -340,11 +310,8 @@ def test_nodes_are_an_axis_and_a_varied_key(make: Make) -> None:
     assert {trial.varied["placement.nodes"] for trial in plan.trials} == {1, 2}
     assert {"-w4-n2-" in trial.id for trial in plan.trials if trial.nodes == 2} == {True}
     assert plan.most_nodes == 2
-
-
-def test_fixed_nodes_are_told_where_a_cell_has_others(make: Make) -> None:
-    plan = expand(make("placement.nodes=2"))
-    assert {trial.varied["placement.nodes"] for trial in plan.trials} == {1, 2}
+    fixed = expand(make("placement.nodes=2")).trials
+    assert {trial.varied["placement.nodes"] for trial in fixed} == {1, 2}, "one runs alone"
 
 
 def test_axes_come_before_the_files_own_values_and_no_size_twice(make: Make) -> None:
@@ -360,10 +327,3 @@ def test_values_of_the_workload_are_checked_in_their_cells(make: Make) -> None:
     assert "test: matrix.workload.model: unknown model 'resnet19'" in said
     tasks = expand(make("matrix.workload.name=[classification, detection]")).trials
     assert {trial.workload.name for trial in tasks} == {"classification", "detection"}
-
-
-def test_more_trials_than_anybody_meant_are_refused(make: Make) -> None:
-    experiment = make(f"matrix.seed={[*range(6)]}", "measure.repeats=1000")
-    assert "12,000 trials; allowed are at most 10,000" in _refused(experiment)
-    experiment = make(f"matrix.seed={[*range(9)]}", "matrix.world_size=[65536]")
-    assert "ranks in all cells; allowed are at most 262,144" in _refused(experiment)

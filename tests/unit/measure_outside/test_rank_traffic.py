@@ -17,7 +17,7 @@ ADDRESSES = {"127.0.0.1": "lo", "10.0.0.1": "eth0"}
 FAR, OWN = "10.0.0.2", "10.0.0.1"
 
 
-def connection(inode: int, sent: int, received: int, remote: str = FAR) -> TcpSocket:
+def tcp(inode: int, sent: int, received: int, remote: str = FAR) -> TcpSocket:
     return TcpSocket(
         inode=inode, local=OWN, remote=remote, sent_bytes=sent, received_bytes=received
     )
@@ -46,10 +46,10 @@ def test_connections_are_told_apart_by_rank_and_interface(tmp_path: Path) -> Non
     holding(tmp_path, 10, 1, 2)
     holding(tmp_path, 11, 3)
     sockets = [
-        connection(1, 100, 10),
-        connection(2, 200, 20, OWN),
-        connection(3, 300, 30),
-        connection(9, 7, 7),
+        tcp(1, 100, 10),
+        tcp(2, 200, 20, OWN),
+        tcp(3, 300, 30),
+        tcp(9, 7, 7),
     ]
     found = traffic(tmp_path, sockets).read({0: [10], 1: [11], 2: [12]})
     assert found == {
@@ -61,9 +61,7 @@ def test_connections_are_told_apart_by_rank_and_interface(tmp_path: Path) -> Non
 
 def test_what_an_ended_connection_sent_stays_counted(tmp_path: Path) -> None:
     holding(tmp_path, 10, 1)
-    reads = traffic(
-        tmp_path, [connection(1, 100, 0)], [], [connection(1, 5, 5)], [connection(1, 3, 9)]
-    )
+    reads = traffic(tmp_path, [tcp(1, 100, 0)], [], [tcp(1, 5, 5)], [tcp(1, 3, 9)])
     sums = [reads.read({0: [10]})[0]["eth0"] for _ in range(3)]
     assert sums == [counters(100, 0), counters(100, 0), counters(105, 5)]
     assert reads.read({0: [10]})[0]["eth0"] == counters(108, 14), "the number was used again"
@@ -73,7 +71,7 @@ def test_connections_and_ranks_that_come_later_are_found(tmp_path: Path) -> None
     """The second rank had its connection before anybody asked: it was nobody's then."""
     holding(tmp_path, 10)
     holding(tmp_path, 11, 2)
-    known, later = [connection(5, 1, 1), connection(2, 20, 20)], connection(6, 40, 4)
+    known, later = [tcp(5, 1, 1), tcp(2, 20, 20)], tcp(6, 40, 4)
     reads = traffic(tmp_path, known, [*known, later], [*known, later])
     assert reads.read({0: [10]}) == {0: {}}
     holding(tmp_path, 10, 6)
@@ -121,7 +119,7 @@ def test_the_kernel_s_own_counters() -> None:
     except OSError as error:
         pytest.skip(f"no sock_diag: {error}")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as near, server.accept()[0] as far:
+        with socket.create_tcp(server.getsockname()) as near, server.accept()[0] as far:
             reads = RankTraffic()
             before = reads.read({0: [os.getpid()]})[0]["lo"]
             near.sendall(b"x" * 5000)

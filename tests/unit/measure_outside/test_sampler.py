@@ -16,6 +16,8 @@ from shardmark.measure.system.machine_load import TICKS_PER_SECOND, MachineLoad
 from shardmark.measure.system.sampler import SystemSampler
 from tests.unit.measure_outside.fake_proc import end_process, write_process
 
+FULL = (7 * 2**30, None)
+"""Bytes in use on each device."""
 NEVER = 3600.0
 """So long a period that only the samples asked for are taken."""
 
@@ -35,7 +37,7 @@ class FakeGpus(GpuReader):
                 "nvlink_received_bytes": 7,
                 "memory_used_bytes": used,
             }
-            for uuid, used in zip(self.uuids, (7 * 2**30, None), strict=False)
+            for uuid, used in zip(self.uuids, FULL, strict=False)
         ]
 
     def close(self) -> None:

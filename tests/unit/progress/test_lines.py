@@ -16,7 +16,7 @@ from shardmark.core.strict_yaml import parse_yaml
 from shardmark.launch.listener import Reading
 from shardmark.progress import display, lines, pace
 from shardmark.progress.display import listener
-from shardmark.progress.lines import Lines, Quiet, figures, memory, shown, title
+from shardmark.progress.lines import Lines, Quiet, figures, shown, title
 from shardmark.results.schema import Failure, Outcome
 from shardmark.trials.matrix import LeftOut, expand
 from shardmark.trials.trial import StrategySpec, Trial
@@ -106,22 +106,6 @@ def test_other_ends_have_their_reason_and_place(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "tail"), [("ok", "2 min"), ("timed_out", "2 min"), ("failed", "60 s")]
-)
-def test_time_left_counts_trials_that_ran_through(
-    printed: Printed, time: Time, outcome: str, tail: str
-) -> None:
-    told = Lines()
-    told.planned(3, 0, ())
-    for number, (seconds, ended) in enumerate([(60, "ok"), (180, outcome)], start=1):
-        told.trial_started(number, 3, TRIAL)
-        time.now += seconds
-        failure = None if ended == "ok" else Failure(reason="why", remedy="do this")
-        told.trial_ended(number, 3, invented_trial(outcome=Outcome(ended), failure=failure))
-    assert printed()[-1].endswith(f", about {tail} left")
-
-
-@pytest.mark.parametrize(
     "value",
     [{"1": 2.0}, {}, [0.1, "adam w", "true", None, True], {"name": "step", "at": [1, 2]}, None],
 )
@@ -161,23 +145,6 @@ def test_figures_are_those_that_are_known(time: Time) -> None:
     assert figures(Reading(steps=2, total_steps=9), watch)[1] == "no step for 60 s"
 
 
-def test_quiet_says_what_went_wrong_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with listener(quiet=True) as quiet:
-        assert isinstance(quiet, Quiet)
-        quiet.planned(4, 0, ())
-        quiet.note("something is damaged")
-        for number, outcome in enumerate(Outcome, start=1):
-            quiet.trial_started(number, 6, TRIAL)
-            quiet.trial_stepped(Reading(steps=1, total_steps=9))
-            failure = None if outcome is Outcome.OK else Failure(reason="why\x07")
-            quiet.trial_ended(number, 6, invented_trial(outcome=outcome, failure=failure))
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    bad = [line.split(": ")[2].split()[0] for line in captured.err.splitlines()]
-    assert sorted(bad) == ["failed", "timed_out"]
-    assert "\x07" not in captured.err
-
-
 @pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TERM", "dumb")])
 def test_listener_prints_lines_where_nothing_can_be_drawn(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
@@ -212,5 +179,20 @@ def test_a_notebook_draws_the_trial_in_its_cell(
     assert str(last) == "", "the bar is gone in the end"
 
 
-def test_sizes() -> None:
-    assert (memory(812 * 2**20), memory(5 * 2**28)) == ("812 MiB", "1.25 GiB")
+@pytest.mark.parametrize("outcome", Outcome)
+def test_quiet_says_what_went_wrong_alone(
+    capsys: pytest.CaptureFixture[str], outcome: Outcome
+) -> None:
+    with listener(quiet=True) as quiet:
+        assert isinstance(quiet, Quiet)
+        quiet.planned(1, 0, ())
+        quiet.note("something is damaged")
+        quiet.trial_started(1, 1, TRIAL)
+        quiet.trial_stepped(Reading(steps=1, total_steps=9))
+        failure = None if outcome is Outcome.OK else Failure(reason="why\x07")
+        quiet.trial_ended(1, 1, invented_trial(outcome=outcome, failure=failure))
+    out, err = capsys.readouterr()
+    assert out == ""
+    told = outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+    assert (f"{TITLE}: {outcome} after" in err) == bool(err) == told
+    assert "\x07" not in err

@@ -32,23 +32,17 @@ def started(trials: int = 1) -> Pace:
     return watch
 
 
-def test_rate_is_samples_over_the_time_between_readings(time: Time) -> None:
-    watch = started()
-    time.now += 20  # a start takes its time, which is none of the steps'
-    rates = []
-    for seconds, steps in ((0, 5), (2, 9), (0.5, 9)):  # a step under way has no rate of its own
-        time.now += seconds
-        watch.stepped(steps, 100)
-        rates.append(watch.samples_per_second)
-    assert rates == [None, 16.0, 16.0]
-
-
 def test_rate_is_of_the_last_seconds(time: Time) -> None:
     watch = started()
+    time.now += 20  # a start takes its time, which is none of the steps'
     for step in (*range(100), *range(100, 1000, 10)):  # one step a second, then ten
         time.now += 1.0
         watch.stepped(step, 1000)
     assert watch.samples_per_second == pytest.approx(80.0)
+    for step in (2, 6):  # measured again
+        time.now += 5
+        watch.stepped(step, 1000)
+    assert (watch.still_seconds, watch.samples_per_second) == (0.0, 8 * 4 / 5)
 
 
 def test_no_step_for_long_is_no_rate(time: Time) -> None:
@@ -63,14 +57,6 @@ def test_no_step_for_long_is_no_rate(time: Time) -> None:
     watch.stepped(3, 9)
     assert watch.still_seconds == 0.0
     assert watch.samples_per_second is not None
-
-
-def test_a_trial_that_is_measured_again_has_a_rate(time: Time) -> None:
-    watch = started()
-    for step in (50, 90, 2, 6):
-        time.now += 5
-        watch.stepped(step, 100)
-    assert (watch.still_seconds, watch.samples_per_second) == (0.0, 8 * 4 / 5)
 
 
 def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> None:
@@ -106,9 +92,6 @@ def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> 
 
 def test_what_broke_off_says_nothing_of_the_time_to_come(time: Time) -> None:
     watch = started(trials=3)
-    watch.trial_ended(ran_through=False)  # unavailable, after no time at all
-    assert watch.run_left_seconds(between_trials=True) is None
-    watch.trial_started(samples_per_step=8)
     time.now += 60
-    watch.trial_ended(ran_through=True)
-    assert watch.run_left_seconds(between_trials=True) == 60.0
+    watch.trial_ended(ran_through=False)
+    assert watch.run_left_seconds(between_trials=True) is None
