@@ -1,6 +1,6 @@
 """A run without a run: tells the listener what a controller would, under a clock of its own.
 
-Started by the tests in front of a terminal; the arguments are `quiet`, or columns to resize to.
+Started by the tests in front of a terminal; `ctrl-c` as its argument interrupts it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from shardmark.launch.listener import Reading
 from shardmark.progress import display, lines, pace
 from shardmark.results.schema import Failure, Outcome
 from shardmark.trials.matrix import expand
-from tests.commands.terminal import resize
 from tests.golden.invented import invented_trial
 from tests.unit.launch.fakes import experiment
 
@@ -27,15 +26,12 @@ def main(arguments: list[str]) -> None:
     for module in (pace, lines, display):
         module.time = SimpleNamespace(monotonic=lambda: NOW[0])  # type: ignore[attr-defined]
     plan = expand(experiment("matrix.strategy=[ddp]", "measure.repeats=2"), "cpu")
-    listener = display.listener(quiet="quiet" in arguments)
-    with suppress(KeyboardInterrupt), _terminable(), listener as told:
+    with suppress(KeyboardInterrupt), _terminable(), display.listener() as told:
         told.planned(2, 0, ())
         told.doing("verifying [1/1] ddp")
         told.trial_started(1, 2, plan.trials[0])
         for step in range(1, 41):
             NOW[0] += 1.0
-            if step == 20 and arguments and arguments[0].isdigit():
-                resize(1, int(arguments[0]))
             told.trial_stepped(
                 Reading(
                     steps=10 * step,
