@@ -138,6 +138,18 @@ def test_mlflow_writes_anew_what_an_interrupted_export_left(
     assert READERS["mlflow"](out)[OK].final
 
 
+def test_mlflow_takes_the_users_store(
+    run: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = (tmp_path / "users").as_uri()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    done = export_runs([run], "mlflow")
+    assert (done.where, done.look) == (uri, f"mlflow ui --backend-store-uri {uri}")
+    assert OK in READERS["mlflow"](tmp_path / "users")
+    with pytest.raises(InputError, match=r"nonsense://here: MLflow says: .*; name a folder"):
+        export_runs([run], "mlflow", "nonsense://here")
+
+
 def test_mlflow_cuts_long_texts_and_batches_long_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
