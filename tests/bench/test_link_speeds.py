@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +11,12 @@ from typing import Any
 import pytest
 from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.link_speeds import read_speeds
-from benchmarks.cluster.link_speeds_figures import figures_of
 from benchmarks.cluster.link_speeds_report import markdown, steps_table
 from benchmarks.cluster.link_speeds_runs import load_lines, over_all
 from benchmarks.cluster.link_speeds_turns import crossings_of, turns_of
 
 from shardmark.core.errors import InputError
-from shardmark.report.figures.chart import log_ticks
-from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
+from shardmark.results.schema import TrialResult
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
 from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS
 
@@ -68,10 +65,7 @@ def trials(steps: Mapping[str, float], repeats: int = 3) -> Sequence[TrialResult
     ]
 
 
-def write_speed(
-    folder: Path, name: str, made: Sequence[TrialResult], repeats: int = 3, others: float = 0.0
-) -> None:
-    """`others`: share of the CPU that is not the ranks'."""
+def write_speed(folder: Path, name: str, made: Sequence[TrialResult], repeats: int = 3) -> None:
     lines: list[dict[str, Any]] = [
         {
             "node": node,
@@ -90,16 +84,9 @@ def write_speed(
         "placement": {"nodes": 2, "ranks_per_node": 2},
         "measure": {"repeats": repeats},
     }
-    kind, text = (
-        StabilityKind.OTHER_PROCESSES,
-        f"other programs used {100 * others:.0f} % of the CPU",
-    )
-    found = StabilityFinding(kind=kind, text=text, severity=others)
-    stability = (found,) if others else ()
-    ended = [trial.model_copy(update={"stability": stability}) for trial in made]
     write_run(
         folder / name,
-        ended,
+        made,
         experiment=wanted,
         environment=ENVIRONMENT,
         samples=lambda _: lines,
@@ -193,22 +180,6 @@ def test_the_command_writes_numbers_text_and_figures(
     assert f"replaced: {out / stem}.md" in capsys.readouterr().out
 
 
-def test_figures_have_every_speed_in_place(runs: Path) -> None:
-    step, carried = figures_of(read_speeds(runs), "any")
-    absolute, relative = step.panels
-    lines = {one.name: one for one in relative.series}
-    assert list(lines["ddp"].x) == [0.2, 10.0, 100.0]
-    assert list(lines["ddp"].y) == [1.0, 1.0, 1.0]
-    # The repeats' noise is in both of a pair: what is left are the strategies' own parts.
-    ratio = lines["fsdp"].y[0], (lines["fsdp"].low or [None])[0], (lines["fsdp"].high or [None])[0]
-    assert ratio == pytest.approx((1.9993, 1.991, 2.008), abs=2e-3)
-    assert 1.5 in log_ticks(*(relative.y_range or (1, 1)))
-    assert 1.5 not in log_ticks(*(absolute.y_range or (1, 1)))
-    assert absolute.x_tick_labels == ("0.2", "10", "unlimited")
-    between, inside = carried.panels[0].series
-    assert list(inside.y) == pytest.approx([2 * one for one in between.y if one is not None])
-
-
 def test_what_is_no_such_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no folder"):
         read_speeds(tmp_path / "nowhere")
@@ -218,18 +189,6 @@ def test_what_is_no_such_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="/quick: is a folder that is not named by a link speed"):
         read_speeds(tmp_path)
     assert main(["links-table", str(tmp_path)]) == 2
-
-
-def test_other_programs_are_said_with_the_load(runs: Path, tmp_path: Path) -> None:
-    runs = Path(shutil.copytree(runs, tmp_path / "runs"))
-    shutil.rmtree(runs / "10gbit")
-    write_speed(runs, "10gbit", trials(STEPS["10gbit"]), others=0.4)
-    speeds = read_speeds(runs)
-    text = markdown(speeds, [])
-    assert "| unlimited | nothing found | - | - |" in text
-    assert "| 10gbit | other processes | 9 of 9 | other programs used 40 % of the CPU" in text
-    assert "| 10gbit | 2026-11-21 12:00 | 9 of 9 | no | 0.1, 0.1, 0.1 |" in text
-    assert "**Other programs used the machine" in text
 
 
 def test_a_limit_above_what_links_carried_is_no_cause(runs: Path) -> None:
@@ -244,62 +203,3 @@ def test_a_limit_above_what_links_carried_is_no_cause(runs: Path) -> None:
     assert ratio.value == pytest.approx((0.6 / 0.5 * 1.0 / 0.9 * 0.61 / 0.8) ** (1 / 3), rel=0.01)
     assert "Yet steps took" in line
     assert "beyond both intervals: ddp, fsdp" in line
-
-
-def on_nodes(made: Sequence[TrialResult], nodes: int) -> list[TrialResult]:
-    return [
-        one.model_copy(
-            update={
-                "id": f"{one.id}-n{nodes}",
-                "trial": {**one.trial, "nodes": nodes},
-                "varied": {"placement.nodes": nodes},
-            }
-        )
-        for one in made
-    ]
-
-
-def test_rows_of_one_label_are_told_apart(tmp_path: Path) -> None:
-    """One run with one and with two nodes, and of two numbers of ranks."""
-    here, there = (on_nodes(trials({"ddp": s}), n) for s, n in ((0.5, 1), (0.7, 2)))
-    write_speed(tmp_path, "unlimited", [*here, *there])
-    (speed,) = read_speeds(tmp_path)
-    assert list(speed.cells) == ["ddp, 1 node", "ddp, 2 nodes"]
-    assert speed.faster("ddp, 1 node", "ddp, 2 nodes") == "ddp, 1 node"
-    few = [one.model_copy(update={"id": f"{one.id}-few", "world_size": 2}) for one in there]
-    write_speed(tmp_path, "1gbit", few)
-    unlimited, slow = read_speeds(tmp_path)
-    assert list(unlimited.cells) == ["ddp, 4 ranks, 1 node", "ddp, 4 ranks, 2 nodes"]
-    assert slow.places() == {"ddp, 2 ranks, 2 nodes": 1}
-
-
-def test_places_and_pairs_are_among_as_many_ranks(tmp_path: Path) -> None:
-    made = trials({"ddp": 0.5, "fsdp": 0.9})
-    few = [
-        one.model_copy(update={"id": f"{one.id}-few", "world_size": 2})
-        for one in trials({"ddp": 0.3, "fsdp": 0.6})
-    ]
-    write_speed(tmp_path, "unlimited", [*made, *few])
-    (speed,) = read_speeds(tmp_path)
-    assert speed.places() == {
-        "ddp, 2 ranks": 1,
-        "ddp, 4 ranks": 1,
-        "fsdp, 2 ranks": 2,
-        "fsdp, 4 ranks": 2,
-    }
-    assert set(speed.differences) == {
-        ("ddp, 2 ranks", "fsdp, 2 ranks"),
-        ("ddp, 4 ranks", "fsdp, 4 ranks"),
-    }
-
-
-def test_a_reader_that_left_is_no_error(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w", buffering=1, errors="replace") as closed:
-        monkeypatch.setattr("sys.stdout", closed)
-        assert main(["links-table", str(runs), "--out", str(tmp_path)]) == 0
-        monkeypatch.undo()
-    assert (tmp_path / "2026-11-21-link-speeds.md").is_file()
