@@ -134,10 +134,6 @@ class Bench:
         """The node's link goes dead: its packets vanish, and neither end is told anything."""
         self._port(node, "nomaster")
 
-    def mend(self, node: int) -> None:
-        """What was cut carries packets again."""
-        self._port(node, "master", namespaces.BRIDGE)
-
     def kill(self, node: int) -> None:
         """Every process of the node vanishes."""
         namespaces.kill([self.nodes[node].namespace])

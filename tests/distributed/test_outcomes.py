@@ -136,7 +136,6 @@ def test_interrupted_and_killed_runs_are_finished(tmp_path: Path, kept_engine: K
     mapping = experiment("is_slow", measure=MEASURE | {"repeats": 2})
     first = command(out, mapping)
     wait_for_progress(out, trials=2)
-    time.sleep(1)
     first.send_signal(signal.SIGINT)
     began = time.monotonic()
     printed, _ = first.communicate(timeout=30)

@@ -29,10 +29,6 @@ EQUIVALENT = {
     f"{name}, {label}": Case(trial=trial(name, recipe(**changes)))
     for name in SHIPPED
     for label, changes in RECIPES.items()
-} | {
-    f"{name}, seed {seed}": Case(trial=trial(name, recipe(seed=seed)))
-    for name in ("ddp", "fsdp")
-    for seed in range(3)
 }
 OWN_OPTIMIZER = Optimizer(name="own", path="torch.optim:Adagrad", lr=0.01)
 OWN_SCHEDULE = Schedule(
