@@ -12,7 +12,8 @@ import pytest
 from shardmark.analysis.compare.comparison import compare
 from shardmark.report.page.page import write_report
 from shardmark.results.store import load_run
-from tests.browser.runs import disturbed_run, grid_run, hostile_run, small_run
+from tests.browser.runs import disturbed_run, grid_run, small_run
+from tests.golden.hostile import hostile_copy
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 Opened = Callable[..., Any]
 OPEN_ALL = "document.querySelectorAll('details').forEach((part) => part.open = true)"
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+HOSTILE = (
+    "<script>alert(1)</script>\"><img src=x onerror='alert(2)'></script><!--<script>"
+    "<a href='javascript:alert(5)'>x</a>'`${alert(4)}{{ 7 * 7 }}&lt;b&gt;"
+)
+"""Tries to be more than text."""
 
 
 @pytest.fixture(scope="package")
@@ -75,13 +81,14 @@ def opened(browser: Browser) -> Iterator[Opened]:
 @pytest.fixture(scope="package")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The report of a run by its name; the figures' files are left out."""
-    makers = {"small": small_run, "grid": grid_run, "disturbed": disturbed_run,
-              "hostile": hostile_run}  # fmt: skip
+    makers = {"small": small_run, "grid": grid_run, "disturbed": disturbed_run}
     written: dict[str, Path] = {}
 
     def page_of(name: str) -> Path:
         if name not in written:
-            run = load_run(makers[name](tmp_path_factory.mktemp(name)))
+            folder = tmp_path_factory.mktemp(name) / "run"
+            hostile_copy(folder, HOSTILE) if name == "hostile" else makers[name](folder)
+            run = load_run(folder)
             out = run.path / "report.html"
             written[name] = write_report([run], compare([run]), out, images=False).page
         return written[name]

@@ -1,4 +1,4 @@
-"""Runs to report: small, a grid of 96 trials, disturbed, and one whose every text is hostile."""
+"""Runs to report: small, a grid of 96 trials, and disturbed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from shardmark.results.schema import (
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
 from shardmark.trials.trial import cell_id
 from tests.golden.invented import (
-    EXPERIMENT,
     STARTED_AT_SECONDS,
     invented_rank,
     invented_trial,
@@ -34,17 +33,7 @@ PEAK_MEBIBYTES = {"single": 400, "ddp": 410, "fsdp": 220, "zero-1": 330, "zero-3
 PARTS = {"step": 1.0, "data": 0.05, "forward": 0.3, "backward": 0.5, "optimizer": 0.1,
          "exposed_communication": 0.05}  # fmt: skip
 """Shares of a step."""
-HOSTILE = (
-    "<script>alert(1)</script>",
-    "\"><img src=x onerror='alert(2)'>",
-    "</script><script>alert(3)</script>",
-    "'\"`${alert(4)}{{ 7 * 7 }}",
-    "<!--<script>",
-    "<a href='javascript:alert(5)'>x</a>",
-    "\u202eesrever \u05d0\u05d1\u05d2 \u0627\u0644",
-    "&lt;b&gt; &amp; \u2028 \U0001f600",
-)
-LOG = "\n".join([*map(str, range(100)), "\x1b[31mlast words\x1b[0m", *HOSTILE])
+LOG = "\n".join(map(str, range(100)))
 
 
 def small_run(path: Path) -> Path:
@@ -104,30 +93,6 @@ def disturbed_run(path: Path) -> Path:
     ]
     load = {"average": [1.9], "busy_processes": [{"name": "burner", "cpu_percent": 195.0}]}
     return store(path, trials, environment={"host": "invented", "load": load})
-
-
-def hostile_run(path: Path) -> Path:
-    """Whatever text a run can hold tries to be more than text."""
-    trials = []
-    for number, text in enumerate(HOSTILE):
-        failure = Failure(reason=text, remedy=text, rank=0)
-        failed: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": failure}
-        for strategy, fields in (("ddp", {}), ("fsdp", failed)):
-            made = trial(strategy, 2, number, strategy_options={"wrap": text}, **fields)
-            workload = {"name": text, "model": HOSTILE[1], "dataset": HOSTILE[2]}
-            inside = {**made.trial, "experiment": HOSTILE[0] + HOSTILE[1], "workload": workload}
-            identity = f"{made.id} {text.replace('/', ' ')}"
-            trials.append(made.model_copy(update={"trial": inside, "id": identity}))
-    environment = {
-        "host": HOSTILE[0],
-        "cpu": {"model": HOSTILE[1]},
-        "packages": {HOSTILE[2]: HOSTILE[0]},
-        "load": {"average": [1.0], "busy_processes": [{"name": HOSTILE[1]}]},
-    }
-    cause = Cause(text=HOSTILE[0], evidence=HOSTILE[1], setting=HOSTILE[2], first_deviation="x")
-    verdicts = [verdict(HOSTILE[0], 2, equivalent=False, cause=cause)]
-    named = EXPERIMENT | {"name": HOSTILE[2]}
-    return store(path, trials, verdicts, environment=environment, experiment=named)
 
 
 def trial(
@@ -195,9 +160,8 @@ def store(
     """With whole raw files for the first repeat, and a log for everything."""
     write_run(path, trials, **{"steps": steps, "samples": samples, "log": LOG, **files})
     if verdicts:
-        reference = HOSTILE[1]
         write_verification(
-            path, Verification(reference=reference, steps=3, verdicts=tuple(verdicts))
+            path, Verification(reference="one process", steps=3, verdicts=tuple(verdicts))
         )
     return path
 
