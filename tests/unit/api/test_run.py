@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 import shardmark
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping, to_yaml
-from shardmark.core.metrics import TRIAL_METRICS
 from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
-from shardmark.results.schema import Outcome
 from tests.golden.invented import invented_trial, write_run
 
 EXPERIMENT = {
@@ -96,24 +93,6 @@ def test_an_empty_run_has_no_answers(tmp_path: Path) -> None:
     assert {"id", "outcome", "step_seconds"} <= set(run.to_pandas().columns)
     assert "no trials" in run._repr_html_()
     assert str(run)
-
-
-def test_frame_has_one_row_a_trial(tmp_path: Path) -> None:
-    varied = {"recipe.precision": "bf16", "recipe.global_batch": 64}
-    trials = [
-        invented_trial(varied=varied, precision="bf16"),
-        invented_trial("fsdp", 4, outcome=Outcome.TIMED_OUT),
-    ]
-    frame = shardmark.load(write_run(tmp_path / "run", trials)).to_pandas()
-    what = frame[["strategy", "precision", "outcome", "world_size"]].to_dict("records")
-    assert [*what[0].values()] == ["ddp", "bf16", "ok", 2]
-    assert [*what[1].values()] == ["fsdp", "fp32", "timed_out", 4]
-    assert "recipe.precision" not in frame
-    assert frame["recipe.global_batch"][0] == 64
-    assert pd.isna(frame["recipe.global_batch"][1])
-    assert {str(frame[name].dtype) for name in TRIAL_METRICS} == {"float64"}
-    assert frame["samples_per_second"][0] == pytest.approx(800 / 1.1)
-    assert frame["mfu"].isna().all()
 
 
 @pytest.fixture
