@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -14,23 +14,10 @@ from pydantic import (
     PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationError,
-    field_validator,
     model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
-
-_SGD_KEYS = ("momentum", "dampening", "nesterov")
-_ADAM_KEYS = ("betas", "eps")
-_OWN_KEYS = ("path", "options")
-_SCHEDULE_KEYS: dict[str, tuple[str, ...]] = {
-    "constant": (),
-    "linear": ("end_factor",),
-    "cosine": ("end_factor",),
-    "step": ("every_steps", "gamma"),
-    "own": _OWN_KEYS,
-}
-"""Keys that schedules of that name alone have."""
 
 UserPath = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 
@@ -77,20 +64,64 @@ class Model(BaseModel):
         return data
 
 
-class Optimizer(Model):
-    """The optimizer with every default written out; keys of the other optimizer are refused."""
+class Choice(Model):
+    """One of several by `name`: keys of the others are refused, and not written out."""
 
+    KEYS: ClassVar[dict[str, tuple[str, ...]]]
+    """Keys that only some names have, by name."""
+    name: str
+
+    @classmethod
+    def foreign_keys(cls, name: str) -> list[str]:
+        """Keys that say nothing about the choice of this name."""
+        owned = {key for keys in cls.KEYS.values() for key in keys}
+        return [key for key in cls.model_fields if key in owned.difference(cls.KEYS[name])]
+
+    @model_validator(mode="after")
+    def _only_own_keys(self) -> Self:
+        foreign = self.foreign_keys(self.name)
+        given = [key for key in foreign if key in self.model_fields_set]
+        if given:
+            own = [key for key in type(self).model_fields if key not in foreign]
+            raise ValueError(
+                f"{self.name} has no {' and no '.join(given)}; "
+                f"leave it out: the keys of {self.name} are {', '.join(own)}"
+            )
+        if self.name == "own" and getattr(self, "path", None) is None:
+            raise ValueError("own without path; give path, e.g. torch.optim:RMSprop")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_foreign_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        foreign = self.foreign_keys(self.name)
+        return {key: value for key, value in handler(self).items() if key not in foreign}
+
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+_OWN_KEYS = ("path", "options")
+_ADAM_KEYS = ("betas", "eps", "weight_decay")
+
+
+class Optimizer(Choice):
+    """The optimizer with every default written out."""
+
+    KEYS = {
+        "sgd": ("momentum", "dampening", "nesterov", "weight_decay"),
+        "adam": _ADAM_KEYS,
+        "adamw": _ADAM_KEYS,
+        "own": _OWN_KEYS,
+    }
     name: Literal["sgd", "adam", "adamw", "own"] = "sgd"
     """`own`: any class of torch's kind, by `path`.  Sharded strategies give it parts of tensors, so
     it has to work element by element: `verify` finds one that does not."""
     lr: PositiveFloat = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    momentum: Decay = 0.0
     """SGD only."""
-    dampening: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dampening: Decay = 0.0
     """SGD only."""
     nesterov: bool = False
     """SGD only."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """Adam and AdamW only."""
     eps: PositiveFloat = 1e-8
     """Adam and AdamW only."""
@@ -102,31 +133,8 @@ class Optimizer(Model):
     options: dict[str, Any] = Field(default_factory=dict)
     """`own` only: keyword arguments beside `lr`."""
 
-    @staticmethod
-    def foreign_keys(name: str) -> tuple[str, ...]:
-        """Keys that say nothing about the optimizer of this name."""
-        if name == "own":
-            return (*_SGD_KEYS, *_ADAM_KEYS, "weight_decay")
-        return (*(_ADAM_KEYS if name == "sgd" else _SGD_KEYS), *_OWN_KEYS)
-
-    @field_validator("betas")
-    @classmethod
-    def _betas_below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"found {list(betas)}; allowed are two numbers from 0 to below 1")
-        return betas
-
     @model_validator(mode="after")
-    def _only_own_keys(self) -> Optimizer:
-        foreign = [key for key in self.foreign_keys(self.name) if key in self.model_fields_set]
-        if foreign:
-            own = [key for key in Optimizer.model_fields if key not in self.foreign_keys(self.name)]
-            raise ValueError(
-                f"{self.name} has no {' and no '.join(foreign)}; "
-                f"leave it out: the keys of {self.name} are {', '.join(own)}"
-            )
-        if self.name == "own" and self.path is None:
-            raise ValueError("own without path; give path, e.g. torch.optim:RMSprop")
+    def _nesterov_has_momentum(self) -> Optimizer:
         if self.nesterov and (self.momentum == 0 or self.dampening != 0):
             raise ValueError(
                 f"nesterov with momentum {self.momentum:g} and dampening {self.dampening:g}; "
@@ -134,15 +142,17 @@ class Optimizer(Model):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_foreign_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        foreign = self.foreign_keys(self.name)
-        return {key: value for key, value in handler(self).items() if key not in foreign}
 
-
-class Schedule(Model):
+class Schedule(Choice):
     """Learning rate over the steps of the training, as a factor on `optimizer.lr`."""
 
+    KEYS = {
+        "constant": (),
+        "linear": ("end_factor",),
+        "cosine": ("end_factor",),
+        "step": ("every_steps", "gamma"),
+        "own": _OWN_KEYS,
+    }
     name: Literal["constant", "linear", "cosine", "step", "own"] = "constant"
     """`own`: a class of `torch.optim.lr_scheduler`, or a function that makes one, by `path`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -161,28 +171,10 @@ class Schedule(Model):
     the number of steps after the warm-up."""
 
     @model_validator(mode="after")
-    def _only_own_keys(self) -> Schedule:
+    def _step_has_steps(self) -> Schedule:
         if self.name == "step" and self.every_steps is None:
             raise ValueError("step without every_steps; give every_steps, a positive whole number")
-        if self.name == "own" and self.path is None:
-            raise ValueError("own without path; give path, e.g. torch.optim.lr_scheduler:StepLR")
-        given = [key for key in self._foreign_keys() if key in self.model_fields_set]
-        if given:
-            having = [name for name, keys in _SCHEDULE_KEYS.items() if given[0] in keys]
-            raise ValueError(
-                f"{self.name} has no {' and no '.join(given)}; only {' and '.join(having)} has it"
-            )
         return self
-
-    def _foreign_keys(self) -> list[str]:
-        """Keys that say nothing about the schedule of this name."""
-        keys = (key for keys in _SCHEDULE_KEYS.values() for key in keys)
-        return [key for key in dict.fromkeys(keys) if key not in _SCHEDULE_KEYS[self.name]]
-
-    @model_serializer(mode="wrap")
-    def _without_foreign_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        foreign = self._foreign_keys()
-        return {key: value for key, value in handler(self).items() if key not in foreign}
 
 
 Precision = Literal["fp32", "bf16", "fp16"]

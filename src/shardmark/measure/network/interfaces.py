@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shardmark.measure.kernel_files import read_kernel_file
+
 INFINIBAND_WORD_BYTES = 4
 """The unit of a port's counters."""
 IP_OVER_INFINIBAND = "32"
@@ -25,7 +27,7 @@ def network_counters(system: Path = Path("/sys/class")) -> dict[str, dict[str, i
     return ports | {
         name: {"bytes_sent": counters.bytes_sent, "bytes_received": counters.bytes_recv}
         for name, counters in psutil.net_io_counters(pernic=True).items()
-        if not ports or _read(system / "net" / name / "type") != IP_OVER_INFINIBAND
+        if not ports or read_kernel_file(system / "net" / name / "type") != IP_OVER_INFINIBAND
     }
 
 
@@ -34,7 +36,8 @@ def infiniband_counters(folder: Path) -> dict[str, dict[str, int]]:
     counters: dict[str, dict[str, int]] = {}
     for port in sorted(folder.glob("*/ports/*")):
         sent, received = (
-            _read(port / "counters" / name) for name in ("port_xmit_data", "port_rcv_data")
+            read_kernel_file(port / "counters" / name)
+            for name in ("port_xmit_data", "port_rcv_data")
         )
         if sent.isdecimal() and received.isdecimal():
             counters[f"{port.parents[1].name} port {port.name}"] = {
@@ -42,14 +45,6 @@ def infiniband_counters(folder: Path) -> dict[str, dict[str, int]]:
                 "bytes_received": INFINIBAND_WORD_BYTES * int(received),
             }
     return counters
-
-
-def _read(file: Path) -> str:
-    """Empty where it cannot be read."""
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
 
 
 def nvlink_counters(

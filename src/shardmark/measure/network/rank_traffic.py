@@ -46,15 +46,16 @@ class RankTraffic:
         self._interfaces: Mapping[str, str] = {}
         self._pids: frozenset[int] = frozenset()
         self._owners: dict[int, int | None] = {}
-        self._open: dict[int, tuple[_Key, int, int]] = {}
-        self._ended: dict[_Key, list[int]] = {}
+        self._last: dict[int, tuple[_Key, int, int]] = {}
+        """By inode, of the connections that were open when last read."""
+        self._totals: dict[_Key, tuple[int, int]] = {}
 
     def read(self, pids: Mapping[int, Sequence[int]]) -> dict[int, Counters]:
         """By rank, from the processes of each; a rank without a connection has no interface."""
         if self.reason is not None or not pids:
             return {}
         try:
-            found = {one.inode: one for one in self._sockets()}
+            found = {tcp.inode: tcp for tcp in self._sockets()}
         except OSError as error:
             self.reason = f"the kernel does not tell sockets' bytes: {error.strerror or error}"
             return {}
@@ -76,39 +77,37 @@ class RankTraffic:
                 self._owners[inode] = owned.get(inode)
 
     def _count(self, found: Mapping[int, TcpSocket]) -> None:
-        now: dict[int, tuple[_Key, int, int]] = {}
-        for inode, one in found.items():
+        open_now: dict[int, tuple[_Key, int, int]] = {}
+        for inode, tcp in found.items():
             rank = self._owners[inode]
-            if rank is not None:
-                key = (rank, self._interface(one))
-                now[inode] = (key, one.sent_bytes, one.received_bytes)
-        for inode, (key, sent, received) in self._open.items():
-            again = now.get(inode)
-            if again is None or again[1] < sent or again[2] < received or again[0] != key:
-                total = self._ended.setdefault(key, [0, 0])  # ended, and its number perhaps reused
-                total[0] += sent
-                total[1] += received
-        self._open = now
+            if rank is None:
+                continue
+            key = (rank, self._interface(tcp))
+            before_key, sent, received = self._last.get(inode, (key, 0, 0))
+            if before_key != key or tcp.sent_bytes < sent or tcp.received_bytes < received:
+                sent = received = 0  # it has ended, and its number is in use again
+            sent_total, received_total = self._totals.get(key, (0, 0))
+            self._totals[key] = (
+                sent_total + tcp.sent_bytes - sent,
+                received_total + tcp.received_bytes - received,
+            )
+            open_now[inode] = (key, tcp.sent_bytes, tcp.received_bytes)
+        self._last = open_now
 
     def _summed(self, pids: Mapping[int, Sequence[int]]) -> dict[int, Counters]:
-        totals = {key: list(values) for key, values in self._ended.items()}
-        for key, sent, received in self._open.values():
-            total = totals.setdefault(key, [0, 0])
-            total[0] += sent
-            total[1] += received
         counters: dict[int, Counters] = {rank: {} for rank in pids}
-        for (rank, interface), (sent, received) in sorted(totals.items()):
+        for (rank, interface), (sent, received) in sorted(self._totals.items()):
             if rank in counters:
                 counters[rank][interface] = {"bytes_sent": sent, "bytes_received": received}
         return counters
 
-    def _interface(self, one: TcpSocket) -> str:
+    def _interface(self, tcp: TcpSocket) -> str:
         """What goes to an address of this machine takes the loopback, whatever the address."""
-        if one.local not in self._interfaces:
+        if tcp.local not in self._interfaces:
             self._interfaces = self._addresses()
-        if one.remote in self._interfaces:
+        if tcp.remote in self._interfaces:
             return LOOPBACK
-        return self._interfaces.get(one.local, one.local)
+        return self._interfaces.get(tcp.local, tcp.local)
 
     def _inodes(self, pid: int) -> Iterable[int]:
         folder = self._proc / str(pid) / "fd"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardmark.measure.kernel_files import read_kernel_file
+
 _UNLIMITED_BYTES = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
 
 
@@ -24,7 +26,7 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     for folder in cgroup_folders(root):
         cores.extend(_cores(folder))
         for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(folder / name)
+            text = read_kernel_file(folder / name)
             if text.isdecimal() and int(text) < _UNLIMITED_BYTES:
                 memory.append(int(text))
     return CgroupLimits(cpu_cores=min(cores, default=None), memory_bytes=min(memory, default=None))
@@ -32,9 +34,9 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
 
 def _cores(folder: Path) -> list[float]:
     """Version 2: `max 100000` or `QUOTA PERIOD` in one file; version 1: two files, -1 for none."""
-    words = _read(folder / "cpu.max").split() or [
-        _read(folder / "cpu.cfs_quota_us"),
-        _read(folder / "cpu.cfs_period_us"),
+    words = read_kernel_file(folder / "cpu.max").split() or [
+        read_kernel_file(folder / "cpu.cfs_quota_us"),
+        read_kernel_file(folder / "cpu.cfs_period_us"),
     ]
     if len(words) == 2 and all(word.isdecimal() and int(word) > 0 for word in words):
         return [int(words[0]) / int(words[1])]
@@ -44,7 +46,7 @@ def _cores(folder: Path) -> list[float]:
 def cgroup_folders(root: Path) -> list[Path]:
     """Each group of this process and its parents; a container may show only the mount's top."""
     folders: list[Path] = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         for controller in controllers.split(","):
             mount = root / "sys/fs/cgroup"
@@ -53,10 +55,3 @@ def cgroup_folders(root: Path) -> list[Path]:
             folder = mount / group.lstrip("/")
             folders.extend([folder, *folder.parents][: len(folder.parts) - len(mount.parts) + 1])
     return list(dict.fromkeys(folders))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""

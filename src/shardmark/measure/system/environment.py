@@ -22,6 +22,7 @@ import psutil
 
 from shardmark.core.machine import Machine
 from shardmark.core.version import __version__
+from shardmark.measure.kernel_files import read_kernel_file
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
 from shardmark.measure.system.gpus import (
     all_cuda_devices,
@@ -144,15 +145,8 @@ def usable_cores(limits: CgroupLimits) -> int:
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
     """The CPU's name; None where the kernel does not tell, as on some Arm machines."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return None
+    named = re.search(r"^model name\s*:[ \t]*(.+)$", read_kernel_file(cpuinfo), re.MULTILINE)
+    return named and named[1].strip()
 
 
 def shared_memory_bytes() -> int | None:

@@ -12,6 +12,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from shardmark.measure.kernel_files import read_kernel_file
+
 _ALL_LINKS = 2**32 - 1
 """As a scope of NVML's NVLink fields: the sum over the device's links."""
 _QUERIES: dict[str, Callable[[Any, Any], Any]] = {
@@ -303,11 +305,8 @@ _READ, _NVLINK = 0, 2
 
 def numa_node(bus_id: str, pci: Path = Path("/sys/bus/pci/devices")) -> int | None:
     """Of the device with NVML's `00000000:3B:00.0`; None where the kernel does not tell."""
-    try:
-        node = int((pci / bus_id.lower()[-12:] / "numa_node").read_text())
-    except (OSError, ValueError):
-        return None
-    return node if node >= 0 else None
+    text = read_kernel_file(pci / bus_id.lower()[-12:] / "numa_node")
+    return int(text) if text.isdecimal() else None  # -1: the kernel does not know
 
 
 def _told(nvml: Any, ask: Callable[..., Any], *arguments: Any) -> Any:

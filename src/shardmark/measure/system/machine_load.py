@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shardmark.measure.kernel_files import read_kernel_file
 from shardmark.measure.system.cgroup import cgroup_folders
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -20,7 +21,7 @@ class MachineLoad:
         root = proc.parent
         groups = cgroup_folders(root)[:1]  # its own tells whether its own tasks had to wait
         heat = f"sys/devices/system/cpu/cpu{cores[0]}/thermal_throttle"
-        self._cores = {f"cpu{core}".encode() for core in cores}
+        self._cores = {f"cpu{core}" for core in cores}
         self._stat = proc / "stat"
         self._heat = root / heat / "package_throttle_total_time_ms"
         self._pressure = {
@@ -34,12 +35,12 @@ class MachineLoad:
         Time that a hypervisor gave to other virtual machines counts as busy.  Sources:
         proc_stat(5), and `psi` and `thermal_throttle` of the kernel's documentation.
         """
-        lines = (line.split() for line in _read(self._stat).split(b"\n"))
+        lines = (line.split() for line in read_kernel_file(self._stat).splitlines())
         ticks = [words[1 : _LAST + 1] for words in lines if words and words[0] in self._cores]
         if not ticks:
             return None
         busy = sum(int(n) for own in ticks for at, n in enumerate(own) if at not in _IDLE)
-        heat = _read(self._heat)
+        heat = read_kernel_file(self._heat)
         return {
             "cpu_seconds": busy / TICKS_PER_SECOND,
             "cores": len(ticks),
@@ -51,15 +52,7 @@ class MachineLoad:
     def _waited_seconds(self, resource: str) -> float | None:
         """Time in which some task waited for it."""
         for file in self._pressure[resource]:
-            total = _read(file).partition(b"\n")[0].rpartition(b"total=")[2]
+            total = read_kernel_file(file).partition("\n")[0].rpartition("total=")[2]
             if total:
                 return int(total) / 1e6
         return None
-
-
-def _read(file: Path) -> bytes:
-    """Empty where there is no such file, or pressure is switched off."""
-    try:
-        return file.read_bytes().strip()
-    except OSError:
-        return b""
