@@ -1,7 +1,6 @@
 """A Ray cluster on this machine, in a process of its own; as a program, that process.
 
-It says where the cluster is and which process its head's raylet is, kills the raylet whose process
-is named on standard input, and takes everything down when that ends.
+It says where the cluster is, and takes everything down when its standard input ends.
 """
 
 from __future__ import annotations
@@ -39,15 +38,7 @@ class Raylets:
     """A cluster that is up."""
 
     address: str
-    head: int
-    """The process of the head's raylet, by which drivers are in the cluster."""
     process: subprocess.Popen[str]
-
-    def kill(self, pid: int) -> None:
-        """End a raylet as a crash would."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{pid}\n")
-        self.process.stdin.flush()
 
 
 @contextmanager
@@ -68,9 +59,9 @@ def raylets(nodes: int, *, cpus: int, log: Path, **variables: str) -> Iterator[R
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        told = process.stdout.readline().split()
-        assert told, log.read_text()
-        yield Raylets(address=told[0], head=int(told[1]), process=process)
+        address = process.stdout.readline().strip()
+        assert address, log.read_text()
+        yield Raylets(address=address, process=process)
     finally:
         process.stdin.close()
         process.wait(timeout=60)
@@ -86,17 +77,11 @@ def main(nodes: int, cpus: int) -> None:
     for _ in range(nodes - 1):
         cluster.add_node(wait=False, include_log_monitor=False, **given)
     cluster.wait_for_nodes(timeout=200)
-    print(cluster.address, _raylet(cluster.head_node), flush=True)
-    for line in sys.stdin:
-        (node,) = (one for one in cluster.worker_nodes if _raylet(one) == int(line))
-        cluster.remove_node(node, allow_graceful=False)
+    print(cluster.address, flush=True)
+    sys.stdin.read()
     session = cluster.head_node.get_session_dir_path()
     cluster.shutdown()
     shutil.rmtree(session, ignore_errors=True)
-
-
-def _raylet(node: Any) -> int:
-    return int(node.all_processes["raylet"][0].process.pid)
 
 
 if __name__ == "__main__":

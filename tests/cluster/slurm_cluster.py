@@ -46,7 +46,6 @@ ReturnToService=2
 KillWait={kill_seconds}
 NodeName=node[1-{nodes}] CPUs={cores} State=UNKNOWN
 PartitionName=main Nodes=node[1-{nodes}] Default=YES MaxTime=60 State=UP
-PartitionName=closed Nodes=node[1-{nodes}] MaxTime=60 State=DOWN
 """
 
 

@@ -150,12 +150,3 @@ def running(cluster: SlurmCluster, node: int, words: bytes) -> list[int]:
     """Processes of a node whose command has the words."""
     found = namespaces.processes(cluster.nodes.nodes[node].namespace)
     return [pid for pid in found if words in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
-def test_job_that_slurm_refuses(cluster: SlurmCluster, tmp_path: Path) -> None:
-    log = tmp_path / "log.txt"
-    started = cluster.start(command(tmp_path, "engine.partition=nowhere"), log)
-    code, printed = ended(started, log)
-    assert code == 2
-    assert "error: engine: sbatch refuses the job: " in printed
-    assert "invalid partition specified: nowhere" in printed
