@@ -20,6 +20,7 @@ from shardmark.core.recipe import EXCLUSIVE
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
 from shardmark.workloads.models import is_user_function
 
+PRESETS = files("shardmark.config").joinpath("presets")
 MOST_BYTES = 2**18
 """No experiment is as large: something else was given."""
 ALLOWED = "allowed is a mapping with name, workload, recipe and matrix"
@@ -236,6 +237,16 @@ def to_yaml(experiment: Experiment) -> str:
     return format_yaml(experiment.model_dump(mode="json"))
 
 
+def preset_names() -> tuple[str, ...]:
+    names = (entry.name for entry in PRESETS.iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
+
+
+def preset_text(name: str) -> str:
+    """The file of a preset, comments included."""
+    return PRESETS.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def presets() -> dict[str, str]:
     """Name of each experiment in the package -> the first sentence of its comment."""
     comments = {name: preset_text(name).removeprefix("# ") for name in preset_names()}
@@ -243,18 +254,6 @@ def presets() -> dict[str, str]:
         name: re.split(r"\.\s", comment)[0].replace("\n# ", " ")
         for name, comment in comments.items()
     }
-
-
-def preset_names() -> tuple[str, ...]:
-    folder = files("shardmark.config").joinpath("presets")
-    names = (entry.name for entry in folder.iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
-
-
-def preset_text(name: str) -> str:
-    """The file of a preset, comments included."""
-    folder = files("shardmark.config").joinpath("presets")
-    return folder.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _read(source: str) -> tuple[str, str]:

@@ -48,22 +48,10 @@ PACKAGES = (
 )
 """Those whose version can change what is measured."""
 
-_VARIABLE_PREFIXES = (
-    "CUBLAS_",
-    "CUDA_",
-    "DS_",
-    "GLOO_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "NCCL_",
-    "NVIDIA_",
-    "OMP_",
-    "OPENBLAS_",
-    "PYTORCH_",
-    "TORCH_",
-    "TORCHINDUCTOR_",
+_STEERING = re.compile(
+    r"(CUBLAS|CUDA|DS|GLOO|GOMP|KMP|MKL|NCCL|NVIDIA|OMP|OPENBLAS|PYTORCH|TORCH|TORCHINDUCTOR)_"
 )
+"""Beginnings of the names of variables that steer threads, devices or communication."""
 _SETTINGS = re.compile(
     r"(CUBLAS|GLOO|GOMP|KMP|MKL|NCCL|OMP|OPENBLAS|DS_BUILD|TORCH_CUDNN|TORCH_NCCL|TORCHINDUCTOR)_\w+"
     r"|CUDA_(CACHE_\w+|DEVICE_\w+|HOME|LAUNCH_BLOCKING|MODULE_LOADING|PATH|VISIBLE_DEVICES)"
@@ -120,12 +108,14 @@ def environment(
 
 def machine(device: Literal["auto", "cuda", "cpu"] = "auto") -> Machine:
     """What strategies may ask of this machine; `device` as in the experiment: auto, cuda or cpu."""
-    devices = () if device == "cpu" or _torch_has_no_cuda() else _visible_devices()
+    _, _, build = (package_version("torch") or "").partition("+")
+    without_cuda = device == "cpu" or build.startswith(("cpu", ROCM_BUILD))
+    devices = () if without_cuda else visible_cuda_devices(all_cuda_devices())
     return Machine(
         device_type=("cuda" if devices else "cpu") if device == "auto" else device,
         device_count=len(devices),
         cores=usable_cores(cgroup_limits()),
-        device_names=tuple(one.name for one in devices),
+        device_names=tuple(gpu.name for gpu in devices),
     )
 
 
@@ -162,7 +152,7 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: _LOGIN.sub(f"{MASK}@", value) if _SETTINGS.fullmatch(name) else MASK
         for name, value in sorted(variables.items())
-        if name.startswith(_VARIABLE_PREFIXES) and not _SECRET_NAME.search(name.upper())
+        if _STEERING.match(name) and not _SECRET_NAME.search(name.upper())
     }
 
 
@@ -216,15 +206,6 @@ def _operating_system() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
         return platform.system()
-
-
-def _torch_has_no_cuda() -> bool:
-    _, _, build = (package_version("torch") or "").partition("+")
-    return build.startswith(("cpu", ROCM_BUILD))
-
-
-def _visible_devices() -> tuple[Any, ...]:
-    return visible_cuda_devices(all_cuda_devices())
 
 
 def _cuda() -> dict[str, Any]:
