@@ -110,17 +110,17 @@ def _operations(
 ) -> tuple[MeasuredOperation, ...]:
     """The timings by operation, in order of size."""
     sizes: dict[tuple[Operation, Reach, tuple[int, ...]], list[TimedSize]] = {}
-    for case, found in zip(cases, seconds, strict=True):
-        timed = TimedSize(payload_bytes=case.payload_bytes, seconds=found)
+    for case, timings in zip(cases, seconds, strict=True):
+        timed = TimedSize(payload_bytes=case.payload_bytes, seconds=timings)
         sizes.setdefault((case.operation, case.reach, case.ranks), []).append(timed)
     return tuple(
         MeasuredOperation(
             operation=operation,
             reach=reach,
             ranks=ranks,
-            sizes=tuple(sorted(found, key=lambda one: one.payload_bytes)),
+            sizes=tuple(sorted(timed, key=lambda size: size.payload_bytes)),
         )
-        for (operation, reach, ranks), found in sizes.items()
+        for (operation, reach, ranks), timed in sizes.items()
     )
 
 

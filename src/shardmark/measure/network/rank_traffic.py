@@ -23,8 +23,8 @@ def interface_addresses() -> dict[str, str]:
 
     return {
         address.address.partition("%")[0]: name
-        for name, found in psutil.net_if_addrs().items()
-        for address in found
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
     }
 
 
@@ -55,30 +55,30 @@ class RankTraffic:
         if self.reason is not None or not pids:
             return {}
         try:
-            found = {tcp.inode: tcp for tcp in self._sockets()}
+            by_inode = {tcp.inode: tcp for tcp in self._sockets()}
         except OSError as error:
             self.reason = f"the kernel does not tell sockets' bytes: {error.strerror or error}"
             return {}
-        self._assign(found, pids)
-        self._count(found)
+        self._assign(by_inode, pids)
+        self._count(by_inode)
         return self._summed(pids)
 
-    def _assign(self, found: Mapping[int, TcpSocket], pids: Mapping[int, Sequence[int]]) -> None:
+    def _assign(self, by_inode: Mapping[int, TcpSocket], pids: Mapping[int, Sequence[int]]) -> None:
         """Whose each socket is; folders are read only for sockets or processes that are new."""
-        self._owners = {inode: rank for inode, rank in self._owners.items() if inode in found}
+        self._owners = {inode: rank for inode, rank in self._owners.items() if inode in by_inode}
         known, self._pids = self._pids, frozenset(pid for own in pids.values() for pid in own)
-        if found.keys() <= self._owners.keys() and self._pids <= known:
+        if by_inode.keys() <= self._owners.keys() and self._pids <= known:
             return
         owned = {
             inode: rank for rank, own in pids.items() for pid in own for inode in self._inodes(pid)
         }
-        for inode in found:
+        for inode in by_inode:
             if self._owners.get(inode) is None and (inode in owned or inode not in self._owners):
                 self._owners[inode] = owned.get(inode)
 
-    def _count(self, found: Mapping[int, TcpSocket]) -> None:
+    def _count(self, by_inode: Mapping[int, TcpSocket]) -> None:
         open_now: dict[int, tuple[_Key, int, int]] = {}
-        for inode, tcp in found.items():
+        for inode, tcp in by_inode.items():
             rank = self._owners[inode]
             if rank is None:
                 continue

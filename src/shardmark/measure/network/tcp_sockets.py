@@ -44,7 +44,7 @@ class TcpSocket:
 
 def tcp_sockets() -> list[TcpSocket]:
     """All connections that some process holds.  `OSError` where the kernel does not tell."""
-    return [found for family in (socket.AF_INET, socket.AF_INET6) for found in _dumped(family)]
+    return [tcp for family in (socket.AF_INET, socket.AF_INET6) for tcp in _dumped(family)]
 
 
 def _dumped(family: int) -> Iterator[TcpSocket]:
@@ -63,9 +63,9 @@ def _dumped(family: int) -> Iterator[TcpSocket]:
                 if what == NLMSG_ERROR:
                     number = -struct.unpack_from("=i", body)[0]
                     raise OSError(number, os.strerror(number))
-                found = parse_socket(body)
-                if found is not None:
-                    yield found
+                tcp = parse_socket(body)
+                if tcp is not None:
+                    yield tcp
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:

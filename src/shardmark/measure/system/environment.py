@@ -209,9 +209,9 @@ def _operating_system() -> str:
 
 
 def _cuda() -> dict[str, Any]:
-    found = all_cuda_devices()
-    visible = [device.uuid for device in visible_cuda_devices(found)]
-    facts: dict[str, Any] = json.loads(json.dumps(asdict(found)))
+    gpus = all_cuda_devices()
+    visible = [device.uuid for device in visible_cuda_devices(gpus)]
+    facts: dict[str, Any] = json.loads(json.dumps(asdict(gpus)))
     return facts | {"visible": visible}
 
 

@@ -186,7 +186,7 @@ def all_cuda_devices() -> CudaDevices:
 
 
 def visible_cuda_devices(
-    found: CudaDevices, environment: Mapping[str, str] = os.environ
+    gpus: CudaDevices, environment: Mapping[str, str] = os.environ
 ) -> tuple[CudaDevice, ...]:
     """Those that CUDA_VISIBLE_DEVICES leaves; as in CUDA, the list ends at its first bad entry.
 
@@ -195,15 +195,15 @@ def visible_cuda_devices(
     """
     wanted = environment.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
-        return found.devices
+        return gpus.devices
     visible: list[CudaDevice] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        if entry.isdecimal() and int(entry) < len(found.devices):
-            device = found.devices[int(entry)]
+        if entry.isdecimal() and int(entry) < len(gpus.devices):
+            device = gpus.devices[int(entry)]
         elif entry.startswith("MIG-"):
             return (CudaDevice(uuid=entry, name="MIG", memory_bytes=None),)  # CUDA uses one slice
         else:
-            matches = [one for one in found.devices if entry and one.uuid.startswith(entry)]
+            matches = [device for device in gpus.devices if entry and device.uuid.startswith(entry)]
             if len(matches) != 1:
                 break
             device = matches[0]
@@ -328,18 +328,18 @@ def _nvlink_bytes(nvml: Any, handle: Any, field_id: int) -> int:
 def _links(nvml: Any, handles: list[Any]) -> dict[str, tuple[str, ...]]:
     """The pairs of devices by how they are connected."""
     links: dict[str, tuple[str, ...]] = {}
-    for (first, one), (second, other) in combinations(enumerate(handles), 2):
-        kind = _connection(nvml, one, other)
+    for (first, handle), (second, other) in combinations(enumerate(handles), 2):
+        kind = _connection(nvml, handle, other)
         links[kind] = (*links.get(kind, ()), f"{first}-{second}")
     return links
 
 
-def _connection(nvml: Any, one: Any, other: Any) -> str:
+def _connection(nvml: Any, handle: Any, other: Any) -> str:
     def allowed(capability: int) -> bool | None:
-        status = _told(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, capability)
+        status = _told(nvml, nvml.nvmlDeviceGetP2PStatus, handle, other, capability)
         return None if status is None else status == nvml.NVML_P2P_STATUS_OK
 
-    level = _told(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    level = _told(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
     path = "NVLink" if allowed(_NVLINK) else _PATHS.get(level, "path not known")
     words = {True: "peer access", False: "no peer access", None: "peer access not known"}
     return f"{path}, {words[allowed(_READ)]}"

@@ -110,24 +110,24 @@ def torch_kernels() -> list[str]:
 
 
 def device_checks(
-    here: Machine, found: CudaDevices, compiled: Callable[[], Sequence[str]] = torch_kernels
+    here: Machine, gpus: CudaDevices, compiled: Callable[[], Sequence[str]] = torch_kernels
 ) -> list[Check]:
     """CUDA devices, and whether torch has kernels for them and the driver is new enough for it."""
     name = "CUDA devices"
     if f"+{ROCM_BUILD}" in (package_version("torch") or ""):
         remedy = "set device: cpu, or install torch with CUDA where there are NVIDIA GPUs"
         return [_check(name, AMD_REFUSED, remedy=remedy, worst=State.NOTE)]
-    if not found.devices:
-        text = f"none: {found.reason}; trials run on the CPU"
+    if not gpus.devices:
+        text = f"none: {gpus.reason}; trials run on the CPU"
         remedy = "install NVIDIA's driver, or give the container its devices (--gpus all)"
         return [_check(name, text, remedy=remedy, worst=State.NOTE)]
     if here.device_count == 0:
-        text = f"none of {len(found.devices)} can be used; trials run on the CPU"
+        text = f"none of {len(gpus.devices)} can be used; trials run on the CPU"
         remedy = "look at CUDA_VISIBLE_DEVICES, and install torch with CUDA"
         return [_check(name, text, remedy=remedy, worst=State.NOTE)]
     text = f"{here.device_count}: {', '.join(here.device_names)}"
-    checks = [_check(name, text, remedy=None), _driver_check(found)]
-    usable = [device for device in visible_cuda_devices(found) if device.capability is not None]
+    checks = [_check(name, text, remedy=None), _driver_check(gpus)]
+    usable = [device for device in visible_cuda_devices(gpus) if device.capability is not None]
     kernels = compiled() if usable else ()
     for device in usable:
         reason = without_kernels(device.name, device.capability or (0, 0), kernels)
@@ -136,10 +136,10 @@ def device_checks(
     return checks
 
 
-def _driver_check(found: CudaDevices) -> Check:
-    name, text = "NVIDIA driver", f"{found.driver_version}, up to CUDA {found.cuda_version}"
+def _driver_check(gpus: CudaDevices) -> Check:
+    name, text = "NVIDIA driver", f"{gpus.driver_version}, up to CUDA {gpus.cuda_version}"
     runtime = package_version("nvidia-cuda-runtime") or package_version("nvidia-cuda-runtime-cu12")
-    if runtime and found.cuda_version and _numbers(runtime)[0] > _numbers(found.cuda_version)[0]:
+    if runtime and gpus.cuda_version and _numbers(runtime)[0] > _numbers(gpus.cuda_version)[0]:
         remedy = "install a newer driver, or torch for this CUDA version"
         return _check(name, f"{text}; torch was built for CUDA {runtime}", remedy=remedy)
     return _check(name, text, remedy=None)

@@ -79,13 +79,13 @@ class ProcessTree:
 
     def refresh(self) -> None:
         """Look for descendants anew."""
-        found: list[int] = []
+        descendants: list[int] = []
         parents = [self.pid]
         while parents:
             children = [child for parent in parents for child in self._children(parent)]
-            found.extend(children)
+            descendants.extend(children)
             parents = children
-        self._descendants = tuple(found)
+        self._descendants = tuple(descendants)
 
     def read(self, *, context_switches: bool = True) -> dict[str, object] | None:
         """The values of `samples.jsonl`, or None once the process is gone."""
