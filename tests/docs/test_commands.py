@@ -1,4 +1,4 @@
-"""Every command in the pages is run: on a stored run, as a plan, or elsewhere with its reason."""
+"""Every command of ours in the pages is run: on a stored run, as a plan, or elsewhere."""
 
 from __future__ import annotations
 
@@ -42,20 +42,6 @@ WANTING = {
 }
 """Beginnings of arguments that ask for something that the tests do without."""
 
-OTHERS = {
-    "python3 -m venv": "makes a virtual environment: CI follows the README on a fresh machine",
-    ".": "activates it",
-    "pip": "installs: CI follows the README on a fresh machine, and a test reads the extras",
-    "ruff": "a check: CI",
-    "mypy": "a check: CI",
-    "lint-imports": "a check: CI",
-    "pytest": "runs this",
-    "pre-commit": "changes the clone's hooks; a test compares them with the README's command",
-    "python -m benchmarks.cluster": "makes network namespaces: tests/cluster runs it as root",
-    "tensorboard": "a server that waits for a browser",
-}
-"""Beginnings of commands that are not ours and not run here, each with the reason."""
-
 
 def ours() -> Iterator[tuple[str, list[str]]]:
     """Each different command once, with the place of the first.
@@ -78,10 +64,6 @@ def ours() -> Iterator[tuple[str, list[str]]]:
 def runs_of(words: list[str]) -> Sequence[str]:
     """The folders of runs that the command reads."""
     return () if words[0].startswith("-") else tuple(map(str, parse(words).get("runs") or ()))
-
-
-def others() -> Iterator[tuple[str, list[str]]]:
-    return ((place, words) for place, words in commands() if words[0] != "shardmark")
 
 
 @cache
@@ -145,18 +127,13 @@ def run_alone(command: list[str], place: Path) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("words", cases(others()))
-def test_other_command_runs_or_has_its_reason(words: list[str], tmp_path: Path) -> None:
-    if words[:2] == ["python", "-c"]:
-        run_alone([sys.executable, *words[1:]], tmp_path)
-        return
-    assert reason_of(words) is not None, "run it here, or say why not"
+def checks_of_python() -> Iterator[tuple[str, list[str]]]:
+    return ((place, words) for place, words in commands() if words[:2] == ["python", "-c"])
 
 
-def reason_of(words: list[str]) -> str | None:
-    """The beginning under which the command's reason stands."""
-    known = (one for one in OTHERS if words[: len(one.split())] == one.split())
-    return next(known, None)
+@pytest.mark.parametrize("words", cases(checks_of_python()))
+def test_line_of_python_runs(words: list[str], tmp_path: Path) -> None:
+    run_alone([sys.executable, *words[1:]], tmp_path)
 
 
 def loading() -> Iterator[tuple[str, str]]:
@@ -171,7 +148,3 @@ def test_python_that_loads_runs_works(code: str, place: Path) -> None:
     for folder in re.findall(r'shardmark\.load\("([^"]+)"\)', code):
         store(place / folder)
     exec(compile(code, "block", "exec"), {"__name__": "block"})
-
-
-def test_no_reason_is_left_over() -> None:
-    assert {reason_of(words) for _, words in others()} - {None} == OTHERS.keys()
