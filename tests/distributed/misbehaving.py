@@ -44,7 +44,6 @@ def _raise(error: Exception) -> None:
 
 
 killed = model(lambda: os.kill(os.getpid(), signal.SIGKILL))
-crashes = model(lambda: os.kill(os.getpid(), signal.SIGSEGV))
 kills_the_launcher = model(lambda: os.kill(os.getppid(), signal.SIGKILL))
 hangs = model(lambda: time.sleep(3600))
 allocates_too_much = model(lambda: torch.empty(2**50))

@@ -68,11 +68,9 @@ def cgroup() -> Iterator[bool]:
 
 REASONS = {
     "killed": (Outcome.FAILED, "rank 1 was ended by SIGKILL"),
-    "crashes": (Outcome.FAILED, "rank 1 was ended by SIGSEGV"),
     "kills_the_launcher": (Outcome.FAILED, "the launcher was ended by SIGKILL"),
     "hangs": (Outcome.TIMED_OUT, "limits.trial_seconds = 10 s: rank 0 had taken 2 steps"),
     "allocates_too_much": (Outcome.OUT_OF_MEMORY, "rank 1: RuntimeError: "),
-    "has_no_memory": (Outcome.OUT_OF_MEMORY, "rank 1: MemoryError: no memory left for a list"),
     "raises": (Outcome.FAILED, "rank 1: ValueError: the model does not like this picture"),
     "outgrows_its_cgroup": (Outcome.OUT_OF_MEMORY, "the kernel killed rank 1"),
 }
