@@ -22,21 +22,9 @@ from shardmark.launch.placement import MeetingPoint
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
 from shardmark.train.checkpoint import CheckpointFiles
+from tests.distributed.experiments import experiment
 from tests.kept_engine import REPOSITORY, KeptEngine
 from tests.listening import Address, is_loopback, of_this_process
-
-
-def experiment(strategy: str, **changes: Any) -> dict[str, Any]:
-    model = "tests.distributed.models:small"
-    return {
-        "name": "sockets",
-        "workload": {"name": "classification", "model": model, "dataset": "digits"},
-        "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
-        "matrix": {"strategy": [strategy], "world_size": [2]},
-        "measure": {"warmup_steps": 1, "evaluate": "never", "verify": True, "link_seconds": 0.2}
-        | {"max_remeasure": 0},
-        "device": "cpu",
-    } | changes
 
 
 @pytest.fixture
@@ -61,7 +49,10 @@ def test_verification_and_links_listen_on_loopback_alone(
     seen: set[Address], kept_engine: KeptEngine, tmp_path: Path
 ) -> None:
     """`test_restarts` looks at the trials of every strategy."""
-    out = run_experiment(from_mapping(experiment("fsdp")), tmp_path / "run", engine=kept_engine)
+    mapping = experiment(
+        matrix={"strategy": ["fsdp"]}, measure={"verify": True, "link_seconds": 0.2}
+    )
+    out = run_experiment(from_mapping(mapping), tmp_path / "run", engine=kept_engine)
     (trial,) = load_run(out).trials
     assert trial.outcome is Outcome.OK
     assert seen, "gloo connects ranks by TCP"
@@ -85,9 +76,7 @@ def test_one_node_of_an_engine_for_several_is_no_more_open(
             return lambda *_: None
 
     engine = {"name": "torchrun", "rendezvous": f"{socket.gethostname()}:29999"}
-    mapping = experiment("ddp", engine=engine)
-    mapping["measure"] |= {"verify": False, "link_seconds": 0}
-    mapping["recipe"] |= {"steps": 60}
+    mapping = experiment(engine=engine, recipe={"steps": 60})
     run_experiment(from_mapping(mapping), tmp_path / "run", progress=Looking())
     (trial,) = load_run(tmp_path / "run").trials
     assert trial.outcome is Outcome.OK, trial.failure

@@ -20,28 +20,11 @@ from shardmark.config.load import from_mapping
 from shardmark.core.errors import StorageError
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome, TrialResult
+from tests.distributed.experiments import experiment
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
 from tests.kept_engine import REPOSITORY, KeptEngine
 
 TRIAL_SECONDS = 10
-# Verification would meet the misbehaving model first.
-MEASURE = {
-    **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False},
-    "max_remeasure": 0,  # other tests disturb it
-}
-
-
-def experiment(*models: str, **changes: Any) -> dict[str, Any]:
-    names = [f"tests.distributed.misbehaving:{name}" for name in models]
-    return {
-        "name": "outcomes",
-        "workload": {"name": "classification", "model": names[0], "dataset": "digits"},
-        "recipe": {"global_batch": 16, "steps": 6},
-        "matrix": {"strategy": ["ddp"], "world_size": [2], "workload.model": names},
-        "measure": MEASURE,
-        "limits": {"trial_seconds": TRIAL_SECONDS},
-        "device": "cpu",
-    } | changes
 
 
 def descendants() -> set[psutil.Process]:
@@ -82,9 +65,14 @@ def ended(
 ) -> dict[str, TrialResult]:
     """One run in which every trial ends badly."""
     models = [name for name in REASONS if cgroup or "cgroup" not in name]
+    names = [f"misbehaving:{name}" for name in models]
     out = tmp_path_factory.mktemp("outcomes") / "run"
     before, held = descendants(), kept_engine.held()
-    run_experiment(from_mapping(experiment(*models)), out, engine=kept_engine)
+    run_experiment(
+        from_mapping(experiment(*names, limits={"trial_seconds": TRIAL_SECONDS})),
+        out,
+        engine=kept_engine,
+    )
     assert none_left_but(before)
     grown = {name: count - held[name] for name, count in kept_engine.held().items()}
     assert max(grown.values()) < len(models), f"a trial leaves something: {grown}"
@@ -131,7 +119,7 @@ def test_interrupted_and_killed_runs_are_finished(tmp_path: Path, kept_engine: K
     """Ctrl-C at a slow step of the second trial; the first one's result is cut in half, as by a
     power failure; the command that goes on is killed; a third one finishes."""
     out, before = tmp_path / "run", descendants()
-    mapping = experiment("is_slow", measure=MEASURE | {"repeats": 2})
+    mapping = experiment("misbehaving:is_slow", measure={"repeats": 2})
     first = command(out, mapping)
     wait_for_progress(out, trials=2)
     first.send_signal(signal.SIGINT)
@@ -174,13 +162,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_told_and_blames_no_strategy(disk: Path, kept_engine: KeptEngine) -> None:
     """The ranks' own files do not fit; with room, the same command finishes."""
-    model = "tests.distributed.models:small"
-    mapping = experiment(
-        model,
-        workload={"name": "classification", "model": model, "dataset": "digits"},
-        matrix={"strategy": ["ddp"], "world_size": [2]},
-        recipe={"global_batch": 16, "steps": 2},
-    )
+    mapping = experiment(recipe={"steps": 2})
     status, filler = os.statvfs(disk), disk / "filler"
     filler.write_bytes(bytes(status.f_bavail * status.f_frsize - 40 * 1024))
     with pytest.raises(StorageError, match="No space left on device; make room"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.comparison import compare
+from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.controller import run_experiment
@@ -19,6 +20,7 @@ from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from shardmark.strategies import STRATEGIES
 from tests.distributed.dying import Death, plan
+from tests.distributed.experiments import experiment
 from tests.kept_engine import KeptEngine
 from tests.listening import Address, is_loopback, of_this_process
 
@@ -44,30 +46,22 @@ DEATHS = (
 KILLED = "was ended by SIGKILL"
 
 
-def experiment(matrix: dict[str, Any], **limits: Any) -> dict[str, Any]:
-    return {
-        "name": "restarts",
-        "workload": {
-            "name": "classification",
-            "model": "tests.distributed.dying:dying",
-            "dataset": "digits",
-        },
-        "recipe": {
-            "global_batch": 16,
-            "steps": STEPS,
-            "threads_per_rank": 1,
-            # Its state has counters, and a rate of its own for each step.
-            "optimizer": {"name": "adamw", "lr": 0.01},
-            "schedule": {"name": "cosine"},
-        },
-        "matrix": matrix,
-        "measure": {
-            **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "end"},
-            **{"verify": False, "probe": False, "max_remeasure": 0},
-        },
-        "limits": {"trial_seconds": 120} | limits,
-        "device": "cpu",
-    }
+def dying(matrix: dict[str, Any], *others: str, **limits: Any) -> Experiment:
+    return from_mapping(
+        experiment(
+            "dying:dying",
+            *others,
+            recipe={
+                "steps": STEPS,
+                # Its state has counters, and a rate of its own for each step.
+                "optimizer": {"name": "adamw", "lr": 0.01},
+                "schedule": {"name": "cosine"},
+            },
+            matrix=matrix,
+            measure={"evaluate": "end", "probe": False},
+            limits=limits,
+        )
+    )
 
 
 def run(
@@ -75,7 +69,7 @@ def run(
 ) -> StoredRun:
     """All matrices in one folder."""
     for matrix in matrices:
-        run_experiment(from_mapping(experiment(matrix, **limits)), out, engine=engine)
+        run_experiment(dying(matrix, **limits), out, engine=engine)
     return load_run(out)
 
 
@@ -225,11 +219,9 @@ def test_what_happens_again_and_again_fails_after_the_restarts(
     """Running out of memory is not tried again."""
     again = Death(rank=1, processes=2, victim=1, at_pass=1, times=9)
     plan(kept_engine.deaths, tmp_path, again)
-    models = ["dying:dying", "misbehaving:has_no_memory"]
-    names = [f"tests.distributed.{name}" for name in models]
-    matrix = {"strategy": ["ddp"], "world_size": [2], "workload.model": names}
-    mapping = experiment(matrix, max_restarts=1, checkpoint_steps=EVERY)
-    out = run_experiment(from_mapping(mapping), tmp_path / "run", engine=kept_engine)
+    limits = {"max_restarts": 1, "checkpoint_steps": EVERY}
+    twice = dying({}, "misbehaving:has_no_memory", **limits)
+    out = run_experiment(twice, tmp_path / "run", engine=kept_engine)
     kept_engine.deaths.unlink()
     ended = {
         str(trial.trial["workload"]["model"]).rpartition(":")[2]: trial

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,8 @@ import shardmark
 from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment, verify_experiment
 from shardmark.results.schema import Outcome, TrialResult
-from tests.distributed.test_outcomes import descendants, experiment
+from tests.distributed.experiments import experiment
+from tests.distributed.test_outcomes import descendants
 from tests.kept_engine import KeptEngine
 
 pytestmark = pytest.mark.timeout(400)
@@ -24,20 +26,15 @@ def ended(kept_engine: KeptEngine, tmp_path_factory: pytest.TempPathFactory) -> 
     """Trials in which somebody dies, or is slow."""
     out = tmp_path_factory.mktemp("ends")
     before = descendants()
+    everyone = {"strategy": ["ps-sync", *ASYNCHRONOUS]}
+    alone = {"strategy": ["ps-async"]}
+    slow: dict[str, Any] = {"measure": {"evaluate": "end"}, "slow_ranks": {1: 3.0}}
     told = {
-        "killed": experiment("killed"),
-        "server_dies": experiment("server_dies", recipe={"global_batch": 16, "steps": 200}),
-        "dies_at_start": experiment("dies_at_start"),
-        "slow": experiment("slow", slow_ranks={1: 3.0}, recipe={"global_batch": 16, "steps": 24}),
+        "killed": experiment("misbehaving:killed", matrix=everyone),
+        "server_dies": experiment("misbehaving:server_dies", matrix=alone, recipe={"steps": 200}),
+        "dies_at_start": experiment("misbehaving:dies_at_start", matrix=alone),
+        "slow": experiment("models:wide", matrix=everyone, recipe={"steps": 24}, **slow),
     }
-    for name, mapping in told.items():
-        everyone = name in {"killed", "slow"}
-        mapping["matrix"]["strategy"] = ["ps-sync", *ASYNCHRONOUS] if everyone else ["ps-async"]
-    slow = told["slow"]
-    del slow["matrix"]["workload.model"]
-    slow["workload"] |= {"model": "tests.distributed.models:wide"}
-    slow["measure"] = slow["measure"] | {"evaluate": "end"}
-    slow["limits"] = {"trial_seconds": 120}
     for name, mapping in told.items():
         run_experiment(from_mapping(mapping), out / name, engine=kept_engine)
     assert not descendants() - before
@@ -107,9 +104,7 @@ def test_staleness_is_bounded_and_every_gradient_and_parameter_is_counted(ended:
 
 
 def test_guarantees_are_verified(kept_engine: KeptEngine, tmp_path: Path) -> None:
-    told = experiment("killed")
-    told["matrix"] = {"strategy": ASYNCHRONOUS, "world_size": [2]}
-    told["workload"] |= {"model": "tests.distributed.models:small", "validation_samples": 64}
+    told = experiment(matrix={"strategy": ASYNCHRONOUS}, workload={"validation_samples": 64})
     made = verify_experiment(from_mapping(told), tmp_path / "verification", engine=kept_engine)
     for verdict in made.verdicts:
         assert verdict.equivalent is None, verdict.cause
