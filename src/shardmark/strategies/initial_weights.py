@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.processes import die_with_parent
-from shardmark.measure.memory.room import room_bytes
+from shardmark.measure.memory.tensors import room_bytes
 from shardmark.strategies.blocks import checkpoint_blocks
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from shardmark.measure.system.priority import give_way, take_part
+from shardmark.core.processes import give_way, take_part
 
 
 def test_a_thread_gives_way_alone_and_comes_back() -> None:

@@ -17,14 +17,13 @@ from shardmark.core.environment_variables import (
     ON_LOOPBACK,
     RENDEZVOUS_VARIABLE,
 )
-from shardmark.core.processes import die_with_parent
+from shardmark.core.processes import die_with_parent, give_way, take_part
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
 from shardmark.core.text import say
 from shardmark.launch.local.launcher import launched
 from shardmark.launch.outcome import describe
 from shardmark.launch.placement import MeetingPoint
 from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG
-from shardmark.measure.system.priority import give_way, take_part
 from shardmark.trials.trial import Trial
 
 REPORTED = 1

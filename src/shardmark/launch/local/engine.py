@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.machine import Machine
+from shardmark.core.processes import give_way, take_part
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, ProcessDiedError, show_stacks
 from shardmark.launch.outcome import Ending, first_causes, kernel_oom_kills
 from shardmark.launch.trial_artifacts import process_ends, read_restarts
-from shardmark.measure.system.priority import give_way, take_part
 from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
 

@@ -1,17 +1,21 @@
-"""Bytes of tensors: what a rank holds, and how high a device's allocator rose."""
+"""Bytes that a rank holds, how high its device's allocator rose, and what it may still take."""
 
 from __future__ import annotations
 
 import gc
+import resource
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 from torch import Tensor
 from torch._C._autograd import DeviceType  # exported under no public name
 from torch.distributed.tensor import DTensor
+
+from shardmark.measure.system.cgroup import cgroup_limits
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -55,6 +59,22 @@ def memory_apart(device: torch.device) -> Iterator[None]:
         yield
     torch.cuda.synchronize(device)
     del pool  # which empties it
+
+
+def room_bytes(device: torch.device, processes: int) -> int:
+    """Of the device and of the host, the lesser; `processes` share the host alike.
+
+    The host's is what is available, less where the container's limit or RLIMIT_DATA is lower.
+    """
+    host = psutil.virtual_memory().available
+    limit = cgroup_limits().memory_bytes
+    room = [min(host, limit or host) // processes]
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:
+        room.append(max(0, soft - psutil.Process().memory_info().data))
+    if device.type == "cuda":
+        room.append(torch.cuda.mem_get_info(device)[0])
+    return min(room)
 
 
 def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) -> int:

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
+from shardmark.core.processes import give_way
 from shardmark.measure.network.interfaces import network_counters, nvlink_counters
 from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.system.gpus import GpuReader
 from shardmark.measure.system.machine_load import MachineLoad
-from shardmark.measure.system.priority import give_way
 from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree
 
 FLUSH_SECONDS = 5.0
