@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +39,13 @@ WARMUP_SHARE = 0.1
 """A size is left out where one call takes more than this of the time for all."""
 SEED = 0
 
+COLLECTIVES: dict[Operation, Callable[[Tensor, Tensor], object]] = {
+    "all_reduce": lambda whole, _: dist.all_reduce(whole),
+    "all_gather": dist.all_gather_into_tensor,
+    "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+}
+"""Of a whole tensor, or a rank's part of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -47,7 +55,7 @@ class Case:
     reach: Reach
     ranks: tuple[int, ...]
     payload_bytes: int
-    call: Callable[[], None] | None
+    call: Callable[[], object] | None
     """None on a rank that does not take part."""
     per_call: float = 1.0
     """Of one call's seconds: half a round trip is one message's."""
@@ -76,7 +84,7 @@ def measure_links(
     dist.all_gather_object(told, (platform.node(), node))
     meeting = torch.zeros(1, dtype=torch.float64, device=device)
     deadline = time.perf_counter() + seconds
-    kept = _affordable(_cases([str(one) for one in told], device), meeting, seconds)
+    kept = _affordable(_cases([str(place) for place in told], device), meeting, seconds)
     order = random.Random(SEED)
     for number in range(MOST_ROUNDS):
         for case in order.sample(kept, len(kept)):
@@ -178,22 +186,13 @@ def _cases(hosts: Sequence[str], device: torch.device) -> Iterator[Case]:
             yield _messages("same_host", near, whole)
         if far is not None:
             yield _messages("between_hosts", far, whole)
-        calls: dict[Operation, Callable[[], None]] = {
-            "all_reduce": lambda whole=whole: _done(dist.all_reduce(whole)),  # type: ignore[misc]
-            "all_gather": lambda whole=whole, part=part: _done(  # type: ignore[misc]
-                dist.all_gather_into_tensor(whole, part)
-            ),
-            "reduce_scatter": lambda whole=whole, part=part: _done(  # type: ignore[misc]
-                dist.reduce_scatter_tensor(part, whole)
-            ),
-        }
-        for operation, call in calls.items():
+        for operation, collective in COLLECTIVES.items():
             yield Case(
                 operation=operation,
                 reach=all_reach,
                 ranks=ranks,
                 payload_bytes=4 * elements,
-                call=call,
+                call=partial(collective, whole, part),
             )
 
 
@@ -227,10 +226,6 @@ def check_sum(device: torch.device) -> None:
     wrong = int((total != ranks * (ranks + 1) / 2).sum())
     if wrong:
         raise ShardmarkError(f"an all-reduce gave {wrong} wrong sums of {total.numel()}")
-
-
-def _done(_: object) -> None:
-    """Collectives return nothing when they have been waited for."""
 
 
 @contextmanager
