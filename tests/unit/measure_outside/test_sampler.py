@@ -159,8 +159,10 @@ def test_a_failure_is_told_and_not_raised(tmp_path: Path) -> None:
     def broken() -> dict[str, dict[str, int]]:
         raise PermissionError("no /proc/net")
 
-    with SystemSampler(tmp_path / "samples.jsonl", NEVER, network=broken) as sampler:
-        sampler.set_ranks({0: os.getpid()})
+    sampler = SystemSampler(tmp_path / "samples.jsonl", NEVER, network=broken)
+    sampler.start()
+    sampler.set_ranks({0: os.getpid()})
+    sampler.stop()
     assert isinstance(sampler.error, PermissionError)
     assert [line["failure"] for line in lines(tmp_path)] == ["PermissionError: no /proc/net"]
 
@@ -175,10 +177,12 @@ def test_flushed_now_and_then(tmp_path: Path, sampler: SystemSampler) -> None:
 
 def test_this_process(tmp_path: Path) -> None:
     """The only test with a real /proc and a running thread."""
-    with SystemSampler(tmp_path / "samples.jsonl", 0.05) as sampler:
-        sampler.set_ranks({0: os.getpid()})
-        while sampler._samplings < 4:  # the thread took one
-            sum(range(10_000))
+    sampler = SystemSampler(tmp_path / "samples.jsonl", 0.05)
+    sampler.start()
+    sampler.set_ranks({0: os.getpid()})
+    while sampler._samplings < 4:  # the thread took one
+        sum(range(10_000))
+    sampler.stop()
     assert sampler.error is None
     assert set(lines(tmp_path)[0]["network"]["lo"]) == {"bytes_sent", "bytes_received"}
     machine = [line["machine"] for line in lines(tmp_path)]

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 from shardmark.core.processes import give_way
 from shardmark.measure.network.interfaces import network_counters, nvlink_counters
@@ -70,18 +69,6 @@ class SystemSampler:
         """Devices that have told of their NVLinks."""
         self._samplings = 0
         self._threads_seen = 0
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
 
     def start(self) -> None:
         """Open the file, take the first sample here and now, then one each period."""
