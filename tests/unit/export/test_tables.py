@@ -196,8 +196,10 @@ def test_the_samplers_own_lines_have_these_columns(tmp_path: Path) -> None:
     run = exportable(tmp_path / "run", ok_trial())
     path = tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl"
     path.unlink()
-    with SystemSampler(path, 60) as sampler:
-        sampler.set_ranks({0: os.getpid()})
+    sampler = SystemSampler(path, 60)
+    sampler.start()
+    sampler.set_ranks({0: os.getpid()})
+    sampler.stop()
     (source,) = sources_of([run])
     rows = sample_rows(source, run.trials[0])
     assert {row["subject"] for row in rows} == {"rank", "interface", "machine"}
