@@ -81,17 +81,6 @@ def test_bytes_go_over_the_limited_link_and_are_counted(tmp_path: Path) -> None:
     assert not present()
 
 
-def test_nodes_have_names_and_places_of_their_own(tmp_path: Path) -> None:
-    words = ["sh", "-c", "hostname; echo $BENCH_NODE of $BENCH_NODES at $BENCH_MASTER"]
-    with bench(nodes=3) as built, bench(nodes=1) as other:
-        assert len(present()) == 3 + 1 + 2, "and a switch each"
-        assert other.nodes[0].namespace not in {node.namespace for node in built.nodes}
-        assert built.run_everywhere(lambda _: words, seconds=20, logs=tmp_path) == [0, 0, 0]
-    for number in range(3):
-        told = (tmp_path / f"node{number}.log").read_text().splitlines()
-        assert told == [f"node{number}", f"{number} of 3 at 10.99.0.1"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_takes_everything_down(number: signal.Signals, tmp_path: Path) -> None:
     """Even the one that nobody can catch: the guard is another process."""

@@ -30,11 +30,10 @@ STEPS, EVERY, DIES_AT_PASS = 10, 3, 8
 RESUMED_STEP = 6
 EQUAL = ["single", "ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "fsdp-hybrid"]
 MATRICES: tuple[dict[str, Any], ...] = (
-    {"strategy": [*EQUAL[1:-1], "ps-async"], "world_size": [2]},
-    {"strategy": ["single"], "world_size": [1]},
+    {"strategy": [*EQUAL[:-1], "ps-async"]},
     {"strategy": ["fsdp-hybrid"], "world_size": [4]},
 )
-UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "zero-2", "ps-bounded"], "world_size": [2]}
+UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "zero-2", "ps-bounded"]}
 """Whose trials nobody disturbs, for all that each strategy's trials have in common."""
 DEATHS = (
     Death(rank=0, processes=1, victim=0, at_pass=DIES_AT_PASS),
