@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardmark.measure.system.machine_load import TICKS_PER_SECOND
@@ -42,24 +43,6 @@ def parse_stat(text: bytes) -> ProcessStat:
     )
 
 
-@dataclass(slots=True)
-class _Switches:
-    """Context switches of one process: a thread that ends takes its count out of /proc."""
-
-    by_thread: dict[str, int] = field(default_factory=dict)
-    ended: int = 0
-
-    def update(self, counts: dict[str, int]) -> None:
-        for thread, before in self.by_thread.items():
-            if counts.get(thread, -1) < before:  # ended, and its id is perhaps in use again
-                self.ended += before
-        self.by_thread = counts
-
-    @property
-    def total(self) -> int:
-        return self.ended + sum(self.by_thread.values())
-
-
 class ProcessTree:
     """A process and its descendants; counts go on when a descendant ends."""
 
@@ -69,8 +52,9 @@ class ProcessTree:
         self._descendants: tuple[int, ...] = ()
         self._started_ticks: int | None = None
         self._cpu_seconds = 0.0
-        self._switches: dict[int, _Switches] = {}
-        self._switches_ended = 0
+        self._switches = 0
+        self._last_switches: dict[tuple[int, str], int] = {}
+        """By process and thread: one that ends takes its count out of /proc."""
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -114,12 +98,17 @@ class ProcessTree:
             "context_switches": self._count_switches(alive) if context_switches else None,
         }
 
-    def _count_switches(self, pids: dict[int, ProcessStat]) -> int:
-        for pid in set(self._switches) - set(pids):
-            self._switches_ended += self._switches.pop(pid).total
-        for pid in pids:
-            self._switches.setdefault(pid, _Switches()).update(self._switches_by_thread(pid))
-        return self._switches_ended + sum(count.total for count in self._switches.values())
+    def _count_switches(self, pids: Iterable[int]) -> int:
+        counts = {
+            (pid, thread): count
+            for pid in pids
+            for thread, count in self._switches_by_thread(pid).items()
+        }
+        for thread, count in counts.items():
+            before = self._last_switches.get(thread, 0)
+            self._switches += count - before if count >= before else count  # its id is used again
+        self._last_switches = counts
+        return self._switches
 
     def _switches_by_thread(self, pid: int) -> dict[str, int]:
         counts = {}
