@@ -15,29 +15,18 @@ from shardmark.launch.controller import run_experiment
 from shardmark.measure.step.progress import reached
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
+from tests.distributed.experiments import experiment
 from tests.kept_engine import REPOSITORY, KeptEngine
 
-EXPERIMENT: dict[str, Any] = {
-    "name": "nodes",
-    "workload": {
-        "name": "classification",
-        "model": "tests.distributed.models:small",
-        "dataset": "digits",
-    },
-    "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
-    "matrix": {"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 2}]},
-    "measure": {
-        **{"warmup_steps": 1, "sample_seconds": 0.2, "evaluate": "end", "verify": False},
-        "link_seconds": 1,
-        "max_remeasure": 0,  # other tests disturb it
-    },
-    "device": "cpu",
-}
+EXPERIMENT = experiment(
+    name="nodes",
+    matrix={"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 2}]},
+    measure={"sample_seconds": 0.2, "evaluate": "end", "link_seconds": 1},
+)
 ENDLESS: dict[str, Any] = {
-    "recipe": {"global_batch": 16, "steps": 10**6, "threads_per_rank": 1},
+    "recipe": EXPERIMENT["recipe"] | {"steps": 10**6},
     "matrix": {"strategy": ["ddp", "fsdp"]},
-    "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "link_seconds": 0}
-    | {"max_remeasure": 0},
+    "measure": EXPERIMENT["measure"] | {"evaluate": "never", "link_seconds": 0},
     "limits": {"trial_seconds": 600},
 }
 

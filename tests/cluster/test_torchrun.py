@@ -113,10 +113,10 @@ STEPS = 22
 TRIAL_SECONDS = 30.0
 BAD_LINKS: dict[str, Any] = {
     "workload": EXPERIMENT["workload"] | {"model": "tests.cluster.models:heavy"},
-    "recipe": {"global_batch": 16, "steps": STEPS, "threads_per_rank": 1},
+    "recipe": EXPERIMENT["recipe"] | {"steps": STEPS},
     "matrix": {"strategy": ["ddp"]},
-    "measure": {"warmup_steps": 2, "evaluate": "never", "verify": False, "probe": False}
-    | {"link_seconds": 0, "repeats": 4, "max_remeasure": 0},
+    "measure": EXPERIMENT["measure"]
+    | {"warmup_steps": 2, "evaluate": "never", "probe": False, "link_seconds": 0, "repeats": 4},
     "limits": {"trial_seconds": TRIAL_SECONDS},
 }
 
@@ -178,9 +178,8 @@ def check_slowed(out: Path, trial: TrialResult) -> None:
 TOTAL, EVERY = 40, 5
 DYING: dict[str, Any] = {
     "workload": EXPERIMENT["workload"] | {"model": "tests.distributed.dying:dying"},
-    "recipe": {"global_batch": 16, "steps": TOTAL, "threads_per_rank": 1, "seed": 0},
-    "measure": {"warmup_steps": 1, "evaluate": "end", "verify": False, "probe": False}
-    | {"link_seconds": 0, "max_remeasure": 0},
+    "recipe": EXPERIMENT["recipe"] | {"steps": TOTAL},
+    "measure": EXPERIMENT["measure"] | {"probe": False, "link_seconds": 0},
 }
 
 

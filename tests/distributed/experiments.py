@@ -21,7 +21,7 @@ def experiment(*models: str, **changes: Any) -> dict[str, Any]:
             **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False},
             "max_remeasure": 0,  # other tests disturb it
         },
-        "limits": {"trial_seconds": 120},
+        "limits": {"trial_seconds": 300},
         "device": "cpu",
     }
     return base | {
