@@ -30,7 +30,10 @@ NOT_HERE = {
 """Verbs of ours that are only parsed and planned, by `test_docs.test_commands_parse`."""
 
 WANTING = {
-    "http://": "a server, which no test has; parsed here",
+    **dict.fromkeys(
+        ("mlflow", "tensorboard", "wandb"),
+        "leaves threads behind: tests/commands exports a stored run to each; parsed here",
+    ),
     "--gpu": "a GPU: tests/accelerator runs it there, tests/unit with fake ones; parsed here",
     "--network": "starts process groups: tests/distributed measures between ranks; parsed here",
     "--regression": "several repeats of each cell: tests/unit/report_compare has them; parsed here",
@@ -38,7 +41,6 @@ WANTING = {
         ("torchrun", "accelerate", "deepspeed"),
         "a verified trial as it was planned: tests/unit/export has some; parsed here",
     ),
-    "sqlite:": "the whole of MLflow, where the extra brings its small package; parsed here",
 }
 """Beginnings of arguments that ask for something that the tests do without."""
 
@@ -104,9 +106,6 @@ def test_command_runs(words: list[str], place: Path, capsys: pytest.CaptureFixtu
         (place / "runs" / "latest").symlink_to("quickstart")
     if words[0] in PLANNED:
         words = [*words, *([] if "--dry-run" in words else ["--dry-run"])]
-    if words[0] == "export":  # trackers leave threads behind
-        run_alone([sys.executable, "-m", "shardmark", *words], place)
-        return
     if words[0] == "init":
         words = [*words, "--out", "new"]
     code = main(words)
