@@ -117,22 +117,15 @@ def test_command_runs(words: list[str], place: Path, capsys: pytest.CaptureFixtu
     assert printed.out.strip()
 
 
-def run_alone(command: list[str], place: Path) -> str:
-    ended = subprocess.run(
-        command, cwd=place, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip()
-    return ended.stdout
-
-
 def checks_of_python() -> Iterator[tuple[str, list[str]]]:
     return ((place, words) for place, words in commands() if words[:2] == ["python", "-c"])
 
 
 @pytest.mark.parametrize("words", cases(checks_of_python()))
 def test_line_of_python_runs(words: list[str], tmp_path: Path) -> None:
-    run_alone([sys.executable, *words[1:]], tmp_path)
+    command = [sys.executable, *words[1:]]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120, check=True)
+    assert ended.stdout.strip()
 
 
 def loading() -> Iterator[tuple[str, str]]:
