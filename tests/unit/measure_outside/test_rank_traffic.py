@@ -119,7 +119,7 @@ def test_the_kernel_s_own_counters() -> None:
     except OSError as error:
         pytest.skip(f"no sock_diag: {error}")
     with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_tcp(server.getsockname()) as near, server.accept()[0] as far:
+        with socket.create_connection(server.getsockname()) as near, server.accept()[0] as far:
             reads = RankTraffic()
             before = reads.read({0: [os.getpid()]})[0]["lo"]
             near.sendall(b"x" * 5000)
