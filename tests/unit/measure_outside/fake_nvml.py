@@ -54,10 +54,11 @@ class FakeNvml:
     NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX = 138
     NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 139
 
-    def __init__(self, *uuids: str, nvlinks: int = 0, **answers: Any) -> None:
+    def __init__(self, *uuids: str, nvlinks: int = 0, library: bool = True, **answers: Any) -> None:
         """`nvlinks` of each device, all to all; `answers` are others than usual."""
         self.uuids = uuids
         self.nvlinks = nvlinks
+        self.library = library
         self.answers = ANSWERS | answers
         self.open = 0
         self.pids: tuple[int, ...] = ()
@@ -77,8 +78,8 @@ class FakeNvml:
         return told
 
     def nvmlInit(self) -> None:  # noqa: N802
-        if isinstance(error := self.answers.get("nvmlInit"), Exception):
-            raise error
+        if not self.library:
+            raise NVMLError(12)
         self.open += 1
 
     def nvmlShutdown(self) -> None:  # noqa: N802

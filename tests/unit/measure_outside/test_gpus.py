@@ -57,7 +57,7 @@ def test_mig_slice_without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_unsupported_value_is_none_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     energy = "nvmlDeviceGetTotalEnergyConsumption"
-    nvml = install(monkeypatch, FakeNvml("GPU-a", **{energy: NVMLError(3)}))
+    nvml = install(monkeypatch, FakeNvml("GPU-a", nvmlDeviceGetTotalEnergyConsumption=NVMLError(3)))
     reader = GpuReader(["a"])
     for _ in range(3):
         (device,) = reader.read({})
@@ -68,7 +68,7 @@ def test_unsupported_value_is_none_and_asked_once(monkeypatch: pytest.MonkeyPatc
 
 def test_no_library_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for nvml, reason in (
-        (FakeNvml(nvmlInit=NVMLError(12)), "NVML: Library Not Found"),
+        (FakeNvml(library=False), "NVML: Library Not Found"),
         (None, "the package nvidia-ml-py is not installed"),
     ):
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
