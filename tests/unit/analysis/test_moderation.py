@@ -8,7 +8,6 @@ from statistics import fmean
 
 import pytest
 from scipy import special
-
 from shardmark.analysis.statistics.moderation import (
     Spread,
     moderated,

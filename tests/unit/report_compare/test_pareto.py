@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.edges import Edge
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.edges import Edge
 from shardmark.report.table.formats import records
 from shardmark.report.table.table import Table
 from shardmark.report.views.pareto import pareto_tables

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,6 @@ from shardmark.analysis.statistics.intervals import (
     Middle,
     middle_of,
     ratio_of,
-    t_probability,
 )
 from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, METRIC
 from shardmark.core.errors import InputError
@@ -96,17 +95,18 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
     """
     refuse_other_texts((before, after))
     rows = [{_key(row): row for row in compare([run]).rows} for run in (before, after)]
-    common = [key for key in rows[0] if key in rows[1]]
-    for key in common:
-        _check_same_training(rows[0][key], rows[1][key], after)
-    pairs = [(rows[0][key], rows[1][key]) for key in common]
-    cells = tuple(_judged([_cell(*pair, threshold) for pair in pairs], threshold))
+    pairs = [(rows[0][key], rows[1][key]) for key in rows[0] if key in rows[1]]
+    for pair in pairs:
+        _check_same_training(*pair, after)
+    cells = _cells(pairs, threshold)
     if all(cell.change is Change.OPEN and cell.ratio is None for cell in cells):
         reasons = dict.fromkeys(cell.reason for cell in cells if cell.reason is not None)
         reason = f"nothing can be shown: {'; '.join(reasons)}"
         if not cells:
             reason = f"it has no cell of {before.path}"
         raise InputError(str(after.path), reason, "run both with measure.repeats=3 or more")
+    told = [_environment(run) for run in (before, after)]
+    said = {key: [each.get(key, "none") for each in told] for key in (*told[0], *told[1])}
     return Regression(
         before=before,
         after=after,
@@ -114,7 +114,7 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
         cells=cells,
         only_before=tuple(row.place for key, row in rows[0].items() if key not in rows[1]),
         only_after=tuple(row.place for key, row in rows[1].items() if key not in rows[0]),
-        differences=_differences(before, after),
+        differences={key: (old, new) for key, (old, new) in said.items() if old != new},
     )
 
 
@@ -137,30 +137,25 @@ def _check_same_training(before: Row, after: Row, run: StoredRun) -> None:
             )
 
 
-def _cell(before: Row, after: Row, threshold: float) -> tuple[ChangedCell, Effect | None]:
-    """With the test of its change where there is one."""
-    logs = [
-        [math.log(v) for v in row.values.get(METRIC, {}).values() if v > 0]
-        for row in (before, after)
-    ]
-    few = FEW_REPEATS if min(map(len, logs)) < 2 else None
-    change = _of_outcomes(before, after)
-    if change is None and (reason := before.disturbed or after.disturbed or few):
-        change = Change.OPEN, reason
-    if change is not None:
-        cell = ChangedCell(
-            before=before, after=after, ratio=None, change=change[0], reason=change[1]
+def _cells(pairs: Sequence[tuple[Row, Row]], threshold: float) -> tuple[ChangedCell, ...]:
+    changes = [_without_times(*pair) for pair in pairs]
+    tested = [p for p, change in zip(pairs, changes, strict=True) if change is None]
+    corrected = iter(holm([_effect(*pair, threshold) for pair in tested]))
+    cells = []
+    for (before, after), change in zip(pairs, changes, strict=True):
+        ratio = None
+        if change is None:
+            effect = next(corrected)
+            ratio, change = effect.ratio, _decided(effect, threshold)
+        told, reason = change
+        cells.append(
+            ChangedCell(before=before, after=after, ratio=ratio, change=told, reason=reason)
         )
-        return cell, None
-    difference = _difference(*map(middle_of, logs))
-    ratio = ratio_of(difference, min(map(len, logs)))
-    p_value = _p_value(difference, math.log1p(threshold))
-    effect = Effect(ratio=ratio, standardised=None, p_value=p_value, p_corrected=p_value)
-    return ChangedCell(before=before, after=after, ratio=ratio, change=Change.OPEN), effect
+    return tuple(cells)
 
 
-def _of_outcomes(before: Row, after: Row) -> tuple[Change, str | None] | None:
-    """What shows without a look at times: trials that fail, or train something else."""
+def _without_times(before: Row, after: Row) -> tuple[Change, str | None] | None:
+    """What shows without a look at times, or why these cannot tell."""
     broken = [
         [failed for failed in row.failed if failed.outcome in BROKEN_OUTCOMES]
         for row in (before, after)
@@ -173,62 +168,50 @@ def _of_outcomes(before: Row, after: Row) -> tuple[Change, str | None] | None:
         return Change.MENDED, None
     if not before.ok_trials or not after.ok_trials:
         return Change.OPEN, "no trial ended ok"
-    return None
+    few = FEW_REPEATS if min(len(_logs(before)), len(_logs(after))) < 2 else None
+    reason = before.disturbed or after.disturbed or few
+    return (Change.OPEN, reason) if reason else None
 
 
-def _difference(before: Middle, after: Middle) -> Middle:
-    """Of independent values.  Source: Welch, Biometrika 34 (1947), 28-35; degrees rounded down."""
-    variances = [each.standard_error**2 for each in (before, after)]
+def _logs(row: Row) -> list[float]:
+    return [math.log(rate) for rate in row.values.get(METRIC, {}).values() if rate > 0]
+
+
+def _effect(before: Row, after: Row, threshold: float) -> Effect:
+    """Of independent values, tested for a change that is larger than the threshold.
+
+    Source: Welch, Biometrika 34 (1947), 28-35; degrees rounded down.
+    """
+    logs = [_logs(before), _logs(after)]
+    old, new = map(middle_of, logs)
+    variances = [each.standard_error**2 for each in (old, new)]
     total = sum(variances)
-    parts = zip(variances, (before.degrees, after.degrees), strict=True)
-    degrees = total**2 / sum(v**2 / d for v, d in parts) if total else before.degrees
-    return Middle(after.value - before.value, math.sqrt(total), int(degrees), math.nan)
+    parts = zip(variances, (old.degrees, new.degrees), strict=True)
+    degrees = int(total**2 / sum(v**2 / d for v, d in parts)) if total else old.degrees
+    change = Middle(new.value - old.value, math.sqrt(total), degrees)
+    beyond = abs(change.value) - math.log1p(threshold)
+    p_value = replace(change, value=beyond).p_value if beyond > 0 else 1.0
+    ratio = ratio_of(change, min(map(len, logs)))
+    return Effect(ratio=ratio, p_value=p_value, p_corrected=p_value)
 
 
-def _p_value(difference: Middle, limit: float) -> float:
-    """Two-sided, of a change that is no larger than the limit."""
-    beyond = abs(difference.value) - limit
-    if beyond <= 0:
-        return 1.0
-    if difference.standard_error == 0:
-        return 0.0
-    return t_probability(beyond / difference.standard_error, difference.degrees)
-
-
-def _judged(
-    cells: list[tuple[ChangedCell, Effect | None]], threshold: float
-) -> Iterator[ChangedCell]:
-    corrected = iter(holm([effect for _, effect in cells if effect is not None]))
-    for cell, effect in cells:
-        yield cell if effect is None else _decided(cell, next(corrected), threshold)
-
-
-def _decided(cell: ChangedCell, effect: Effect, threshold: float) -> ChangedCell:
+def _decided(effect: Effect, threshold: float) -> tuple[Change, str | None]:
     low, high = effect.ratio.low, effect.ratio.high
     if effect.p_corrected <= FAMILY_ERROR_RATE:
-        faster = effect.ratio.value > 1
-        return replace(cell, change=Change.FASTER if faster else Change.SLOWER)
+        return (Change.FASTER if effect.ratio.value > 1 else Change.SLOWER), None
     if low is not None and high is not None and max(high, 1 / low) <= 1 + threshold:
-        return replace(cell, change=Change.SAME)
-    return replace(cell, reason="too noisy")
-
-
-def _differences(before: StoredRun, after: StoredRun) -> dict[str, tuple[str, str]]:
-    """What the two environments say differently, by dotted key."""
-    told = [_environment(run) for run in (before, after)]
-    keys = dict.fromkeys((*told[0], *told[1]))
-    pairs = {key: (told[0].get(key, "none"), told[1].get(key, "none")) for key in keys}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        return Change.SAME, None
+    return Change.OPEN, "too noisy"
 
 
 def _environment(run: StoredRun) -> dict[str, str]:
+    """What can change a speed, by dotted key."""
     environment = RunFolder(run.path).read_environment()
-    flat = dict(_flat(environment))
+    wanted = tuple(f"{key}." for key in MACHINE_KEYS)
     chosen = {
         key: plain(value)
-        for wanted in MACHINE_KEYS
-        for key, value in flat.items()
-        if value is not None and (key == wanted or key.startswith(f"{wanted}."))
+        for key, value in _flat(environment)
+        if value is not None and f"{key}.".startswith(wanted)
     }
     if "git.commit" in chosen:
         chosen["git.commit"] = chosen["git.commit"][:12]

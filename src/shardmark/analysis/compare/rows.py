@@ -148,6 +148,11 @@ class Row:
     def disturbed_trials(self) -> int:
         return sum(result.disturbed is not None for result in self.trials)
 
+    @property
+    def seeds(self) -> int:
+        """Different seeds of the trials that ended ok; repeats of one share their luck."""
+        return len({trial.trial.get("recipe", {}).get("seed") for trial in self.ok_trials})
+
     def comparable(self, other: Row) -> bool:
         """Whether both trained the same thing in the same experiment."""
         return (self.experiment, self.workload, self.precision) == (

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Literal
 
 from shardmark.analysis.advise.groups import ComparableGroup
 from shardmark.analysis.advise.selection import times_better
-from shardmark.analysis.compare.comparison import DEFAULT_BASELINE, difference_between
-from shardmark.analysis.compare.rows import Row, main_quality, rate_of
+from shardmark.analysis.compare.comparison import DEFAULT_BASELINE
+from shardmark.analysis.compare.rows import Row, rate_of
 from shardmark.analysis.statistics.effects import between_all, holm
-from shardmark.analysis.statistics.intervals import estimate_difference, two_sided_p_value
-from shardmark.analysis.statistics.sampling import beyond_sampling
+from shardmark.analysis.statistics.intervals import middle_of
 from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, is_different, verdict_between
 from shardmark.analysis.trial.step_time import (
-    StepTime,
     common_repeats,
     samples_per_step,
     step_time,
 )
-from shardmark.results.schema import TrialResult
 
-Kind = Literal["slower", "little memory saved", "waits for a rank", "stale gradients"]
+Kind = Literal["slower", "little memory saved", "waits for a rank"]
 
 RATE, PEAK = "samples_per_second", "peak_memory_bytes"
 STATE = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
@@ -58,7 +55,7 @@ def explain(group: ComparableGroup) -> list[Explanation]:
 
     With one repeat nothing is shown, and every difference is explained.
     """
-    return [*_slower(group), *_memory(group), *_waits(group), *_stale(group)]
+    return [*_slower(group), *_memory(group), *_waits(group)]
 
 
 def _slower(group: ComparableGroup) -> Iterator[Explanation]:
@@ -105,45 +102,36 @@ def _timed(group: ComparableGroup) -> list[Row]:
 
 
 def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
-    samples = samples_per_step(other)
-    repeats = common_repeats(row, other)
-    own, base = (
-        None if samples is None else step_time(each, samples, repeats) for each in (row, other)
-    )
-    unexplained = Explanation(kind="slower", row=row, other=other, size=ratio)
-    if own is None or base is None or samples is None or not (own.complete and base.complete):
-        return unexplained
-    if own.at_rate is None or base.at_rate is None or own.at_rate <= base.at_rate:
-        return unexplained
-    extra = own.at_rate - base.at_rate
-    return Explanation(
-        kind="slower",
-        row=row,
-        other=other,
-        size=ratio,
-        difference=extra,
-        parts=_largest_first(_time_parts(own, base, extra)),
-    )
-
-
-def _time_parts(own: StepTime, base: StepTime, extra: float) -> dict[str, float]:
-    """What each part adds; they add up to the extra time but for what no span holds.
+    """The parts add up to the extra time but for what no span holds.
 
     Exposed communication lies within forward, backward and optimizer, so it is taken out of them.
     Which of the three held it is not recorded: the optimizer counts only with that growth which the
     growth of the communication cannot be.
     """
+    samples = samples_per_step(other)
+    repeats = common_repeats(row, other)
+    unexplained = Explanation(kind="slower", row=row, other=other, size=ratio)
+    own, base = (
+        None if samples is None else step_time(each, samples, repeats) for each in (row, other)
+    )
+    if own is None or base is None or not (own.complete and base.complete):
+        return unexplained
+    if own.at_rate is None or base.at_rate is None or own.at_rate <= base.at_rate:
+        return unexplained
+    extra = own.at_rate - base.at_rate
     exposed = 0.0
     if own.exposed is not None and base.exposed is not None:
         exposed = own.exposed - base.exposed
     optimizer = max(0.0, (own.optimizer or 0.0) - (base.optimizer or 0.0) - max(0.0, exposed))
-    return {
+    parts = {
         "waiting for data": (own.data or 0.0) - (base.data or 0.0),
         "exposed communication": exposed,
         "the optimizer": optimizer,
         "computation": own.work - base.work - exposed - optimizer,
         "slow steps": extra - (own.median - base.median),
     }
+    largest_first = dict(sorted(parts.items(), key=lambda item: -item[1]))
+    return replace(unexplained, difference=extra, parts=largest_first)
 
 
 def _memory(group: ComparableGroup) -> Iterator[Explanation]:
@@ -214,7 +202,16 @@ def _waits(group: ComparableGroup) -> Iterator[Explanation]:
     one, so the error is shared among them.  Some rank is always last: one repeat shows nothing.
     """
     for row in _timed(group):
-        exposed = [_exposed_by_rank(trial) for trial in row.ok_trials]
+        exposed = [
+            {
+                rank.rank: seconds
+                for rank in trial.ranks
+                if rank.role == "worker"
+                and rank.probe is not None
+                and (seconds := rank.probe.exposed_communication_seconds) is not None
+            }
+            for trial in row.ok_trials
+        ]
         step = row.metrics.get("step_seconds")
         if step is None or len(exposed) < 2 or len(exposed[0]) < 2:
             continue
@@ -222,10 +219,10 @@ def _waits(group: ComparableGroup) -> Iterator[Explanation]:
             continue
         late = min(exposed[0], key=lambda rank: fmean(each[rank] for each in exposed))
         waits = [fmean(each[r] for r in each if r != late) - each[late] for each in exposed]
-        wait = estimate_difference(waits)
+        wait = middle_of(waits)
         if wait.value < NOTEWORTHY * step.value:
             continue
-        if two_sided_p_value(waits) * len(exposed[0]) <= FAMILY_ERROR_RATE:
+        if wait.p_value * len(exposed[0]) <= FAMILY_ERROR_RATE:
             yield Explanation(
                 kind="waits for a rank",
                 row=row,
@@ -234,43 +231,3 @@ def _waits(group: ComparableGroup) -> Iterator[Explanation]:
                 difference=wait.value,
                 facts={"rank": float(late)},
             )
-
-
-def _exposed_by_rank(trial: TrialResult) -> dict[int, float]:
-    """Of the workers that have it."""
-    return {
-        rank.rank: rank.probe.exposed_communication_seconds
-        for rank in trial.ranks
-        if rank.role == "worker"
-        and rank.probe is not None
-        and rank.probe.exposed_communication_seconds is not None
-    }
-
-
-def _stale(group: ComparableGroup) -> Iterator[Explanation]:
-    """Worse quality than an equivalent row on as many ranks, with gradients that were old."""
-    quality = main_quality(group.rows)
-    for row in group.by_design if quality else ():
-        mean, most = (row.metrics.get(f"staleness_{which}") for which in ("mean", "max"))
-        same = [one for one in group.candidates if one.world_size == row.world_size]
-        if mean is None or most is None or mean.value <= 0 or not same or quality is None:
-            continue
-        change = difference_between(row, same[0], quality)
-        worse = row.better(quality) != "higher"
-        if change is None or (change.value > 0) is not worse or change.low is None:
-            continue
-        assert change.high is not None, "it has a low end"
-        shown = change.low > 0 or change.high < 0
-        if shown and beyond_sampling(row, same[0], quality, change.value):
-            yield Explanation(
-                kind="stale gradients",
-                row=row,
-                other=same[0],
-                size=abs(change.value),
-                difference=change.value,
-                facts={"mean": mean.value, "most": most.value},
-            )
-
-
-def _largest_first(amounts: Mapping[str, float]) -> dict[str, float]:
-    return dict(sorted(amounts.items(), key=lambda item: -item[1]))

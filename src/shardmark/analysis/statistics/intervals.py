@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from statistics import NormalDist, fmean
+from statistics import fmean
 
 CONFIDENCE = 0.95
 ROBUST_FROM = 10
@@ -48,12 +48,17 @@ class Middle:
     value: float
     standard_error: float
     degrees: int
-    spread: float
-    """Estimates the standard deviation; of the undisturbed values where some are left out."""
 
     @property
     def half_width(self) -> float:
         return t_quantile(self.degrees) * self.standard_error
+
+    @property
+    def p_value(self) -> float:
+        """Of Student's t test that it is zero."""
+        if self.standard_error == 0:
+            return float(self.value == 0)
+        return t_probability(self.value / self.standard_error, self.degrees)
 
 
 def estimate_mean(values: Sequence[float]) -> Estimate:
@@ -126,15 +131,13 @@ def middle_of(values: Sequence[float]) -> Middle:
     Sankhya A 25 (1963), 331-352.
     """
     count = len(values)
-    left_out = _left_out(count)
+    left_out = count // ROBUST_FROM  # at each end
     kept = sorted(values)[left_out : count - left_out]
     winsorised = _deviation([kept[0]] * left_out + kept + [kept[-1]] * left_out)
     degrees = count - 2 * left_out - 1
     error = winsorised * math.sqrt((count - 1) / ((degrees + 1) * degrees))
-    if left_out == 0:
-        return Middle(fmean(kept), error, degrees, winsorised)
-    spread = winsorised / _winsorised_spread(left_out / count)
-    return Middle(fmean(kept), error * (1 + 1 / (4 * count)), degrees, spread)
+    longer = 1 + 1 / (4 * count) if left_out else 1.0
+    return Middle(fmean(kept), error * longer, degrees)
 
 
 @cache
@@ -150,27 +153,6 @@ def t_probability(statistic: float, degrees: float) -> float:
     from scipy.special import stdtr
 
     return float(2 * stdtr(degrees, -abs(statistic)))
-
-
-def two_sided_p_value(values: Sequence[float]) -> float:
-    """Of Student's t test that the middle of at least two values is not zero."""
-    middle = middle_of(values)
-    if middle.standard_error == 0:
-        return float(middle.value == 0)
-    return t_probability(middle.value / middle.standard_error, middle.degrees)
-
-
-def _left_out(count: int) -> int:
-    """Values at each end."""
-    return count // ROBUST_FROM
-
-
-@cache
-def _winsorised_spread(share: float) -> float:
-    """Standard deviation of a standard normal law whose ends are drawn in to their edges."""
-    edge = NormalDist().inv_cdf(1 - share)
-    drawn_in = 2 * share * edge**2 - 2 * edge * NormalDist().pdf(edge)
-    return math.sqrt(1 - 2 * share + drawn_in)
 
 
 def _deviation(values: Sequence[float]) -> float:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 
 from shardmark.analysis.advise.groups import groups_of
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import main_quality
 from shardmark.analysis.diagnose.explanations import Explanation, Kind, explain
-from shardmark.analysis.statistics.sampling import seeds_of
-from shardmark.report.answers.wording import milliseconds, name, percent, ranks, short, size
+from shardmark.report.answers.wording import milliseconds, name, percent, ranks, size
 
 MOST_LINES = 3
 LEAST_SHARE = 0.25
@@ -75,20 +73,8 @@ def _waits(each: Explanation) -> str:
     )
 
 
-def _stale(each: Explanation) -> str:
-    assert each.other is not None, "worse than something"
-    quality = main_quality([each.row]) or "quality"
-    mean, most = each.facts["mean"], each.facts["most"]
-    doubt = "" if min(seeds_of(each.row), seeds_of(each.other)) > 1 else " (one seed)"
-    return (
-        f"Why is the {quality} of {each.row.label} worse than of {each.other.label}?"
-        f"  its gradients are {short(mean)} updates old on average, {short(most)} at most{doubt}"
-    )
-
-
 _TEXTS: dict[Kind, Callable[[Explanation], str]] = {
     "slower": _slower,
     "little memory saved": _memory,
     "waits for a rank": _waits,
-    "stale gradients": _stale,
 }

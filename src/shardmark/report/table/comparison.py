@@ -91,7 +91,6 @@ def _effect(effect: Effect) -> dict[str, object]:
         "ratio": ratio.value,
         "low": ratio.low,
         "high": ratio.high,
-        "standardised": effect.standardised,
         "p_value": effect.p_value,
         "p_corrected": effect.p_corrected,
         "n": ratio.n,

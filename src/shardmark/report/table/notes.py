@@ -11,7 +11,6 @@ from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
-from shardmark.analysis.statistics.sampling import seeds_of
 from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE
 from shardmark.core.metrics import METRICS
 from shardmark.results.schema import TrialResult
@@ -103,7 +102,7 @@ def seeds_note(rows: Sequence[Row]) -> list[str]:
         and not row.synthetic
         and any(row.metrics.get(name) is not None for name in qualities)
     ]
-    if not repeated or any(seeds_of(row) > 1 for row in repeated):
+    if not repeated or any(row.seeds > 1 for row in repeated):
         return []
     return ["All repeats share one seed: quality intervals say nothing of other seeds."]
 

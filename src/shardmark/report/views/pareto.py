@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.edges import Edge, edges_of
 from shardmark.analysis.compare.rows import Row, main_quality, main_rate, plain, rate_of, task_of
-from shardmark.analysis.statistics.edges import Edge, edges_of
 from shardmark.core.metrics import METRICS, RATES
 from shardmark.report.table.columns import for_items, for_programs, metric, table_by_row
 from shardmark.report.table.notes import left_out
@@ -29,7 +29,7 @@ class Dominance:
 
     def __str__(self) -> str:
         """With its gains, as in `ddp on 4 ranks: samples/s +38 %, peak memory -5.3 %`."""
-        percents = {gain.metric: (gain.ratios[0] - 1) * 100 for gain in self.gains}
+        percents = {gain.metric: (gain.ratio - 1) * 100 for gain in self.gains}
         parts = [
             f"{_words(name)} {'+' if percent > 0 else ''}"
             f"{number(percent, decimals=int(abs(percent) < 10))} %"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
-from statistics import fmean
+from itertools import permutations
+from statistics import NormalDist, fmean
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.effects import Effect, between_all, holm
-from shardmark.analysis.statistics.sampling import beyond_sampling, seeds_of
+from shardmark.analysis.statistics.intervals import CONFIDENCE
 from shardmark.analysis.statistics.verdicts import is_different, is_shown
 from shardmark.core.metrics import METRICS
+
+NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+VALIDATION_SAMPLES = {"digits": 360, "mnist": 10_000, "cifar10": 10_000}
+"""Evaluated where the recipe does not limit them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,43 +40,42 @@ class Edge:
         return self.high is not None and self.high < 1
 
     @property
-    def ratios(self) -> tuple[float, float | None, float | None]:
-        """The metric over the other's, with its interval."""
-        if self.higher:
-            return self.factor, self.low, self.high
-        low, high = (None if end is None else 1 / end for end in (self.high, self.low))
-        return 1 / self.factor, low, high
+    def ratio(self) -> float:
+        """The metric over the other's."""
+        return self.factor if self.higher else 1 / self.factor
 
 
 def edges_of(rows: Sequence[Row], goals: Sequence[str]) -> dict[tuple[int, int], list[Edge]]:
-    """Of each row to each other one; all differences are one family, corrected by Holm."""
+    """Of each to each other, by their places; all differences are one family, by Holm."""
     effects = _effects(rows, goals)
     higher = {goal: any(row.better(goal) == "higher" for row in rows) for goal in goals}
-    edges = {}
-    for above, below in combinations(range(len(rows)), 2):
-        for one, other in ((above, below), (below, above)):
-            proven = _same_by_proof(rows[one], rows[other])
-            edges[one, other] = [
-                Edge(metric=goal, higher=higher[goal])
-                if proven and _is_quality(goal)
-                else _edge(goal, effects.get((above, below, goal)), higher[goal], one > other)
-                for goal in goals
-            ]
-    return edges
+
+    def edge(above: int, below: int, goal: str) -> Edge:
+        if _is_quality(goal) and _same_by_proof(rows[above], rows[below]):
+            return Edge(metric=goal, higher=higher[goal])
+        effect = effects.get((min(above, below), max(above, below), goal))
+        return _edge(goal, effect, higher[goal], above > below)
+
+    places = permutations(range(len(rows)), 2)
+    return {pair: [edge(*pair, goal) for goal in goals] for pair in places}
 
 
 def _effects(rows: Sequence[Row], goals: Sequence[str]) -> dict[tuple[int, int, str], Effect]:
     """By the places of two rows, and goal; only what can be shown belongs to the family."""
-    found: dict[tuple[int, int, str], Effect] = {}
-    silent: dict[tuple[int, int, str], Effect] = {}
-    for goal in goals:
-        quality = _is_quality(goal)
-        pairs = between_all([_values(row, goal) for row in rows], exact=not quality)
-        for (above, below), effect in pairs.items():
-            can_be_shown = not quality or _tells(rows[above], rows[below], goal)
-            (found if can_be_shown else silent)[above, below, goal] = effect
-    never = {key: replace(effect, p_corrected=1.0) for key, effect in silent.items()}
-    return never | dict(zip(found, holm(list(found.values())), strict=True))
+    effects = {
+        (above, below, goal): effect
+        for goal in goals
+        for (above, below), effect in between_all(
+            [_values(row, goal) for row in rows], exact=not _is_quality(goal)
+        ).items()
+    }
+    family = [
+        (above, below, goal)
+        for above, below, goal in effects
+        if not _is_quality(goal) or _repeats_can_tell(rows[above], rows[below], goal)
+    ]
+    never = {key: replace(effect, p_corrected=1.0) for key, effect in effects.items()}
+    return never | dict(zip(family, holm([effects[key] for key in family]), strict=True))
 
 
 def _values(row: Row, goal: str) -> Mapping[int, float]:
@@ -80,15 +84,29 @@ def _values(row: Row, goal: str) -> Mapping[int, float]:
     return {} if row.disturbed and timed else row.values.get(goal, {})
 
 
-def _tells(row: Row, other: Row, quality: str) -> bool:
-    """Whether repeats can show a difference of a quality.
+def _repeats_can_tell(row: Row, other: Row, quality: str) -> bool:
+    """Those of one seed cannot, however well they agree, and nor can too few validation samples.
 
-    Those of one seed cannot, however well they agree, and nor can too few validation samples.
+    An accuracy's difference must exceed 1.96 sqrt((p (1 - p) + q (1 - q)) / n), what independent
+    samples differ by through chance in 5 % of cases; it does not where n is unknown.  The sampling
+    of other qualities has no such formula, and is not judged.
     """
-    if min(seeds_of(row), seeds_of(other)) < 2 or _same_by_proof(row, other):
+    if min(row.seeds, other.seeds) < 2 or _same_by_proof(row, other):
         return False
-    means = [fmean(one.values[quality].values()) for one in (row, other)]
-    return beyond_sampling(row, other, quality, means[0] - means[1])
+    if not quality.startswith("accuracy"):
+        return True
+    samples = [_samples_evaluated(each) for each in (row, other)]
+    shares = [fmean(each.values[quality].values()) for each in (row, other)]
+    variance = sum(share * (1 - share) for share in shares)
+    error = math.sqrt(variance / min(samples)) if all(samples) else math.inf
+    return abs(shares[0] - shares[1]) > NORMAL_QUANTILE * error
+
+
+def _samples_evaluated(row: Row) -> int:
+    """0 where it is not known."""
+    workload = row.trials[0].trial.get("workload", {}) if row.trials else {}
+    known = VALIDATION_SAMPLES.get(str(workload.get("dataset")), 0)
+    return int(workload.get("validation_samples") or known)
 
 
 def _edge(metric: str, effect: Effect | None, higher: bool, inverse: bool) -> Edge:
