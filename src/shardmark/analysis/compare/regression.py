@@ -138,24 +138,22 @@ def _check_same_training(before: Row, after: Row, run: StoredRun) -> None:
 
 
 def _cells(pairs: Sequence[tuple[Row, Row]], threshold: float) -> tuple[ChangedCell, ...]:
-    changes = [_without_times(*pair) for pair in pairs]
-    tested = [p for p, change in zip(pairs, changes, strict=True) if change is None]
-    corrected = iter(holm([_effect(*pair, threshold) for pair in tested]))
     cells = []
-    for (before, after), change in zip(pairs, changes, strict=True):
-        ratio = None
-        if change is None:
-            effect = next(corrected)
-            ratio, change = effect.ratio, _decided(effect, threshold)
-        told, reason = change
+    for before, after in pairs:
+        change, reason = _without_times(before, after)
         cells.append(
-            ChangedCell(before=before, after=after, ratio=ratio, change=told, reason=reason)
+            ChangedCell(before=before, after=after, ratio=None, change=change, reason=reason)
         )
+    tested = [n for n, c in enumerate(cells) if c.change is Change.OPEN and c.reason is None]
+    effects = holm([_effect(cells[n].before, cells[n].after, threshold) for n in tested])
+    for place, effect in zip(tested, effects, strict=True):
+        change, reason = _decided(effect, threshold)
+        cells[place] = replace(cells[place], ratio=effect.ratio, change=change, reason=reason)
     return tuple(cells)
 
 
-def _without_times(before: Row, after: Row) -> tuple[Change, str | None] | None:
-    """What shows without a look at times, or why these cannot tell."""
+def _without_times(before: Row, after: Row) -> tuple[Change, str | None]:
+    """What shows without a look at times, or why these cannot tell; open where they may."""
     broken = [
         [failed for failed in row.failed if failed.outcome in BROKEN_OUTCOMES]
         for row in (before, after)
@@ -169,8 +167,7 @@ def _without_times(before: Row, after: Row) -> tuple[Change, str | None] | None:
     if not before.ok_trials or not after.ok_trials:
         return Change.OPEN, "no trial ended ok"
     few = FEW_REPEATS if min(len(_logs(before)), len(_logs(after))) < 2 else None
-    reason = before.disturbed or after.disturbed or few
-    return (Change.OPEN, reason) if reason else None
+    return Change.OPEN, before.disturbed or after.disturbed or few
 
 
 def _logs(row: Row) -> list[float]:
