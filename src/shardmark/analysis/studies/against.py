@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, difference_between, ratio_between
 from shardmark.analysis.compare.rows import Row, plain
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.analysis.studies.study import Claim, Figures, Study
+from shardmark.analysis.studies.study import Batch, Claim, Figures, Study
 from shardmark.results.store import RunFolder
 
 SPEEDUP, RELATIVE_TIME = "speedup", "relative_time"
@@ -29,10 +29,10 @@ class Pair:
     world_size: int
     conditions: str
     """What tells trainings of one strategy and number of ranks apart."""
-    figures: Figures | None
-    row: Row | None
-    published: Mapping[str, float]
-    measured: Mapping[str, Estimate | None]
+    figures: Figures | None = None
+    row: Row | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, Estimate | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,20 +43,6 @@ class ClaimPair:
     row: Row | None = None
     base: Row | None = None
     measured: Estimate | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One key whose value is not the study's."""
-
-    key: str
-    published: str
-    measured: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        name = self.key.removesuffix(".name").removeprefix("workload.").removeprefix("recipe.")
-        return f"{name} published {self.published}, measured {' and '.join(self.measured)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +70,8 @@ class Against:
     @property
     def measured_on(self) -> str:
         """The devices in words; empty where no trial ended ok."""
-        cpus = [_cpu_text(environment) for environment in _environments(self.rows)]
+        folders = dict.fromkeys(row.folder for row in self.rows if row.folder is not None)
+        cpus = [_cpu_text(RunFolder(folder).read_environment()) for folder in folders]
         texts = [text for name in self.devices for text in (cpus if name == "cpu" else [name])]
         return "; ".join(dict.fromkeys(texts))
 
@@ -100,26 +87,18 @@ class Against:
         return bool(known) and all(known)
 
     @property
-    def software(self) -> dict[str, list[str]]:
-        """Package -> versions measured with, of the packages that the study names."""
-        packages = [environment.get("packages") or {} for environment in _environments(self.rows)]
-        return {
-            name: list(dict.fromkeys(str(each[name]) for each in packages if name in each))
-            for name in self.study.software
-        }
-
-    @property
-    def differences(self) -> tuple[Difference, ...]:
-        """Keys in the study's order, the task's first; then the batch."""
+    def differences(self) -> list[tuple[str, str]]:
+        """Key and text of each, in the study's order, the task's first; then the batch."""
         values: dict[tuple[str, str], dict[str, None]] = {}
         for pair in self.pairs:
             for key, published, measured in _differing(self.study, pair):
                 values.setdefault((key, published), {})[measured] = None
-        ordered = sorted(values, key=lambda item: item[0] not in TASK_KEYS)
-        return tuple(
-            Difference(key=key, published=published, measured=tuple(values[key, published]))
-            for key, published in ordered
-        )
+        texts = []
+        for (key, published), measured_values in values.items():
+            name = key.removesuffix(".name").removeprefix("workload.").removeprefix("recipe.")
+            text = f"{name} published {published}, measured {' and '.join(measured_values)}"
+            texts.append((key, text))
+        return sorted(texts, key=lambda difference: difference[0] not in TASK_KEYS)
 
 
 def set_against(comparison: Comparison, study: Study) -> Against:
@@ -131,9 +110,9 @@ def set_against(comparison: Comparison, study: Study) -> Against:
     pairs: list[Pair] = []
     for figures in study.figures:
         matching: list[Row | None] = [row for row in rows if _matches(row, figures)]
-        pairs += [_pair(study, figures, row, rows) for row in matching or [None]]
+        pairs += [_published(study, figures, row, rows) for row in matching or [None]]
     matched = {id(pair.row) for pair in pairs}
-    pairs += [_pair(study, None, row, rows) for row in rows if id(row) not in matched]
+    pairs += [_measured_alone(row) for row in rows if id(row) not in matched]
     claims = [each for claim in study.claims for each in _claim_pairs(claim, rows)]
     return Against(study=study, pairs=tuple(pairs), claims=tuple(claims), rows=rows)
 
@@ -152,59 +131,57 @@ def _value_of(row: Row, key: str) -> object:
     return value
 
 
-def _pair(study: Study, figures: Figures | None, row: Row | None, rows: Sequence[Row]) -> Pair:
-    published: dict[str, float] = {}
-    fewest, reference = None, None
-    if figures is not None:
-        fewest, reference = study.fewest_ranks(figures), study.reference_of(figures)
-        published = figures.headline
-        speedup = _published_speed(figures, fewest)
-        relative_time = None if reference is None else _published_speed(reference, figures)
-        named = {SPEEDUP: speedup, RELATIVE_TIME: relative_time}
-        published |= {name: value for name, value in named.items() if value is not None}
-    measured: dict[str, Estimate | None] = {}
+def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[Row]) -> Pair:
+    """A training of the study, with the row that was measured of it."""
+    fewest, reference = study.fewest_ranks(figures), study.reference_of(figures)
+    ratios = {
+        SPEEDUP: _times_as_fast(figures, fewest),
+        RELATIVE_TIME: None if reference is None else _times_as_fast(reference, figures),
+    }
+    published = figures.headline | {name: value for name, value in ratios.items() if value}
     if row is not None:
-        few = fewest.world_size if fewest is not None else _fewest_published(study, row)
-        sizes = {each.world_size for each in study.figures if each.strategy == study.reference}
-        size = reference.world_size if reference is not None else row.world_size
-        if reference is None and len(sizes) == 1:
-            (size,) = sizes
+        alone = _find(row, rows, fewest.world_size, row.strategy, same=True)
+        size = row.world_size if reference is None else reference.world_size
         measured = {
             **row.metrics,
-            SPEEDUP: _ratio(row, _find(row, rows, few, row.strategy, same=True), RATE),
-            RELATIVE_TIME: _ratio(_find(row, rows, size, study.reference), row, RATE),
+            SPEEDUP: _ratio(row, alone),
+            RELATIVE_TIME: _ratio(_find(row, rows, size, study.reference), row),
         }
-    told: Row | Figures | None = row or figures
-    assert told is not None, "a pair has at least one side"
-    conditions = told.varied if isinstance(told, Row) else told.conditions
+        return replace(
+            _measured_alone(row), figures=figures, published=published, measured=measured
+        )
     return Pair(
-        title=told.label if isinstance(told, Row) else told.title,
-        world_size=told.world_size,
-        conditions=", ".join(map(plain, conditions.values())),
+        title=figures.title,
+        world_size=figures.world_size,
+        conditions=", ".join(map(plain, figures.conditions.values())),
         figures=figures,
-        row=row,
         published=published,
-        measured=measured,
     )
 
 
-def _fewest_published(study: Study, row: Row) -> int | None:
-    sizes = [each.world_size for each in study.figures if each.strategy == row.strategy]
-    return min(sizes, default=None)
+def _measured_alone(row: Row) -> Pair:
+    """Without a speed-up: that of the row is over another baseline than the study's."""
+    return Pair(
+        title=row.label,
+        world_size=row.world_size,
+        conditions=", ".join(map(plain, row.varied.values())),
+        row=row,
+        measured={**row.metrics, SPEEDUP: None},
+    )
 
 
-def _published_speed(above: Figures, below: Figures) -> float | None:
-    """How many times as fast, from the samples per second or the times of an epoch."""
-    one, other = above.headline, below.headline
-    if RATE in one and RATE in other:
-        return one[RATE] / other[RATE]
-    if "epoch_seconds" in one and "epoch_seconds" in other:
-        return other["epoch_seconds"] / one["epoch_seconds"]
+def _times_as_fast(above: Figures, below: Figures) -> float | None:
+    """From the samples per second or the times of an epoch."""
+    over, under = above.headline, below.headline
+    if RATE in over and RATE in under:
+        return over[RATE] / under[RATE]
+    if "epoch_seconds" in over and "epoch_seconds" in under:
+        return under["epoch_seconds"] / over["epoch_seconds"]
     return None
 
 
 def _find(
-    row: Row, rows: Sequence[Row], ranks: int | None, strategy: str, *, same: bool = False
+    row: Row, rows: Sequence[Row], ranks: int, strategy: str, *, same: bool = False
 ) -> Row | None:
     """The comparable row of that strategy on so many ranks; with `same`, with the same options."""
     candidates = [
@@ -221,13 +198,13 @@ def _find(
     )
 
 
-def _ratio(above: Row | None, below: Row | None, metric: str) -> Estimate | None:
-    """One row over itself is 1 by definition, and has no interval."""
+def _ratio(above: Row | None, below: Row | None) -> Estimate | None:
+    """Of the rates; one row over itself is 1 by definition, and has no interval."""
     if above is None or below is None:
         return None
     if above is below:
-        return Estimate(value=1.0, low=None, high=None, n=1) if above.values.get(metric) else None
-    return ratio_between(above, below, metric)
+        return Estimate(value=1.0, low=None, high=None, n=1) if above.values.get(RATE) else None
+    return ratio_between(above, below, RATE)
 
 
 def _claim_pairs(claim: Claim, rows: Sequence[Row]) -> list[ClaimPair]:
@@ -255,11 +232,6 @@ def _measured(claim: Claim, row: Row, base: Row) -> Estimate | None:
     return ratio_between(row, base, of.get(claim.metric, claim.metric))
 
 
-def _environments(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    folders = dict.fromkeys(row.folder for row in rows if row.folder is not None)
-    return [RunFolder(folder).read_environment() for folder in folders]
-
-
 def _cpu_text(environment: Mapping[str, Any]) -> str:
     cpu = environment.get("cpu") or {}
     cores, model = cpu.get("usable_cores"), cpu.get("model")
@@ -283,7 +255,8 @@ def _differing(study: Study, pair: Pair) -> Iterable[tuple[str, str, str]]:
     for key, values in study.varied.items():
         if _value_of(row, key) not in values:
             yield key, " or ".join(map(plain, values)), _text(key, _value_of(row, key))
-    yield from _batch_difference(study, row)
+    if study.batch is not None:
+        yield from _batch_difference(study.batch, row)
 
 
 def _text(key: str, value: object) -> str:
@@ -292,19 +265,16 @@ def _text(key: str, value: object) -> str:
     return plain(value)
 
 
-def _batch_difference(study: Study, row: Row) -> Iterable[tuple[str, str, str]]:
-    batch = study.batch
-    if batch is None:
-        return
+def _batch_difference(batch: Batch, row: Row) -> Iterable[tuple[str, str, str]]:
+    """As the study counts its batch; either way where it does not say."""
     per_rank, total = (
         _value_of(row, f"recipe.{key}") for key in ("per_rank_batch", "global_batch")
     )
-    as_published = {
-        "per rank": (per_rank == batch.size, total == batch.size * row.world_size),
-        "all ranks": (total == batch.size, per_rank == batch.size / row.world_size),
-        "not stated": (per_rank == batch.size, total == batch.size),
-    }[batch.of]
-    if not any(as_published):
+    factor = {"per rank": row.world_size, "all ranks": 1 / row.world_size, "not stated": 1}[
+        batch.of
+    ]
+    own, other = (total, per_rank) if batch.of == "all ranks" else (per_rank, total)
+    if own != batch.size and other != batch.size * factor:
         of = "per GPU or in total is not stated" if batch.of == "not stated" else batch.of
         measured = f"{per_rank} per rank" if per_rank is not None else f"{total} over all ranks"
         yield "batch", f"{batch.size} ({of})", measured

@@ -11,16 +11,9 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-from shardmark.config.messages import dotted, nearest
+from shardmark.config.messages import nearest
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import parse_yaml
 
@@ -108,12 +101,6 @@ class Claim(_Stated):
     """Machines, where the study speaks of them: then rows on as many count, on any ranks."""
     place: str
 
-    @model_validator(mode="after")
-    def _has_a_number(self) -> Claim:
-        if (self.value, self.low, self.high) == (None, None, None):
-            raise ValueError("give value, low or high")
-        return self
-
 
 class Study(_Stated):
     """One study; what it leaves open, and what arithmetic says of it, is in `docs/studies/`."""
@@ -135,21 +122,10 @@ class Study(_Stated):
     """Dotted key -> values, where the study does not say which claim is of which."""
     batch: Batch | None
     hardware: tuple[Hardware, ...] = Field(min_length=1)
-    software: Mapping[str, str | None] = Field(default_factory=dict)
-    """Package -> version as stated; None where no version is."""
     reference: str
     """Strategy that the others are related to."""
     figures: tuple[Figures, ...] = ()
     claims: tuple[Claim, ...] = ()
-
-    @model_validator(mode="after")
-    def _each_training_once(self) -> Study:
-        keys = [
-            (each.title, each.world_size, *sorted(each.conditions.items())) for each in self.figures
-        ]
-        if len(set(keys)) < len(keys):
-            raise ValueError("two figures are of the same training")
-        return self
 
     @property
     def hardware_text(self) -> str:
@@ -176,22 +152,16 @@ class Study(_Stated):
 
     def fewest_ranks(self, figures: Figures) -> Figures:
         """The same strategy under the same conditions on the fewest ranks."""
-        same = [
-            each
-            for each in self.figures
-            if (each.title, each.conditions) == (figures.title, figures.conditions)
-        ]
+        key = figures.title, figures.conditions
+        same = [each for each in self.figures if (each.title, each.conditions) == key]
         return min(same, key=lambda each: each.world_size)
 
     def reference_of(self, figures: Figures) -> Figures | None:
         """The reference under the same conditions: at as many ranks, else on the fewest."""
-        same = [
-            each
-            for each in self.figures
-            if (each.strategy, each.conditions) == (self.reference, figures.conditions)
-        ]
-        key = figures.world_size
-        return min(same, key=lambda each: (each.world_size != key, each.world_size), default=None)
+        key = self.reference, figures.conditions
+        same = [each for each in self.figures if (each.strategy, each.conditions) == key]
+        size = figures.world_size
+        return min(same, key=lambda each: (each.world_size != size, each.world_size), default=None)
 
 
 def study_names() -> tuple[str, ...]:
@@ -206,17 +176,7 @@ def load_study(name: str) -> Study:
         allowed = f"allowed are {', '.join(names)}{nearest(name, names, count=3)}"
         raise InputError("--against", f"there is no study {name!r}", allowed)
     text = files(FOLDER).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_study(text, f"study {name}")
-
-
-def parse_study(text: str, where: str) -> Study:
-    """The study in a YAML text; `where` names it in messages."""
-    data = parse_yaml(text, where)
-    try:
-        return Study.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise InputError(f"{where}: {dotted(first['loc'])}", first["msg"], "correct it") from None
+    return Study.model_validate(parse_yaml(text, f"study {name}"))
 
 
 def studies() -> dict[str, str]:

@@ -114,19 +114,14 @@ _CLAIM_COLUMNS: Columns[ClaimPair] = [
 def _notes(against: Against) -> tuple[str, ...]:
     """What differs, hardware and task first: they decide what compares at all."""
     study = against.study
-    task = "; ".join(each.text for each in against.differences if each.key in TASK_KEYS)
-    other = "; ".join(each.text for each in against.differences if each.key not in TASK_KEYS)
-    stated = ", ".join(f"{name} {text or '(no version)'}" for name, text in study.software.items())
-    here = ", ".join(f"{name} {' and '.join(v)}" for name, v in against.software.items() if v)
+    task = "; ".join(text for key, text in against.differences if key in TASK_KEYS)
+    other = "; ".join(text for key, text in against.differences if key not in TASK_KEYS)
     only_published = [f"{p.title} on {p.world_size}" for p in against.pairs if p.row is None]
     only_measured = [p.row.place for p in against.pairs if p.figures is None and p.row]
     notes = [
         _hardware_note(against),
         f"Another task: {task}. Loss and quality do not compare." if task else "",
         f"Also differs: {other}." if other else "",
-        f"Software: published {stated}; measured {here or 'versions not recorded'}."
-        if stated
-        else "",
         _some("Published, not measured here", only_published),
         _some("Measured, not published", only_measured) if study.figures else "",
         *left_out(against.rows),
