@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardmark.analysis.statistics.intervals import t_quantile
 from shardmark.results.network import (
@@ -63,8 +63,7 @@ COSTS: Mapping[Operation, Cost] = {
 """`a` is the latency of a message, `b` the bandwidth of one link one way, `m` the payload."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(NamedTuple):
     """One size of an operation."""
 
     messages: float
@@ -123,10 +122,7 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
     import numpy as np
     from scipy.optimize import least_squares
 
-    messages, sent_bytes, seconds = (
-        np.array([getattr(timing, name) for timing in timings], float)
-        for name in ("messages", "sent_bytes", "seconds")
-    )
+    messages, sent_bytes, seconds = np.array(timings, float).T
 
     def parts(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         """(2, sizes): seconds of latency and of sending; `logs` of latency and seconds per byte."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
 from statistics import fmean
 from typing import Literal
 
@@ -16,7 +15,14 @@ from shardmark.analysis.trial.rank_metrics import (
     windows_of,
     workers_of,
 )
-from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects, raw_lines
+from shardmark.analysis.trial.raw_files import (
+    Line,
+    at_seconds,
+    mapping,
+    number,
+    objects,
+    samples_by_node,
+)
 from shardmark.analysis.trial.sampled_metrics import (
     Point,
     Windows,
@@ -24,12 +30,11 @@ from shardmark.analysis.trial.sampled_metrics import (
     interface_points,
 )
 from shardmark.analysis.trial.series import OverTime, rates_between, thinned
-from shardmark.core.run_files import SAMPLES_FILE
 from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.results.store import RunFolder
 
 FEWEST_READINGS = 10
-"""In a repeat's windows, for a peak and a busy share: fewer miss what goes on between them."""
+"""In a repeat's windows, for a peak: fewer miss what goes on between them."""
 IDLE_SHARE = 1e-3
 """An interface that carried less than this of what the busiest one did is not shown."""
 Way = Literal["bytes_sent", "bytes_received"]
@@ -45,8 +50,6 @@ class OneWay:
     """In the measured windows."""
     peak_bytes_per_second: float | None
     """Between two samplings in the windows; the largest of the repeats with enough of them."""
-    busy_share: float | None
-    """Of the windows' time, how much went by at more than half of the repeat's peak."""
     over_time: OverTime
     """Bytes per second over seconds since the first step, of the first repeat."""
 
@@ -69,7 +72,7 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfRank:
+class RankTraffic:
     """What one rank's own connections carried over one interface in a step, without headers."""
 
     rank: int
@@ -85,9 +88,9 @@ class TrafficOfRow:
     """One row's interfaces, and its ranks where the kernel tells their bytes apart."""
 
     row: Row
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[Interface, ...] = ()
     """Without those that carried next to nothing."""
-    ranks: tuple[OfRank, ...]
+    ranks: tuple[RankTraffic, ...] = ()
     missing: Mapping[str, str]
     """`interfaces`, `ranks`, `peaks`: why there are none, or some are not known."""
 
@@ -100,7 +103,6 @@ class _Trial:
     steps: float
     """That a worker took in its windows, mean over the workers."""
     nodes: Mapping[int, Sequence[Line]]
-    """In order of time."""
     windows: Mapping[int, Windows]
     """Of the slowest worker of each node, by that node's clock; of all where none trains there."""
     first_step_at_seconds: Mapping[int, float]
@@ -108,12 +110,16 @@ class _Trial:
     def of_process(self, rank: RankRecord) -> Iterator[tuple[float, Line]]:
         """The rank's connections by interface in each sample; its bytes count on over restarts."""
         for sample in self.nodes.get(rank.node, ()):
-            at_seconds = number(sample.get("at_seconds")) or 0.0
             for process in objects(sample, "ranks"):
                 same = rank.resumes or process.get("pid") == rank.pid
                 network = process.get("network")
                 if process.get("rank") == rank.rank and same and isinstance(network, Mapping):
-                    yield at_seconds, network
+                    yield at_seconds(sample), network
+
+    def step_bytes(self, node: int, points: Sequence[Point]) -> float | str:
+        """How much a counter rose in the time of a step; or why that is not known."""
+        increase = counter_increase(points, self.windows[node])
+        return increase if isinstance(increase, str) else increase / self.steps
 
 
 def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
@@ -122,7 +128,7 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
     trials = [trial for trial in read if trial is not None]
     if not trials:
         none = dict.fromkeys(("interfaces", "ranks"), "no samples were stored")
-        return TrafficOfRow(row=row, interfaces=(), ranks=(), missing=none)
+        return TrafficOfRow(row=row, missing=none)
     missing: dict[str, str] = {}
     places = {
         (node, str(name))
@@ -155,8 +161,7 @@ def _read(row: Row, result: TrialResult) -> _Trial | None:
     steps = sum(map(measured_steps, workers))
     if row.folder is None or not steps:
         return None
-    lines = raw_lines(RunFolder(row.folder).trial_folder(result.id) / SAMPLES_FILE)
-    samples = by_node(line for line in lines if number(line.get("at_seconds")) is not None)
+    samples = samples_by_node(RunFolder(row.folder).trial_folder(result.id))
     windows: dict[int, Windows] = {}
     began: dict[int, float] = {}
     for node in {*samples, *(rank.node for rank in result.ranks)}:
@@ -170,10 +175,7 @@ def _read(row: Row, result: TrialResult) -> _Trial | None:
     return _Trial(
         result=result,
         steps=steps / len(workers),
-        nodes={
-            node: sorted(own, key=lambda sample: number(sample["at_seconds"]) or 0.0)
-            for node, own in samples.items()
-        },
+        nodes=samples,
         windows=windows,
         first_step_at_seconds=began,
     )
@@ -182,65 +184,51 @@ def _read(row: Row, result: TrialResult) -> _Trial | None:
 def _one_way(
     trials: Sequence[_Trial], node: int, name: str, way: Way, missing: dict[str, str]
 ) -> OneWay:
+    points = [interface_points(trial.nodes.get(node, ()), name, way) for trial in trials]
     step_bytes: list[float] = []
     means: list[float] = []
     peaks: list[float] = []
-    shares: list[float] = []
     most_readings = 0
-    for trial in trials:
+    for trial, read in zip(trials, points, strict=True):
         windows = trial.windows[node]
-        points = interface_points(trial.nodes.get(node, ()), name, way)
-        increase = counter_increase(points, windows)
-        if isinstance(increase, str):
-            missing["interfaces"] = increase
+        amount = trial.step_bytes(node, read)
+        if isinstance(amount, str):
+            missing["interfaces"] = amount
         else:
-            step_bytes.append(increase / trial.steps)
-            means.append(increase / windows.seconds)
-        within = [
-            (seconds, speed)
-            for middle, seconds, speed in rates_between(points)
-            if any(start <= middle <= end for start, end in windows.spans)
-        ]
+            step_bytes.append(amount)
+            means.append(amount * trial.steps / windows.seconds)
+        within = [speed for middle, speed in rates_between(read) if windows.hold(middle)]
         most_readings = max(most_readings, len(within))
         if len(within) >= FEWEST_READINGS:
-            peaks.append(max(speed for _, speed in within))
-            busy = fsum(seconds for seconds, speed in within if speed > peaks[-1] / 2)
-            shares.append(busy / fsum(seconds for seconds, _ in within))
+            peaks.append(max(within))
     if not peaks:
         missing["peaks"] = (
             f"at most {most_readings} samples in the windows of a repeat, and a peak needs"
             f" {FEWEST_READINGS}: train longer, or shorten measure.sample_seconds"
         )
+    # To the end of the last window, evaluations included.
+    start = trials[0].first_step_at_seconds[node]
+    stop = trials[0].windows[node].spans[-1][1]
+    rates = [(at - start, speed) for at, speed in rates_between(points[0]) if start <= at <= stop]
     return OneWay(
         step_bytes=estimate_mean(step_bytes) if len(step_bytes) == len(trials) else None,
         mean_bytes_per_second=fmean(means) if means else None,
         peak_bytes_per_second=max(peaks, default=None),
-        busy_share=fmean(shares) if shares else None,
-        over_time=_over_time(
-            trials[0], node, interface_points(trials[0].nodes.get(node, ()), name, way)
-        ),
+        over_time=thinned(rates),
     )
 
 
-def _over_time(trial: _Trial, node: int, points: Sequence[Point]) -> OverTime:
-    """To the end of the last window, evaluations included."""
-    start = trial.first_step_at_seconds[node]
-    stop = max(end for _, end in trial.windows[node].spans)
-    rates = [(middle, speed) for middle, _, speed in rates_between(points)]
-    return thinned([(middle - start, speed) for middle, speed in rates if start <= middle <= stop])
-
-
-def _ranks(trials: Sequence[_Trial]) -> Iterator[OfRank]:
+def _ranks(trials: Sequence[_Trial]) -> Iterator[RankTraffic]:
     """Those that every repeat tells of."""
     for rank in trials[0].result.ranks:
         same = [(t, r) for t in trials for r in t.result.ranks if r.rank == rank.rank]
         names = {str(name) for t, r in same for _, network in t.of_process(r) for name in network}
         for name in sorted(names):
-            sent = [_rank_step_bytes(t, r, name, "bytes_sent") for t, r in same]
-            received = [_rank_step_bytes(t, r, name, "bytes_received") for t, r in same]
-            known = [value for value in (*sent, *received) if value is not None]
+            sent = [_rank_step_bytes(*each, name, "bytes_sent") for each in same]
+            received = [_rank_step_bytes(*each, name, "bytes_received") for each in same]
+            known = [amount for amount in (*sent, *received) if not isinstance(amount, str)]
             if len(known) == 2 * len(trials):
-                yield OfRank(
+                yield RankTraffic(
                     rank=rank.rank,
                     role=rank.role,
                     node=rank.node,
@@ -250,11 +238,8 @@ def _ranks(trials: Sequence[_Trial]) -> Iterator[OfRank]:
                 )
 
 
-def _rank_step_bytes(trial: _Trial, rank: RankRecord, name: str, way: Way) -> float | None:
-    """In the windows; a connection that is made later has sent nothing before."""
-    points = [
-        (at, number(mapping(network.get(name)).get(way)) or 0.0)
-        for at, network in trial.of_process(rank)
-    ]
-    increase = counter_increase(points, trial.windows[rank.node])
-    return None if isinstance(increase, str) else increase / trial.steps
+def _rank_step_bytes(trial: _Trial, rank: RankRecord, name: str, way: Way) -> float | str:
+    """A connection that is made later has sent nothing before."""
+    counts = trial.of_process(rank)
+    points = [(at, number(mapping(network.get(name)).get(way)) or 0.0) for at, network in counts]
+    return trial.step_bytes(rank.node, points)

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from pydantic_core import from_json
 
+from shardmark.core.run_files import SAMPLES_FILE
 from shardmark.results.files import json_values, open_regular
 
 MOST_BYTES = 64 * 2**20
@@ -60,7 +61,21 @@ def mapping(value: object) -> Line:
 def objects(line: Line, key: str) -> list[Line]:
     """The JSON objects of a list under this key; none where there is no list."""
     values = line.get(key)
-    return [one for one in values if isinstance(one, Mapping)] if isinstance(values, list) else []
+    return [v for v in values if isinstance(v, Mapping)] if isinstance(values, list) else []
+
+
+def samples_by_node(trial_folder: Path) -> dict[int, list[Line]]:
+    """A trial's stored samples, each node's in order of time; without those that tell no time."""
+    lines = raw_lines(trial_folder / SAMPLES_FILE)
+    nodes = by_node(line for line in lines if number(line.get("at_seconds")) is not None)
+    return {node: sorted(own, key=at_seconds) for node, own in nodes.items()}
+
+
+def at_seconds(sample: Line) -> float:
+    """Unix time of a sample that has one."""
+    time = number(sample.get("at_seconds"))
+    assert time is not None, "a sample without its time"
+    return time
 
 
 def by_node(samples: Iterable[Line]) -> dict[int, list[Line]]:

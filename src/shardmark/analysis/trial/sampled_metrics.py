@@ -16,7 +16,14 @@ from shardmark.analysis.trial.over_ranks import (
     over_all,
     trial_value,
 )
-from shardmark.analysis.trial.raw_files import Line, by_node, mapping, number, objects
+from shardmark.analysis.trial.raw_files import (
+    Line,
+    at_seconds,
+    by_node,
+    mapping,
+    number,
+    objects,
+)
 from shardmark.measure.network.interfaces import NVLINK
 from shardmark.measure.network.rank_traffic import LOOPBACK
 from shardmark.results.schema import RankRecord
@@ -45,6 +52,9 @@ class Windows:
     @property
     def seconds(self) -> float:
         return sum(end - start for start, end in self.spans)
+
+    def hold(self, time: float) -> bool:
+        return any(start <= time <= end for start, end in self.spans)
 
 
 def counter_increase(points: Sequence[Point], windows: Windows) -> float | str:
@@ -174,7 +184,9 @@ def network_points(samples: Sequence[Line], field: str) -> list[Point]:
     each = [interface_points(samples, name, field) for name in names if name != NVLINK]
     steady = [points for points in each if len(points) == len(samples)]
     if nvlink := interface_points(samples, NVLINK, field):
-        steady.append([(_at(sample), value_at(nvlink, _at(sample))) for sample in samples])
+        steady.append(
+            [(at_seconds(sample), value_at(nvlink, at_seconds(sample))) for sample in samples]
+        )
     return [
         (points[0][0], sum(value for _, value in points)) for points in zip(*steady, strict=True)
     ]
@@ -191,7 +203,7 @@ def interface_points(samples: Sequence[Line], name: str, field: str) -> list[Poi
         return own
     counts = (mapping(mapping(sample.get("network")).get(name)).get(field) for sample in samples)
     pairs = zip(samples, map(number, counts), strict=True)
-    return [(_at(sample), count) for sample, count in pairs if count is not None]
+    return [(at_seconds(sample), count) for sample, count in pairs if count is not None]
 
 
 def _rank_bytes(samples: Iterable[Line], field: str) -> list[Point]:
@@ -206,7 +218,7 @@ def _rank_bytes(samples: Iterable[Line], field: str) -> list[Point]:
             if isinstance(network := process.get("network"), Mapping):
                 counters = mapping(network.get(LOOPBACK))
                 carried[process.get("rank")] = number(counters.get(field)) or 0.0
-        points.append((_at(sample), sum(carried.values())))
+        points.append((at_seconds(sample), sum(carried.values())))
     return points if carried else []
 
 
@@ -225,20 +237,14 @@ def process_points(samples: Iterable[Line], rank: RankRecord, field: str) -> lis
             if field in _COUNTERS and pid not in (None, process.get("pid")):
                 before = points[-1][1]  # a new process counts from nothing
             pid = process.get("pid")
-            points.append((_at(sample), before + value))
+            points.append((at_seconds(sample), before + value))
     return points if pid == rank.pid else []
 
 
 def device_points(samples: Iterable[Line], uuid: str, field: str) -> list[Point]:
     return [
-        (_at(sample), value)
+        (at_seconds(sample), value)
         for sample in samples
         for gpu in objects(sample, "gpus")
         if gpu.get("uuid") == uuid and (value := number(gpu.get(field))) is not None
     ]
-
-
-def _at(sample: Line) -> float:
-    at_seconds = number(sample.get("at_seconds"))
-    assert at_seconds is not None, "a sample without its time"
-    return at_seconds

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.trial.rank_metrics import measured_steps
-from shardmark.analysis.trial.raw_files import Line, by_node, number, objects, raw_lines
+from shardmark.analysis.trial.raw_files import (
+    Line,
+    at_seconds,
+    number,
+    objects,
+    raw_lines,
+    samples_by_node,
+)
 from shardmark.analysis.trial.sampled_metrics import Point, network_points, value_at
-from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.core.run_files import STEPS_FILE
 from shardmark.results.store import RunFolder
 
 MOST_POINTS = 300
@@ -52,24 +59,26 @@ def sampled(row: Row) -> Sampled | None:
     began = [rank.first_step_at_seconds for rank in trial.ranks]
     ends = [w.started_at_seconds + w.window_seconds for rank in trial.ranks for w in rank.windows]
     start = min((at for at in began if at is not None), default=None)
-    lines = raw_lines(RunFolder(row.folder).trial_folder(trial.id) / SAMPLES_FILE)
-    nodes = list(by_node(s for s in lines if number(s.get("at_seconds")) is not None).values())
+    nodes = samples_by_node(RunFolder(row.folder).trial_folder(trial.id)).values()
     if start is None or not ends or not nodes:
         return None
     end = max(ends)
 
-    def series(by_node: Sequence[Sequence[Point]], scale: float = 1.0) -> OverTime:
-        summed = _summed([points for points in by_node if points])
+    def series(read: Callable[[Sequence[Line]], list[Point]], scale: float = 1.0) -> OverTime:
+        summed = _summed([points for node in nodes if (points := read(node))])
         return thinned([(at - start, scale * y) for at, y in summed if start <= at <= end])
 
-    busy = [_levels(own, "utilization_percent", mean=True) for own in nodes]
+    with_gpus = sum(bool(_gpu_points(node, "utilization_percent", fmean)) for node in nodes)
     return Sampled(
         network_bytes_per_second=series(
-            [_speeds(network_points(own, "bytes_sent")) for own in nodes]
+            lambda own: rates_between(network_points(own, "bytes_sent"))
         ),
-        cpu_percent=series([_speeds(_cpu_points(own)) for own in nodes], scale=100),
-        gpu_percent=series(busy, scale=1 / max(1, sum(map(bool, busy)))),
-        power_watts=series([_levels(own, "power_watts", mean=False) for own in nodes]),
+        cpu_percent=series(lambda own: rates_between(_cpu_points(own)), scale=100),
+        gpu_percent=series(
+            lambda own: _gpu_points(own, "utilization_percent", fmean),
+            scale=1 / max(1, with_gpus),
+        ),
+        power_watts=series(lambda own: _gpu_points(own, "power_watts", math.fsum)),
     )
 
 
@@ -122,33 +131,27 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> OverTime:
 
     A peak of one reading stays visible, which a mean or every n-th point would hide.
     """
-    kept = list(range(len(points)))
+    kept: Sequence[int] = range(len(points))
     if len(points) > most:
         stretches = most // 2 - 1
         edges = [1 + (len(points) - 2) * index // stretches for index in range(stretches + 1)]
         chosen = {0, len(points) - 1}
-        for first, end in pairwise(edges):
-            chosen.add(min(range(first, end), key=lambda index: points[index][1]))
-            chosen.add(max(range(first, end), key=lambda index: points[index][1]))
+        for stretch in pairwise(edges):
+            chosen.add(min(range(*stretch), key=lambda index: points[index][1]))
+            chosen.add(max(range(*stretch), key=lambda index: points[index][1]))
         kept = sorted(chosen)
-    return OverTime(
-        x=tuple(points[index][0] for index in kept), y=tuple(points[index][1] for index in kept)
-    )
+    return OverTime(x=tuple(points[n][0] for n in kept), y=tuple(points[n][1] for n in kept))
 
 
-def rates_between(points: Sequence[Point]) -> list[tuple[float, float, float]]:
-    """Middle, seconds, and increase per second between readings not too close for a counter."""
-    rates: list[tuple[float, float, float]] = []
+def rates_between(points: Sequence[Point]) -> list[Point]:
+    """A counter's increase per second, at the middle of readings that are not too close for it."""
+    rates: list[Point] = []
     before, old = points[0] if points else (0.0, 0.0)
     for at, value in points[1:]:
         if (seconds := at - before) >= SHORTEST_SECONDS:
-            rates.append(((before + at) / 2, seconds, max(0.0, value - old) / seconds))
+            rates.append(((before + at) / 2, max(0.0, value - old) / seconds))
             before, old = at, value
     return rates
-
-
-def _speeds(points: Sequence[Point]) -> list[Point]:
-    return [(middle, speed) for middle, _, speed in rates_between(points)]
 
 
 def _summed(nodes: Sequence[Sequence[Point]]) -> Sequence[Point]:
@@ -174,20 +177,18 @@ def _cpu_points(samples: Sequence[Line]) -> list[Point]:
         }
         if used:
             total += sum(max(0.0, used[key] - before[key]) for key in used.keys() & before.keys())
-            points.append((_at(sample), total))
+            points.append((at_seconds(sample), total))
             before = used
     return points
 
 
-def _levels(samples: Sequence[Line], field: str, *, mean: bool) -> list[Point]:
-    """A value of the GPUs at each sampling, mean or sum over them."""
+def _gpu_points(
+    samples: Sequence[Line], field: str, combine: Callable[[list[float]], float]
+) -> list[Point]:
+    """A value of a node's GPUs together at each sampling."""
     points: list[Point] = []
     for sample in samples:
         read = [number(gpu.get(field)) for gpu in objects(sample, "gpus")]
         if known := [value for value in read if value is not None]:
-            points.append((_at(sample), fmean(known) if mean else sum(known)))
+            points.append((at_seconds(sample), combine(known)))
     return points
-
-
-def _at(sample: Line) -> float:
-    return number(sample["at_seconds"]) or 0.0

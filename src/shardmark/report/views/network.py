@@ -10,7 +10,7 @@ from typing import Any
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.network.links import COSTS
-from shardmark.analysis.network.traffic import Interface, OfRank, TrafficOfRow, traffic_of
+from shardmark.analysis.network.traffic import Interface, RankTraffic, TrafficOfRow, traffic_of
 from shardmark.analysis.network.wire import Kind, WireOfRow, wires_of
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.errors import InputError
@@ -56,7 +56,7 @@ GPU_NOTE = (
 INTERFACES_NOTE = (
     "MB in the time of a step, of all ranks on the node; other programs count on all interfaces but"
     " lo, the loopback, which joins ranks of one node.  MB/s: mean of the measured windows, and the"
-    " most between two samplings.  busy: time above half of that peak."
+    " most between two samplings."
 )
 RANKS_NOTE = "MB in the time of a step over the rank's own TCP connections, without headers."
 KINDS_NOTE = (
@@ -159,7 +159,7 @@ def _interfaces(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
         *_one_way("received"),
     ]
     notes = [INTERFACES_NOTE] if items else ["No interface was sampled."]
-    notes += _missing(traffic, "peaks", "Peak and busy left out")
+    notes += _missing(traffic, "peaks", "Peak left out")
     if not any(each.ranks for each in traffic):
         notes += _missing(traffic, "ranks")
     notes += _missing(traffic, "interfaces")
@@ -168,7 +168,6 @@ def _interfaces(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
 
 def _one_way(name: str) -> Columns[Interface]:
     """Columns of `sent` or `received`."""
-    busy = Column(key=f"{name}_busy_share", title="busy", unit="%", scale=100, decimals=0)
     over_time = Column(key=f"{name}_over_time", title="over time", shown_to="programs")
 
     def curve(interface: Interface) -> Value:
@@ -183,7 +182,6 @@ def _one_way(name: str) -> Columns[Interface]:
         (_megabytes(f"{name}_step_bytes", name, estimated=True), attrgetter(f"{name}.step_bytes")),
         speed("mean"),
         speed("peak"),
-        (busy, attrgetter(f"{name}.busy_share")),
         (over_time, curve),
     ]
 
@@ -192,7 +190,7 @@ def _ranks(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
     """One line for each rank and interface; no table where the samples tell of no rank."""
     items = [(each.row, rank) for each in traffic for rank in each.ranks]
     received = _megabytes("received_step_bytes", "received", estimated=True)
-    columns: Columns[OfRank] = [
+    columns: Columns[RankTraffic] = [
         (Column(key="rank", title="rank", names_row=True), attrgetter("rank")),
         (_text("role", "role"), attrgetter("role")),
         (Column(key="node", title="node"), attrgetter("node")),

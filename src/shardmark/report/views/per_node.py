@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_rate
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.raw_files import Line, number, raw_lines
+from shardmark.analysis.trial.raw_files import Line, number, raw_lines, samples_by_node
 from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.core.run_files import STEPS_FILE
 from shardmark.report.table.columns import for_programs, metric, table_by_row
 from shardmark.report.table.notes import by_reason, left_out
 from shardmark.report.table.table import Column, Table
@@ -122,7 +122,7 @@ def _nodes_of(row: Row) -> list[NodeOfRow]:
     nodes = []
     for place in sorted({rank.node for trial in row.ok_trials for rank in trial.ranks}):
         summaries = [
-            _summary(trial, place, steps, samples)
+            _summary(trial, place, steps, samples.get(place, []))
             for trial, steps, samples in raw
             if any(rank.node == place for rank in trial.ranks)
         ]
@@ -138,22 +138,17 @@ def _nodes_of(row: Row) -> list[NodeOfRow]:
     return nodes
 
 
-def _raw(row: Row, trial: TrialResult) -> tuple[list[Line], list[Line]]:
-    """Steps and samples; lines that are none are left out."""
+def _raw(row: Row, trial: TrialResult) -> tuple[list[Line], Mapping[int, list[Line]]]:
+    """Steps, and samples by node; lines that are none are left out."""
     if row.folder is None:
-        return [], []
+        return [], {}
     folder = RunFolder(row.folder).trial_folder(trial.id)
     steps = [
         line
         for line in raw_lines(folder / STEPS_FILE)
         if "measured" in line and None not in (number(line.get("step")), number(line.get("rank")))
     ]
-    samples = [
-        line
-        for line in raw_lines(folder / SAMPLES_FILE)
-        if number(line.get("at_seconds")) is not None
-    ]
-    return steps, samples
+    return steps, samples_by_node(folder)
 
 
 def _summary(
@@ -167,7 +162,7 @@ def _summary(
     return summarise(
         [rank for rank in trial.ranks if rank.node == node],
         steps,
-        [sample for sample in samples if sample.get("node", 0) == node],
+        samples,
         launched_at_seconds=trial.started_at_seconds,
         total_seconds=trial.total_seconds,
         device_type=str(trial.trial.get("device_type", "cpu")),
