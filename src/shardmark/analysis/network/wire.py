@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
@@ -28,6 +29,12 @@ class Kind:
     """Payload that the rank handed in, mean over ranks and repeats; None without a probe."""
     counted_calls: float | None = None
     """The same of the calls."""
+
+    @property
+    def carried_bytes(self) -> float:
+        """For what was counted; a kind that nothing is known of counts once."""
+        share = carried_share(self.kind, self.ranks)
+        return (1.0 if share is None else share) * (self.counted_bytes or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +63,12 @@ class WireOfRow:
     @property
     def interface_ratio(self) -> float | None:
         """Sent over defined: what backend and protocols add, too."""
-        sent = self.interface_bytes
-        return None if sent is None else _ratio(sent.value, self.defined_bytes)
+        return _ratio(self.interface_bytes, self.defined_bytes)
 
     @property
     def backend_ratio(self) -> float | None:
         """Sent over counted: what backend and protocols add to what the library asks for."""
-        sent = self.interface_bytes
-        return None if sent is None else _ratio(sent.value, self.counted_bytes)
+        return _ratio(self.interface_bytes, self.counted_bytes)
 
 
 def wires_of(rows: Sequence[Row]) -> list[WireOfRow]:
@@ -72,60 +77,39 @@ def wires_of(rows: Sequence[Row]) -> list[WireOfRow]:
 
 
 def _wire_of(row: Row) -> WireOfRow:
-    wire = row.ok_trials[0].needed_traffic
-    counted, sent = _counted(row.ok_trials), _sent(row.ok_trials)
-    kinds = tuple(_kinds(row, wire, counted))
+    wire, sent = row.ok_trials[0].needed_traffic, _sent(row.ok_trials)
+    probes = [rank.probe for trial in row.ok_trials for rank in workers_of(trial)]
+    each = [probe.collectives for probe in probes if probe and probe.collectives is not None]
+    counted = bool(each) and len(each) == len(probes)
+    sizes, calls = Counter[str](), Counter[str]()
+    for kind, own in (item for collectives in each for item in collectives.items()):
+        sizes[kind] += own.payload_bytes
+        calls[kind] += own.calls
+    defined = {} if wire is None else {part.kind: part for part in wire.traffic}
+    everybody = len(row.ok_trials[0].layout.training_ranks)
+    kinds = tuple(
+        Kind(
+            kind=kind,
+            ranks=defined[kind].ranks if kind in defined else everybody,
+            defined_bytes=defined[kind].payload_bytes if kind in defined else 0.0,
+            counted_bytes=sizes[kind] / len(each) if counted else None,
+            counted_calls=calls[kind] / len(each) if counted else None,
+        )
+        for kind in dict.fromkeys((*defined, *(sizes if counted else ())))
+    )
     reasons = {
-        "formula": "no rank counted the model's parameters" if wire is None else None,
-        "counted": "no collectives were counted: the probe was off, or failed"
-        if counted is None
-        else None,
-        "interfaces": row.missing.get(SENT, "not recorded") if sent is None else None,
+        "formula": None if wire else "no rank counted the model's parameters",
+        "counted": None if counted else "no collectives were counted: the probe was off, or failed",
+        "interfaces": None if sent else row.missing.get(SENT, "not recorded"),
     }
     return WireOfRow(
         row=row,
         wire=wire,
         kinds=kinds,
-        counted_bytes=None if counted is None else fsum(map(_carried, kinds)),
+        counted_bytes=fsum(kind.carried_bytes for kind in kinds) if counted else None,
         interface_bytes=sent,
         missing={what: why for what, why in reasons.items() if why is not None},
     )
-
-
-def _counted(trials: Sequence[TrialResult]) -> dict[str, tuple[float, float]] | None:
-    """Payload bytes and calls by kind in a step: means over all workers of all trials."""
-    probes = [rank.probe for trial in trials for rank in workers_of(trial)]
-    each = [probe.collectives for probe in probes if probe and probe.collectives is not None]
-    if not each or len(each) < len(probes):
-        return None
-    sums: dict[str, tuple[float, float]] = {}
-    for collectives in each:
-        for kind, own in collectives.items():
-            payload_bytes, calls = sums.get(kind, (0.0, 0.0))
-            sums[kind] = payload_bytes + own.payload_bytes, calls + own.calls
-    return {kind: (total / len(each), calls / len(each)) for kind, (total, calls) in sums.items()}
-
-
-def _kinds(
-    row: Row, wire: WireBytes | None, counted: Mapping[str, tuple[float, float]] | None
-) -> Iterator[Kind]:
-    defined = {} if wire is None else {part.kind: part for part in wire.traffic}
-    everybody = len(row.ok_trials[0].layout.training_ranks)
-    for kind in dict.fromkeys((*defined, *(counted or {}))):
-        own = None if counted is None else counted.get(kind, (0.0, 0.0))
-        yield Kind(
-            kind=kind,
-            ranks=defined[kind].ranks if kind in defined else everybody,
-            defined_bytes=defined[kind].payload_bytes if kind in defined else 0.0,
-            counted_bytes=None if own is None else own[0],
-            counted_calls=None if own is None else own[1],
-        )
-
-
-def _carried(kind: Kind) -> float:
-    """A kind that nothing is known of counts once."""
-    share = carried_share(kind.kind, kind.ranks)
-    return (1.0 if share is None else share) * (kind.counted_bytes or 0.0)
 
 
 def _sent(trials: Sequence[TrialResult]) -> Estimate | None:
@@ -138,5 +122,6 @@ def _sent(trials: Sequence[TrialResult]) -> Estimate | None:
     return estimate_mean(values) if values and len(values) == len(trials) else None
 
 
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+def _ratio(above: Estimate | float | None, below: float | None) -> float | None:
+    value = above.value if isinstance(above, Estimate) else above
+    return value / below if value is not None and below else None
