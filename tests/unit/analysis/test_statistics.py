@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from statistics import NormalDist, fmean, stdev
+from statistics import NormalDist, fmean
 
 import numpy as np
 import pytest
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from shardmark.analysis.statistics.intervals import (
     ROBUST_FROM,
@@ -17,14 +17,13 @@ from shardmark.analysis.statistics.intervals import (
     estimate_difference,
     estimate_mean,
     estimate_ratio,
-    t_probability,
-    two_sided_p_value,
+    middle_of,
 )
 
-DRAWS = 1000
-COUNTS = (2, 3, 5, 9, 10, 20)
-LEAST, MOST = 0.925, 0.975
-"""Of the intervals hold the truth; the standard error of that share is 0.7 %."""
+DRAWS = 600
+COUNTS = (2, 3, 9, 10, 20)
+LEAST, MOST = 0.92, 0.98
+"""Of the intervals hold the truth; the standard error of that share is 0.9 %."""
 
 SKEW = 0.2
 """Standard deviation of the logarithm: more than a machine's own noise has."""
@@ -69,16 +68,6 @@ def share_held(draw_estimate: Callable[[], Estimate], truth: float) -> float:
     return held / DRAWS
 
 
-def test_p_value_is_that_of_a_t_test() -> None:
-    values = [0.3, 1.1, 0.7, -0.2]
-    third = (fmean(values) / (stdev(values) / 2)) / math.sqrt(3)
-    three_degrees = 1 - 2 / math.pi * (math.atan(third) + third / (1 + third**2))
-    assert two_sided_p_value(values) == pytest.approx(three_degrees)
-    assert two_sided_p_value([1.0, 1.0]) == 0
-    assert two_sided_p_value([0.0, 0.0]) == 1
-    assert t_probability(-2.0, 3.3) == pytest.approx(0.1309588644394494)  # SciPy's t.sf
-
-
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("law", [normal, skewed, disturbed])
 def test_interval_of_a_mean_holds_the_truth(
@@ -92,7 +81,7 @@ def test_interval_of_a_mean_holds_the_truth(
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("law", [normal, skewed, half_disturbed])
+@pytest.mark.parametrize("law", [skewed, half_disturbed])
 def test_interval_of_a_ratio_holds_the_truth(
     law: Callable[[random.Random], float], count: int
 ) -> None:
@@ -109,7 +98,7 @@ def test_interval_of_a_ratio_holds_the_truth(
 
 
 @pytest.mark.parametrize(("count", "left_out"), [(9, 0), (10, 1), (19, 1), (20, 2)])
-def test_trimmed_interval_is_tukey_and_mclaughlins(count: int, left_out: int) -> None:
+def test_intervals_are_tukey_and_mclaughlins_and_student_s(count: int, left_out: int) -> None:
     draw = random.Random(count)
     values = sorted(normal(draw) for _ in range(count))
     left = count - 2 * left_out
@@ -119,17 +108,23 @@ def test_trimmed_interval_is_tukey_and_mclaughlins(count: int, left_out: int) ->
     estimate = estimate_difference(draw.sample(values, count))
     assert estimate.value == pytest.approx(fmean(values[left_out : count - left_out]))
     assert estimate.half_width == pytest.approx(stdtrit(left - 1, 0.975) * error * longer)
+    if left_out == 0:
+        known = 2 * stdtr(count - 1, (90 - fmean(values)) / error)
+        assert middle_of([value - 90 for value in values]).p_value == pytest.approx(known)
 
 
-def test_known_intervals() -> None:
-    """Differences may have either sign; of a positive quantity the logarithm has the interval."""
+def test_positive_quantities_have_their_interval_on_the_log_scale() -> None:
     half = 4.302652729911275 / 3**0.5
-    assert estimate_difference([1.0, 2.0, 3.0]).half_width == pytest.approx(half)
     estimate = estimate_mean([1.0, 2.0, 3.0])
     assert estimate.value == 2
     assert estimate.low == pytest.approx(2 / math.exp(half / 2))
     assert estimate.high == pytest.approx(2 * math.exp(half / 2))
+    assert estimate.half_width == pytest.approx(2 * math.exp(half / 2) - 2)
     assert estimate_mean([0.0, 0.0, 1.0]).low == 0
+    assert estimate_mean([0.1] * 3).half_width == 0, "rounding alone is no width"
+    ratio, turned = (estimate_ratio([3.0, 6.5], [1.0, 2.0]), estimate_ratio([1, 2], [3, 6.5]))
+    assert ratio.value == pytest.approx(math.sqrt(19.5 / 2))
+    assert (turned.value, turned.low) == pytest.approx((1 / ratio.value, 1 / (ratio.high or 0)))
 
 
 def test_too_much_noise_has_no_interval() -> None:
@@ -157,27 +152,3 @@ def test_too_much_noise_has_no_interval() -> None:
 def test_without_an_interval(estimate: Estimate, value: float, n: int) -> None:
     assert estimate == Estimate(value=value, low=None, high=None, n=n)
     assert estimate.half_width is None
-
-
-def test_values_are_needed() -> None:
-    with pytest.raises(ValueError, match="an estimate needs at least one value"):
-        estimate_mean([])
-    for numerators, denominators in (([], []), ([1.0], [1.0, 2.0])):
-        with pytest.raises(ValueError, match="as many numerators as denominators"):
-            estimate_ratio(numerators, denominators)
-
-
-def test_ratio_is_that_of_the_geometric_means() -> None:
-    ratio = estimate_ratio([3.0, 6.5], [1.0, 2.0])
-    assert ratio.value == pytest.approx(math.sqrt(19.5 / 2))
-    turned = estimate_ratio([1.0, 2.0], [3.0, 6.5])
-    assert ratio.high is not None
-    assert turned.value == pytest.approx(1 / ratio.value)
-    assert turned.low == pytest.approx(1 / ratio.high)
-    assert ratio.half_width == pytest.approx(ratio.high - ratio.value)
-
-
-def test_equal_values_have_no_width_but_for_rounding() -> None:
-    estimate = estimate_mean([0.1] * 3)
-    assert (estimate.low, estimate.value, estimate.high) == pytest.approx((0.1,) * 3, abs=1e-16)
-    assert estimate.half_width == 0
