@@ -8,16 +8,18 @@ import pytest
 
 from shardmark.analysis.trial.rank_metrics import train_loss
 from shardmark.core.metrics import METRICS
-from shardmark.results.schema import EpochRecord, ExchangeRecord, RankRecord, Summary
-from tests.unit.summarise.trials import record, sample_lines, step_lines, summarised
+from shardmark.results.schema import EpochRecord, ExchangeRecord, RankRecord
+from tests.unit.summarise.trials import (
+    Summarised,
+    record,
+    sample_lines,
+    server_record,
+    step_lines,
+    summarised,
+    value,
+)
 
 NAMES = [name for name, metric in METRICS.items() if metric.group == "servers"]
-
-
-def value(metrics: dict[str, Summary | None], name: str) -> float:
-    found = metrics[name]
-    assert found is not None, name
-    return found.value
 
 
 def server(rank: int, **exchange: Any) -> RankRecord:
@@ -29,17 +31,7 @@ def server(rank: int, **exchange: Any) -> RankRecord:
         "wait_seconds": 5.0,
         "lost_samples": 8,
     }
-    return record(
-        rank,
-        role="server",
-        windows=(),
-        samples=0,
-        first_step_at_seconds=None,
-        epochs=(),
-        evaluation_seconds=(),
-        probe=None,
-        exchange=ExchangeRecord(**{**counts, **exchange}),
-    )
+    return server_record(rank, exchange=ExchangeRecord(**{**counts, **exchange}))
 
 
 def worker(rank: int, bound: int | None = None, **changes: Any) -> RankRecord:
@@ -49,7 +41,7 @@ def worker(rank: int, bound: int | None = None, **changes: Any) -> RankRecord:
     return record(rank, exchange=passed, settings={"staleness_bound": bound}, **changes)
 
 
-def served(*ranks: RankRecord) -> tuple[dict[str, Summary | None], dict[str, str]]:
+def served(*ranks: RankRecord) -> Summarised:
     return summarised(ranks, samples=sample_lines(ranks=4))
 
 
@@ -78,12 +70,9 @@ def test_gradients_used_together_are_one_update() -> None:
 
 
 def test_staleness_of_all_servers() -> None:
-    metrics, _ = served(
-        worker(0),
-        worker(1),
-        server(2, staleness={"0": 1, "9": 1}),
-        server(3, staleness={"0": 1, "10": 1}),
-    )
+    stale = ({"0": 1, "9": 1}, {"0": 1, "10": 1})
+    servers = [server(rank, staleness=each) for rank, each in enumerate(stale, start=2)]
+    metrics, _ = served(worker(0), worker(1), *servers)
     assert value(metrics, "staleness_max") == 10, "as a number, not as a text"
     assert value(metrics, "staleness_mean") == 19 / 4
 
@@ -91,15 +80,10 @@ def test_staleness_of_all_servers() -> None:
 def test_nothing_was_pushed() -> None:
     idle = worker(0).model_copy(update={"exchange": ExchangeRecord(), "windows": ()})
     metrics, missing = served(idle, server(1, pushes=0, pulls=0, staleness={}, lost_samples=0))
-    assert missing["staleness_mean"] == missing["staleness_max"] == "no gradient reached a server"
-    assert missing["push_bytes"] == missing["server_wait_seconds"] == "no gradient reached a server"
+    for name in ("staleness_mean", "staleness_max", "push_bytes", "server_wait_seconds"):
+        assert missing[name] == "no gradient reached a server"
     assert missing["updates_per_second"] == "no window was measured"
     assert value(metrics, "push_count") == value(metrics, "lost_samples") == 0
-
-
-def test_other_strategies_have_no_server() -> None:
-    _, missing = summarised()
-    assert {missing[name] for name in NAMES} == {"the strategy has no parameter server"}
 
 
 def test_a_lost_worker_is_not_measured() -> None:
@@ -117,22 +101,10 @@ def test_a_lost_worker_is_not_measured() -> None:
     assert "step_seconds" not in missing
 
 
-def epoch(steps: tuple[int, int], loss: float | None) -> EpochRecord:
-    return EpochRecord(
-        epoch=0,
-        first_step=steps[0],
-        end_step=steps[1],
-        train_loss=loss,
-        evaluation_seconds=None,
-        quality=None,
-    )
-
-
 @pytest.mark.parametrize(
     ("epochs", "expected"),
     [
         ([((0, 6), 1.0), ((0, 2), 3.0)], 1.5),  # as many samples in each step
-        ([((0, 4), 1.0), ((0, 4), 3.0)], 2.0),
         ([((0, 4), 1.0), ((3, 3), None)], 1.0),  # a slow worker found nothing left
         ([((0, 4), 1.0), ((0, 4), None)], "a loss was not a finite number"),
         ([((0, 0), None)], "no epoch ended"),
@@ -142,14 +114,16 @@ def epoch(steps: tuple[int, int], loss: float | None) -> EpochRecord:
 def test_train_loss_is_the_mean_over_all_steps_of_all_workers(
     epochs: list[tuple[tuple[int, int], float | None]], expected: float | str
 ) -> None:
-    ranks = [record(rank, epochs=(epoch(*one),)) for rank, one in enumerate(epochs)]
+    rest: dict[str, Any] = {"evaluation_seconds": None, "quality": None}
+    ranks = [
+        record(
+            rank,
+            epochs=(EpochRecord(epoch=0, first_step=first, end_step=end, train_loss=loss, **rest),),
+        )
+        for rank, ((first, end), loss) in enumerate(epochs)
+    ]
     assert train_loss(ranks, 0) == expected
-
-
-@pytest.mark.parametrize("number", [-1, 1])
-def test_train_loss_of_no_epoch(number: int) -> None:
-    ranks = [record(0, epochs=()), record(1, epochs=(epoch((0, 2), 1.0),))]
-    assert train_loss(ranks, number) == "no epoch ended"
+    assert train_loss(ranks, 1) == train_loss(ranks, -1) == "no epoch ended"
 
 
 def test_epoch_of_unequal_workers_is_told_from_samples() -> None:

@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.results.schema import ProbeRecord, RankRecord, ResumeRecord, Summary
+from shardmark.results.schema import ProbeRecord, RankRecord, ResumeRecord
 from shardmark.strategies import build_strategy
 from tests.unit.summarise.trials import (
     epochs,
     probe,
     record,
     sample_lines,
+    server_record,
     step_lines,
     summarised,
+    value,
 )
 
 OF_DETECTORS = {"map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"}
@@ -25,12 +27,6 @@ NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS | OF_LANGUAGE
 """What the evaluation of `trials` does not give."""
 OF_RESTARTS = {"checkpoint_seconds", "checkpoint_bytes"}
 OF_SERVERS = {metric.name for metric in METRICS.values() if metric.group == "servers"}
-
-
-def value(metrics: dict[str, Summary | None], name: str) -> float:
-    found = metrics[name]
-    assert found is not None, name
-    return found.value
 
 
 VALUES = {
@@ -112,14 +108,11 @@ def test_what_a_cpu_has_not() -> None:
     }
 
 
-def test_mean_maximum_and_imbalance() -> None:
-    metrics, _ = summarised()
-    cpu = metrics["cpu_percent"]
+def test_the_mean_goes_with_maximum_and_imbalance() -> None:
+    cpu = summarised()[0]["cpu_percent"]
     assert cpu is not None
     assert cpu.over == "mean"
-    assert cpu.mean == pytest.approx(75)
-    assert cpu.maximum == pytest.approx(100)
-    assert cpu.imbalance == pytest.approx(1 / 3)
+    assert (cpu.mean, cpu.maximum, cpu.imbalance) == pytest.approx((75, 100, 1 / 3))
 
 
 def test_cuda() -> None:
@@ -201,18 +194,6 @@ def test_what_the_host_holds_is_not_the_gpu_s() -> None:
     assert value(metrics, "host_state_bytes") == 41
 
 
-def test_value_that_a_device_does_not_report() -> None:
-    samples = sample_lines(gpus=["GPU-0"])
-    for sample in samples:
-        gpus = sample["gpus"]
-        assert isinstance(gpus, list)
-        gpus[0]["energy_joules"] = gpus[0]["utilization_percent"] = None
-    metrics, missing = summarised(samples=samples, device_type="cuda")
-    assert missing["energy_joules"] == "the device does not report energy_joules"
-    assert missing["gpu_utilization"] == "the device does not report utilization_percent"
-    assert metrics["power_watts"] is not None
-
-
 def test_state_larger_than_the_peak_leaves_no_activations() -> None:
     small = probe(0).model_copy(update={"peak_memory_bytes": 50})
     metrics, _ = summarised([record(0, probe=small), record(1, probe=small)])
@@ -239,16 +220,7 @@ def test_no_records_at_all() -> None:
 
 
 def test_server_counts_where_it_has_values() -> None:
-    server = record(
-        2,
-        role="server",
-        windows=(),
-        samples=0,
-        first_step_at_seconds=None,
-        epochs=(),
-        evaluation_seconds=(),
-        probe=None,
-    )
+    server = server_record(2)
     metrics, missing = summarised([server, record(1), record(0)], samples=sample_lines(ranks=3))
     assert value(metrics, "samples_per_second") == pytest.approx(20)
     assert value(metrics, "samples_per_second_per_rank") == pytest.approx(10)
@@ -276,30 +248,14 @@ def test_a_restarted_rank_counts_on_in_its_new_process() -> None:
     assert missing["cpu_percent"] == "rank 0: no sample was taken before the first window"
 
 
-def test_quality_of_a_detector() -> None:
-    """It has no validation loss; an average over no objects is null."""
-    quality = {"map": 0.25, "map_50": 0.5, "map_75": None}
-    ranks = [record(rank, epochs=epochs(quality)) for rank in range(2)]
-    metrics, missing = summarised(ranks)
-    assert value(metrics, "map") == 0.25
-    assert value(metrics, "map_50") == 0.5
-    assert missing["map_75"] == "the evaluation gave no finite number"
-    for name in ("validation_loss", "accuracy_top1", "mask_map"):
-        assert metrics[name] is None
-        assert missing[name] == "the workload has no such metric"
-
-
 def test_errors_are_counted() -> None:
     ranks = [
         record(0, nonfinite_steps=3, skipped_steps=1, data_errors=("a", "b")),
         record(1, nonfinite_steps=2, skipped_steps=1, data_errors=("c",)),
     ]
     metrics, _ = summarised(ranks, restarts=1)
-    found = [
-        value(metrics, name)
-        for name in ("nonfinite_steps", "skipped_steps", "data_errors", "restarts")
-    ]
-    assert found == [3, 1, 3, 1]
+    names = ("nonfinite_steps", "skipped_steps", "data_errors", "restarts")
+    assert [value(metrics, name) for name in names] == [3, 1, 3, 1]
 
 
 def test_network_is_the_sum_over_nodes() -> None:
@@ -314,11 +270,9 @@ def test_network_is_the_sum_over_nodes() -> None:
 def test_nvlink_is_counted_from_when_the_devices_are_known() -> None:
     lines: list[dict[str, Any]] = sample_lines()
     for second, line in enumerate(lines[1:]):
-        sent, received = 10**9 + 50 * second, 70 * second
-        line["network"]["nvlink"] = {"bytes_sent": sent, "bytes_received": received}
+        line["network"]["nvlink"] = {"bytes_sent": 10**9 + 50 * second, "bytes_received": 0}
     metrics, _ = summarised(samples=lines)
     assert value(metrics, "network_sent_bytes") == pytest.approx(6.6 * (110 + 50))
-    assert value(metrics, "network_received_bytes") == pytest.approx(6.6 * (1100 + 70))
 
 
 def test_loopback_of_other_programs_is_not_credited() -> None:
@@ -336,6 +290,9 @@ NO_PROBE = "no untimed steps were taken after the training: the probe was switch
 NO_EVALUATION = "the validation set was not evaluated"
 TOO_MANY = probe(0).model_copy(update={"flops_per_sample": 10**15})
 FAILED_PROBE = ProbeRecord(reasons={"flops_per_sample": "the model has its own operator"})
+UNREPORTED: list[dict[str, Any]] = sample_lines(gpus=["GPU-0"])
+for _line in UNREPORTED:
+    _line["gpus"][0].update(energy_joules=None, utilization_percent=None)
 UNMARKED = [{k: v for k, v in line.items() if k != "forward_seconds"} for line in step_lines()]
 
 
@@ -391,6 +348,13 @@ def both(**changes: Any) -> list[RankRecord]:
             {"network_sent_bytes": "no sample was taken before the first window"},
         ),
         ({"samples": []}, {"network_sent_bytes": "no sample was taken"}),
+        (
+            {"samples": UNREPORTED, "device_type": "cuda"},
+            {
+                "energy_joules": "the device does not report energy_joules",
+                "gpu_utilization": "the device does not report utilization_percent",
+            },
+        ),
         (  # an earlier process is not the rank
             {"ranks": [record(0, pid=999), record(1)]},
             {"threads": "rank 0: no sample was taken"},

@@ -16,6 +16,8 @@ from shardmark.results.schema import (
     WindowRecord,
 )
 
+Summarised = tuple[dict[str, Summary | None], dict[str, str]]
+"""Metrics, and why one is missing."""
 LAUNCHED = 1000.0
 WARMUP = 4
 STEPS = 10
@@ -78,6 +80,20 @@ def record(rank: int, **changes: Any) -> RankRecord:
     return RankRecord(**{**values, **changes})
 
 
+def server_record(rank: int, **changes: Any) -> RankRecord:
+    """A rank that holds parameters for the others and takes no step."""
+    idle: dict[str, Any] = {
+        "role": "server",
+        "windows": (),
+        "samples": 0,
+        "first_step_at_seconds": None,
+        "epochs": (),
+        "evaluation_seconds": (),
+        "probe": None,
+    }
+    return record(rank, **{**idle, **changes})
+
+
 def step_lines(ranks: int = 2, steps: int = STEPS) -> list[dict[str, object]]:
     """Measured steps take 1, 2, 3, ... seconds (warm-up 50), ten percent more on rank 1."""
     return [
@@ -89,7 +105,7 @@ def step_lines(ranks: int = 2, steps: int = STEPS) -> list[dict[str, object]]:
             "data_seconds": 0.125,
             "forward_seconds": 0.25,
             "backward_seconds": 0.5,
-            "optimizer_seconds": None if rank > 9 else 0.0625,
+            "optimizer_seconds": 0.0625,
         }
         for rank in range(ranks)
         for step in range(steps)
@@ -140,7 +156,7 @@ def summarised(
     steps: Sequence[Mapping[str, object]] | None = None,
     samples: Sequence[Mapping[str, object]] | None = None,
     **changes: Any,
-) -> tuple[dict[str, Summary | None], dict[str, str]]:
+) -> Summarised:
     values: dict[str, Any] = {
         "launched_at_seconds": LAUNCHED,
         "total_seconds": 60.0,
@@ -156,3 +172,9 @@ def summarised(
         sample_lines() if samples is None else samples,
         **{**values, **changes},
     )
+
+
+def value(metrics: Mapping[str, Summary | None], name: str) -> float:
+    summary = metrics[name]
+    assert summary is not None, name
+    return summary.value
