@@ -107,23 +107,6 @@ def test_others_wait_for_a_slow_rank(
     assert all("rank 2 comes last: the others wait 150 ms a step" in line for line in found)
 
 
-@pytest.mark.parametrize(("stale", "lines"), [(0.9, 1), (0.0, 0)])
-def test_stale_gradients_that_cost_quality(tmp_path: Path, stale: float, lines: int) -> None:
-    exact = Cell(strategy="ddp", world_size=2, rates=(100.0,), qualities=(0.9, 0.91, 0.9))
-    late = Cell(
-        strategy="ps-async",
-        world_size=2,
-        rates=(100.0,),
-        qualities=(0.6, 0.61, 0.6),
-        equivalent=None,
-        guarantee="every gradient is applied once",
-        metrics={"staleness_mean": stale, "staleness_max": 3.0},
-    )
-    found = why(tmp_path, exact, late)
-    assert len(found) == lines
-    assert all("0.9 updates old on average, 3 at most (one seed)" in line for line in found)
-
-
 def test_three_lines_at_most(tmp_path: Path) -> None:
     slow = steps(data=0.5, forward=0.3, backward=0.2, optimizer=0.01)
     cells = [cell(name, 2, slow) for name in ("fsdp", "zero-1", "zero-2", "zero-3")]

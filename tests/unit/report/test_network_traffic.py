@@ -135,7 +135,6 @@ def test_interfaces_are_told_apart_by_node(nodes: Comparison) -> None:
     assert first.sent.step_bytes.value == pytest.approx(3900 * SECONDS / STEPS)
     assert first.received.mean_bytes_per_second == pytest.approx(780)
     assert first.sent.peak_bytes_per_second == pytest.approx(3900)
-    assert first.sent.busy_share == 1.0
     assert first.sent.over_time.y == pytest.approx([3900] * len(first.sent.over_time.x))
     assert (min(first.sent.over_time.x), max(first.sent.over_time.x)) == (0.125, 7.875)
 
@@ -150,14 +149,12 @@ def test_ranks_are_told_apart_where_the_samples_do(nodes: Comparison, tmp_path: 
     assert (old.ranks, set(old.missing)) == ((), {"ranks"})
 
 
-def test_bursts_have_a_peak_and_are_seldom_busy(tmp_path: Path) -> None:
+def test_bursts_have_a_peak(tmp_path: Path) -> None:
     """All bytes of the windows in a half of a second."""
     _, traffic = on_loopback(tmp_path, TIMES, lambda at: 1000 * min(max(at - 2, 0), 0.5))
     (each,) = traffic.interfaces
     assert each.sent.mean_bytes_per_second == pytest.approx(500 / SECONDS)
     assert each.sent.peak_bytes_per_second == pytest.approx(1000)
-    assert each.sent.busy_share == pytest.approx(0.5 / SECONDS, rel=0.1)
-    assert each.received.busy_share == 0.0
 
 
 def test_few_samples_give_no_peak_and_an_early_end_no_bytes(tmp_path: Path) -> None:
@@ -165,9 +162,9 @@ def test_few_samples_give_no_peak_and_an_early_end_no_bytes(tmp_path: Path) -> N
     comparison, traffic = on_loopback(tmp_path / "few", [float(at) for at in range(-1, 10)])
     (each,) = traffic.interfaces
     assert each.sent.mean_bytes_per_second == pytest.approx(9)
-    assert (each.sent.peak_bytes_per_second, each.sent.busy_share) == (None, None)
+    assert each.sent.peak_bytes_per_second is None
     notes = " ".join(note for table in network_tables(comparison) for note in table.notes)
-    assert "Peak and busy left out: at most 7 samples" in notes
+    assert "Peak left out: at most 7 samples" in notes
     _, ended = on_loopback(tmp_path / "early", [at for at in TIMES if at < 3])
     assert ended.missing["interfaces"] == "no sample was taken after the last window"
 
