@@ -16,6 +16,12 @@ OfRank = Callable[[RankRecord], Value]
 ON_CPU = "the device is a CPU"
 
 
+def derived(function: Callable[..., Value], *values: Value) -> Value:
+    """The function of the values, or the reason of the first that is missing."""
+    reasons = [value for value in values if isinstance(value, str)]
+    return reasons[0] if reasons else function(*values)
+
+
 def trial_value(value: Value | None, otherwise: str = "it was not recorded") -> Result:
     """A metric that was never a rank's."""
     if value is None or isinstance(value, str):
@@ -47,18 +53,16 @@ def over_all(name: str, values: Sequence[Value]) -> Result:
     )
 
 
-def each_over_ranks(ranks: Sequence[RankRecord], **values: OfRank) -> dict[str, Result]:
-    """Each metric from its value of a rank."""
-    return {name: over_ranks(name, ranks, value_of) for name, value_of in values.items()}
+def over_ranks(ranks: Sequence[RankRecord], **value_of: OfRank) -> dict[str, Result]:
+    """Each metric from its value of a rank.
 
-
-def over_ranks(name: str, ranks: Sequence[RankRecord], value_of: OfRank) -> Result:
-    """Every worker must have a value; a rank that only holds parameters counts where it has one."""
-    values = [(rank, value_of(rank)) for rank in ranks]
-    return over_all(
-        name,
-        [value for rank, value in values if rank.role == "worker" or not isinstance(value, str)],
-    )
+    Every worker must have one; a rank that only holds parameters counts where it has one.
+    """
+    results = {}
+    for name, of_rank in value_of.items():
+        values = [(rank.role == "worker", of_rank(rank)) for rank in ranks]
+        results[name] = over_all(name, [v for must, v in values if must or not isinstance(v, str)])
+    return results
 
 
 def split(results: Mapping[str, Result]) -> tuple[dict[str, Summary | None], dict[str, str]]:

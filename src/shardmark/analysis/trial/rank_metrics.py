@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from shardmark.analysis.trial.over_ranks import (
     ON_CPU,
-    OfRank,
     Result,
     Value,
-    each_over_ranks,
+    derived,
+    over_ranks,
     trial_value,
 )
 from shardmark.analysis.trial.raw_files import Line, number
@@ -47,33 +47,25 @@ _EVALUATED = tuple(
 )
 """Metrics that a workload's evaluation gives, each workload some of them."""
 
-
-@dataclass(slots=True)
-class MeasuredSteps:
-    """The measured lines of `steps.jsonl`, read once."""
-
-    steps_taken: int = 0
-    """In the whole training, warm-up included."""
-    seconds: dict[int, dict[str, list[float]]] = field(default_factory=dict)
-    """Rank -> span -> seconds of each measured step."""
+SpanSeconds = Mapping[tuple[int, str], Sequence[float]]
+"""Rank and span -> seconds of each measured step."""
 
 
-def read_steps(lines: Iterable[Line]) -> MeasuredSteps:
+def read_steps(lines: Iterable[Line]) -> tuple[int, SpanSeconds]:
+    """Steps of the whole training, warm-up included, and seconds of the measured ones."""
     spans = {span for span, _ in _QUANTILES.values()}
-    steps = MeasuredSteps()
+    steps_taken = 0
+    seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
     for line in lines:
         step, rank = number(line["step"]), number(line["rank"])
         assert step is not None, "a line of steps without its step"
         assert rank is not None, "a line of steps without its rank"
-        steps.steps_taken = max(steps.steps_taken, int(step) + 1)
-        if line["measured"] is not True:
-            continue
-        by_span = steps.seconds.setdefault(int(rank), {})
-        for span in spans:
-            seconds = number(line.get(span))
-            if seconds is not None:
-                by_span.setdefault(span, []).append(seconds)
-    return steps
+        steps_taken = max(steps_taken, int(step) + 1)
+        for span in spans if line["measured"] is True else ():
+            took = number(line.get(span))
+            if took is not None:
+                seconds[int(rank), span].append(took)
+    return steps_taken, seconds
 
 
 def window_seconds(rank: RankRecord) -> float:
@@ -106,40 +98,36 @@ def windows_of(rank: RankRecord | None) -> Windows:
 
 
 def time_metrics(
-    workers: Sequence[RankRecord], steps: MeasuredSteps, launched_at_seconds: float, no_window: str
+    workers: Sequence[RankRecord],
+    measured: SpanSeconds,
+    launched_at_seconds: float,
+    no_window: str,
 ) -> dict[str, Result]:
     """`no_window` says why nothing was measured, for the case that nothing was."""
-    measured = slowest(workers) is not None
+    has_window = slowest(workers) is not None
 
     def startup(rank: RankRecord) -> Value:
         if rank.first_step_at_seconds is None:
             return f"rank {rank.rank} took no step"
         return rank.first_step_at_seconds - launched_at_seconds
 
-    def quantile(span: str, share: float) -> OfRank:
-        def of_rank(rank: RankRecord) -> Value:
-            if not measured:
-                return no_window
-            seconds = steps.seconds.get(rank.rank, {}).get(span)
-            if not seconds:
-                return f"rank {rank.rank} marked no {span.removesuffix('_seconds')} span"
-            return _quantile(sorted(seconds), share)
+    def quantile(rank: RankRecord, span: str, share: float) -> Value:
+        """Interpolated linearly between the two nearest values."""
+        if not has_window:
+            return no_window
+        seconds = sorted(measured.get((rank.rank, span), ()))
+        if not seconds:
+            return f"rank {rank.rank} marked no {span.removesuffix('_seconds')} span"
+        below, part = divmod(share * (len(seconds) - 1), 1)
+        pair = seconds[int(below) : int(below) + 2]
+        return pair[0] + part * (pair[-1] - pair[0])
 
-        return of_rank
-
-    return each_over_ranks(
+    return over_ranks(
         workers,
         startup_seconds=startup,
         evaluation_seconds=lambda rank: _mean(rank.evaluation_seconds, NO_EVALUATION),
-        **{name: quantile(*what) for name, what in _QUANTILES.items()},
+        **{name: partial(quantile, span=s, share=q) for name, (s, q) in _QUANTILES.items()},
     )
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Interpolated linearly between the two nearest values."""
-    below, part = divmod(share * (len(ordered) - 1), 1)
-    pair = ordered[int(below) : int(below) + 2]
-    return pair[0] + part * (pair[-1] - pair[0])
 
 
 def epoch_seconds(
@@ -171,12 +159,6 @@ def counted_samples(workers: Sequence[RankRecord], layout: Layout) -> int:
     return sum(rank.samples for rank in workers if layout.ranks[rank.rank].counts_loss)
 
 
-def _counted_tokens(workers: Sequence[RankRecord], layout: Layout) -> Value:
-    counts = [rank.tokens for rank in workers if layout.ranks[rank.rank].counts_loss]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known else NO_SUCH_METRIC
-
-
 def rate_metrics(
     workers: Sequence[RankRecord], layout: Layout, peak: Value, no_window: str
 ) -> dict[str, Result]:
@@ -186,27 +168,26 @@ def rate_metrics(
         return dict.fromkeys(_RATES, no_window)
     seconds = window_seconds(longest)
     rate = counted_samples(workers, layout) / seconds
-    tokens = _counted_tokens(workers, layout)
     # Workers that died have left their devices.
     devices = layout.devices * len(workers) / len(layout.training_ranks)
+    tokens = [rank.tokens for rank in workers if layout.ranks[rank.rank].counts_loss]
+    known = [count for count in tokens if count is not None]
+    token_rate: Value = sum(known) / seconds if known else NO_SUCH_METRIC
     model_flops, hardware_flops = (
-        each if isinstance(each := from_probe(workers[0], name), str) else each * rate
+        derived(lambda flops: flops * rate, from_probe(workers[0], name))
         for name in ("flops_per_sample", "hardware_flops_per_sample")
+    )
+    # Why the peak is not known is told first: it holds for every recipe on that device.
+    mfu, hfu = (
+        derived(lambda most, own: own / most if own <= most else TOO_FAST, peak, flops)
+        for flops in (model_flops, hardware_flops)
     )
     values = (
         *(min(map(measured_steps, workers)), rate, rate / devices),
-        *(tokens if isinstance(tokens, str) else tokens / seconds / n for n in (1, devices)),
-        *(model_flops, _utilization(model_flops, peak), _utilization(hardware_flops, peak)),
+        *(token_rate, derived(lambda all_tokens: all_tokens / devices, token_rate)),
+        *(model_flops, mfu, hfu),
     )
     return {name: trial_value(value) for name, value in zip(_RATES, values, strict=True)}
-
-
-def _utilization(flops: Value, peak: Value) -> Value:
-    if isinstance(peak, str):
-        return peak  # told first: it holds for every recipe on that device
-    if isinstance(flops, str):
-        return flops
-    return flops / peak if flops <= peak else TOO_FAST
 
 
 def peak_of_all(workers: Sequence[RankRecord], precision: str, *, tf32: bool) -> Value:
@@ -241,52 +222,40 @@ def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, R
         return f"rank {rank.rank} did not record it" if reserved_bytes is None else reserved_bytes
 
     def activations(rank: RankRecord) -> Value:
-        left = peak(rank)
-        for held in (from_probe(rank, name) for name in _STATE):
-            if isinstance(left, str):
-                return left
-            left = held if isinstance(held, str) else left - held
-        return left if isinstance(left, str) else max(0.0, left)
+        state = (from_probe(rank, name) for name in _STATE)
+        return derived(lambda most, *held: max(0.0, most - sum(held)), peak(rank), *state)
 
     def on_host(rank: RankRecord) -> Value:
         if device_type != "cuda":
             return ON_CPU
         names = _STATE if rank.device == "cpu" else ("host_state_bytes",)
-        held = [from_probe(rank, name) for name in names]
-        unknown = [value for value in held if isinstance(value, str)]
-        return unknown[0] if unknown else sum(v for v in held if not isinstance(v, str))
+        return derived(lambda *held: sum(held), *(from_probe(rank, name) for name in names))
 
-    return each_over_ranks(
+    return over_ranks(
         on_device,
         peak_memory_bytes=peak,
         peak_reserved_bytes=reserved,
         activation_peak_bytes=activations,
-        **{name: _of_probe(name) for name in _STATE},
-    ) | each_over_ranks(ranks, host_state_bytes=on_host)
+        **{name: partial(from_probe, name=name) for name in _STATE},
+    ) | over_ranks(ranks, host_state_bytes=on_host)
 
 
 def communication_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
     """Per step, all kinds of collectives together."""
 
-    def total(count: str) -> OfRank:
-        def of_rank(rank: RankRecord) -> Value:
-            collectives = None if rank.probe is None else rank.probe.collectives
-            if collectives is None:
-                return _not_probed(rank, "collectives")
-            return float(sum(getattr(collective, count) for collective in collectives.values()))
+    def total(rank: RankRecord, count: str) -> Value:
+        collectives = None if rank.probe is None else rank.probe.collectives
+        if collectives is None:
+            return _not_probed(rank, "collectives")
+        return float(sum(getattr(collective, count) for collective in collectives.values()))
 
-        return of_rank
-
-    return each_over_ranks(
+    exposed = "exposed_communication_seconds"
+    return over_ranks(
         ranks,
-        collective_calls=total("calls"),
-        collective_bytes=total("payload_bytes"),
-        exposed_communication_seconds=_of_probe("exposed_communication_seconds"),
+        collective_calls=partial(total, count="calls"),
+        collective_bytes=partial(total, count="payload_bytes"),
+        exposed_communication_seconds=partial(from_probe, name=exposed),
     )
-
-
-def _of_probe(name: str) -> OfRank:
-    return lambda rank: from_probe(rank, name)
 
 
 def from_probe(rank: RankRecord, name: str) -> Value:
@@ -379,7 +348,7 @@ def train_loss(workers: Sequence[RankRecord], epoch: int) -> Value:
 
 def error_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
     """What went wrong on the ranks, and what guarding against it took."""
-    return each_over_ranks(
+    return over_ranks(
         ranks,
         nonfinite_steps=lambda rank: rank.nonfinite_steps,
         skipped_steps=lambda rank: rank.skipped_steps,

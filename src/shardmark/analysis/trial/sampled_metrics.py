@@ -12,8 +12,8 @@ from shardmark.analysis.trial.over_ranks import (
     OfRank,
     Result,
     Value,
-    each_over_ranks,
     over_all,
+    over_ranks,
     trial_value,
 )
 from shardmark.analysis.trial.raw_files import (
@@ -136,7 +136,7 @@ def process_metrics(
 
         return of_rank
 
-    return each_over_ranks(
+    return over_ranks(
         ranks,
         cpu_percent=increase("cpu_seconds", 100 / windows.seconds),
         context_switches=increase("context_switches"),

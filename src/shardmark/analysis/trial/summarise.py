@@ -54,21 +54,21 @@ def summarise(
     """
     ranks = sorted((r for r in ranks if r.lost is None), key=lambda rank: rank.rank)
     workers = [rank for rank in ranks if rank.role == "worker"]
-    taken = read_steps(steps)
-    no_window = _why_no_window(workers, taken.steps_taken)
+    steps_taken, measured = read_steps(steps)
+    no_window = _why_no_window(workers, steps_taken)
     peak = peak_of_all(workers, precision, tf32=tf32)
     results: dict[str, Result] = {
         "total_seconds": trial_value(total_seconds),
         "restarts": trial_value(restarts),
         "epoch_seconds": epoch_seconds(
             workers,
-            taken.steps_taken,
+            steps_taken,
             steps_per_epoch,
             no_window,
             layout=layout,
             samples_per_step=samples_per_step,
         ),
-        **time_metrics(workers, taken, launched_at_seconds, no_window),
+        **time_metrics(workers, measured, launched_at_seconds, no_window),
         **rate_metrics(workers, layout, ON_CPU if device_type == "cpu" else peak, no_window),
         **memory_metrics(ranks, device_type),
         **communication_metrics(workers),
