@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from shardmark.analysis.trial.over_ranks import (
     ON_CPU,
-    OfRank,
     Result,
     Value,
     over_all,
@@ -33,14 +33,15 @@ Point = tuple[float, float]
 
 _COUNTERS = ("cpu_seconds", "context_switches")
 """Of a process, since it began."""
-_OF_DEVICE: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+Reduce = Callable[[list[float]], float]
+_OF_DEVICE: dict[str, tuple[str, Reduce | None]] = {
     "device_used_bytes": ("memory_used_bytes", max),
     "temperature_celsius": ("temperature_celsius", max),
     "gpu_utilization": ("utilization_percent", fmean),
     "power_watts": ("power_watts", fmean),
+    "energy_joules": ("energy_joules", None),
 }
-"""Metric -> field of a sample, and how the values in the windows become one."""
-_ENERGY = "energy_joules"
+"""Metric -> field of a sample, and how the values in the windows become one; None of a counter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,26 +123,20 @@ def process_metrics(
 ) -> dict[str, Result]:
     """Of each rank's process and its descendants."""
 
-    def increase(field: str, scale: float = 1.0) -> OfRank:
-        def of_rank(rank: RankRecord) -> Value:
-            rise = counter_increase(process_points(samples, rank, field), windows)
-            return f"rank {rank.rank}: {rise}" if isinstance(rise, str) else scale * rise
+    def increase(rank: RankRecord, field: str, scale: float = 1.0) -> Value:
+        rise = counter_increase(process_points(samples, rank, field), windows)
+        return f"rank {rank.rank}: {rise}" if isinstance(rise, str) else scale * rise
 
-        return of_rank
-
-    def highest(field: str) -> OfRank:
-        def of_rank(rank: RankRecord) -> Value:
-            values = levels(process_points(samples, rank, field), windows)
-            return max(values) if values else f"rank {rank.rank}: no sample was taken"
-
-        return of_rank
+    def highest(rank: RankRecord, field: str) -> Value:
+        values = levels(process_points(samples, rank, field), windows)
+        return max(values) if values else f"rank {rank.rank}: no sample was taken"
 
     return over_ranks(
         ranks,
-        cpu_percent=increase("cpu_seconds", 100 / windows.seconds),
-        context_switches=increase("context_switches"),
-        peak_rss_bytes=highest("rss_bytes"),
-        **{name: highest(name) for name in ("threads", "processes", "open_files")},
+        cpu_percent=partial(increase, field="cpu_seconds", scale=100 / windows.seconds),
+        context_switches=partial(increase, field="context_switches"),
+        peak_rss_bytes=partial(highest, field="rss_bytes"),
+        **{name: partial(highest, field=name) for name in ("threads", "processes", "open_files")},
     )
 
 
@@ -152,22 +147,18 @@ def device_metrics(
     uuids = device_uuids(samples)
     if device_type != "cuda" or not uuids:
         reason = "NVML gave no sample of a device" if device_type == "cuda" else ON_CPU
-        return dict.fromkeys((*_OF_DEVICE, _ENERGY), reason)
+        return dict.fromkeys(_OF_DEVICE, reason)
 
-    def reduced(uuid: str, field: str, reduce: Callable[[list[float]], float]) -> Value:
-        values = levels(device_points(samples, uuid, field), windows)
-        return reduce(values) if values else f"the device does not report {field}"
-
-    def energy(uuid: str) -> Value:
-        points = device_points(samples, uuid, _ENERGY)
-        return (
-            counter_increase(points, windows) if points else f"the device does not report {_ENERGY}"
-        )
+    def of_device(uuid: str, field: str, reduce: Reduce | None) -> Value:
+        points = device_points(samples, uuid, field)
+        if not points:
+            return f"the device does not report {field}"
+        return reduce(levels(points, windows)) if reduce else counter_increase(points, windows)
 
     return {
-        name: over_all(name, [reduced(uuid, *how) for uuid in uuids])
+        name: over_all(name, [of_device(uuid, *how) for uuid in uuids])
         for name, how in _OF_DEVICE.items()
-    } | {_ENERGY: over_all(_ENERGY, [energy(uuid) for uuid in uuids])}
+    }
 
 
 def device_uuids(samples: Iterable[Line]) -> tuple[str, ...]:
