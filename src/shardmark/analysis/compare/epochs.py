@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.trial.over_ranks import Value, derived
 from shardmark.analysis.trial.rank_metrics import train_loss, workers_of
 from shardmark.results.schema import EpochRecord, RankRecord, TrialResult
 
@@ -29,8 +30,8 @@ class EpochsOfRow:
     """All epochs of a row; none where the recipe counts steps."""
 
     row: Row
-    epochs: tuple[Epoch, ...]
-    warmup_steps: int
+    epochs: tuple[Epoch, ...] = ()
+    warmup_steps: int = 0
     """First steps of the first epoch: they are in its seconds, and in no other metric."""
     reason: str | None = None
     """Why there is no epoch."""
@@ -40,52 +41,42 @@ def epochs_of(row: Row) -> EpochsOfRow:
     """The row's epochs, each a mean over the repeats."""
     trials = row.ok_trials
     if not trials:
-        return EpochsOfRow(row=row, epochs=(), warmup_steps=0, reason="no trial ended ok")
-    first = trials[0].trial
-    if first.get("recipe", {}).get("steps") is not None:
-        steps = first["recipe"]["steps"]
-        reason = f"the recipe counts {steps} steps and no epochs"
-        return EpochsOfRow(row=row, epochs=(), warmup_steps=0, reason=reason)
+        return EpochsOfRow(row=row, reason="no trial ended ok")
+    steps = trials[0].trial.get("recipe", {}).get("steps")
+    if steps is not None:
+        return EpochsOfRow(row=row, reason=f"the recipe counts {steps} steps and no epochs")
     numbers = sorted({epoch.epoch for trial in trials for epoch in workers_of(trial)[0].epochs})
+    windows = workers_of(trials[0])[0].windows
     return EpochsOfRow(
         row=row,
         epochs=tuple(_epoch(trials, number) for number in numbers),
-        warmup_steps=_warmup_steps(trials[0]),
+        warmup_steps=windows[0].first_step if windows else 0,
         reason=None if numbers else "no epoch was recorded",
     )
 
 
-def training_seconds(trial: TrialResult, number: int) -> float | str:
+def training_seconds(trial: TrialResult, number: int) -> Value:
     """Seconds of one epoch's training on the slowest rank, evaluation left out; or why not known.
 
     An epoch of measured steps consists of windows, with the device idle at their ends.  The first
     epoch begins with the warm-up, which belongs to no window: the time from the first step of the
     training to the first window (Unix time, noted while the device was idle) is added.
     """
-    seconds = _all_known([_rank_seconds(rank, number) for rank in workers_of(trial)])
-    if isinstance(seconds, str):
-        return seconds
-    return max(seconds) if seconds else "no rank that trains left a record"
+    seconds = [_rank_seconds(rank, number) for rank in workers_of(trial)]
+    none = "no rank that trains left a record"
+    return derived(lambda *each: max(each), *seconds) if seconds else none
 
 
-def elapsed_seconds(trial: TrialResult, number: int) -> float | str:
-    """Training time from the first step to the end of the epoch, evaluations left out."""
-    passed = _all_known([training_seconds(trial, earlier) for earlier in range(number + 1)])
-    return passed if isinstance(passed, str) else sum(passed)
+def epoch_values(trial: TrialResult, number: int) -> dict[str, Value]:
+    """Seconds, losses and qualities of one epoch by metric, or why one is not known.
 
-
-def _all_known(values: Sequence[float | str]) -> list[float] | str:
-    """The numbers, or the first reason why one is not known."""
-    reasons = [value for value in values if isinstance(value, str)]
-    return reasons[0] if reasons else [value for value in values if not isinstance(value, str)]
-
-
-def epoch_values(trial: TrialResult, number: int) -> dict[str, float | str]:
-    """Seconds, losses and qualities of one epoch by metric, or why one is not known."""
+    The elapsed seconds are those of training, from the first step, evaluations left out.
+    """
     record = _record(workers_of(trial)[0], number)
-    values: dict[str, float | str] = {
-        "epoch_seconds": training_seconds(trial, number),
-        "elapsed_seconds": elapsed_seconds(trial, number),
+    until = [training_seconds(trial, earlier) for earlier in range(number + 1)]
+    values = {
+        "epoch_seconds": until[-1],
+        "elapsed_seconds": derived(lambda *each: sum(each), *until),
     }
     if record is None:
         return values
@@ -98,12 +89,7 @@ def epoch_values(trial: TrialResult, number: int) -> dict[str, float | str]:
     return values
 
 
-def _warmup_steps(trial: TrialResult) -> int:
-    windows = workers_of(trial)[0].windows
-    return windows[0].first_step if windows else 0
-
-
-def _rank_seconds(rank: RankRecord, number: int) -> float | str:
+def _rank_seconds(rank: RankRecord, number: int) -> Value:
     epoch = _record(rank, number)
     if epoch is None:
         return f"rank {rank.rank} did not record this epoch"
