@@ -170,12 +170,17 @@ class Row:
 def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
     """The runs' trials by cell, in a fixed order.  Raises as `refuse_other_texts` does."""
     refuse_other_texts(runs)
-    groups: dict[tuple[object, ...], list[TrialResult]] = {}
-    for number, (label, run) in enumerate(zip(_run_labels(runs), runs, strict=True)):
+    names = Counter(run.name for run in runs)
+    rows = []
+    for run in runs:
+        # Two runs of one experiment are kept apart: they may come from two machines.
+        label = run.name if names[run.name] == 1 else f"{run.name} ({run.path})"
+        cells: dict[tuple[object, ...], list[TrialResult]] = {}
         for result in run.trials:
-            groups.setdefault((number, label, *_cell(result)), []).append(result)
-    ordered = sorted(groups.items(), key=lambda group: (group[0][0], *_order(group[1][0])))
-    return [_in_run(_row(str(key[1]), trials), runs[int(str(key[0]))]) for key, trials in ordered]
+            cells.setdefault(_cell(result), []).append(result)
+        ordered = sorted(cells.values(), key=lambda trials: _order(trials[0]))
+        rows += [_row(label, run, trials) for trials in ordered]
+    return rows
 
 
 def refuse_other_texts(runs: Iterable[StoredRun]) -> None:
@@ -192,17 +197,6 @@ def refuse_other_texts(runs: Iterable[StoredRun]) -> None:
                     "look at the two by themselves, or measure both with the same versions of"
                     " Python and packages",
                 )
-
-
-def _in_run(row: Row, run: StoredRun) -> Row:
-    """The row with its run's folder, and the run's verdict on what it trains."""
-    row = replace(row, folder=run.path)
-    known, trial = run.verification, row.trials[0].trial
-    verdict = known.of(cell_id(trial)) if known is not None and "strategy" in trial else None
-    if verdict is None:
-        return row
-    cause = verdict.cause.text if verdict.equivalent is False and verdict.cause else None
-    return replace(row, equivalent=verdict.equivalent, deviation=cause, guarantee=verdict.guarantee)
 
 
 def task_of(row: Row) -> tuple[str, str, str]:
@@ -251,12 +245,6 @@ def other_varied(result: TrialResult) -> dict[str, Any]:
     return {key: value for key, value in result.varied.items() if key not in OWN_COLUMNS}
 
 
-def _run_labels(runs: Sequence[StoredRun]) -> list[str]:
-    """Two runs of one experiment are kept apart: they may come from two machines."""
-    names = Counter(run.name for run in runs)
-    return [run.name if names[run.name] == 1 else f"{run.name} ({run.path})" for run in runs]
-
-
 def _cell(result: TrialResult) -> tuple[object, ...]:
     return (
         _workload_label(result),
@@ -295,15 +283,22 @@ def _workload_label(result: TrialResult) -> str:
     return " ".join(str(part) for part in parts if part is not None)
 
 
-def _row(experiment: str, trials: Sequence[TrialResult]) -> Row:
-    first = trials[0]
-    ok = _counted(trials)
+def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
+    first, ok = trials[0], _counted(trials)
     recorded = sorted({name for result in ok for name in result.metrics} - METRICS.keys())
     values = {name: _values(ok, name) for name in (*TRIAL_METRICS, *recorded)}
     metrics: dict[str, Estimate | None] = dict.fromkeys((*METRICS, *recorded))
     for name, by_repeat in values.items():
         if by_repeat:
             metrics[name] = _estimate(name, list(by_repeat.values()))
+    verdict = None
+    verified: dict[str, Any] = {}
+    if run.verification is not None and "strategy" in first.trial:
+        verdict = run.verification.of(cell_id(first.trial))
+    if verdict is not None:
+        verified = {"equivalent": verdict.equivalent, "guarantee": verdict.guarantee}
+        if verdict.equivalent is False and verdict.cause:
+            verified["deviation"] = verdict.cause.text
     return Row(
         experiment=experiment,
         workload=_workload_label(first),
@@ -325,6 +320,8 @@ def _row(experiment: str, trials: Sequence[TrialResult]) -> Row:
         },
         values=values,
         trials=tuple(sorted(trials, key=lambda result: result.repeat)),
+        folder=run.path,
+        **verified,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.effects import Effect, holm, paired_effect, with_one_row
@@ -28,45 +29,34 @@ METRIC = "samples_per_second"
 def judged(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
     """The rows with verdict and effect beside their baselines, None where there is none.
 
-    A row whose baseline has the same place is the baseline itself.
+    All are one family; the noise is shared by those with the same baseline.  A row whose baseline
+    has the same place is the baseline itself.
     """
-    effects = [
-        None if _same(row, base) else effect_between(row, base)
-        for row, base in zip(rows, baselines, strict=True)
-    ]
-    corrected = _corrected(effects, baselines)
+    effects: dict[int, Effect] = {}
+    by_baseline: dict[int, list[int]] = {}
+    for place, (row, base) in enumerate(zip(rows, baselines, strict=True)):
+        effect = None if base is None or _same(row, base) else _effect_between(row, base)
+        if effect is not None:
+            effects[place] = effect
+            by_baseline.setdefault(id(base), []).append(place)
+    for places in by_baseline.values():
+        shared = with_one_row([effects[place] for place in places])
+        effects |= zip(places, shared, strict=True)
+    effects = dict(zip(effects, holm(list(effects.values())), strict=True))
     return tuple(
-        replace(row, effect=effect, verdict=_verdict(row, base, effect))
-        for row, base, effect in zip(rows, baselines, corrected, strict=True)
+        replace(row, effect=effects.get(place), verdict=_verdict(row, base, effects.get(place)))
+        for place, (row, base) in enumerate(zip(rows, baselines, strict=True))
     )
 
 
-def _corrected(
-    effects: Sequence[Effect | None], baselines: Sequence[Row | None]
-) -> list[Effect | None]:
-    """All of them are one family; the noise is shared by those with the same baseline."""
-    by_baseline: dict[int, dict[int, Effect]] = {}
-    for index, (effect, base) in enumerate(zip(effects, baselines, strict=True)):
-        if effect is not None:
-            by_baseline.setdefault(id(base), {})[index] = effect
-    places = [index for group in by_baseline.values() for index in group]
-    moderated = [
-        effect for group in by_baseline.values() for effect in with_one_row(list(group.values()))
-    ]
-    corrected = dict(zip(places, holm(moderated), strict=True))
-    return [corrected.get(index) for index in range(len(effects))]
-
-
-def effect_between(row: Row, base: Row | None) -> Effect | None:
+def _effect_between(row: Row, base: Row) -> Effect | None:
     """Of the throughput, over the repeats that both have.
 
     None for fewer than two of them, and where other work disturbed one of the two.
     """
-    if base is None or row.disturbed or base.disturbed:
+    if row.disturbed or base.disturbed:
         return None
     repeats = common_repeats(row, base, METRIC)
-    if len(repeats) < 2:
-        return None
     return paired_effect(
         [row.values[METRIC][repeat] for repeat in repeats],
         [base.values[METRIC][repeat] for repeat in repeats],
@@ -79,14 +69,10 @@ def common_repeats(row: Row, other: Row, metric: str) -> tuple[int, ...]:
     return tuple(sorted(above.keys() & below.keys()))
 
 
-def _same(row: Row, base: Row | None) -> bool:
+def _same(row: Row, base: Row) -> bool:
     """Two runs of one experiment have rows of equal place."""
-    return base is not None and (row.experiment, row.workload, row.precision, row.place) == (
-        base.experiment,
-        base.workload,
-        base.precision,
-        base.place,
-    )
+    key = attrgetter("experiment", "workload", "precision", "place")
+    return bool(key(row) == key(base))
 
 
 def verdict_between(row: Row, other: Row) -> Effect | None:
@@ -106,7 +92,7 @@ def is_different(effect: Effect) -> bool:
 
 
 def _verdict(row: Row, base: Row | None, effect: Effect | None) -> str | None:
-    if _same(row, base):
+    if base is not None and _same(row, base):
         return BASELINE
     if base is not None and (row.disturbed or base.disturbed):
         return NOT_DECIDED
