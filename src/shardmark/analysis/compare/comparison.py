@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row, rows_of
 from shardmark.analysis.statistics.intervals import Estimate, estimate_difference, estimate_ratio
 from shardmark.analysis.statistics.verdicts import METRIC, common_repeats, judged
 from shardmark.config.axes import NODES
+from shardmark.config.messages import nearest
 from shardmark.core.errors import InputError
 from shardmark.results.store import Damaged, StoredRun
 
@@ -46,7 +46,7 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
         _check_baseline(baseline, rows)
     strategy = baseline or DEFAULT_BASELINE
     rows = [_doubted(row, scaling_reference(row, rows)) for row in rows]
-    bases = [_baseline_of(row, _comparable(row, rows), strategy) for row in rows]
+    bases = [_baseline_of(row, rows, strategy) for row in rows]
     related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
     return Comparison(
         rows=judged([row for row, _ in related], bases),
@@ -60,14 +60,8 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
 def _check_baseline(baseline: str, rows: Sequence[Row]) -> None:
     measured = list(dict.fromkeys(row.strategy for row in rows))
     if baseline not in measured:
-        near = get_close_matches(baseline, measured, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        allowed = f"measured were {', '.join(measured) or 'none'}{hint}"
+        allowed = f"measured were {', '.join(measured) or 'none'}{nearest(baseline, measured)}"
         raise InputError("--baseline", f"no trial used strategy {baseline!r}", allowed)
-
-
-def _comparable(row: Row, rows: Sequence[Row]) -> list[Row]:
-    return [other for other in rows if row.comparable(other)]
 
 
 def _doubted(row: Row, reference: Row | None) -> Row:
@@ -128,12 +122,14 @@ def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[str]:
     return notes
 
 
-def _baseline_of(row: Row, comparable: Sequence[Row], baseline: str) -> Row | None:
+def _baseline_of(row: Row, rows: Sequence[Row], baseline: str) -> Row | None:
     """The baseline's row: the same conditions first, then the same world size, then the fewest."""
     candidates = (
         other
-        for other in comparable
-        if other.strategy == baseline and (baseline != DEFAULT_BASELINE or other.world_size == 1)
+        for other in rows
+        if other.strategy == baseline
+        and (baseline != DEFAULT_BASELINE or other.world_size == 1)
+        and row.comparable(other)
     )
     return min(
         candidates,
@@ -150,27 +146,23 @@ def _baseline_of(row: Row, comparable: Sequence[Row], baseline: str) -> Row | No
 
 def scaling_reference(row: Row, rows: Sequence[Row]) -> Row | None:
     """What the row's efficiency refers to: its strategy on the fewest ranks, else `single`."""
-    return _smallest(row, _comparable(row, rows)) or single_baseline(row, rows)
+    fewer = [
+        other
+        for other in rows
+        if other.label == row.label
+        and other.world_size < row.world_size
+        and row.differing(other) <= {NODES}  # more ranks may be more nodes
+        and row.comparable(other)
+        and _value(other, METRIC) is not None
+    ]
+    if not fewer:
+        return single_baseline(row, rows)
+    return min(fewer, key=lambda other: (len(row.differing(other)), other.world_size))
 
 
 def single_baseline(row: Row, rows: Sequence[Row]) -> Row | None:
     """`single` on one rank under the row's conditions."""
-    return _baseline_of(row, _comparable(row, rows), DEFAULT_BASELINE)
-
-
-def _smallest(row: Row, comparable: Sequence[Row]) -> Row | None:
-    """The same strategy on the fewest ranks that have a throughput; None unless that is fewer."""
-    smaller = [
-        other
-        for other in comparable
-        if other.label == row.label
-        and row.differing(other) <= {NODES}  # more ranks may be more nodes
-        and other.world_size < row.world_size
-        and _value(other, METRIC) is not None
-    ]
-    return min(
-        smaller, key=lambda other: (len(row.differing(other)), other.world_size), default=None
-    )
+    return _baseline_of(row, rows, DEFAULT_BASELINE)
 
 
 def ratio_between(
