@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row, rows_of
 from shardmark.analysis.statistics.intervals import Estimate, estimate_difference, estimate_ratio
 from shardmark.analysis.statistics.verdicts import METRIC, common_repeats, judged
 from shardmark.config.axes import NODES
-from shardmark.config.messages import nearest
 from shardmark.core.errors import InputError
 from shardmark.results.store import Damaged, StoredRun
 
@@ -60,7 +60,9 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
 def _check_baseline(baseline: str, rows: Sequence[Row]) -> None:
     measured = list(dict.fromkeys(row.strategy for row in rows))
     if baseline not in measured:
-        allowed = f"measured were {', '.join(measured) or 'none'}{nearest(baseline, measured)}"
+        near = get_close_matches(baseline, measured, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        allowed = f"measured were {', '.join(measured) or 'none'}{hint}"
         raise InputError("--baseline", f"no trial used strategy {baseline!r}", allowed)
 
 
