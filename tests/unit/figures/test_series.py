@@ -87,7 +87,7 @@ def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
     row = comparison_of(tmp_path, [trial.model_copy(update={"metrics": metrics})]).rows[0]
     known = step_time(row)
     assert known is not None
-    assert known.forward == 2.0
+    assert known.spans["forward"] == 2.0
 
 
 def test_without_marks_there_are_no_parts(tmp_path: Path) -> None:

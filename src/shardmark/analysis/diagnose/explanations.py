@@ -14,11 +14,7 @@ from shardmark.analysis.compare.rows import Row, rate_of
 from shardmark.analysis.statistics.effects import between_all, holm
 from shardmark.analysis.statistics.intervals import middle_of
 from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, is_different, verdict_between
-from shardmark.analysis.trial.step_time import (
-    common_repeats,
-    samples_per_step,
-    step_time,
-)
+from shardmark.analysis.trial.step_time import samples_per_step, step_time
 
 Kind = Literal["slower", "little memory saved", "waits for a rank"]
 
@@ -108,23 +104,26 @@ def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
     Which of the three held it is not recorded: the optimizer counts only with that growth which the
     growth of the communication cannot be.
     """
-    samples = samples_per_step(other)
-    repeats = common_repeats(row, other)
     unexplained = Explanation(kind="slower", row=row, other=other, size=ratio)
-    own, base = (
-        None if samples is None else step_time(each, samples, repeats) for each in (row, other)
-    )
-    if own is None or base is None or not (own.complete and base.complete):
+    samples = samples_per_step(other)
+    own_repeats, others = ({trial.repeat for trial in each.ok_trials} for each in (row, other))
+    # Those of both, so that what disturbed both cancels; all where there is no common one.
+    repeats = own_repeats & others or own_repeats | others
+    times = [None if samples is None else step_time(r, samples, repeats) for r in (row, other)]
+    known = [time for time in times if time is not None and None not in time.spans.values()]
+    if len(known) < 2:
         return unexplained
+    own, base = known
     if own.at_rate is None or base.at_rate is None or own.at_rate <= base.at_rate:
         return unexplained
+    grown = {name: (own.spans[name] or 0.0) - (base.spans[name] or 0.0) for name in own.spans}
     extra = own.at_rate - base.at_rate
     exposed = 0.0
     if own.exposed is not None and base.exposed is not None:
         exposed = own.exposed - base.exposed
-    optimizer = max(0.0, (own.optimizer or 0.0) - (base.optimizer or 0.0) - max(0.0, exposed))
+    optimizer = max(0.0, grown["optimizer"] - max(0.0, exposed))
     parts = {
-        "waiting for data": (own.data or 0.0) - (base.data or 0.0),
+        "waiting for data": grown["data"],
         "exposed communication": exposed,
         "the optimizer": optimizer,
         "computation": own.work - base.work - exposed - optimizer,
