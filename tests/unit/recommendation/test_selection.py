@@ -45,15 +45,14 @@ def fastest(rows: Sequence[Row]) -> Selection:
     return chosen
 
 
-@pytest.mark.parametrize("repeats", [2, 3, 9])
+EQUAL = ((1.0,) * 6, (0.02,) * 6)
+BEST_IS_NOISY = ((1.001, 1.0, 1.0, 1.0, 1.0), (0.10, 0.02, 0.02, 0.02, 0.02))
+OTHERS_ARE_NOISY = ((1.001, 1.0, 1.0, 1.0, 1.0), (0.02, 0.10, 0.10, 0.10, 0.10))
+
+
 @pytest.mark.parametrize(
-    ("means", "spreads"),
-    [
-        ((1.0,) * 6, (0.02,) * 6),
-        ((1.001, 1.0, 1.0, 1.0, 1.0), (0.10, 0.02, 0.02, 0.02, 0.02)),
-        ((1.001, 1.0, 1.0, 1.0, 1.0), (0.02, 0.10, 0.10, 0.10, 0.10)),
-    ],
-    ids=["equal", "the best is noisy", "the others are noisy"],
+    ("repeats", "means", "spreads"),
+    [(2, *EQUAL), (3, *BEST_IS_NOISY), (9, *BEST_IS_NOISY), (3, *OTHERS_ARE_NOISY)],
 )
 def test_truly_best_is_kept(
     repeats: int, means: tuple[float, ...], spreads: tuple[float, ...]
