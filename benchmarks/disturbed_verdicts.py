@@ -25,8 +25,7 @@ from typing import Any
 
 from recording import Table, options_of, store, surroundings
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
-from shardmark.analysis.statistics.verdicts import (
+from shardmark.analysis.compare.verdicts import (
     FASTER,
     LEAST_GAIN,
     METRIC,
@@ -34,6 +33,7 @@ from shardmark.analysis.statistics.verdicts import (
     SLOWER,
     TIE,
 )
+from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
 from shardmark.config.load import from_mapping
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.report.answers.answers import answers

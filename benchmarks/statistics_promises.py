@@ -17,6 +17,7 @@ from itertools import accumulate
 from statistics import NormalDist, fmean, median, stdev
 
 from recording import Table, options_of, store, surroundings
+from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.statistics.effects import holm, paired_effect, with_one_row
 from shardmark.analysis.statistics.intervals import (
     ROBUST_FROM,
@@ -25,7 +26,6 @@ from shardmark.analysis.statistics.intervals import (
     estimate_ratio,
     t_quantile,
 )
-from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE
 
 NAME = "statistics_promises"
 COUNTS = (2, 3, 5, 7, 9, 10, 15, 20)

@@ -12,12 +12,12 @@ from benchmarks.cluster.speed import UNLIMITED, bits_per_second
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.rows import EXECUTION_KEYS, OWN_COLUMNS, Row, plain
+from shardmark.analysis.compare.verdicts import is_different
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.network.traffic import traffic_of
 from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.analysis.statistics.effects import Effect, between_all, holm
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.statistics.verdicts import is_different
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
 from shardmark.report.page.facts import planned_trials

@@ -16,10 +16,10 @@ from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.rows import Row, rows_of
+from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.diagnose.trial_stability import FALSE_ALARM_RATE, stability_of_trial
 from shardmark.analysis.statistics.changes import jump_of, trend_of
-from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.analysis.trial.raw_files import raw_lines
 from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.results.schema import StabilityFinding, TrialResult

@@ -18,6 +18,7 @@ from shardmark.analysis.compare.comparison import (
     ratio_between,
 )
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, is_shown
 from shardmark.analysis.statistics.effects import (
     Effect,
     Spread,
@@ -29,7 +30,6 @@ from shardmark.analysis.statistics.effects import (
     with_one_row,
 )
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, is_shown
 from shardmark.results.store import StoredRun
 
 FAMILIES = 400

@@ -9,8 +9,8 @@ from tests.golden.invented import invented_trial
 from tests.unit.figures.runs import comparison_of
 
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.trial.series import MOST_POINTS, loss_curve, sampled, thinned
-from shardmark.analysis.trial.step_time import step_time
+from shardmark.analysis.compare.series import MOST_POINTS, loss_curve, sampled, thinned
+from shardmark.analysis.compare.step_time import step_time
 from shardmark.results.schema import Failure, Outcome
 
 

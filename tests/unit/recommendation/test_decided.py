@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.analysis.advise.decided import decided_cells, undecided_rows
-from shardmark.analysis.statistics.verdicts import FASTER, SLOWER, judged
+from shardmark.analysis.compare.verdicts import FASTER, SLOWER, judged
 from shardmark.results.schema import Outcome
 from shardmark.trials.trial import cell_id
 from tests.unit.recommendation.invented_rows import Cell, compared

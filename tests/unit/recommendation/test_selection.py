@@ -11,7 +11,7 @@ import pytest
 
 from shardmark.analysis.advise.selection import Selection, select
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.verdicts import METRIC, NO_DIFFERENCE, judged
+from shardmark.analysis.compare.verdicts import METRIC, NO_DIFFERENCE, judged
 
 DRAWS = 100
 PEAK = "peak_memory_bytes"

@@ -16,8 +16,8 @@ from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, comparison_of
 
 from shardmark import cli
 from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.series import sampled
 from shardmark.analysis.network.traffic import TrafficOfRow, traffic_of
-from shardmark.analysis.trial.series import sampled
 from shardmark.report.figures import figures_of
 from shardmark.report.page.page import write_report
 from shardmark.report.table.formats import render_csv

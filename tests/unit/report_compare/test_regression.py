@@ -16,7 +16,7 @@ import pytest
 from shardmark.analysis.compare import regression as regression_module
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.regression import Regression, find_regressions
-from shardmark.analysis.statistics.verdicts import METRIC
+from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.report.views.regression import regression_lines, regression_table

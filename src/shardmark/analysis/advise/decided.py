@@ -8,9 +8,9 @@ from pathlib import Path
 from shardmark.analysis.advise.groups import groups_of
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row, rate_of
+from shardmark.analysis.compare.verdicts import BASELINE, METRIC
 from shardmark.analysis.statistics.effects import between_all, holm
 from shardmark.analysis.statistics.intervals import estimate_mean
-from shardmark.analysis.statistics.verdicts import BASELINE, METRIC
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.trials.trial import cell_id

@@ -9,9 +9,9 @@ from typing import Literal
 
 from shardmark.analysis.compare.comparison import ratio_between
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.verdicts import METRIC, is_different, verdict_between
 from shardmark.analysis.statistics.effects import Effect, between_all, holm
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.statistics.verdicts import METRIC, is_different, verdict_between
 from shardmark.core.metrics import METRICS
 
 State = Literal["shown", "tie", "not shown", "alone", "disturbed"]

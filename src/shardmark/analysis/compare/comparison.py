@@ -8,8 +8,8 @@ from difflib import get_close_matches
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row, rows_of
+from shardmark.analysis.compare.verdicts import METRIC, common_repeats, judged
 from shardmark.analysis.statistics.intervals import Estimate, estimate_difference, estimate_ratio
-from shardmark.analysis.statistics.verdicts import METRIC, common_repeats, judged
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
 from shardmark.results.store import Damaged, StoredRun

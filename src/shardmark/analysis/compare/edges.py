@@ -9,9 +9,9 @@ from itertools import permutations
 from statistics import NormalDist, fmean
 
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.verdicts import is_different, is_shown
 from shardmark.analysis.statistics.effects import Effect, between_all, holm
 from shardmark.analysis.statistics.intervals import CONFIDENCE
-from shardmark.analysis.statistics.verdicts import is_different, is_shown
 from shardmark.core.metrics import METRICS
 
 NORMAL_QUANTILE = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)

@@ -10,6 +10,7 @@ from typing import Any
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row, plain, refuse_other_texts
+from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, METRIC
 from shardmark.analysis.statistics.effects import Effect, holm
 from shardmark.analysis.statistics.intervals import (
     Estimate,
@@ -17,7 +18,6 @@ from shardmark.analysis.statistics.intervals import (
     middle_of,
     ratio_of,
 )
-from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE, METRIC
 from shardmark.core.errors import InputError
 from shardmark.results.schema import Outcome
 from shardmark.results.store import RunFolder, StoredRun

@@ -92,7 +92,7 @@ class Row:
     disturbed: str | None = None
     """What else took so much of the machine that the row's times decide nothing."""
     verdict: str | None = None
-    """One of `analysis.statistics.verdicts`; None without two common repeats."""
+    """One of `analysis.compare.verdicts`; None without two common repeats."""
     effect: Effect | None = None
     """Throughput beside the baseline's, on which the verdict rests."""
 

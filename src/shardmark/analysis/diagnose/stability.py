@@ -13,10 +13,10 @@ from statistics import fmean
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.diagnose.trial_stability import DRIFT, FALSE_ALARM_RATE, percent
 from shardmark.analysis.statistics.changes import trend_of
 from shardmark.analysis.statistics.intervals import t_probability
-from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.results.schema import StabilityKind, TrialResult
 
 OUTLYING = 0.1

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.series import OverTime, rates_between, thinned
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.rank_metrics import (
     measured_steps,
@@ -29,7 +30,6 @@ from shardmark.analysis.trial.sampled_metrics import (
     counter_increase,
     interface_points,
 )
-from shardmark.analysis.trial.series import OverTime, rates_between, thinned
 from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.results.store import RunFolder
 

@@ -17,7 +17,7 @@ from shardmark.analysis.advise.groups import ComparableGroup, groups_of
 from shardmark.analysis.advise.selection import select
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.verdicts import METRIC
+from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line

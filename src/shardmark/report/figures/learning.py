@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, isfinite
 
 from shardmark.analysis.compare.epochs import Epoch
-from shardmark.analysis.trial.series import LossCurve, loss_curve
+from shardmark.analysis.compare.series import LossCurve, loss_curve
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardmark.analysis.compare.series import OverTime, sampled
 from shardmark.analysis.network.traffic import traffic_of
-from shardmark.analysis.trial.series import OverTime, sampled
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, rate_unit
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,

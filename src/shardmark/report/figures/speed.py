@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardmark.analysis.compare.rows import main_rate
-from shardmark.analysis.trial.step_time import step_time
+from shardmark.analysis.compare.step_time import step_time
 from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
 from shardmark.report.figures.entries import (

@@ -9,9 +9,9 @@ from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_quality, main_rate, rate_of, task_of
+from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.analysis.statistics.effects import Effect
-from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
 from shardmark.report.table.columns import RowColumn, identity_of, metric, row_columns

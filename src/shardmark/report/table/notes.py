@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
-from shardmark.analysis.statistics.verdicts import FAMILY_ERROR_RATE
 from shardmark.core.metrics import METRICS
 from shardmark.results.schema import TrialResult
 

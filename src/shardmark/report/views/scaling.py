@@ -8,8 +8,8 @@ from operator import attrgetter
 
 from shardmark.analysis.compare.comparison import Comparison, ratio_between, single_baseline
 from shardmark.analysis.compare.rows import Row, main_rate, plain
+from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.analysis.statistics.verdicts import METRIC
 from shardmark.config.axes import NODES
 from shardmark.report.table.columns import for_items, metric, metric_column, table_by_row
 from shardmark.report.table.notes import left_out
