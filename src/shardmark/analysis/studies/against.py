@@ -82,8 +82,8 @@ class Against:
     @property
     def same_hardware(self) -> bool:
         """Whether every device measured on is of a kind published on."""
-        tokens = [token.lower() for each in self.study.hardware for token in each.tokens]
-        known = [any(token in name.lower() for token in tokens) for name in self.devices]
+        names = [name.lower() for name in self.study.device_names]
+        known = [any(name in device.lower() for name in names) for device in self.devices]
         return bool(known) and all(known)
 
     @property

@@ -24,28 +24,6 @@ class _Stated(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Hardware(_Stated):
-    """One machine or cluster that figures were measured on."""
-
-    device: str | None
-    """As the study names it; None where it does not."""
-    device_count: PositiveInt | None
-    """On all nodes together."""
-    node_count: PositiveInt = 1
-    host: str | None = None
-    tokens: tuple[str, ...] = ()
-    """Parts of the names of devices of the same kind, as a driver reports them, e.g. `A6000`."""
-
-    @property
-    def text(self) -> str:
-        """In words, e.g. `4 x NVIDIA A6000 (Lambda Labs)`."""
-        device = self.device or "GPUs of a kind not stated"
-        if self.device_count is not None:
-            device = f"{self.device_count} {'x ' if self.device else ''}{device}"
-        nodes = f" on {self.node_count} nodes" if self.node_count > 1 else ""
-        return f"{device}{nodes}{f' ({self.host})' if self.host else ''}"
-
-
 class Batch(_Stated):
     """The batch size, which few studies define."""
 
@@ -107,11 +85,10 @@ class Study(_Stated):
 
     name: str
     title: str
-    authors: tuple[str, ...]
-    """Empty where the study names none."""
-    affiliation: str | None = None
-    year: PositiveInt | None
-    """None where the study bears no date and none is known."""
+    authors: str
+    """In full, or that none is named."""
+    cited: str
+    """In short, with the year: `Lamsal (2025)`."""
     compares: str
     """What was compared on what task, in a few words."""
     preset: str
@@ -121,34 +98,19 @@ class Study(_Stated):
     varied: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
     """Dotted key -> values, where the study does not say which claim is of which."""
     batch: Batch | None
-    hardware: tuple[Hardware, ...] = Field(min_length=1)
+    hardware: str
+    """As the study states it, e.g. `4 x NVIDIA A6000 (Lambda Labs)`."""
+    device_names: tuple[str, ...] = ()
+    """Parts of the names of such devices, as a driver reports them, e.g. `A6000`."""
     reference: str
     """Strategy that the others are related to."""
     figures: tuple[Figures, ...] = ()
     claims: tuple[Claim, ...] = ()
 
     @property
-    def hardware_text(self) -> str:
-        return "; ".join(machine.text for machine in self.hardware)
-
-    @property
     def summary(self) -> str:
         """Authors, year, what was compared, and on what."""
-        names = [name.split()[-1] for name in self.authors]
-        authors = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-        return f"{authors or self._nameless} ({self._dated}): {self.compares}; {self.hardware_text}"
-
-    @property
-    def citation(self) -> str:
-        return f"{', '.join(self.authors) or self._nameless}: {self.title} ({self._dated})"
-
-    @property
-    def _dated(self) -> str:
-        return "no date" if self.year is None else str(self.year)
-
-    @property
-    def _nameless(self) -> str:
-        return f"authors not stated{f', {self.affiliation}' if self.affiliation else ''}"
+        return f"{self.cited}: {self.compares}; {self.hardware}"
 
     def fewest_ranks(self, figures: Figures) -> Figures:
         """The same strategy under the same conditions on the fewest ranks."""

@@ -125,7 +125,8 @@ def _notes(against: Against) -> tuple[str, ...]:
         _some("Published, not measured here", only_published),
         _some("Measured, not published", only_measured) if study.figures else "",
         *left_out(against.rows),
-        f"The study: {study.citation}. What it leaves open: docs/studies/{study.name}.md.",
+        f"The study: {study.authors}: {study.title}.",
+        f"What it leaves open: docs/studies/{study.name}.md.",
     ]
     return tuple(note for note in notes if note)
 
@@ -138,7 +139,7 @@ def _some(what: str, places: list[str]) -> str:
 
 def _hardware_note(against: Against) -> str:
     """Whether seconds compare, or only ratios."""
-    text = f"Published on {against.study.hardware_text}; measured on"
+    text = f"Published on {against.study.hardware}; measured on"
     if not against.measured_on:
         return f"{text} nothing: no trial ended ok."
     text += f" {against.measured_on}"
