@@ -1,4 +1,4 @@
-"""Interfaces and ranks over time, from samples to `compare --network`, the page and the figures."""
+"""Interfaces over time, from samples to `compare --network`, the page and the figures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RANKS: Sequence[Mapping[int, Counts]] = (
 
 
 def sample(
-    seconds: float, network: Counts, ranks: Mapping[int, Counts | None], node: int = 0
+    seconds: float, network: Counts, ranks: Mapping[int, Counts], node: int = 0
 ) -> dict[str, Any]:
     def counters(rates: Counts) -> dict[str, Any]:
         return {
@@ -65,7 +65,7 @@ def sample(
                 "rank": rank,
                 "pid": 4000 + rank,
                 "cpu_seconds": seconds,
-                "network": None if rates is None else counters(rates),
+                "network": counters(rates),
             }
             for rank, rates in ranks.items()
         ],
@@ -84,7 +84,7 @@ def later(rank: RankRecord, seconds: float) -> RankRecord:
     return rank.model_copy(update={"windows": windows, "first_step_at_seconds": began})
 
 
-def two_nodes(folder: Path, *, ranks: bool = True, ahead_seconds: float = 0.0) -> Comparison:
+def two_nodes(folder: Path, *, ahead_seconds: float = 0.0) -> Comparison:
     """One trial of three ranks: two on the first node, which sends, and one on the second.
 
     The second node's clock may be ahead.
@@ -95,11 +95,7 @@ def two_nodes(folder: Path, *, ranks: bool = True, ahead_seconds: float = 0.0) -
     )
     made = invented_trial("ddp", 3, ranks=placed)
     made = made.model_copy(update={"trial": {**made.trial, "nodes": 2}})
-    lines = [
-        sample(at, NODES[node], RANKS[node] if ranks else dict.fromkeys(RANKS[node]), node)
-        for at in TIMES
-        for node in (1, 0)
-    ]
+    lines = [sample(at, NODES[node], RANKS[node], node) for at in TIMES for node in (1, 0)]
     for line in lines:
         line["at_seconds"] += line["node"] * ahead_seconds
     return comparison_of(folder, [made], samples=lambda _: lines)
@@ -139,16 +135,6 @@ def test_interfaces_are_told_apart_by_node(nodes: Comparison) -> None:
     assert (min(first.sent.over_time.x), max(first.sent.over_time.x)) == (0.125, 7.875)
 
 
-def test_ranks_are_told_apart_where_the_samples_do(nodes: Comparison, tmp_path: Path) -> None:
-    ranks = traffic_of(nodes.rows[0]).ranks
-    told = {(each.rank, each.node, each.interface): each for each in ranks}
-    assert set(told) == {(0, 0, "eth0"), (1, 0, "lo"), (2, 1, "eth0")}
-    assert told[0, 0, "eth0"].sent_bytes.value == pytest.approx(3900 * SECONDS / STEPS)
-    assert told[2, 1, "eth0"].received_bytes.value == pytest.approx(3900 * SECONDS / STEPS)
-    old = traffic_of(two_nodes(tmp_path / "old", ranks=False).rows[0])
-    assert (old.ranks, set(old.missing)) == ((), {"ranks"})
-
-
 def test_bursts_have_a_peak(tmp_path: Path) -> None:
     """All bytes of the windows in a half of a second."""
     _, traffic = on_loopback(tmp_path, TIMES, lambda at: 1000 * min(max(at - 2, 0), 0.5))
@@ -176,7 +162,6 @@ def test_a_node_s_clock_may_be_wrong(tmp_path: Path) -> None:
     second = traffic.interfaces[2]
     assert second.received.mean_bytes_per_second == pytest.approx(3900)
     assert min(second.sent.over_time.x) == pytest.approx(0.125)
-    assert traffic.ranks[2].rank == 2
 
 
 def test_a_sum_over_nodes_is_no_difference_between_them(nodes: Comparison) -> None:
@@ -190,7 +175,7 @@ def test_a_sum_over_nodes_is_no_difference_between_them(nodes: Comparison) -> No
 def test_the_tables_for_people_and_programs(nodes: Comparison, tmp_path: Path) -> None:
     write_network(tmp_path / "two", record())
     tables = network_tables(nodes)
-    _, collectives, interfaces, _, _ = tables
+    _, collectives, interfaces, _ = tables
     assert tables[-1].title == "Links between 2 ranks, gloo"
     assert collectives.cells("counted_calls") == ("2",)
     assert collectives.cells("counted_payload_bytes") == ("44.70",)
@@ -198,7 +183,7 @@ def test_the_tables_for_people_and_programs(nodes: Comparison, tmp_path: Path) -
     document = network_json(tables)
     json.dumps(document, allow_nan=False)
     numbers = {key: len(lines) for key, lines in document.items()}
-    assert numbers == {"bytes": 1, "collectives": 1, "interfaces": 3, "ranks": 3, "links": 0}
+    assert numbers == {"bytes": 1, "collectives": 1, "interfaces": 3, "links": 0}
     first = document["interfaces"][0]
     assert first["sent_mean_bytes_per_second"] == pytest.approx(3900)
     assert len(first["sent_over_time"]["seconds"]) == 32
@@ -272,7 +257,7 @@ def test_one_process_or_no_folder_has_no_network(nodes: Comparison, tmp_path: Pa
     assert "bandwidth" not in {figure.name for figure in figures_of(comparison)}
     write_report([run], comparison, tmp_path / "page.html", images=False)
     assert 'id="network"' not in (tmp_path / "page.html").read_text()
-    assert set(traffic_of(replace(nodes.rows[0], folder=None)).missing) == {"interfaces", "ranks"}
+    assert set(traffic_of(replace(nodes.rows[0], folder=None)).missing) == {"interfaces"}
 
 
 def record(*operations: MeasuredOperation) -> NetworkRecord:

@@ -1,8 +1,8 @@
-"""What passed over each interface of each node while a row trained, and what each rank sent."""
+"""What passed over each interface of each node while a row trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -10,27 +10,10 @@ from typing import Literal
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.compare.series import OverTime, rates_between, thinned
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.analysis.trial.rank_metrics import (
-    measured_steps,
-    slowest,
-    windows_of,
-    workers_of,
-)
-from shardmark.analysis.trial.raw_files import (
-    Line,
-    at_seconds,
-    mapping,
-    number,
-    objects,
-    samples_by_node,
-)
-from shardmark.analysis.trial.sampled_metrics import (
-    Point,
-    Windows,
-    counter_increase,
-    interface_points,
-)
-from shardmark.results.schema import RankRecord, TrialResult
+from shardmark.analysis.trial.rank_metrics import measured_steps, slowest, windows_of, workers_of
+from shardmark.analysis.trial.raw_files import Line, mapping, samples_by_node
+from shardmark.analysis.trial.sampled_metrics import Windows, counter_increase, interface_points
+from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 
 FEWEST_READINGS = 10
@@ -72,27 +55,14 @@ class Interface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTraffic:
-    """What one rank's own connections carried over one interface in a step, without headers."""
-
-    rank: int
-    role: str
-    node: int
-    interface: str
-    sent_bytes: Estimate
-    received_bytes: Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficOfRow:
-    """One row's interfaces, and its ranks where the kernel tells their bytes apart."""
+    """One row's interfaces."""
 
     row: Row
     interfaces: tuple[Interface, ...] = ()
     """Without those that carried next to nothing."""
-    ranks: tuple[RankTraffic, ...] = ()
     missing: Mapping[str, str]
-    """`interfaces`, `ranks`, `peaks`: why there are none, or some are not known."""
+    """`interfaces`, `peaks`: why there are none, or some are not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,28 +77,13 @@ class _Trial:
     """Of the slowest worker of each node, by that node's clock; of all where none trains there."""
     first_step_at_seconds: Mapping[int, float]
 
-    def of_process(self, rank: RankRecord) -> Iterator[tuple[float, Line]]:
-        """The rank's connections by interface in each sample; its bytes count on over restarts."""
-        for sample in self.nodes.get(rank.node, ()):
-            for process in objects(sample, "ranks"):
-                same = rank.resumes or process.get("pid") == rank.pid
-                network = process.get("network")
-                if process.get("rank") == rank.rank and same and isinstance(network, Mapping):
-                    yield at_seconds(sample), network
-
-    def step_bytes(self, node: int, points: Sequence[Point]) -> float | str:
-        """How much a counter rose in the time of a step; or why that is not known."""
-        increase = counter_increase(points, self.windows[node])
-        return increase if isinstance(increase, str) else increase / self.steps
-
 
 def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
     """From the raw samples of the trials that count, or of the first `repeats` of them."""
     read = (_read(row, trial) for trial in row.ok_trials[:repeats])
     trials = [trial for trial in read if trial is not None]
     if not trials:
-        none = dict.fromkeys(("interfaces", "ranks"), "no samples were stored")
-        return TrafficOfRow(row=row, missing=none)
+        return TrafficOfRow(row=row, missing={"interfaces": "no samples were stored"})
     missing: dict[str, str] = {}
     places = {
         (node, str(name))
@@ -148,11 +103,8 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
         for node, name in sorted(places)
     ]
     least = IDLE_SHARE * max((each.carried_bytes_per_second for each in interfaces), default=0.0)
-    ranks = tuple(_ranks(trials))
-    if not ranks:
-        missing["ranks"] = "the samples do not tell the ranks' bytes apart"
     shown = tuple(each for each in interfaces if each.carried_bytes_per_second > least)
-    return TrafficOfRow(row=row, interfaces=shown, ranks=ranks, missing=missing)
+    return TrafficOfRow(row=row, interfaces=shown, missing=missing)
 
 
 def _read(row: Row, result: TrialResult) -> _Trial | None:
@@ -191,12 +143,12 @@ def _one_way(
     most_readings = 0
     for trial, read in zip(trials, points, strict=True):
         windows = trial.windows[node]
-        amount = trial.step_bytes(node, read)
-        if isinstance(amount, str):
-            missing["interfaces"] = amount
+        increase = counter_increase(read, windows)
+        if isinstance(increase, str):
+            missing["interfaces"] = increase
         else:
-            step_bytes.append(amount)
-            means.append(amount * trial.steps / windows.seconds)
+            step_bytes.append(increase / trial.steps)
+            means.append(increase / windows.seconds)
         within = [speed for middle, speed in rates_between(read) if windows.hold(middle)]
         most_readings = max(most_readings, len(within))
         if len(within) >= FEWEST_READINGS:
@@ -216,30 +168,3 @@ def _one_way(
         peak_bytes_per_second=max(peaks, default=None),
         over_time=thinned(rates),
     )
-
-
-def _ranks(trials: Sequence[_Trial]) -> Iterator[RankTraffic]:
-    """Those that every repeat tells of."""
-    for rank in trials[0].result.ranks:
-        same = [(t, r) for t in trials for r in t.result.ranks if r.rank == rank.rank]
-        names = {str(name) for t, r in same for _, network in t.of_process(r) for name in network}
-        for name in sorted(names):
-            sent = [_rank_step_bytes(*each, name, "bytes_sent") for each in same]
-            received = [_rank_step_bytes(*each, name, "bytes_received") for each in same]
-            known = [amount for amount in (*sent, *received) if not isinstance(amount, str)]
-            if len(known) == 2 * len(trials):
-                yield RankTraffic(
-                    rank=rank.rank,
-                    role=rank.role,
-                    node=rank.node,
-                    interface=name,
-                    sent_bytes=estimate_mean(known[: len(trials)]),
-                    received_bytes=estimate_mean(known[len(trials) :]),
-                )
-
-
-def _rank_step_bytes(trial: _Trial, rank: RankRecord, name: str, way: Way) -> float | str:
-    """A connection that is made later has sent nothing before."""
-    counts = trial.of_process(rank)
-    points = [(at, number(mapping(network.get(name)).get(way)) or 0.0) for at, network in counts]
-    return trial.step_bytes(rank.node, points)

@@ -10,7 +10,7 @@ from typing import Any
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.network.links import COSTS
-from shardmark.analysis.network.traffic import Interface, RankTraffic, TrafficOfRow, traffic_of
+from shardmark.analysis.network.traffic import Interface, TrafficOfRow, traffic_of
 from shardmark.analysis.network.wire import Kind, WireOfRow, wires_of
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.errors import InputError
@@ -32,10 +32,9 @@ KEYS = {
     "Bytes on the network": "bytes",
     "Collectives of a step": "collectives",
     "Bandwidth by interface": "interfaces",
-    "Bytes by rank and interface": "ranks",
 }
 """Title of a table -> its key in JSON; those of links have `links`."""
-BYTES, COLLECTIVES, INTERFACES, RANKS = KEYS
+BYTES, COLLECTIVES, INTERFACES = KEYS
 WIDEST_FACTOR = 4.0
 """Between the ends of a bandwidth's interval; beyond it, the bandwidth is not known."""
 REACHES = {"same_host": "one host", "between_hosts": "between hosts"}
@@ -58,7 +57,6 @@ INTERFACES_NOTE = (
     " lo, the loopback, which joins ranks of one node.  MB/s: mean of the measured windows, and the"
     " most between two samplings."
 )
-RANKS_NOTE = "MB in the time of a step over the rank's own TCP connections, without headers."
 KINDS_NOTE = (
     "What a training rank calls in one step: calls, and MB of the tensors that it hands in (its"
     " own part for a gather), beside the formula's."
@@ -66,7 +64,7 @@ KINDS_NOTE = (
 
 
 def network_tables(comparison: Comparison) -> list[Table]:
-    """Bytes against formula, collectives, interfaces, ranks, and each run's links."""
+    """Bytes against formula, collectives, interfaces, and each run's links."""
     wires = [
         wire
         for wire in wires_of(comparison.rows)
@@ -78,13 +76,12 @@ def network_tables(comparison: Comparison) -> list[Table]:
         _bytes_table(wires, comparison.rows),
         *_collectives([(wire.row, kind) for wire in wires for kind in wire.kinds]),
         *_interfaces(traffic),
-        *_ranks(traffic),
         *(_run_links(folder) for folder in folders),
     ]
 
 
 def network_json(tables: Sequence[Table]) -> dict[str, Any]:
-    """The tables' rows by what they are of: bytes, collectives, interfaces, ranks, links."""
+    """The tables' rows by what they are of: bytes, collectives, interfaces, links."""
     document: dict[str, list[Any]] = {key: [] for key in (*KEYS.values(), "links")}
     for table in tables:
         document[KEYS.get(table.title, "links")] += records(table)
@@ -160,8 +157,6 @@ def _interfaces(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
     ]
     notes = [INTERFACES_NOTE] if items else ["No interface was sampled."]
     notes += _missing(traffic, "peaks", "Peak left out")
-    if not any(each.ranks for each in traffic):
-        notes += _missing(traffic, "ranks")
     notes += _missing(traffic, "interfaces")
     return [table_by_row(INTERFACES, items, columns, notes)] if traffic else []
 
@@ -184,22 +179,6 @@ def _one_way(name: str) -> Columns[Interface]:
         speed("peak"),
         (over_time, curve),
     ]
-
-
-def _ranks(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
-    """One line for each rank and interface; no table where the samples tell of no rank."""
-    items = [(each.row, rank) for each in traffic for rank in each.ranks]
-    received = _megabytes("received_step_bytes", "received", estimated=True)
-    columns: Columns[RankTraffic] = [
-        (Column(key="rank", title="rank", names_row=True), attrgetter("rank")),
-        (_text("role", "role"), attrgetter("role")),
-        (Column(key="node", title="node"), attrgetter("node")),
-        (_text("interface", "interface"), attrgetter("interface")),
-        (_megabytes("sent_step_bytes", "sent", estimated=True), attrgetter("sent_bytes")),
-        (received, attrgetter("received_bytes")),
-    ]
-    notes = [RANKS_NOTE, *_missing(traffic, "ranks")]
-    return [table_by_row(RANKS, items, columns, notes)] if items else []
 
 
 def _run_links(folder: Path) -> Table:
