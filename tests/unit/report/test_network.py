@@ -77,8 +77,8 @@ def test_bytes_beside_the_formula(
 ) -> None:
     row = wire(trial(strategy, 2, payloads, sent))
     assert row.defined_bytes == pytest.approx(defined)
-    found = (row.counted_ratio, row.interface_ratio, row.backend_ratio)
-    assert found == pytest.approx(ratios, abs=1e-4)
+    measured = (row.counted_ratio, row.interface_ratio, row.backend_ratio)
+    assert measured == pytest.approx(ratios, abs=1e-4)
     assert not row.missing
 
 

@@ -43,10 +43,10 @@ def test_the_preset_is_the_studys_experiment(name: str) -> None:
     for trial in trials:
         data = trial.model_dump(mode="json")
         for key, value in study.conditions.items():
-            found = data
+            told = data
             for part in key.split("."):
-                found = found[part]
-            assert found == value, key
+                told = told[part]
+            assert told == value, key
     cells = {(trial.strategy.name, trial.world_size) for trial in trials}
     assert {(e.strategy, e.world_size) for e in study.figures if e.strategy} <= cells
 

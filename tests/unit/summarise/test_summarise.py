@@ -82,9 +82,9 @@ def test_keys_are_the_catalogue() -> None:
     metrics, missing = summarised()
     assert set(metrics) == set(METRICS) - {"speedup", "scaling_efficiency", "memory_ratio"}
     assert tuple(metrics) == TRIAL_METRICS
-    assert {name for name, found in metrics.items() if found is None} == set(missing)
-    for name, found in metrics.items():
-        assert found is None or found.over == METRICS[name].over
+    assert {name for name, summary in metrics.items() if summary is None} == set(missing)
+    for name, summary in metrics.items():
+        assert summary is None or summary.over == METRICS[name].over
 
 
 def test_what_a_cpu_has_not() -> None:
