@@ -131,7 +131,7 @@ def test_named_baseline_at_the_same_size_else_its_smallest() -> None:
 
 
 def test_unknown_baseline_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"'zero2'; measured were single, zero-2 .*'zero-2'"):
+    with pytest.raises(InputError, match=r"'zero2'; measured were single, zero-2; did .* 'zero-2'"):
         compared(invented_trial("single", 1), invented_trial("zero-2", 2), baseline="zero2")
     with pytest.raises(InputError, match="measured were none"):
         compared(baseline="ddp")
