@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.shares import StepShard
-from shardmark.core.wire import ModelSize, WireBytes
-from shardmark.strategies.checks import check_machine
-from shardmark.strategies.wire import SILENT, all_reduced
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from shardmark.strategies.initial_weights import InitialWeights
     from shardmark.workloads.base import Batch, Workload
 
+FP32_BYTES = 4
+PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 LOSS_SCALE = {
     "initial": 2.0**16,
@@ -109,25 +110,17 @@ class LaunchConfiguration:
     """What a file cannot say, or says differently from what was measured."""
 
 
-class TrainingGroup(Protocol):
-    """The training ranks, outside of their steps.  Every one of them calls."""
+class TrainingGroup:
+    """All training ranks, which meet outside of their steps: every one of them calls."""
 
     def barrier(self) -> None:
         """Wait until every training rank is here."""
-
-    def gather(self, value: object) -> list[object]:
-        """Every training rank's value in order of rank, on every one.  It must be picklable."""
-
-
-class ProcessGroup:
-    """All processes train, and meet in collectives."""
-
-    def barrier(self) -> None:
         import torch.distributed as dist
 
         dist.barrier()
 
     def gather(self, value: object) -> list[object]:
+        """Every training rank's value in order of rank, on every one.  It must be picklable."""
         import torch.distributed as dist
 
         values: list[object] = [None] * dist.get_world_size()
@@ -190,16 +183,16 @@ class Worker(Protocol):
 
     @cached_property
     def group(self) -> TrainingGroup:
-        return ProcessGroup()
+        return TrainingGroup()
 
-    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:  # noqa: ARG002
+    def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
         """What this rank takes next, until all shares of the steps before `end_step` are taken.
 
         None where every rank takes its own share of every step.
         """
         return None
 
-    def checkpoint_servers(self, step: int) -> None:  # noqa: ARG002
+    def checkpoint_servers(self, step: int) -> None:
         """Have the servers write their checkpoints, as of so many steps.
 
         One training rank calls it, while all others wait.
@@ -251,7 +244,7 @@ class Strategy(ABC):
 
     name: str
 
-    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         """None, or why no machines could run it on so many ranks: such a cell is left out."""
         return None if world_size > 1 else "one rank has nobody to share the work with"
 
@@ -264,17 +257,15 @@ class Strategy(ABC):
         return data_parallel(world_size, nodes=nodes)
 
     def wire_bytes(
-        self,
-        size: ModelSize,
-        recipe: Recipe,  # noqa: ARG002  (micro-batches before the last are not reduced)
-        world_size: int,
-        nodes: int = 1,
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> WireBytes:
         """What its definition needs the network to carry in a step, whatever the library sends."""
         layout = self.layout(world_size, nodes)
         replicated = layout.data == layout.devices and not layout.server_ranks
         assert replicated, f"{self.name} is not made of replicas: it has to say what it sends"
-        return SILENT if layout.processes == 1 else all_reduced(size, world_size)
+        if layout.processes == 1:
+            return WireBytes(traffic=(), formula="nothing")
+        return all_reduced(size, world_size)
 
     def guarantee(self) -> str | None:
         """What holds instead of the reference's mathematics; None where those hold."""
@@ -284,11 +275,11 @@ class Strategy(ABC):
         """Whether the other workers train on when one dies."""
         return False
 
-    def resume_blocker(self, recipe: Recipe) -> str | None:  # noqa: ARG002
+    def resume_blocker(self, recipe: Recipe) -> str | None:
         """None, or why it cannot go on from a checkpoint with that recipe."""
         return None
 
-    def backend(self, device_type: str, recipe: Recipe) -> str:  # noqa: ARG002  (what is offloaded)
+    def backend(self, device_type: str, recipe: Recipe) -> str:
         """The process group's, as `torch.distributed` names it."""
         return "nccl" if device_type == "cuda" else "gloo"
 
@@ -305,10 +296,7 @@ class Strategy(ABC):
         return common_settings(recipe)
 
     def launch_configuration(
-        self,
-        recipe: Recipe,  # noqa: ARG002
-        layout: Layout,  # noqa: ARG002
-        device_type: str,  # noqa: ARG002
+        self, recipe: Recipe, layout: Layout, device_type: str
     ) -> LaunchConfiguration | None:
         """How to train in the same way outside of Shardmark; None where nothing else can."""
         return None
@@ -333,3 +321,52 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
         "last_batch": "left out when incomplete",
         "tf32": recipe.tf32,
     }
+
+
+def check_machine(
+    strategy: str,
+    devices: int,
+    machine: Machine,
+    recipe: Recipe,
+    *,
+    offload_instead: str | None = "fsdp or zero-2",
+) -> None:
+    """Raise `StrategyUnavailable` for missing devices, and for a recipe that needs CUDA devices.
+
+    Ranks share the cores of a CPU.  `offload_instead` is what to use for CPU offload; None where
+    the strategy can.
+    """
+    on_cpu = machine.device_type != "cuda"
+    if not on_cpu and devices > machine.device_count:
+        fewer = f"use at most {machine.device_count} ranks, or " if machine.device_count else ""
+        raise StrategyUnavailable(
+            strategy,
+            f"it needs {devices} CUDA devices and this machine offers {machine.device_count}",
+            f"{fewer}set device: cpu",
+        )
+    if recipe.cpu_offload and offload_instead is not None:
+        raise StrategyUnavailable(
+            strategy,
+            "it has no CPU offload: parameters and optimizer state stay on the device",
+            f"set recipe.cpu_offload to false, or use {offload_instead}",
+        )
+    if recipe.cpu_offload and on_cpu:
+        raise StrategyUnavailable(
+            strategy,
+            "CPU offload needs a CUDA device to offload from",
+            "set recipe.cpu_offload to false",
+        )
+
+
+def all_reduced(size: ModelSize, world_size: int) -> WireBytes:
+    """Gradients averaged in fp32 by an all-reduce."""
+    payload = size.trained_parameters * FP32_BYTES
+    return WireBytes(
+        traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size),),
+        formula="all-reduce: 2 (n-1)/n G",
+    )
+
+
+def times(count: int) -> str:
+    """A factor in front of a term of a formula; nothing for one."""
+    return "" if count == 1 else f"{count} x "

@@ -15,9 +15,9 @@ from shardmark.strategies.base import (
     LaunchConfiguration,
     RankContext,
     Strategy,
+    check_machine,
     common_settings,
 )
-from shardmark.strategies.checks import check_machine
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -49,7 +49,7 @@ class DataParallel(Strategy):
             )
         check_machine(self.name, world_size, machine, recipe)
 
-    def layout(self, world_size: int, nodes: int = 1) -> Layout:  # noqa: ARG002  (one process)
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """One process, which takes the whole batch and shares it out among its devices."""
         return Layout(ranks=(RankLayout(share=Shard(index=0, count=1)),), data=world_size)
 
@@ -78,10 +78,7 @@ class DataParallel(Strategy):
         )
 
     def launch_configuration(
-        self,
-        recipe: Recipe,  # noqa: ARG002
-        layout: Layout,
-        device_type: str,  # noqa: ARG002
+        self, recipe: Recipe, layout: Layout, device_type: str
     ) -> LaunchConfiguration:
         return LaunchConfiguration(
             wrapper="torch.nn.DataParallel", arguments={"device_ids": list(range(layout.devices))}

@@ -82,10 +82,7 @@ class DDP(Strategy):
         )
 
     def launch_configuration(
-        self,
-        recipe: Recipe,  # noqa: ARG002
-        layout: Layout,  # noqa: ARG002
-        device_type: str,  # noqa: ARG002
+        self, recipe: Recipe, layout: Layout, device_type: str
     ) -> LaunchConfiguration:
         return LaunchConfiguration(
             wrapper="torch.nn.parallel.DistributedDataParallel",

@@ -14,13 +14,15 @@ from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
+    FP32_BYTES,
+    PRECISION_BYTES,
     LaunchConfiguration,
     RankContext,
     Strategy,
+    check_machine,
     common_settings,
+    times,
 )
-from shardmark.strategies.checks import check_machine
-from shardmark.strategies.wire import FP32_BYTES, PRECISION_BYTES, sharded_traffic, times
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -77,11 +79,23 @@ class ShardedModel(Strategy):
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> WireBytes:
+        """Micro-batches before the last one keep their gradients, and gather like any other."""
         group = self.group(world_size, nodes)
         gathers = (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation
         native = self.mixed_precision == "native"
         gathered_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
-        sharded = sharded_traffic(size, gathered_bytes, group, gathers)
+        sharded = (
+            Traffic(
+                kind="all_gather",
+                payload_bytes=gathers * size.parameters * gathered_bytes / group,
+                ranks=group,
+            ),
+            Traffic(
+                kind="reduce_scatter",
+                payload_bytes=size.trained_parameters * FP32_BYTES,
+                ranks=group,
+            ),
+        )
         if group == world_size:
             return WireBytes(
                 traffic=sharded,
@@ -166,10 +180,7 @@ class ShardedModel(Strategy):
         )
 
     def launch_configuration(
-        self,
-        recipe: Recipe,
-        layout: Layout,
-        device_type: str,
+        self, recipe: Recipe, layout: Layout, device_type: str
     ) -> LaunchConfiguration:
         mesh = {"replicate": layout.data} if layout.data > 1 else {}
         mesh["shard"] = layout.shard
@@ -218,7 +229,7 @@ class FSDP(ShardedModel):
 
     name: str = "fsdp"
 
-    def group(self, world_size: int, nodes: int) -> int:  # noqa: ARG002
+    def group(self, world_size: int, nodes: int) -> int:
         return world_size
 
 

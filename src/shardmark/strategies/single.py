@@ -20,7 +20,7 @@ class Single(Strategy):
 
     name: str = "single"
 
-    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         return None if world_size == 1 else "single is one device"
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
@@ -31,9 +31,6 @@ class Single(Strategy):
         return EagerWorker(model, workload=workload, recipe=recipe, device=context.device, shares=1)
 
     def launch_configuration(
-        self,
-        recipe: Recipe,  # noqa: ARG002
-        layout: Layout,  # noqa: ARG002
-        device_type: str,  # noqa: ARG002
+        self, recipe: Recipe, layout: Layout, device_type: str
     ) -> LaunchConfiguration:
         return LaunchConfiguration(accelerate={"distributed_type": "NO"})

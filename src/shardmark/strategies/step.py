@@ -145,7 +145,7 @@ class StepWorker(Worker):
     def _precision(self) -> AbstractContextManager[object]:
         return autocast(self._recipe, self._device) if self._autocasts else nullcontext()
 
-    def _backward(self, share: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
+    def _backward(self, share: Tensor, last: bool) -> None:
         share.backward()  # type: ignore[no-untyped-call]  # torch's
 
     @abstractmethod
@@ -245,7 +245,7 @@ class EagerWorker(StepWorker):
         self._scaler = loss_scaler(recipe, self._parameters[0].device)
         self._count_updates_of(self._optimizer)
 
-    def _backward(self, share: Tensor, last: bool) -> None:  # noqa: ARG002  (one signature)
+    def _backward(self, share: Tensor, last: bool) -> None:
         self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]  # torch's
 
     def _update(self) -> None:

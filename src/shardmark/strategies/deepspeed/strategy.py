@@ -16,14 +16,17 @@ from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
+    FP32_BYTES,
     LOSS_SCALE,
+    PRECISION_BYTES,
     LaunchConfiguration,
     RankContext,
     Strategy,
+    all_reduced,
+    check_machine,
     common_settings,
+    times,
 )
-from shardmark.strategies.checks import check_machine
-from shardmark.strategies.wire import FP32_BYTES, PRECISION_BYTES, all_reduced, times
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -104,11 +107,7 @@ class Zero(Strategy):
         return data_parallel(world_size, nodes=nodes, group=group, holds=holds)
 
     def wire_bytes(
-        self,
-        size: ModelSize,
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,  # noqa: ARG002
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> WireBytes:
         """Rajbhandari et al., SC 2020, section 7; from stage 2 on each micro-batch is reduced."""
         if self.stage == 0:
@@ -255,10 +254,7 @@ class Zero(Strategy):
         }
 
     def launch_configuration(
-        self,
-        recipe: Recipe,
-        layout: Layout,  # noqa: ARG002
-        device_type: str,
+        self, recipe: Recipe, layout: Layout, device_type: str
     ) -> LaunchConfiguration:
         return LaunchConfiguration(
             wrapper="deepspeed.initialize",

@@ -1,4 +1,4 @@
-"""One rank under DeepSpeed's engine."""
+"""One rank under DeepSpeed's engine, and where DeepSpeed 0.19 keeps what it does not show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Recipe
-from shardmark.strategies.base import CheckpointState, HeldState, RankContext
+from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import build_on, wrapped
 from shardmark.strategies.checkpoint_state import (
     copied_into,
@@ -26,19 +26,6 @@ from shardmark.strategies.checkpoint_state import (
     named_buffers,
     optimizer_tensors,
     restore_optimizer,
-)
-from shardmark.strategies.deepspeed.loss_scale import scale_losses
-from shardmark.strategies.deepspeed.private import (
-    COMPUTED_PARTITIONS,
-    ENGINE_SCALER,
-    GRADIENTS,
-    LINK_STATES,
-    MASTERS,
-    OPTIMIZER_SCALER,
-    PARAMETERS,
-    PERSISTENT_PARAMETERS,
-    REPLICATED_PARAMETERS,
-    STATES_LINKED,
 )
 from shardmark.strategies.initial_weights import build_in_parts
 from shardmark.strategies.step import (
@@ -51,6 +38,43 @@ from shardmark.strategies.step import (
     state_tensors,
 )
 from shardmark.workloads.base import Workload
+
+# A test looks for each of these attributes in the source of the installed version.
+REPLICATED_PARAMETERS = "bit16_groups_flat"
+"""Stages 1 and 2: all parameters, flat."""
+COMPUTED_PARTITIONS = "fp16_partitioned_groups_flat"
+"""Stage 3: this rank's partitions, in the precision of the computation."""
+PERSISTENT_PARAMETERS = "persistent_parameters"
+"""Stage 3: parameters that stay whole on every rank."""
+PARAMETERS = (REPLICATED_PARAMETERS, COMPUTED_PARTITIONS)
+MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+"""Stages 1 and 2, stage 3: this rank's fp32 partitions."""
+GRADIENTS = (
+    "averaged_gradients",
+    "all_grad_tensors",
+    "ipg_buckets",
+    "grad_partitions_flat_buffer",
+    "_DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition",
+)
+ENGINE_SCALER = "torch_autocast_z0_gradscaler"
+"""Stage 0, of the engine itself."""
+OPTIMIZER_SCALER = "loss_scaler"
+"""The other stages, of its optimizer, with what else `scale_losses` replaces."""
+REPLACED = ("torch_autocast_gradscaler", OPTIMIZER_SCALER, "dynamic_loss_scale")
+STATES_LINKED, LINK_STATES = "_hp_optimizer_states_linked", "_lazy_init_hp_params_optimizer_state"
+"""Stages 1 and 2: whether parameters know their parts of the state, and what makes them know."""
+
+DEFINED_IN = {
+    "engine.py": (ENGINE_SCALER,),
+    "zero/stage_1_and_2.py": (
+        *(REPLICATED_PARAMETERS, MASTERS[0], *GRADIENTS[:3], *REPLACED, STATES_LINKED),
+    ),
+    "zero/stage3.py": (
+        *(COMPUTED_PARTITIONS, PERSISTENT_PARAMETERS, MASTERS[1], GRADIENTS[0]),
+        *(*GRADIENTS[2:], *REPLACED),
+    ),
+}
+"""File of DeepSpeed's `runtime` package -> what it assigns."""
 
 
 def start_engine(
@@ -204,12 +228,12 @@ class ZeroWorker(StepWorker):
     def held_state(self) -> HeldState:
         optimizer = self._engine.optimizer
         parameters = list(self._module.parameters())
-        masters = list(attributes(optimizer, MASTERS))
+        masters = [*held_by(optimizer, MASTERS)]
         shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
         gradients = [p.grad for p in (*parameters, *masters) if p.grad is not None]
         return HeldState(
-            parameters=(*parameters, *shards, *attributes(optimizer, PARAMETERS)),
-            gradients=(*gradients, *attributes(optimizer, GRADIENTS)),
+            parameters=(*parameters, *shards, *held_by(optimizer, PARAMETERS)),
+            gradients=(*gradients, *held_by(optimizer, GRADIENTS)),
             # ZeRO counts its fp32 partition as optimizer state (Rajbhandari et al., section 3.1).
             optimizer_state=(*state_tensors(self._base_optimizer()), *masters),
         )
@@ -286,10 +310,9 @@ def _numbered(tensors: Iterable[Any]) -> dict[str, Any]:
     return {str(index): tensor for index, tensor in enumerate(tensors)}
 
 
-def attributes(owner: object, names: Iterable[str]) -> Iterator[Tensor]:
+def held_by(owner: object, names: Iterable[str]) -> Iterator[Tensor]:
     """Every tensor inside the owner's attributes of these names."""
-    for name in names:
-        yield from tensors_in(getattr(owner, name, None))
+    return tensors_in([getattr(owner, name, None) for name in names])
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:
@@ -303,3 +326,53 @@ def tensors_in(value: object) -> Iterator[Tensor]:
             yield from tensors_in(item)
     elif hasattr(value, "buffer"):
         yield from tensors_in(value.buffer)
+
+
+class LossScale:
+    """`torch.amp.GradScaler`'s rule behind the interface of DeepSpeed's scalers.
+
+    DeepSpeed calls `update_scale` before it divides the gradients, so growth waits for the next
+    loss.
+    """
+
+    dynamic = True
+
+    def __init__(self) -> None:
+        self.cur_scale = LOSS_SCALE["initial"]
+        self._good_steps = 0
+
+    @property
+    def loss_scale(self) -> float:
+        return self.cur_scale
+
+    def get_scale(self) -> float:
+        return self.cur_scale
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        if self._good_steps == LOSS_SCALE["growth_interval"]:
+            self._good_steps = 0
+            self.cur_scale *= LOSS_SCALE["growth_factor"]
+        return loss * self.cur_scale
+
+    def update_scale(self, overflow: bool) -> None:
+        self._good_steps = 0 if overflow else self._good_steps + 1
+        if overflow:
+            self.cur_scale *= LOSS_SCALE["backoff_factor"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.cur_scale, "good_steps": self._good_steps}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self.cur_scale, self._good_steps = float(state_dict["scale"]), int(state_dict["good_steps"])
+
+
+def scale_losses(optimizer: Any) -> None:
+    """Have a ZeRO optimizer of stage 1 to 3 scale autocast's fp16 as all strategies do.
+
+    DeepSpeed 0.19 has a `GradScaler` of torch's there, but clips and looks for overflow before it
+    is asked: gradients are clipped while they are scaled, and after an overflow the scale never
+    falls, so that every later step is skipped.
+    """
+    optimizer.torch_autocast_gradscaler = None
+    optimizer.loss_scaler = LossScale()
+    optimizer.dynamic_loss_scale = True

@@ -212,7 +212,7 @@ class GradientServer:
         self._averaged += 1
         self._gate.changed.notify_all()
 
-    def _answer_pull(self, rank: int, header: Header) -> None:  # noqa: ARG002  (one signature)
+    def _answer_pull(self, rank: int, header: Header) -> None:
         outboxes = self._outboxes[rank]
         with self._gate.changed:
             if self._together:

@@ -12,9 +12,14 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, RankLayout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
-from shardmark.strategies.base import RankContext, Server, Strategy, common_settings
-from shardmark.strategies.checks import check_machine
-from shardmark.strategies.wire import PRECISION_BYTES
+from shardmark.strategies.base import (
+    PRECISION_BYTES,
+    RankContext,
+    Server,
+    Strategy,
+    check_machine,
+    common_settings,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,7 +56,7 @@ class ParameterServer(Strategy):
         """Steps that a worker may be ahead of the slowest: 0 waits for all, None for nobody."""
         return 0
 
-    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:  # noqa: ARG002
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         return None
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -96,17 +101,14 @@ class ParameterServer(Strategy):
     def tolerates_worker_loss(self) -> bool:
         return self.staleness_bound != 0
 
-    def backend(self, device_type: str, recipe: Recipe) -> str:  # noqa: ARG002
+    def backend(self, device_type: str, recipe: Recipe) -> str:
         """NCCL has no servers on a CPU."""
         return "gloo"
 
     def wire_bytes(
-        self,
-        size: ModelSize,
-        recipe: Recipe,  # noqa: ARG002  (a step is one push and one pull)
-        world_size: int,
-        nodes: int = 1,  # noqa: ARG002
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> WireBytes:
+        """A step is one push and one pull, whatever its micro-batches."""
         payload = size.trained_parameters * PRECISION_BYTES[self.wire]
         return WireBytes(
             traffic=tuple(

@@ -46,7 +46,7 @@ def talking_to_servers() -> Iterator[None]:
         raise ShardmarkError(reason) from gone
 
 
-class WorkerGroup:
+class WorkerGroup(TrainingGroup):
     """Workers wait for each other at the servers, which know who is left."""
 
     def __init__(self, servers: Sequence[int]) -> None:
@@ -152,7 +152,7 @@ class GradientSender:
         """Whether the backward pass to come completes the step's gradients."""
         self._last = last
 
-    def _completed(self, queue: ServerQueue, index: int, parameter: Tensor) -> None:  # noqa: ARG002
+    def _completed(self, queue: ServerQueue, index: int, parameter: Tensor) -> None:
         if not self._last:
             return
         queue.missing[index] -= 1
