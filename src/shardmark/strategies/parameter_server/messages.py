@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +26,28 @@ HEADER, CONTENT, LIFE = 1, 2, 3
 NOTHING_LEFT = -1
 MOST_VALUE_BYTES = 2**30
 """Of what a worker gives when all are gathered, and of what it gets back."""
+
+
+@dataclass
+class Counts:
+    """What passed at one rank.  Changed by one thread at a time, or under a key of its own."""
+
+    pushes: int = 0
+    pulls: int = 0
+    updates: int = 0
+    staleness: Counter[str] = field(default_factory=Counter)
+    """Updates between a gradient's parameters and its use -> how many gradients."""
+    sent_bytes: Counter[str] = field(default_factory=Counter)
+    """By the other rank."""
+    received_bytes: Counter[str] = field(default_factory=Counter)
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: v if isinstance(v, int) else dict(v) for name, v in vars(self).items()}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """What `as_json` gave."""
+        for name, value in vars(self).items():
+            setattr(self, name, type(value)(stored[name]))
 
 
 class PeerGone(RuntimeError):  # noqa: N818  (what happened, not an error of ours)

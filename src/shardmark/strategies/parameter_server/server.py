@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import chain, cycle
 
 import torch
 import torch.distributed as dist
@@ -27,6 +24,7 @@ from shardmark.strategies.checkpoint_state import (
 from shardmark.strategies.parameter_server.buckets import Bucket
 from shardmark.strategies.parameter_server.messages import (
     NOTHING_LEFT,
+    Counts,
     Header,
     Kind,
     PeerGone,
@@ -46,30 +44,6 @@ from shardmark.strategies.step import (
     state_tensors,
 )
 from shardmark.workloads.base import ParameterGroup
-
-
-@dataclass
-class Counts:
-    """What one server counts.  Changed by one thread at a time, or under a key of its own."""
-
-    updates: int = 0
-    pushes: int = 0
-    pulls: int = 0
-    staleness: Counter[str] = field(default_factory=Counter)
-    """Updates between a gradient's parameters and its use -> how many gradients."""
-    sent_bytes: Counter[str] = field(default_factory=Counter)
-    """By the worker's rank."""
-    received_bytes: Counter[str] = field(default_factory=Counter)
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: v if isinstance(v, int) else dict(v) for name, v in vars(self).items()}
-
-    @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Counts:
-        counts: dict[str, Any] = {name: stored[name] for name in cls.__dataclass_fields__}
-        for name in ("staleness", "sent_bytes", "received_bytes"):
-            counts[name] = Counter(counts[name])
-        return cls(**counts)
 
 
 class GradientServer:
@@ -261,26 +235,24 @@ class GradientServer:
     def _send_tensors(self, rank: int, header: Header) -> None:
         """The averaged gradient of the step under way, the parameters, or the optimizer's state."""
         with self._gate.changed:
-            tensors: Sequence[Tensor] = self._flat
-            if header.kind is Kind.GRADIENTS and self._together:
-                self._wait_for_average(rank)
-                tensors = self._averages
-            elif header.kind is Kind.GRADIENTS:
-                grads = [flat.grad for flat in self._flat]
-                tensors = [
-                    torch.zeros_like(flat) if grad is None else grad
-                    for flat, grad in zip(self._flat, grads, strict=True)
-                ]
-            elif header.kind is Kind.STATE:
-                states = [self._optimizer.state.get(flat, {}) for flat in self._flat]
-                tensors = [
-                    state.get(key, torch.zeros_like(flat))
-                    for key in state_keys(self._recipe.optimizer)
-                    for flat, state in zip(self._flat, states, strict=True)
-                ]
-            copies = [tensor.detach().cpu().clone() for tensor in tensors]
+            pairs = zip(cycle(self._flat), self._tensors(rank, header.kind), strict=False)
+            held = (torch.zeros_like(flat) if t is None else t for flat, t in pairs)
+            copies = [tensor.detach().cpu().clone() for tensor in held]
         for tensor in copies:
             send(tensor, rank)
+
+    def _tensors(self, rank: int, kind: Kind) -> Sequence[Tensor | None]:
+        """Of every bucket; None is zeros."""
+        if kind is Kind.PARAMETERS:
+            return self._flat
+        if kind is Kind.STATE:
+            states = [self._optimizer.state.get(flat, {}) for flat in self._flat]
+            keys = state_keys(self._recipe.optimizer)
+            return [state.get(key) for key in keys for state in states]
+        if not self._together:
+            return [flat.grad for flat in self._flat]
+        self._wait_for_average(rank)
+        return self._averages
 
     def _send_step_shard(self, rank: int, header: Header) -> None:
         step_shard = self._gate.step_shard(rank, header.number)
@@ -333,7 +305,7 @@ class GradientServer:
             own=parameters | optimizer_tensors(self._optimizer, self._numbered),
             counts={
                 **self._counts.as_json(),
-                "step_shards": self._gate.step_shards_taken(),
+                "step_shards": self._gate.step_shards_taken,
                 "wait_seconds": self._gate.wait_seconds,
             },
         )
@@ -342,11 +314,10 @@ class GradientServer:
         for name, flat in self._numbered.items():
             copied_into(local(flat), state.own[f"parameter/{name}"])
         restore_optimizer(self._optimizer, self._numbered, state.own)
-        self._counts = Counts.from_json(state.counts)
+        self._counts.restore(state.counts)
         self._read = dict.fromkeys(self._read, self._counts.updates)
-        self._gate.go_on_from(
-            state.counts["step_shards"], wait_seconds=state.counts["wait_seconds"]
-        )
+        self._gate.step_shards_taken = state.counts["step_shards"]
+        self._gate.wait_seconds = state.counts["wait_seconds"]
 
 
 def clipping_factor(

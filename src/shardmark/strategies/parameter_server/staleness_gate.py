@@ -27,6 +27,7 @@ class StalenessGate:
         self.on_gathered: Callable[[], None] = lambda: None
         """Called with `changed` held when every worker is there and nothing is under way."""
         self.wait_seconds = 0.0
+        self.step_shards_taken = 0
         self._bound = bound
         self._clock = clock
         self._workers = workers
@@ -36,7 +37,6 @@ class StalenessGate:
         self._given: dict[int, object] = {}
         self._gathered: list[object] = []
         self._gatherings = 0
-        self._next_step_shard = 0
         self._unpushed = dict.fromkeys(range(workers), 0)
         """Step shards handed to each worker whose gradient has not come."""
 
@@ -75,19 +75,11 @@ class StalenessGate:
     def step_shard(self, rank: int, end_step: int) -> tuple[int, int] | None:
         """The next (step, share) before that step; None where all are handed out."""
         with self.changed:
-            if self._next_step_shard >= end_step * self._workers or self._states[rank] == "lost":
+            if self.step_shards_taken >= end_step * self._workers or self._states[rank] == "lost":
                 return None
-            self._next_step_shard += 1
+            self.step_shards_taken += 1
             self._unpushed[rank] += 1
-            return divmod(self._next_step_shard - 1, self._workers)
-
-    def step_shards_taken(self) -> int:
-        return self._next_step_shard
-
-    def go_on_from(self, step_shards: int, *, wait_seconds: float) -> None:
-        """So many were taken, and so long was waited, before a restart."""
-        self._next_step_shard = step_shards
-        self.wait_seconds = wait_seconds
+            return divmod(self.step_shards_taken - 1, self._workers)
 
     def gather(self, rank: int, value: object) -> list[object]:
         """Wait until every present worker is here; the value of each, in order of rank."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup
 from shardmark.strategies.checkpoint_state import copied_into, load_buffers, named_buffers
 from shardmark.strategies.parameter_server.buckets import Bucket, Partition
 from shardmark.strategies.parameter_server.messages import (
+    Counts,
     Kind,
     PeerGone,
     Sending,
@@ -114,8 +114,7 @@ class GradientSender:
         self._copies: list[tuple[ServerQueue, int, torch.cuda.Event]] = []
         self._last = True
         self.rate = 0.0
-        self.sent_bytes: Counter[str] = Counter()
-        self.pushes = 0
+        self.counts = Counts()
         named = dict(model.named_parameters())
         for queue in self._queues:
             for index, bucket in enumerate(queue.buckets):
@@ -193,7 +192,7 @@ class GradientSender:
             send_header(queue.server, Kind.PUSH, rate=self.rate)
         outbox = queue.outboxes[index]
         self._under_way.append(Sending(outbox, queue.server))
-        self.sent_bytes[str(queue.server)] += outbox.nbytes
+        self.counts.sent_bytes[str(queue.server)] += outbox.nbytes
 
     def end(self) -> None:
         """Send what the backward pass left (unused parameters' zeros), and wait for all of it."""
@@ -204,7 +203,7 @@ class GradientSender:
         for sending in self._under_way:
             sending.wait()
         self._under_way.clear()
-        self.pushes += 1
+        self.counts.pushes += 1
 
 
 def flattened(bucket: Bucket, named: Mapping[str, nn.Parameter]) -> Tensor:
@@ -260,8 +259,7 @@ class PushPullWorker(StepWorker):
             shares=workers,
             synchronise=self._sender.last_pass,
         )
-        self._pulls = 0
-        self._received: Counter[str] = Counter()
+        self._counts = self._sender.counts
 
     @cached_property
     def group(self) -> TrainingGroup:
@@ -289,12 +287,12 @@ class PushPullWorker(StepWorker):
                 send_header(server, Kind.PULL)
             for inbox in inboxes:
                 receive(inbox, server)
-                self._received[str(server)] += inbox.nbytes
+                self._counts.received_bytes[str(server)] += inbox.nbytes
         for flats, inboxes in zip(self._flat, self._inboxes, strict=True):
             for flat, inbox in zip(flats, inboxes, strict=True):
                 if inbox is not flat:
                     flat.copy_(inbox, non_blocking=True)
-        self._pulls += 1
+        self._counts.pulls += 1
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._rate = learning_rate
@@ -314,12 +312,7 @@ class PushPullWorker(StepWorker):
             yield StepShard(step=step, shard=Shard(index=share, count=self._workers))
 
     def exchange(self) -> ExchangeRecord:
-        return ExchangeRecord(
-            pushes=self._sender.pushes,
-            pulls=self._pulls,
-            sent_bytes=dict(self._sender.sent_bytes),
-            received_bytes=dict(self._received),
-        )
+        return ExchangeRecord(**self._counts.as_json() | {"updates": None})
 
     def close(self) -> None:
         for server in self._servers:
@@ -373,22 +366,11 @@ class PushPullWorker(StepWorker):
 
     def checkpoint_state(self) -> CheckpointState:
         """The servers have the rest."""
-        return CheckpointState(
-            own=named_buffers(self._module),
-            counts={
-                "pulls": self._pulls,
-                "received_bytes": dict(self._received),
-                "pushes": self._sender.pushes,
-                "sent_bytes": dict(self._sender.sent_bytes),
-            },
-        )
+        return CheckpointState(own=named_buffers(self._module), counts=self._counts.as_json())
 
     def load_checkpoint_state(self, state: CheckpointState) -> None:
         load_buffers(self._module, state.own)
-        self._pulls = state.counts["pulls"]
-        self._received.update(state.counts["received_bytes"])
-        self._sender.pushes = state.counts["pushes"]
-        self._sender.sent_bytes.update(state.counts["sent_bytes"])
+        self._counts.restore(state.counts)
         for server, flats, part in zip(self._servers, self._flat, self._partition, strict=True):
             send_header(server, Kind.PARAMETERS)
             received = self._received_flats(server, part)
