@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from shardmark.core.metrics import METRICS
 from shardmark.equivalence.capture import PARTS, Array, Capture
 from shardmark.results.verification import LARGEST, Check
-
-Entry = TypeVar("Entry", tuple[int, ...], tuple[str, ...])
 
 Quantity = tuple[str | int, ...]
 """Where a capture has it: ("tensors", "gradient", "conv1.weight"), ("losses", share, step), ..."""
@@ -119,10 +118,7 @@ def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
     }
     return (
         equal("initial weights", hashes, expected.initial_sha256[0][:12]),
-        _sample_check(capture, expected),
-        _weight_check(capture, expected),
-        _draw_check(capture, expected),
-        _rate_check(capture, expected),
+        *_given_checks(capture, expected),
         _loss_check(capture, tolerances, range(len(expected.learning_rates))),
         _skip_check(capture, expected),
         *(
@@ -151,6 +147,11 @@ def equal(name: str, found: str, expected: str, where: str | None = None) -> Che
     )
 
 
+def unequal(name: str, found: str, expected: str, where: str) -> Check:
+    """A check that has failed, though what is told of both may read alike."""
+    return equal(name, found, expected, where).model_copy(update={"holds": False})
+
+
 def first_deviation(capture: Capture, checks: Sequence[Check], tolerances: Tolerances) -> Check:
     """The check that fails first in the order of the training, narrowed to the step it does so.
 
@@ -169,62 +170,52 @@ def first_deviation(capture: Capture, checks: Sequence[Check], tolerances: Toler
     return next((check for check in others if check.name in earlier), first_loss)
 
 
-def _sample_check(capture: Capture, expected: Capture) -> Check:
-    """The first step of any rank with other samples than the reference's."""
-    other = _first_other(capture.sample_ids, expected.sample_ids)
-    if other is not None:
-        where, ids, wanted_ids = other
-        return equal("sample ids", _few(ids), _few(wanted_ids), where)
-    told = f"equal in {len(expected.learning_rates)} steps"
-    return equal("sample ids", told, told)
-
-
-def _weight_check(capture: Capture, expected: Capture) -> Check:
-    """The first step of any rank whose samples weigh otherwise than the reference's."""
-    name = "sample weights"
-    for rank, (mine, wanted) in enumerate(zip(capture.weights, expected.weights, strict=True)):
-        for step, (weight, wanted_weight) in enumerate(zip(mine, wanted, strict=True)):
-            if not math.isclose(weight, wanted_weight):
-                where = f"rank {rank}, step {step + 1}"
-                return equal(name, f"{weight:g}", f"{wanted_weight:g}", where)
-    told = f"equal in {len(expected.learning_rates)} steps"
-    return equal(name, told, told)
-
-
-def _draw_check(capture: Capture, expected: Capture) -> Check:
-    """The first step of any rank with other random numbers than the reference's."""
-    other = _first_other(capture.draws, expected.draws)
-    if other is not None:
-        where, drawn, wanted_draws = other
-        new = [draw for draw in drawn if draw not in wanted_draws]
-        told = f"{len(new)} other than expected" if new else f"{len(drawn)} draws"
-        return equal("random draws", told, f"{len(wanted_draws)} draws", where)
-    count = sum(len(drawn) for rank in expected.draws for drawn in rank)
-    told = f"{count} draws are equal" if count else "the workload draws none of its own"
-    return equal("random draws", told, told)
+def _given_checks(capture: Capture, expected: Capture) -> Iterator[Check]:
+    """What each rank was given in each step: the first that is other than the reference's."""
+    steps = f"equal in {len(expected.learning_rates)} steps"
+    drawn = sum(len(draws) for rank in expected.draws for draws in rank)
+    draws = f"{drawn} draws are equal" if drawn else "the workload draws none of its own"
+    mine, wanted = (
+        {
+            "sample ids": given.sample_ids,
+            "sample weights": given.weights,
+            "random draws": given.draws,
+            "learning rate": (given.learning_rates,),
+        }
+        for given in (capture, expected)
+    )
+    for name, ranks in wanted.items():
+        same = math.isclose if name == "sample weights" else operator.eq
+        other = _first_other(mine[name], ranks, same)
+        if other is not None:
+            yield unequal(name, *other)
+        else:
+            text = draws if name == "random draws" else steps
+            yield equal(name, text, text)
 
 
 def _first_other(
-    captured: Sequence[Sequence[Entry]], expected: Sequence[Sequence[Entry]]
-) -> tuple[str, Entry, Entry] | None:
-    """Where the first entry by rank and step differs, and both entries."""
+    captured: Sequence[Sequence[Any]],
+    expected: Sequence[Sequence[Any]],
+    same: Callable[[Any, Any], bool],
+) -> tuple[str, str, str] | None:
+    """Both entries where the first by rank and step differs, and where."""
     for rank, (mine, wanted) in enumerate(zip(captured, expected, strict=True)):
         for step, (entry, wanted_entry) in enumerate(zip(mine, wanted, strict=True)):
-            if entry != wanted_entry:
-                return f"rank {rank}, step {step + 1}", entry, wanted_entry
+            if not same(entry, wanted_entry):
+                told = _told(entry, wanted_entry), _told(wanted_entry, entry)
+                return *told, f"rank {rank}, step {step + 1}"
     return None
 
 
-def _few(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
-
-
-def _rate_check(capture: Capture, expected: Capture) -> Check:
-    """The first step with another learning rate than the reference's."""
-    pairs = list(zip(capture.learning_rates, expected.learning_rates, strict=True))
-    step = next((i for i, (mine, wanted) in enumerate(pairs) if mine != wanted), 0)
-    mine, wanted = pairs[step]
-    return equal("learning rate", repr(mine), repr(wanted), f"step {step + 1}")
+def _told(entry: Any, other: Any) -> str:
+    """A number, the ids that the other does not have, or how many draws it does not have."""
+    if not isinstance(entry, tuple):
+        return repr(entry)
+    new = [each for each in entry if each not in other] or entry
+    if new and isinstance(new[0], str):
+        return f"{len(entry)} draws, {len(new)} of them other"
+    return ", ".join(map(str, new[:8])) + (", ..." if len(new) > 8 else "")
 
 
 def _skip_check(capture: Capture, expected: Capture) -> Check:

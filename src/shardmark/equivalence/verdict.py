@@ -228,37 +228,32 @@ def threads_of_a_rank(trial: Trial) -> int:
     return trial.recipe.threads_per_rank or max(1, cores // trial.layout.processes)
 
 
-def judge_all(folder: Path) -> None:
-    """Judge the cells that the folder's list names; the verdicts so far are always beside it."""
+def compare_cells(folder: Path) -> None:
+    """Compare the cells that the folder's list names; the verdicts so far are always beside it."""
     verdicts: list[Verdict] = []
     references = ReferenceCache()
     for directory in map(Path, json.loads((folder / CELLS_FILE).read_text())):
         trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
-        verdicts.append(judge(trial, directory, references))
+        verdicts.append(compare_to_reference(trial, directory, references))
         text = json.dumps([verdict.model_dump(mode="json") for verdict in verdicts])
         write_whole(folder / VERDICTS_FILE, text.encode())
 
 
-def judge(trial: Trial, directory: Path, references: ReferenceCache) -> Verdict:
-    """The verdict; where no memory holds the reference, none is given."""
-    try:
-        return compare_to_reference(trial, directory, references)
-    except Exception as error:
-        if error_kind(error) != "out_of_memory":
-            raise
-        text = "not verified: no memory here holds the reference"
-        cause = Cause(text=text, evidence=one_line(str(error)), first_deviation="none")
-        return verdict_of(trial, None, (), cause)
-
-
 def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCache) -> Verdict:
-    """The verdict on what the trial's ranks left in the folder."""
+    """The verdict on what its ranks left there; undecided where no memory holds the reference."""
     steps = trial.recipe.steps
     assert steps is not None, "a verification counts steps"
     capture = read_capture(trial, directory)
     guarantee = trial.built_strategy.guarantee()
     if guarantee is None:
-        return verdict_on(capture, trial, steps, references)
+        try:
+            return verdict_on(capture, trial, steps, references)
+        except Exception as error:
+            if error_kind(error) != "out_of_memory":
+                raise
+            text = "not verified: no memory here holds the reference"
+            cause = Cause(text=text, evidence=one_line(str(error)), first_deviation="none")
+            return verdict_of(trial, None, (), cause)
     records = [
         RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
         for rank in range(trial.layout.processes)

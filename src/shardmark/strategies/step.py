@@ -166,7 +166,7 @@ class StepWorker(Worker):
         return self._steps_called - self._steps_taken + int(self._skipped_on_device)
 
     def buffers(self) -> dict[str, Tensor]:
-        return copies(self._module.named_buffers())
+        return {n: buffer.detach().cpu().clone() for n, buffer in self._module.named_buffers()}
 
     def evaluation_model(self) -> AbstractContextManager[nn.Module] | None:
         # Where a library casts the parameters, the model would be another than is evaluated else.
@@ -415,11 +415,6 @@ def whole(tensor: Tensor) -> Tensor:
 
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached.clone()
-
-
-def copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors as they are now, by name, on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in named}
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:

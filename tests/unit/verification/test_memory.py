@@ -72,7 +72,7 @@ def test_where_nothing_holds_it_the_cell_is_not_verified_and_others_are(
         (tmp_path / name / "trial.json").write_text(steps.model_dump_json())
         cells.append(str(tmp_path / name))
     (tmp_path / CELLS_FILE).write_text(json.dumps(cells))
-    verdict.judge_all(tmp_path)
+    verdict.compare_cells(tmp_path)
     stored = json.loads((tmp_path / VERDICTS_FILE).read_text())
     verdicts = [Verdict.model_validate(each) for each in stored]
     assert [(each.id, each.equivalent, each.checks) for each in verdicts] == [

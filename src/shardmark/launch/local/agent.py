@@ -38,9 +38,9 @@ def run_agent(directory: str, task: str) -> int:
     folder = Path(directory)
     _redirect(folder / AGENT_LOG)
     if task == "judge":
-        from shardmark.equivalence.verdict import judge_all
+        from shardmark.equivalence.verdict import compare_cells
 
-        judge_all(folder)
+        compare_cells(folder)
         return 0
     give_way()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
