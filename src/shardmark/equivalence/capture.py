@@ -17,7 +17,8 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies.base import RankContext, Server, Worker
-from shardmark.train.epochs import BatchSource, evaluate
+from shardmark.train.epochs import BatchSource
+from shardmark.train.evaluation import evaluate
 from shardmark.train.rank import note_joined, serve
 from shardmark.train.record import RankReport, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of, seed_step, set_numerics

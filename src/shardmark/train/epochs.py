@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
@@ -13,16 +12,15 @@ from shardmark.measure.memory.tensors import memory_apart
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
 from shardmark.train.checkpoint import Checkpoints
-from shardmark.train.evaluate_sharded import evaluate_sharded
+from shardmark.train.evaluation import evaluate
 from shardmark.train.loop import LoopOptions, train
 from shardmark.train.pacing import Pacing
-from shardmark.train.record import Evaluation, RankReport, weights_sha256
+from shardmark.train.record import RankReport, weights_sha256
 from shardmark.train.schedule import Schedule
 from shardmark.workloads.base import Batch, BatchPlan, Workload
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 
 class BatchSource:
@@ -151,43 +149,3 @@ def train_epochs(
     while added := pacing.added_steps:
         on_added(training.step + added)
         training.take(added)
-
-
-def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.device) -> Evaluation:
-    """The whole validation set once, on the assembled model where it fits.  Collective.
-
-    Each distinct share of the training ranks takes its part of the samples; the first one's
-    buffers are used.
-    """
-    worker.group.barrier()
-    started = time.perf_counter()
-    sharded = worker.evaluation_model()
-    parts: list[object] | None = None
-    if sharded is not None:
-        parts = evaluate_sharded(sharded, worker, workload, shard, device)
-    else:
-        parameters = worker.full_parameters()
-    while parts is None:  # again where somebody died, and left a part of the samples undone
-        parts = _evaluated(worker, workload, shard, device, parameters)
-    return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
-
-
-def _evaluated(
-    worker: Worker,
-    workload: Workload,
-    shard: Shard,
-    device: torch.device,
-    parameters: Mapping[str, Tensor],
-) -> list[object] | None:
-    """Every share's part, once; None where one that was begun has not been finished."""
-    group = worker.group
-    present = list(dict.fromkeys(group.gather(shard.index)))
-    part = Shard(index=present.index(shard.index), count=len(present))
-    first = group.gather(worker.buffers() if part.index == 0 else None)[0]
-    # The first worker may have died meanwhile: then it is everybody's own.
-    buffers = worker.buffers() if first is None else first
-    model = workload.build_model()
-    model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
-    result = workload.evaluate(model.to(device).eval(), part, device)
-    by_share = dict(cast("list[tuple[int, object]]", group.gather((part.index, result))))
-    return list(by_share.values()) if len(by_share) == len(present) else None

@@ -1,7 +1,8 @@
-"""An evaluation on a model whose every call is a collective of all ranks."""
+"""One evaluation: on the assembled model, or on a sharded one that no rank could hold whole."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, cast
@@ -13,17 +14,57 @@ from torch import Tensor, nn
 from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard
 from shardmark.strategies.base import Worker
+from shardmark.train.record import Evaluation
 from shardmark.workloads.base import Workload
 
 
-def evaluate_sharded(
+def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.device) -> Evaluation:
+    """The whole validation set once, on the assembled model where it fits.  Collective.
+
+    Each distinct share of the training ranks takes its part of the samples; the first one's
+    buffers are used.
+    """
+    worker.group.barrier()
+    started = time.perf_counter()
+    sharded = worker.evaluation_model()
+    if sharded is not None:
+        parts: list[object] | None = _on_shards(sharded, worker, workload, shard, device)
+    else:
+        parameters, parts = worker.full_parameters(), None
+    while parts is None:  # again where somebody died, and left a part of the samples undone
+        parts = _on_whole_model(parameters, worker, workload, shard, device)
+    return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
+
+
+def _on_whole_model(
+    parameters: Mapping[str, Tensor],
+    worker: Worker,
+    workload: Workload,
+    shard: Shard,
+    device: torch.device,
+) -> list[object] | None:
+    """Every share's part, once; None where one that was begun has not been finished."""
+    group = worker.group
+    present = list(dict.fromkeys(group.gather(shard.index)))
+    part = Shard(index=present.index(shard.index), count=len(present))
+    first = group.gather(worker.buffers() if part.index == 0 else None)[0]
+    # The first worker may have died meanwhile: then it is everybody's own.
+    buffers = worker.buffers() if first is None else first
+    model = workload.build_model()
+    model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
+    result = workload.evaluate(model.to(device).eval(), part, device)
+    by_share = dict(cast("list[tuple[int, object]]", group.gather((part.index, result))))
+    return list(by_share.values()) if len(by_share) == len(present) else None
+
+
+def _on_shards(
     sharded: AbstractContextManager[nn.Module],
     worker: Worker,
     workload: Workload,
     shard: Shard,
     device: torch.device,
 ) -> list[object]:
-    """Every share's part of the validation set; the first share's buffers are used."""
+    """Every share's part, from a model whose every call is a collective of all ranks."""
     group = worker.group
     # A rank without a sample would have nothing to call the model with.
     alone = workload.validation_samples < shard.count
