@@ -18,16 +18,11 @@ def names(model: nn.Module, parts: list[nn.Module]) -> list[str]:
     return [known[id(module)] for module in parts]
 
 
-DENSE = [f"features.{kind}{i}" for i in (1, 2, 3) for kind in ("denseblock", "transition")]
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("resnet18", [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]),
-        ("mobilenet_v2", [f"features.{i}" for i in range(19)]),
         ("vit_b_16", [f"encoder.layers.encoder_layer_{i}" for i in range(12)]),
-        ("densenet121", [*DENSE, "features.denseblock4"]),
         # No repeated part: its large layers alone.
         (
             "vgg16",

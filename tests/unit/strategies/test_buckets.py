@@ -26,23 +26,33 @@ def names(partition: Partition) -> list[str]:
     return [segment.name for part in partition for bucket in part for segment in bucket.segments]
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3, 5])
-@pytest.mark.parametrize("bucket_bytes", [0, 100, 600, 10**9])
+@pytest.mark.parametrize("servers", [1, 2, 5])
+@pytest.mark.parametrize("bucket_bytes", [0, 600, 10**9])
 def test_every_parameter_is_held_once_by_servers_balanced_by_bytes(
     servers: int, bucket_bytes: int
 ) -> None:
+    """As views that vectorised kernels like, whatever the wire's precision."""
     made = model()
-    partition = partition_parameters(made, servers=servers, bucket_bytes=bucket_bytes, wire="fp32")
+    partition, half = (
+        partition_parameters(made, servers=servers, bucket_bytes=bucket_bytes, wire=wire)
+        for wire in ("fp32", "bf16")
+    )
     sizes = dict(made.named_parameters())
     assert len(partition) == servers
     assert sorted(names(partition)) == sorted(sizes)
-    for bucket in (bucket for part in partition for bucket in part):
+    assert names(half) == names(partition)
+    for bucket, in_bf16 in zip(sum(partition, ()), sum(half, ()), strict=True):
         ends = [0, *(segment.end for segment in bucket.segments)]
         starts = [-(-end // ALIGNED_ELEMENTS) * ALIGNED_ELEMENTS for end in ends[:-1]]
         assert [segment.start for segment in bucket.segments] == starts, "no overlap"
         assert bucket.elements == ends[-1]
-        assert all(segment.shape == sizes[segment.name].shape for segment in bucket.segments)
         assert len(bucket.segments) == 1 or bucket.elements * 4 <= bucket_bytes
+        assert (in_bf16.wire_bytes * 2, in_bf16.wire_type) == (bucket.wire_bytes, torch.bfloat16)
+        flat = bucket.flat(sizes)
+        views = {segment.name: segment.of(flat) for segment in bucket.segments}
+        assert all(view.data_ptr() % 64 == 0 for view in views.values())
+        assert all(torch.equal(view, sizes[name]) for name, view in views.items())
+        assert flat.abs().sum() == pytest.approx(sum(v.abs().sum().item() for v in views.values()))
     held = [sum(bucket.wire_bytes for bucket in part) for part in partition]
     assert min(held) > 0
     padding = len(sizes) * ALIGNED_ELEMENTS
@@ -69,33 +79,7 @@ def test_frozen_and_shared_parameters() -> None:
     made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     made[1].weight = made[0].weight
     made[2].requires_grad_(False)
-    held = names(partition_parameters(made, servers=2, bucket_bytes=64, wire="fp32"))
-    assert sorted(held) == ["0.bias", "0.weight", "1.bias"]
-
-
-def test_wire_halves_the_bytes_and_not_the_buckets() -> None:
-    (whole,), (half,) = (
-        partition_parameters(model(), servers=1, bucket_bytes=600, wire=w) for w in ("fp32", "bf16")
-    )
-    assert [b.segments for b in half] == [b.segments for b in whole]
-    assert [b.wire_bytes * 2 for b in half] == [b.wire_bytes for b in whole]
-    assert {b.wire_type for b in half} == {torch.bfloat16}
-
-
-def test_servers_without_a_parameter_hold_no_bucket() -> None:
-    """The strategy refuses such a partition."""
-    partition = partition_parameters(nn.Linear(2, 2), servers=3, bucket_bytes=600, wire="fp32")
-    assert [len(part) for part in partition] == [1, 1, 0]
-
-
-def test_parameters_are_aligned_views_of_their_bucket() -> None:
-    """Vectorised kernels fall back to single elements on others."""
-    made = model()
-    named = dict(made.named_parameters())
-    (buckets,) = partition_parameters(made, servers=1, bucket_bytes=10**9, wire="fp32")
-    for bucket in buckets:
-        flat = bucket.flat(named)
-        views = {segment.name: segment.of(flat) for segment in bucket.segments}
-        assert all(view.data_ptr() % 64 == 0 for view in views.values())
-        assert all(torch.equal(view, named[name]) for name, view in views.items())
-        assert flat.abs().sum() == pytest.approx(sum(v.abs().sum().item() for v in views.values()))
+    partition = partition_parameters(made, servers=2, bucket_bytes=64, wire="fp32")
+    assert sorted(names(partition)) == ["0.bias", "0.weight", "1.bias"]
+    many = partition_parameters(made, servers=4, bucket_bytes=64, wire="fp32")
+    assert [bool(part) for part in many] == [True] * 3 + [False], "the strategy refuses such"

@@ -153,16 +153,6 @@ def test_held_state() -> None:
     assert sum(tensor.numel() for tensor in after.optimizer_state) == 58  # momentum
 
 
-def test_parameters_and_buffers_are_copies() -> None:
-    workload = ToyWorkload(model=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-    worker = worker_on(workload)
-    worker.full_parameters()["1.weight"].zero_()
-    worker.buffers()["0.running_mean"].fill_(9)
-    assert worker.full_parameters()["1.weight"].any()
-    assert set(worker.buffers()) == {f"0.{name}" for name, _ in nn.BatchNorm1d(4).named_buffers()}
-    assert not worker.buffers()["0.running_mean"].any()
-
-
 OWN = {"name": "own", "path": "torch.optim:RMSprop", "lr": 0.01}
 
 

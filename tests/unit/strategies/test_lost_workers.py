@@ -86,17 +86,3 @@ def test_a_loss_that_cannot_be_borne_is_an_error(
         served.end()
     assert isinstance(served.error, ShardmarkError)
     assert str(served.error) == told
-
-
-def test_failure_of_an_answer_is_the_server_s(
-    counting: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
-
-        def fails() -> None:
-            raise ValueError("the optimizer is broken")
-
-        monkeypatch.setattr(served.server._optimizer, "step", fails)
-        counting.clients[0].push(*counting.constant(1.0))
-        served.end()
-    assert isinstance(served.error, ValueError)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from shardmark.core.errors import InputError
-from shardmark.core.wire import ModelSize
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server, Worker
 from tests.unit.training.toy import ALONE, ToyWorkload, Unused, assert_same, recipe, trained
@@ -37,13 +36,3 @@ def test_with_its_option_it_trains_as_one_device_does(option: str) -> None:
     assert_same(parameters, trained(worker("single")))
     initial = ToyWorkload(Unused).build_model().state_dict()
     assert_same({"w": parameters["unused.weight"]}, {"w": initial["unused.weight"]})
-
-
-def test_looking_for_them_costs_a_note_and_no_bytes_by_definition() -> None:
-    size = ModelSize(parameters=1000, trained_parameters=900)
-    plain, looking = (
-        build_strategy("ddp", {"find_unused_parameters": on}).wire_bytes(size, recipe(), 4)
-        for on in (False, True)
-    )
-    assert plain.carried_bytes == looking.carried_bytes > 0
-    assert (plain.note, bool(looking.note)) == (None, True)

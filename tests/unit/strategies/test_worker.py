@@ -76,23 +76,6 @@ class Sending:
             assert torch.equal(arrived[name], gradient.to(dtype)), name
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("early", [True, False])
-def test_all_gradients_arrive_in_the_order_of_the_buckets(
-    monkeypatch: pytest.MonkeyPatch, servers: int, early: bool
-) -> None:
-    sending = Sending(monkeypatch, servers=servers, early=early)
-    sending.step(rate=0.25)
-    for index, part in enumerate(sending.partition):
-        server = FIRST_SERVER + index
-        mine = [(tag, content) for _, to, tag, content in sending.network.log if to == server]
-        assert mine[0][1].tolist() == [Kind.PUSH, 0, 0.25], "the header goes first"
-        assert [tag for tag, _ in mine] == [HEADER, *[CONTENT] * len(part)]
-        assert [len(content) for _, content in mine[1:]] == [b.elements for b in part]
-        assert sending.sender.sent_bytes[str(server)] == sum(b.wire_bytes for b in part)
-    sending.assert_arrived()
-
-
 @pytest.mark.parametrize("early", [True, False])
 def test_buckets_leave_during_the_backward_pass_unless_all_must_be_seen_first(
     monkeypatch: pytest.MonkeyPatch, early: bool
@@ -118,30 +101,41 @@ def test_buckets_leave_during_the_backward_pass_unless_all_must_be_seen_first(
         torch.testing.assert_close(norm, torch.tensor(0.01))
 
 
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("build", [plain, Unused])
-@pytest.mark.parametrize("passes", [(True,), (False, False, True)])
-def test_gradients_leave_once_a_step_and_every_step_begins_at_zero(
+@pytest.mark.parametrize(
+    ("servers", "early", "build", "passes", "wire"),
+    [
+        (1, True, plain, (True,), "fp32"),
+        (2, False, plain, (False, False, True), "fp32"),
+        (2, True, Unused, (False, False, True), "fp32"),
+        (1, False, Unused, (True,), "bf16"),
+    ],
+)
+def test_gradients_leave_once_a_step_in_the_order_of_the_buckets(
     monkeypatch: pytest.MonkeyPatch,
-    passes: tuple[bool, ...],
-    build: Callable[[], nn.Module],
+    *,
+    servers: int,
     early: bool,
+    build: Callable[[], nn.Module],
+    passes: tuple[bool, ...],
+    wire: str,
 ) -> None:
     """Unused parameters are zeros, and hold back what comes after them until the end."""
-    sending = Sending(monkeypatch, build, early=early)
+    sending = Sending(monkeypatch, build, servers=servers, wire=wire, early=early)
     for _ in range(3):
-        sending.step(passes)
-    assert sending.network.kinds(0) == [Kind.PUSH] * 3
-    assert sending.sender.pushes == 3
-    sending.assert_arrived(len(passes))
-
-
-def test_half_the_bytes_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    sending = Sending(monkeypatch, wire="bf16")
-    sending.step()
-    assert sum(sending.sender.sent_bytes.values()) == 58 * 2
-    assert sum(flat.nbytes for flat in sending.sender.gradients) == 58 * 4
-    sending.assert_arrived(dtype=torch.bfloat16)
+        sending.step(passes, rate=0.25)
+    counts, width = sending.sender.counts, 4 if wire == "fp32" else 2
+    assert sending.network.kinds(0) == [Kind.PUSH] * 3 * servers
+    assert counts.pushes == 3
+    for index, part in enumerate(sending.partition):
+        server = FIRST_SERVER + index
+        mine = [(tag, content) for _, to, tag, content in sending.network.log if to == server]
+        assert mine[0][1].tolist() == [Kind.PUSH, 0, 0.25], "the header goes first"
+        assert [tag for tag, _ in mine] == [HEADER, *[CONTENT] * len(part)] * 3
+        assert [len(content) for _, content in mine[1 : len(part) + 1]] == [
+            b.elements for b in part
+        ]
+        assert counts.sent_bytes[str(server)] == 3 * width * sum(b.elements for b in part)
+    sending.assert_arrived(len(passes), {"fp32": torch.float32, "bf16": torch.bfloat16}[wire])
 
 
 def frozen() -> nn.Module:

@@ -19,9 +19,7 @@ class StalenessGate:
     With a bound of 0 all gradients of a step are collected, then used at once.
     """
 
-    def __init__(
-        self, workers: int, bound: int | None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, workers: int, bound: int | None) -> None:
         self.changed = Condition()
         """Guards everything here, and what the server does with gradients and parameters."""
         self.on_gathered: Callable[[], None] = lambda: None
@@ -29,7 +27,6 @@ class StalenessGate:
         self.wait_seconds = 0.0
         self.step_shards_taken = 0
         self._bound = bound
-        self._clock = clock
         self._workers = workers
         self._states: dict[int, State] = dict.fromkeys(range(workers), "running")
         self._steps = dict.fromkeys(range(workers), 0)
@@ -61,9 +58,9 @@ class StalenessGate:
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Called with `changed` held, while a worker waits for its answer."""
-        started = self._clock()
+        started = time.perf_counter()
         self.changed.wait_for(condition)
-        self.wait_seconds += self._clock() - started
+        self.wait_seconds += time.perf_counter() - started
 
     def may_go_on(self, rank: int) -> bool:
         """Whether the worker is within the bound of the slowest that runs."""
