@@ -13,7 +13,7 @@ import torch
 from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder
-from shardmark.strategies.base import CheckpointState
+from shardmark.strategies.base import CheckpointState, TrainingGroup
 from shardmark.train.checkpoint import CheckpointFiles, Checkpoints, newest_common
 from shardmark.train.loop import LoopOptions, train
 from shardmark.train.record import RankReport, weights_sha256
@@ -154,7 +154,7 @@ def rate(step: int) -> float:
     return 1.0 / (step + 1)
 
 
-class Alone:
+class Alone(TrainingGroup):
     """The only training rank."""
 
     def barrier(self) -> None: ...

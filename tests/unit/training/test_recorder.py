@@ -34,17 +34,20 @@ def take_step(recorder: Recorder, micro_batches: int = 1) -> None:
     recorder.end_step(torch.zeros(()), (recorder.step,), 0.1)
 
 
-def test_observers_are_called_outside_of_the_window() -> None:
+def test_observers_are_called_outside_of_measured_windows() -> None:
     clock = CountingClock()
     recorder = Recorder(clock, [Observer(clock), Observer(clock)])
-    recorder.start_window()
-    take_step(recorder)
-    recorder.stop_window()
+    for measured in (False, True):
+        recorder.start_window(measured=measured)
+        take_step(recorder)
+        assert recorder.stop_window() == 4 + 10
     assert clock.calls == [
+        *("wait", "wall") * 2,
         *("wait", "started", "started", "wall"),
         *("wait", "wall", "stopped", "stopped"),
     ]
-    assert recorder.windows[0].window_seconds == 4 + 10
+    assert [(window.first_step, window.end_step) for window in recorder.windows] == [(1, 2)]
+    assert recorder.measured_seconds == 14
 
 
 def test_several_windows_of_which_empty_ones_are_none() -> None:
@@ -93,18 +96,6 @@ def test_what_does_not_end_is_not_marked() -> None:
     assert (recorder.step, recorder.taken()) == (0, [])
     take_step(recorder)
     assert recorder.taken()[0].seconds.keys() == {"forward", "step"}
-
-
-def test_what_is_not_measured_leaves_no_window_and_tells_nobody() -> None:
-    clock = CountingClock()
-    recorder = Recorder(clock, [Observer(clock)])
-    for measured in (False, True):
-        recorder.start_window(measured=measured)
-        take_step(recorder)
-        assert recorder.stop_window() == 4 + 10
-    assert [(window.first_step, window.end_step) for window in recorder.windows] == [(1, 2)]
-    assert (clock.calls.count("started"), clock.calls.count("stopped")) == (1, 1)
-    assert recorder.measured_seconds == 14
 
 
 def test_the_device_keeps_no_loss_and_no_mark_of_settled_steps() -> None:

@@ -81,17 +81,6 @@ def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
         torch.testing.assert_close(found.full_parameters()[name], parameter)
 
 
-def test_schedule_is_followed() -> None:
-    workload = ToyWorkload(plain)
-    before = reference(workload, shares=1).full_parameters()
-    slow = reference(workload, shares=1, schedule={"name": "step", "every_steps": 1, "gamma": 1e-9})
-    slow.step()
-    first = {name: parameter.clone() for name, parameter in slow.full_parameters().items()}
-    assert not torch.equal(first["0.weight"], before["0.weight"])
-    slow.step()
-    torch.testing.assert_close(slow.full_parameters(), first, rtol=0, atol=1e-6)
-
-
 def test_an_update_that_is_dropped_without_a_word_is_looked_at_in_its_own_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder, Spans
-from shardmark.train.epochs import evaluate, train_epochs
+from shardmark.strategies.base import TrainingGroup
+from shardmark.train.epochs import train_epochs
+from shardmark.train.evaluation import evaluate
 from shardmark.train.loop import LoopOptions
 from shardmark.train.pacing import Pacing
 from shardmark.train.record import RankReport
@@ -40,7 +42,7 @@ class Task(ToyWorkload):
         return {"parts": float(len(list(parts)))}
 
 
-class Group:
+class Group(TrainingGroup):
     """The others answer what they are told to, meeting by meeting."""
 
     def __init__(self, calls: list[str], *answers: list[object]) -> None:
@@ -76,6 +78,40 @@ def step_shard(step: int, index: int) -> StepShard:
     return StepShard(step=step, shard=Shard(index=index, count=2))
 
 
+def train_all(
+    worker: FakeWorker,
+    report: RankReport,
+    ends: tuple[int, ...],
+    *,
+    clock: CountingClock,
+    rate: Callable[[int], float] = lambda _: 0.1,
+    warmup_steps: int = 1,
+    **least: float,
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """Steps that were told and announced, and the windows; `least` are the pacing's seconds."""
+    told, announced = list[int](), list[int]()
+    report.recorder = recorder = Recorder(clock)
+    train_epochs(
+        Schedule(
+            plan=BatchPlan(global_batch=4, seed=1),
+            total_steps=ends[-1],
+            steps_per_epoch=2,
+            epoch_ends=ends,
+            evaluated=(False,) * len(ends),
+        ),
+        LoopOptions(devices=(CPU,), seed=1, learning_rate=rate, on_step=told.append),
+        worker=worker,
+        workload=ToyWorkload(),
+        shard=MINE,
+        recorder=recorder,
+        report=report,
+        pacing=Pacing(warmup_steps=warmup_steps, **least),
+        on_added=announced.append,
+    )
+    windows = [(window.first_step, window.end_step) for window in recorder.windows]
+    return told, announced, windows
+
+
 EPOCHS = ((step_shard(0, 1), step_shard(1, 0)), (), (step_shard(4, 0),))
 
 
@@ -93,24 +129,8 @@ def test_each_epoch_s_step_shards_are_taken(
     ids: list[tuple[int, ...]],
     told: list[int],
 ) -> None:
-    worker, report, seen = Taker(*handed_out), RankReport(tmp_path, 1), list[int]()
-    schedule = Schedule(
-        plan=BatchPlan(global_batch=4, seed=1),
-        total_steps=6,
-        steps_per_epoch=2,
-        epoch_ends=ends,
-        evaluated=(False,) * 3,
-    )
-    train_epochs(
-        schedule,
-        LoopOptions(devices=(CPU,), seed=1, learning_rate=lambda _: 0.1, on_step=seen.append),
-        worker=worker,
-        workload=ToyWorkload(),
-        shard=MINE,
-        recorder=Recorder(CountingClock()),
-        report=report,
-        pacing=Pacing(warmup_steps=0),
-    )
+    worker, report = Taker(*handed_out), RankReport(tmp_path, 1)
+    seen, _, _ = train_all(worker, report, ends, clock=CountingClock(), warmup_steps=0)
     assert (worker.ids, seen) == (ids, told)
     assert worker.calls[:3] == ["barrier", "barrier", "before 2"], "before the clock and the epoch"
     asked = [f"before {end}" for end in dict.fromkeys(ends)]
@@ -158,10 +178,10 @@ def test_the_validation_set_is_evaluated_once(
 class Losing(FakeWorker):
     """One rank of two: each step takes a second of the shared clock; the weight is its steps."""
 
-    def __init__(self, clock: CountingClock) -> None:
+    def __init__(self, clock: CountingClock, *answers: list[object]) -> None:
         super().__init__()
         self.clock = clock
-        self.group = Group([])
+        self.group = Group([], *answers)
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         self.clock.now += 1.0
@@ -176,27 +196,9 @@ def trained_for(
 ) -> tuple[Losing, RankReport, list[int], list[tuple[int, int]]]:
     """Two epochs of two steps on a worker, its report, what was announced, and the windows."""
     clock = CountingClock()
-    worker, report, announced = Losing(clock), RankReport(directory, 1), list[int]()
-    report.recorder = recorder = Recorder(clock)
+    worker, report = Losing(clock), RankReport(directory, 1)
     rate = learning_rate_of(recipe(schedule={"name": "cosine"}, steps=4), 4)
-    train_epochs(
-        Schedule(
-            plan=BatchPlan(global_batch=4, seed=1),
-            total_steps=4,
-            steps_per_epoch=2,
-            epoch_ends=(2, 4),
-            evaluated=(False, False),
-        ),
-        LoopOptions(devices=(CPU,), seed=1, learning_rate=rate, on_step=lambda _: None),
-        worker=worker,
-        workload=ToyWorkload(),
-        shard=MINE,
-        recorder=recorder,
-        report=report,
-        pacing=Pacing(warmup_steps=1, **least),
-        on_added=announced.append,
-    )
-    windows = [(window.first_step, window.end_step) for window in recorder.windows]
+    _, announced, windows = train_all(worker, report, (2, 4), clock=clock, rate=rate, **least)
     return worker, report, announced, windows
 
 
@@ -230,29 +232,7 @@ def test_a_recipe_inside_the_warm_up_is_measured_after_it(tmp_path: Path) -> Non
 def test_the_slowest_rank_decides_for_all(tmp_path: Path) -> None:
     """This one would add steps for 100 s; another has measured so long already."""
     clock = CountingClock()
-    worker = Losing(clock)
-    measured: list[list[object]] = [
-        [(20.0, 0.0), "mine"],
-        [(20.0, 99.0), "mine"],
-        [(20.0, 120.0), "mine"],
-    ]
-    worker.group = Group([], *measured)
-    report = RankReport(tmp_path, 1)
-    schedule = Schedule(
-        plan=BatchPlan(global_batch=4, seed=1),
-        total_steps=3,
-        steps_per_epoch=2,
-        epoch_ends=(2, 3),
-        evaluated=(False, False),
-    )
-    train_epochs(
-        schedule,
-        LoopOptions(devices=(CPU,), seed=1, learning_rate=lambda _: 0.1, on_step=lambda _: None),
-        worker=worker,
-        workload=ToyWorkload(),
-        shard=MINE,
-        recorder=Recorder(clock),
-        report=report,
-        pacing=Pacing(warmup_steps=1, window_seconds=100.0),
-    )
+    answers: list[list[object]] = [[(20.0, seconds), "mine"] for seconds in (0.0, 99.0, 120.0)]
+    worker = Losing(clock, *answers)
+    train_all(worker, RankReport(tmp_path, 1), (2, 3), clock=clock, window_seconds=100.0)
     assert len(worker.ids) == 3
