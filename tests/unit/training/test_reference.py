@@ -16,12 +16,13 @@ from tests.unit.training.toy import ToyWorkload, normed, plain, recipe
 
 PLAN = BatchPlan(global_batch=8, seed=5)
 STEPS = 3
+HALVED = {"name": "step", "every_steps": 1, "gamma": 0.5}
+"""The learning rate after every step."""
 
 
 def reference(workload: ToyWorkload, shares: int, **changes: Any) -> Reference:
-    return Reference(
-        workload, recipe(steps=STEPS, **changes), shares=shares, plan=PLAN, total_steps=STEPS
-    )
+    asked = recipe(steps=STEPS, schedule=HALVED, **changes)
+    return Reference(workload, asked, shares=shares, plan=PLAN, total_steps=STEPS)
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -49,6 +50,7 @@ def by_hand(workload: ToyWorkload, ranks: int) -> tuple[list[nn.Module], list[li
             for parameter in same:
                 parameter.grad = mean.clone()
         for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 0.1 * 0.5**step
             optimizer.step()
         losses.append(taken)
     return models, losses

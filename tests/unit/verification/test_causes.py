@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,16 @@ BF16 = torch.bfloat16
 UNEXPLAINED = "no known explanation reproduces the numbers"
 
 NAMED: dict[str, Hypothesis] = {
-    "gradients are scaled by 1.7": Hypothesis(gradient_factor=1.7),
     "gradients are summed over the 2 ranks, not averaged": Hypothesis(gradient_factor=2.0),
     "gradients are divided by the 2 ranks twice": Hypothesis(gradient_factor=0.5),
     "gradients are clipped to norm 0.2": Hypothesis(clipping=0.2),
     "weight decay is not applied": Hypothesis(decays=lambda _, __: False),
-    "weight decay spares biases and norms": Hypothesis(decays=lambda _, shape: len(shape) > 1),
-    "weight decay spares biases": Hypothesis(decays=lambda name, _: not name.endswith("bias")),
     "weight decay is applied to biases and norms only": Hypothesis(
         decays=lambda _, shape: len(shape) < 2
     ),
     "gradients are reduced in a lower precision (bf16)": Hypothesis(reduction=BF16),
-    "gradients are reduced in a lower precision (fp16)": Hypothesis(reduction=torch.float16),
-    "master weights are kept in a lower precision (bf16)": Hypothesis(masters=BF16),
-    "gradients are not averaged: only rank 0's is used": Hypothesis(only_rank=0),
     "gradients are not averaged: only rank 1's is used": Hypothesis(only_rank=1),
     "the update of step 1 is skipped": Hypothesis(skipped=frozenset({0})),
-    "the update of step 2 is skipped": Hypothesis(skipped=frozenset({1})),
     "the update of step 3 is skipped": Hypothesis(skipped=frozenset({2})),
     "rank 0's buffers are broadcast before each forward pass": Hypothesis(buffers="broadcast"),
     "buffers (batch norm's running statistics) are not updated": Hypothesis(buffers="frozen"),
@@ -51,10 +43,6 @@ NAMED: dict[str, Hypothesis] = {
         same_draws=True
     ),
     "different random draws (dropout, proposal sampling)": Hypothesis(seed_offset=17),
-    "computation in a lower precision (bf16)": Hypothesis(compute=BF16),
-    "buffers are not synchronised: rank 1's are evaluated, not rank 0's": Hypothesis(
-        evaluated_rank=1
-    ),
 }
 ROUNDING = Noise(seed=99, parameters=1e-7, gradients=1e-7)
 """Of another order of operations: no strategy repeats the reference's."""
@@ -112,6 +100,7 @@ def test_the_reference_itself_adds_up_to_the_whole_batch(model: str) -> None:
     assert judged.whole_batch.holds
     assert judged.whole_batch.in_tolerances is not None
     assert judged.judged().checks[-1] == judged.whole_batch
+    assert "batch norm" in str(court("norm only").whole_batch.found), "it couples samples"
 
 
 @pytest.mark.parametrize(
@@ -202,10 +191,6 @@ def test_a_model_is_compared_in_the_mode_that_can_be(
     assert told is None or told in str(whole_batch.found)
 
 
-def test_batch_norm_couples_samples_by_design() -> None:
-    assert "batch norm" in str(court("norm only").whole_batch.found)
-
-
 def test_a_loss_of_another_weight_than_its_batch_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,37 +238,31 @@ def test_unused_parameters_have_no_gradient_to_be_decayed_with() -> None:
     assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == text
 
 
-@cache
-def with_adamw() -> Court:
-    return Court("plain", optimizer={"name": "adamw", "lr": 1e-3, "weight_decay": 0.1})
+ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_adamw_hides_no_cause() -> None:
+    """It forgets the gradient's scale, and the gradient of the first step does not."""
+    judged = Court("plain", optimizer=ADAMW)
+    for text in (
         "gradients are summed over the 2 ranks, not averaged",
         "weight decay is not applied",
-        "weight decay spares biases and norms",
         "gradients are reduced in a lower precision (bf16)",
-        "the update of step 2 is skipped",
-        "gradients are not averaged: only rank 1's is used",
-    ],
-)
-def test_adamw_hides_no_cause(text: str) -> None:
-    """It forgets the gradient's scale, and the gradient of the first step does not."""
-    assert cause_text(with_adamw().judged(NAMED[text])) == text
+        "the update of step 3 is skipped",
+    ):
+        assert cause_text(judged.judged(NAMED[text])) == text
 
 
-IDS = court().reference.sample_ids
-MOVED = tuple(tuple(tuple((i + 1) % 24 for i in step) for step in rank) for rank in IDS)
+def moved(ids: Any) -> Any:
+    return tuple(tuple(tuple((i + 1) % 24 for i in step) for step in rank) for rank in ids)
 
 
 @pytest.mark.parametrize(
     ("changes", "text", "evidence"),
     [
-        ({"sample_ids": (IDS[0], IDS[0])}, "repeated samples", "step 1 takes 8 samples"),
-        ({"sample_ids": IDS[::-1]}, "different batch shares", "shared out otherwise"),
-        ({"sample_ids": MOVED}, "different batch shares", "step 1 has other samples"),
+        (lambda ids: (ids[0], ids[0]), "repeated samples", "step 1 takes 8 samples"),
+        (lambda ids: ids[::-1], "different batch shares", "shared out otherwise"),
+        (moved, "different batch shares", "step 1 has other samples"),
         ({"initial_sha256": ("f" * 64,) * 2}, "different initial weights", "ffffffffffff"),
         ({"learning_rates": (0.1, 0.1, 0.2)}, "different learning rate", "0.2 where"),
         ({"weights": ((8.0,) * 3, (9.0,) * 3)}, "different weights of the same samples", "9"),
@@ -291,8 +270,11 @@ MOVED = tuple(tuple(tuple((i + 1) % 24 for i in step) for step in rank) for rank
         ({"skipped": ((1,), (1,))}, UNEXPLAINED, "tried"),  # no hypothesis explains equal numbers
     ],
 )
-def test_what_can_be_read_off_is(changes: dict[str, Any], text: str, evidence: str) -> None:
+def test_what_can_be_read_off_is(changes: Any, text: str, evidence: str) -> None:
+    """Some are made of the sample ids of the reference."""
     judged = court()
+    if callable(changes):
+        changes = {"sample_ids": changes(judged.reference.sample_ids)}
     verdict = judged.verdict(replace(judged.reference, **changes))
     assert cause_text(verdict) == text
     assert verdict.cause is not None
@@ -337,7 +319,7 @@ def test_the_first_loss_comes_before_a_skipped_step() -> None:
 
 
 @pytest.mark.parametrize("model", ["plain", "normed"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_rounding_alone_is_no_deviation(model: str, seed: int) -> None:
     """Disturbances of the size that tolerances are derived from, in draws that they never saw."""
     judged = court(model)

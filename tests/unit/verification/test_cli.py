@@ -48,32 +48,28 @@ def answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]
 @pytest.mark.parametrize(
     ("verdicts", "code"),
     [
-        ([GOOD], 0),
-        ([GOOD, UNAVAILABLE], 0),
-        ([GOOD, PROMISED], 0),
+        ([GOOD, UNAVAILABLE, PROMISED], 0),
         ([GOOD, BROKEN], 1),
         ([GOOD, BAD], 1),
-        ([BAD], 1),
         ([GOOD, FAILED], 1),
     ],
 )
-@pytest.mark.parametrize("form", ["text", "json"])
 def test_exit_code_says_whether_all_are_accepted(
     verified: list[Verdict],
     capsys: pytest.CaptureFixture[str],
     verdicts: list[Verdict],
     code: int,
-    form: str,
 ) -> None:
     verified.extend(verdicts)
-    assert answer(capsys, "--format", form)[0] == code
+    assert answer(capsys, "--format", "json")[0] == code
 
 
 def test_text_has_each_verdict_and_the_cause(
     verified: list[Verdict], capsys: pytest.CaptureFixture[str]
 ) -> None:
     verified.extend([GOOD, BAD, UNAVAILABLE])
-    told = answer(capsys)[1]
+    code, told = answer(capsys)
+    assert code == 1
     assert told.startswith(f"{NOTE}\n1 of 3 train the same")
     good, bad, absent = (told[told.index(f"\n{name} ") :] for name in ("ddp", "zero-1", "dp"))
     for text, facts in (
