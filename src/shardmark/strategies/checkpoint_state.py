@@ -23,12 +23,6 @@ def local(tensor: Tensor) -> Tensor:
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
-def copied_into(target: Tensor, value: Tensor) -> None:
-    """Give the tensor that value, in place."""
-    with torch.no_grad():
-        target.copy_(value)
-
-
 def named_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {f"buffer/{name}": buffer.detach() for name, buffer in module.named_buffers()}
 
@@ -36,7 +30,7 @@ def named_buffers(module: nn.Module) -> dict[str, Tensor]:
 def load_buffers(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Give the module the buffers that `named_buffers` gave."""
     for name, buffer in module.named_buffers():
-        copied_into(buffer, tensors[f"buffer/{name}"])
+        buffer.detach().copy_(tensors[f"buffer/{name}"])
 
 
 def optimizer_tensors(

@@ -16,7 +16,6 @@ from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, Worker
 from shardmark.strategies.checkpoint_state import (
-    copied_into,
     load_buffers,
     local,
     named_buffers,
@@ -165,6 +164,9 @@ class StepWorker(Worker):
     def skipped_steps(self) -> int:
         return self._steps_called - self._steps_taken + int(self._skipped_on_device)
 
+    def full_parameters(self) -> dict[str, Tensor]:
+        return dict(self.each_parameter())
+
     def buffers(self) -> dict[str, Tensor]:
         return {n: buffer.detach().cpu().clone() for n, buffer in self._module.named_buffers()}
 
@@ -270,9 +272,6 @@ class EagerWorker(StepWorker):
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rates(self._optimizer.param_groups, learning_rate)
 
-    def full_parameters(self) -> dict[str, Tensor]:
-        return dict(self.each_parameter())
-
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in sorted(self._module.named_parameters()):
             yield name, whole(parameter).float().cpu()
@@ -320,7 +319,7 @@ class EagerWorker(StepWorker):
         tensors = {**state.own, **state.shared}
         load_buffers(self._module, tensors)
         for name, parameter in self._trained.items():
-            copied_into(local(parameter), tensors[f"parameter/{name}"])
+            local(parameter).copy_(tensors[f"parameter/{name}"])
         restore_optimizer(self._optimizer, self._trained, tensors)
         self._restore_counts(state.counts)
 

@@ -21,7 +21,6 @@ from shardmark.core.recipe import Recipe
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import build_on, wrapped
 from shardmark.strategies.checkpoint_state import (
-    copied_into,
     load_buffers,
     named_buffers,
     optimizer_tensors,
@@ -178,9 +177,6 @@ class ZeroWorker(StepWorker):
     def set_learning_rate(self, learning_rate: float) -> None:
         set_learning_rates(self._engine.optimizer.param_groups, learning_rate)
 
-    def full_parameters(self) -> dict[str, Tensor]:
-        return dict(self.each_parameter())
-
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
         sharded = self._engine.zero_optimization()
         for name, parameter in sorted(self._module.named_parameters()):
@@ -257,13 +253,13 @@ class ZeroWorker(StepWorker):
         optimizer, partitions = self._engine.optimizer, self._partitions()
         load_buffers(self._module, tensors)
         for name, target in self._whole_parameters().items():
-            copied_into(target, tensors[f"parameter/{name}"])
+            target.detach().copy_(tensors[f"parameter/{name}"])
         for name, target in partitions.items():
-            copied_into(target, tensors[f"partition/{name}"])
+            target.detach().copy_(tensors[f"partition/{name}"])
         restore_optimizer(self._base_optimizer(), self._updated(), tensors)
         # Stage 3 computes with copies of its partitions (views of them, where there is no copy).
         for index, computed in enumerate(getattr(optimizer, COMPUTED_PARTITIONS, ())):
-            copied_into(computed, partitions[str(index)])
+            computed.detach().copy_(partitions[str(index)].detach())
         small = getattr(optimizer, PERSISTENT_PARAMETERS, ())
         if small:
             small[0].partition(small, has_been_updated=False)

@@ -16,7 +16,6 @@ from shardmark.measure.memory.tensors import storage_bytes
 from shardmark.results.schema import ExchangeRecord
 from shardmark.strategies.base import CheckpointState, HeldState
 from shardmark.strategies.checkpoint_state import (
-    copied_into,
     local,
     optimizer_tensors,
     restore_optimizer,
@@ -312,7 +311,7 @@ class GradientServer:
 
     def load_checkpoint_state(self, state: CheckpointState) -> None:
         for name, flat in self._numbered.items():
-            copied_into(local(flat), state.own[f"parameter/{name}"])
+            local(flat).copy_(state.own[f"parameter/{name}"])
         restore_optimizer(self._optimizer, self._numbered, state.own)
         self._counts.restore(state.counts)
         self._read = dict.fromkeys(self._read, self._counts.updates)

@@ -16,7 +16,7 @@ from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.schema import ExchangeRecord
 from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup
-from shardmark.strategies.checkpoint_state import copied_into, load_buffers, named_buffers
+from shardmark.strategies.checkpoint_state import load_buffers, named_buffers
 from shardmark.strategies.parameter_server.buckets import Bucket, Partition
 from shardmark.strategies.parameter_server.messages import (
     Counts,
@@ -375,7 +375,7 @@ class PushPullWorker(StepWorker):
             send_header(server, Kind.PARAMETERS)
             received = self._received_flats(server, part)
             for flat, (bucket, whole) in zip(flats, received, strict=True):
-                copied_into(flat, whole.to(bucket.wire_type))  # as a pull would bring it
+                flat.detach().copy_(whole.to(bucket.wire_type))  # as a pull would bring it
 
     def checkpoint_servers(self, step: int) -> None:
         with talking_to_servers():
