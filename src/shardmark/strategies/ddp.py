@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -106,10 +105,6 @@ class DDP(Strategy):
 
 @cache
 def _buffers_option() -> str:
-    """What the installed torch calls the option; torch 2.13 renamed it."""
-    torch = find_spec("torch")
-    assert torch is not None
-    assert torch.origin is not None, "torch is a dependency"
-    source = Path(torch.origin).parent / "nn" / "parallel" / "distributed.py"
-    new = "forward_sync_buffers"
-    return new if new in source.read_text(encoding="utf-8") else "broadcast_buffers"
+    """What the installed torch calls the option, without importing it; 2.13 renamed it."""
+    major, minor = version("torch").split(".")[:2]
+    return "forward_sync_buffers" if (int(major), int(minor)) >= (2, 13) else "broadcast_buffers"

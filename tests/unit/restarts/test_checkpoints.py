@@ -57,19 +57,14 @@ def test_the_last_two_are_kept_and_come_back_as_they_were(tmp_path: Path) -> Non
     assert torch.equal(state.own["shard"], torch.full((3,), 30 / 7))
     assert state.own["nothing"].shape == (0, 4)
     assert torch.equal(state.shared["whole"], torch.tensor(30 / 7))
+    other = files(tmp_path, rank=1, leads=False)
+    assert other.steps() == []
+    other.save(30, state_of(1.0), {})
+    assert torch.equal(other.load(30)[0].own["shard"], torch.ones(3))
+    assert torch.equal(other.load(30)[0].shared["whole"], torch.tensor(30 / 7)), "of the first rank"
     rank.drop(lambda step: step > 20)
     assert rank.steps() == [20]
     assert [path.name for path in rank.shared.iterdir()] == ["step-20"]
-
-
-def test_others_of_the_node_read_what_the_first_rank_wrote(tmp_path: Path) -> None:
-    first, second = files(tmp_path), files(tmp_path, rank=1, leads=False)
-    second.save(10, state_of(1.0), {})
-    assert newest_common([first.steps(), second.steps()]) == 0, "its part alone is no checkpoint"
-    first.save(10, state_of(2.0), {})
-    state, _ = second.load(10)
-    assert torch.equal(state.own["shard"], torch.ones(3))
-    assert torch.equal(state.shared["whole"], torch.tensor(2.0))
 
 
 def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from shardmark.cli import app
@@ -20,7 +22,7 @@ from shardmark.results.store import RunFolder
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.strategies.base import Server
 from tests.golden.invented import EXPERIMENT, invented_trial
-from tests.unit.training.toy import ALONE, ToyWorkload, assert_same, recipe, trained
+from tests.unit.training.toy import ALONE, ToyWorkload, Unused, assert_same, recipe, trained
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "add-a-strategy.md"
 GPUS = Machine(device_type="cuda", device_count=8, cores=8)
@@ -93,11 +95,28 @@ def test_all_of_them_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_guide_s_example_trains() -> None:
-    asked, workload = recipe(gradient_accumulation=2), ToyWorkload()
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("unbucketed", {}),
+        ("ddp", {"static_graph": True}),
+        ("ddp", {"find_unused_parameters": True}),
+    ],
+)
+def test_a_rank_alone_trains_as_one_device_does(name: str, options: dict[str, Any]) -> None:
+    """Weight decay leaves a layer alone that the loss does not depend on."""
+    asked = recipe(gradient_accumulation=2 if name == "unbucketed" else 1)
+    workload = ToyWorkload(Unused)
+    initial = workload.build_model().state_dict()["unused.weight"]
     mine, single = (
-        build_strategy(name, {}).start(workload, asked, ALONE) for name in ("unbucketed", "single")
+        build_strategy(*built).start(workload, asked, ALONE)
+        for built in ((name, options), ("single", {}))
     )
     assert not isinstance(mine, Server)
     assert not isinstance(single, Server)
-    assert_same(trained(mine, workload), trained(single, workload))
+    parameters = trained(mine, workload)
+    assert_same(parameters, trained(single, workload))
+    assert_same(
+        {"w": parameters["unused.weight"]},
+        {"w": workload.build_model().state_dict()["unused.weight"]},
+    )

@@ -69,7 +69,6 @@ def test_half_a_push_is_none(counting: Scene) -> None:
     ("tolerates", "sends_hang", "dead", "told"),
     [
         (True, False, (0, 1), "every worker is gone; see log.txt"),
-        (False, False, (1,), "worker 1 is gone; see log.txt"),
         (False, True, (1,), "worker 1 is gone; see log.txt"),
     ],
 )

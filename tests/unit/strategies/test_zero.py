@@ -10,7 +10,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -256,34 +256,6 @@ def test_the_loss_scale_is_torch_s(zero: Any, monkeypatch: pytest.MonkeyPatch) -
     again = zero.LossScale()
     again.load_state_dict(mine.state_dict())
     assert again.scale_loss(torch.ones(())) == torchs.get_scale()
-
-
-@pytest.mark.parametrize("stage", [0, 2])
-def test_gradients_are_told_without_the_loss_scale(zero: Any, stage: int) -> None:
-    made = worker_of(zero)
-    worker, engine = made[0], cast("Any", made[1])
-    if stage:
-        zero.scale_losses(engine.optimizer)
-    else:
-        engine.torch_autocast_z0_gradscaler = loss_scaler(recipe(precision="fp16"), CPU)
-    for parameter in engine.module.parameters():
-        parameter.grad = torch.full_like(parameter, 2.0**16)
-    assert {float(gradient.max()) for gradient in worker.full_gradients().values()} == {1.0}
-
-
-def test_native_precision_casts_inputs(zero: Any) -> None:
-    """A convolution in bf16 refuses fp32 pictures, wherever they are in the arguments."""
-    convolution = nn.Conv2d(3, 2, 1).bfloat16()
-
-    class Detector(nn.Module):
-        def forward(self, pictures: list[Tensor], targets: dict[str, Tensor]) -> Tensor:
-            assert targets["labels"].dtype is torch.int64
-            return torch.stack([convolution(picture) for picture in pictures])
-
-    detector = Detector()
-    zero.cast_inputs(detector, torch.bfloat16)
-    found = detector([torch.ones(3, 4, 4)] * 2, targets={"labels": torch.ones(2).long()})
-    assert found.dtype is torch.bfloat16
 
 
 def test_state_of_an_optimizer_that_has_never_stepped_is_empty(zero: Any) -> None:
