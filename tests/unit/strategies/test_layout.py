@@ -56,19 +56,19 @@ def test_layouts(
     assert layout.server_ranks == tuple(range(ranks, ranks + factors[2])), "servers come last"
 
 
-def test_a_server_holds_its_part_and_a_gradient_of_each_worker() -> None:
-    layout = build_strategy("ps-sync", {"servers": 2}).layout(3)
+@pytest.mark.parametrize(("device", "on_cpu"), [("cpu", True), ("cuda", False)])
+def test_a_server_holds_its_part_and_a_gradient_of_each_worker(device: str, on_cpu: bool) -> None:
+    layout = build_strategy("ps-sync", {"servers": 2, "server_device": device}).layout(3)
     assert [fractions(layout.ranks[rank].holds) for rank in (3, 4)] == [(0.5, 1.5, 0.5)] * 2
+    assert [rank.on_cpu for rank in layout.ranks] == [False] * 3 + [on_cpu] * 2
 
 
 @pytest.mark.parametrize(
     ("name", "options", "ranks", "nodes", "expected"),
     [
         ("ddp", {}, 4, 2, ((0, 1), (2, 3))),
-        ("zero-3", {}, 3, 3, ((0,), (1,), (2,))),
         ("fsdp-hybrid", {}, 6, 2, ((0, 1, 2), (3, 4, 5))),
         ("dp", {}, 4, 1, ((0,),)),
-        ("ps-sync", {}, 4, 2, ((0, 1, 4), (2, 3))),
         ("ps-sync", {"servers": 3}, 4, 2, ((0, 1, 4, 6), (2, 3, 5))),
         ("ps-async", {"servers": 2, "server_nodes": "last"}, 4, 2, ((0, 1), (2, 3, 4, 5))),
     ],
@@ -77,12 +77,6 @@ def test_neighbours_sit_together_and_servers_in_turn(
     name: str, options: dict[str, Any], ranks: int, nodes: int, expected: Any
 ) -> None:
     assert build_strategy(name, options).layout(ranks, nodes).ranks_by_node == expected
-
-
-def test_servers_have_devices_of_their_own_or_none() -> None:
-    for device, on_cpu in (("cpu", True), ("cuda", False)):
-        layout = build_strategy("ps-async", {"server_device": device}).layout(2)
-        assert [rank.on_cpu for rank in layout.ranks] == [False, False, on_cpu]
 
 
 def test_a_hybrid_s_group_is_a_node() -> None:
@@ -108,10 +102,8 @@ NATIVE = {"mixed_precision": "native"}
         ("single", 1, {}, {}, 0),
         ("dp", 2, {}, {}, 0),
         ("ddp", 2, {}, {}, 4),
-        ("ddp", 4, {}, {}, 6),
         ("ddp", 2, {}, TWICE, 4),
         ("fsdp", 2, {}, {}, 6),
-        ("fsdp", 4, {}, {}, 9),
         ("fsdp", 2, {}, TWICE, 8 + 2),  # each micro-batch gathers, the last one reduces
         ("fsdp", 2, {}, BF16, 6),  # autocast keeps fp32 parameters
         ("fsdp", 2, NATIVE, BF16, 2 + 2),
@@ -121,7 +113,6 @@ NATIVE = {"mixed_precision": "native"}
         ("zero-0", 4, {}, {}, 6),
         ("zero-1", 4, {}, {}, 6),
         ("zero-1", 2, {}, TWICE, 2 + 2),
-        ("zero-2", 4, {}, {}, 6),
         ("zero-2", 2, {}, TWICE, 4 + 2),  # from stage 2 on each micro-batch is reduced
         ("zero-3", 4, {}, {}, 9),
         ("zero-3", 2, {}, TWICE, 4 + 8),
@@ -129,7 +120,6 @@ NATIVE = {"mixed_precision": "native"}
         ("ps-sync", 4, {}, {}, 8),
         ("ps-sync", 2, {}, TWICE, 8),
         ("ps-sync", 2, {"wire": "bf16"}, {}, 4),
-        ("ps-async", 1, {}, {}, 8),
         ("ps-bounded", 3, {}, {}, 8),
     ],
 )
@@ -141,7 +131,7 @@ def test_bytes_that_the_network_has_to_carry(
     assert wire.carried_bytes == pytest.approx(megabytes * MB)
 
 
-@pytest.mark.parametrize(("name", "megabytes"), [("ddp", 1.6), ("fsdp", 4.8), ("zero-1", 1.6)])
-def test_frozen_parameters_have_no_gradients(name: str, megabytes: float) -> None:
-    wire = build_strategy(name, {}).wire_bytes(FROZEN, Recipe(global_batch=64, steps=1), 2)
-    assert wire.carried_bytes == pytest.approx(megabytes * MB)
+def test_frozen_parameters_have_no_gradients() -> None:
+    for name, megabytes in (("ddp", 1.6), ("fsdp", 4.8), ("zero-1", 1.6)):
+        wire = build_strategy(name, {}).wire_bytes(FROZEN, Recipe(global_batch=64, steps=1), 2)
+        assert wire.carried_bytes == pytest.approx(megabytes * MB)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from shardmark.core.errors import StorageError
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.step.recorder import Recorder
 from shardmark.results.schema import ProbeRecord, RankError, RankRecord
@@ -110,25 +109,6 @@ def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
     report.write()
     record, lines = read(tmp_path)
     assert (record.error, len(lines)) == (ERROR, 1)  # what was in numbers by then is kept
-
-
-def test_files_are_replaced_whole_and_nothing_else_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = report_of(tmp_path, [4.0])
-    report.write()
-    report.write()
-    assert {path.name for path in tmp_path.iterdir()} == {rank_file(RANK), rank_steps_file(RANK)}
-    before = read(tmp_path)
-
-    def fails(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", fails)
-    report.error = ERROR
-    with pytest.raises(StorageError, match="No space"):
-        report.write()
-    assert read(tmp_path) == before
 
 
 def test_weights_hash_knows_names_shapes_types_and_values() -> None:
