@@ -77,17 +77,38 @@ class WorkerGroup(TrainingGroup):
 
 @dataclass(slots=True)
 class ServerQueue:
-    """What goes to one server in one step, in a fixed order."""
+    """What passes between a worker and one server, bucket by bucket in a fixed order."""
 
     server: int
     buckets: tuple[Bucket, ...]
+    parameters: list[Tensor]
+    """Flat, fp32, on the worker's device, as all that follow unless they say otherwise; the model's
+    are views of them."""
+    inboxes: list[Tensor]
+    """On the CPU, in the precision of the wire; the parameters themselves where they are that."""
     gradients: list[Tensor]
-    """Flat, fp32, on the worker's device; the parameters' gradients are views of them."""
+    """The parameters' gradients are views of them."""
     outboxes: list[Tensor]
-    """On the CPU, in the precision of the wire; the gradients themselves where they are that."""
+    """As the inboxes, of the gradients."""
     missing: list[int] = field(default_factory=list)
     """Gradients that each bucket still waits for."""
     next_bucket: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        server: int,
+        buckets: tuple[Bucket, ...],
+        named: Mapping[str, nn.Parameter],
+        device: torch.device,
+    ) -> ServerQueue:
+        def boxes(flats: list[Tensor]) -> list[Tensor]:
+            pairs = zip(flats, buckets, strict=True)
+            return [flat if b.travels_as(flat) else b.message_buffer(device) for flat, b in pairs]
+
+        parameters = [flattened(bucket, named) for bucket in buckets]
+        gradients = [torch.zeros(bucket.elements, device=device) for bucket in buckets]
+        return cls(server, buckets, parameters, boxes(parameters), gradients, boxes(gradients))
 
 
 class GradientSender:
@@ -107,16 +128,17 @@ class GradientSender:
     ) -> None:
         self._early = early
         self._device = device
-        self._queues = [
-            self._queue(first_server + index, buckets) for index, buckets in enumerate(partition)
+        named = dict(model.named_parameters())
+        self.queues = [
+            ServerQueue.of(server, buckets, named, device)
+            for server, buckets in enumerate(partition, start=first_server)
         ]
         self._under_way: list[Sending] = []
         self._copies: list[tuple[ServerQueue, int, torch.cuda.Event]] = []
         self._last = True
         self.rate = 0.0
         self.counts = Counts()
-        named = dict(model.named_parameters())
-        for queue in self._queues:
+        for queue in self.queues:
             for index, bucket in enumerate(queue.buckets):
                 for segment in bucket.segments:
                     parameter = named[segment.name]
@@ -125,23 +147,15 @@ class GradientSender:
                         partial(self._completed, queue, index)
                     )
 
-    def _queue(self, server: int, buckets: tuple[Bucket, ...]) -> ServerQueue:
-        gradients = [torch.zeros(b.elements, device=self._device) for b in buckets]
-        outboxes = [
-            flat if b.travels_as(flat) else b.message_buffer(self._device)
-            for flat, b in zip(gradients, buckets, strict=True)
-        ]
-        return ServerQueue(server, buckets, gradients, outboxes)
-
     @property
     def gradients(self) -> list[Tensor]:
         """All flat gradients."""
-        return [flat for queue in self._queues for flat in queue.gradients]
+        return [flat for queue in self.queues for flat in queue.gradients]
 
     def begin(self, rate: float) -> None:
         """A step begins: gradients are zero, nothing has been sent."""
         self.rate = rate
-        for queue in self._queues:
+        for queue in self.queues:
             queue.missing = [len(bucket.segments) for bucket in queue.buckets]
             queue.next_bucket = 0
         for flat in self.gradients:
@@ -196,7 +210,7 @@ class GradientSender:
 
     def end(self) -> None:
         """Send what the backward pass left (unused parameters' zeros), and wait for all of it."""
-        for queue in self._queues:
+        for queue in self.queues:
             queue.missing = [0] * len(queue.buckets)
             self._send_ready(queue)
         self._send_copied(wait=True)
@@ -237,17 +251,7 @@ class PushPullWorker(StepWorker):
         self._workers = workers
         self._bound = bound
         self._servers = range(workers, workers + len(partition))
-        self._partition = partition
         self._rate = recipe.optimizer.lr
-        named = dict(model.named_parameters())
-        self._flat = [[flattened(bucket, named) for bucket in part] for part in partition]
-        self._inboxes = [
-            [
-                flat if bucket.travels_as(flat) else bucket.message_buffer(device)
-                for flat, bucket in zip(flats, part, strict=True)
-            ]
-            for flats, part in zip(self._flat, partition, strict=True)
-        ]
         self._sender = GradientSender(
             model, partition, first_server=workers, device=device, early=early
         )
@@ -282,14 +286,14 @@ class PushPullWorker(StepWorker):
         if not one_by_one:
             for server in self._servers:
                 send_header(server, Kind.PULL)
-        for server, inboxes in zip(self._servers, self._inboxes, strict=True):
+        for queue in self._sender.queues:
             if one_by_one:
-                send_header(server, Kind.PULL)
-            for inbox in inboxes:
-                receive(inbox, server)
-                self._counts.received_bytes[str(server)] += inbox.nbytes
-        for flats, inboxes in zip(self._flat, self._inboxes, strict=True):
-            for flat, inbox in zip(flats, inboxes, strict=True):
+                send_header(queue.server, Kind.PULL)
+            for inbox in queue.inboxes:
+                receive(inbox, queue.server)
+                self._counts.received_bytes[str(queue.server)] += inbox.nbytes
+        for queue in self._sender.queues:
+            for flat, inbox in zip(queue.parameters, queue.inboxes, strict=True):
                 if inbox is not flat:
                     flat.copy_(inbox, non_blocking=True)
         self._counts.pulls += 1
@@ -321,41 +325,38 @@ class PushPullWorker(StepWorker):
 
     def full_parameters(self) -> dict[str, Tensor]:
         """The servers', in fp32 whatever travels otherwise; frozen ones are this rank's own."""
-        held = self._asked(Kind.PARAMETERS)
+        held = self._tensors(Kind.PARAMETERS)
         return {
             name: held[name] if name in held else parameter.detach().cpu().clone()
             for name, parameter in self._module.named_parameters()
         }
 
     def full_gradients(self) -> dict[str, Tensor]:
-        return self._asked(Kind.GRADIENTS)
+        return self._tensors(Kind.GRADIENTS)
+
+    def _tensors(self, kind: Kind) -> dict[str, Tensor]:
+        return {name: t for _, named in self._asked(kind) for name, t in named.items()}
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         state: dict[str, dict[str, Tensor]] = {}
-        for server, part in zip(self._servers, self._partition, strict=True):
-            send_header(server, Kind.STATE)
-            for key in state_keys(self._recipe.optimizer):
-                for bucket, flat in self._received_flats(server, part):
-                    for name, tensor in bucket.by_name(flat).items():
-                        state.setdefault(name, {})[key] = tensor
+        for key, named in self._asked(Kind.STATE, state_keys(self._recipe.optimizer)):
+            for name, tensor in named.items():
+                state.setdefault(name, {})[key] = tensor
         return state
 
-    def _asked(self, kind: Kind) -> dict[str, Tensor]:
-        """A tensor of every parameter that the servers hold, fp32."""
-        named: dict[str, Tensor] = {}
-        for server, part in zip(self._servers, self._partition, strict=True):
-            send_header(server, kind)
-            for bucket, flat in self._received_flats(server, part):
-                named |= bucket.by_name(flat)
-        return named
-
-    def _received_flats(
-        self, server: int, part: Sequence[Bucket]
-    ) -> Iterator[tuple[Bucket, Tensor]]:
-        for bucket in part:
-            flat = torch.empty(bucket.elements)
-            receive(flat, server)
-            yield bucket, flat
+    def _asked(
+        self, kind: Kind, keys: Sequence[str] = ("",)
+    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """For each key, a server's tensors by parameter; fp32."""
+        for queue in self._sender.queues:
+            send_header(queue.server, kind)
+            for key in keys:
+                named: dict[str, Tensor] = {}
+                for bucket in queue.buckets:
+                    flat = torch.empty(bucket.elements)
+                    receive(flat, queue.server)
+                    named |= bucket.by_name(flat)
+                yield key, named
 
     def held_state(self) -> HeldState:
         return HeldState(
@@ -371,11 +372,10 @@ class PushPullWorker(StepWorker):
     def load_checkpoint_state(self, state: CheckpointState) -> None:
         load_buffers(self._module, state.own)
         self._counts.restore(state.counts)
-        for server, flats, part in zip(self._servers, self._flat, self._partition, strict=True):
-            send_header(server, Kind.PARAMETERS)
-            received = self._received_flats(server, part)
-            for flat, (bucket, whole) in zip(flats, received, strict=True):
-                flat.detach().copy_(whole.to(bucket.wire_type))  # as a pull would bring it
+        named = dict(self._module.named_parameters())
+        wire_type = self._sender.queues[0].buckets[0].wire_type
+        for name, tensor in self._tensors(Kind.PARAMETERS).items():
+            named[name].detach().copy_(tensor.to(wire_type))  # as a pull would bring it
 
     def checkpoint_servers(self, step: int) -> None:
         with talking_to_servers():
