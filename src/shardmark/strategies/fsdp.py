@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -49,22 +48,23 @@ AUTOCAST_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardedModel(Strategy):
-    """What FSDP and its hybrid share: a copy of the model is divided over a group of ranks.
+class FSDP(Strategy):
+    """Parameters, gradients and optimizer state sharded (Zhao et al., VLDB 2023; FSDP2).
 
     `reshard_after_forward=False` keeps the gathered parameters until the backward pass: ZeRO-2's
     mathematics, less traffic, more memory.
     """
 
+    name: str = "fsdp"
     reshard_after_forward: bool = True
     wrap: Literal["blocks", "layers", "root"] = "blocks"
     """What is gathered together: repeated blocks, single layers, or the whole model at once."""
     mixed_precision: Literal["autocast", "native"] = "autocast"
     """`native` casts parameters to the recipe's precision: less traffic, other mathematics."""
 
-    @abstractmethod
     def group(self, world_size: int, nodes: int) -> int:
         """Ranks that share one copy, neighbours in rank order."""
+        return world_size
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
@@ -224,17 +224,7 @@ class ShardedModel(Strategy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FSDP(ShardedModel):
-    """Parameters, gradients and optimizer state sharded (Zhao et al., VLDB 2023; FSDP2)."""
-
-    name: str = "fsdp"
-
-    def group(self, world_size: int, nodes: int) -> int:
-        return world_size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridFSDP(ShardedModel):
+class HybridFSDP(FSDP):
     """Sharded inside a group of ranks, replicated across the groups (FSDP2 on a 2-D mesh)."""
 
     name: str = "fsdp-hybrid"
