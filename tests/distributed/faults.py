@@ -175,7 +175,7 @@ def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -
     started = ddp(workload, recipe, process)
     model = started.worker._model
     model.require_backward_grad_sync = False
-    started.worker._synchronise = None
+    started.worker.synchronise = None
     return started
 
 

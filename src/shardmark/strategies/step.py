@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -75,37 +76,30 @@ class Scaler(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
+@dataclass(kw_only=True, eq=False)
 class StepWorker(Worker):
-    """Passes micro-batches through a model, and counts the updates that follow.
+    """Passes micro-batches through a model, and counts the updates that follow."""
 
-    `module` is the model whose names count; `called` wraps it where a library does.  `shares` is
-    how many ranks' gradients the library takes the mean of.
-    """
+    module: nn.Module = field(kw_only=False)
+    """The model whose names count."""
+    workload: Workload
+    recipe: Recipe
+    device: torch.device
+    shares: int
+    """Ranks of whose gradients the library takes the mean."""
+    called: nn.Module | None = None
+    """What wraps the model, where a library does."""
+    synchronise: Synchronise | None = None
+    autocasts: bool = True
+    """Else the library itself computes in the recipe's precision."""
+    large: bool = False
+    """No rank could hold the model whole."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        workload: Workload,
-        recipe: Recipe,
-        device: torch.device,
-        shares: int,
-        called: nn.Module | None = None,
-        synchronise: Synchronise | None = None,
-        autocasts: bool = True,
-        large: bool = False,
-    ) -> None:
-        self._module = module
-        self._large = large
-        self._model = module if called is None else called
-        self._workload = workload
-        self._recipe = recipe
-        self._device = device
-        self._shares = shares
+    def __post_init__(self) -> None:
+        self._model = self.module if self.called is None else self.called
+        if self.recipe.gradient_accumulation == 1:
+            self.synchronise = None  # the only one is the last: gradients reduce by themselves
         self._weight_checked = False
-        # A single micro-batch is the last one: gradients reduce unless told otherwise.
-        self._synchronise = synchronise if recipe.gradient_accumulation > 1 else None
-        self._autocasts = autocasts
         self._steps_called = 0
         self._steps_taken = 0
         self._counted_call = 0
@@ -119,15 +113,15 @@ class StepWorker(Worker):
 
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
         """Both passes of each micro-batch; what they add to the step's loss, shape ()."""
-        count = self._recipe.gradient_accumulation
+        count = self.recipe.gradient_accumulation
         parts = []
         for index, micro_batch in enumerate(batch.split(count), start=1):
             last = index == count
-            if self._synchronise is not None:
-                self._synchronise(last)
+            if self.synchronise is not None:
+                self.synchronise(last)
             with recorder.span("forward"), self._precision():
-                loss = self._workload.loss(self._model, micro_batch)
-                part = share_of_step(loss, micro_batch.step_weight, self._shares)
+                loss = self.workload.loss(self._model, micro_batch)
+                part = share_of_step(loss, micro_batch.step_weight, self.shares)
             self._check_weight(loss, micro_batch)
             with recorder.span("backward"):
                 self._backward(part, last)
@@ -142,7 +136,7 @@ class StepWorker(Worker):
             check_weight(loss, batch)
 
     def _precision(self) -> AbstractContextManager[object]:
-        return autocast(self._recipe, self._device) if self._autocasts else nullcontext()
+        return autocast(self.recipe, self.device) if self.autocasts else nullcontext()
 
     def _backward(self, share: Tensor, last: bool) -> None:
         share.backward()  # type: ignore[no-untyped-call]  # torch's
@@ -168,17 +162,17 @@ class StepWorker(Worker):
         return dict(self.each_parameter())
 
     def buffers(self) -> dict[str, Tensor]:
-        return {n: buffer.detach().cpu().clone() for n, buffer in self._module.named_buffers()}
+        return {n: buffer.detach().cpu().clone() for n, buffer in self.module.named_buffers()}
 
     def evaluation_model(self) -> AbstractContextManager[nn.Module] | None:
         # Where a library casts the parameters, the model would be another than is evaluated else.
-        return self._evaluating() if self._large and self._autocasts else None
+        return self._evaluating() if self.large and self.autocasts else None
 
     @contextmanager
     def _evaluating(self) -> Iterator[nn.Module]:
-        modes = {module: module.training for module in self._module.modules()}
+        modes = {module: module.training for module in self.module.modules()}
         try:
-            yield self._module.eval()
+            yield self.module.eval()
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -206,45 +200,23 @@ class StepWorker(Worker):
         self._steps_taken = int(counts["steps_taken"])
 
 
+@dataclass(kw_only=True, eq=False)
 class EagerWorker(StepWorker):
-    """One of torch's optimizers steps on a model whose gradients reduce themselves.
+    """One of torch's optimizers steps on a model whose gradients reduce themselves."""
 
-    `replicated`: every rank holds all of the model.
-    """
+    untracked_bytes: Callable[[], int] = lambda: 0
+    """See `HeldState`."""
+    replicated: bool = True
+    """Every rank holds all of the model."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        workload: Workload,
-        recipe: Recipe,
-        device: torch.device,
-        shares: int,
-        called: nn.Module | None = None,
-        synchronise: Synchronise | None = None,
-        untracked_bytes: Callable[[], int] = lambda: 0,
-        autocasts: bool = True,
-        large: bool = False,
-        replicated: bool = True,
-    ) -> None:
-        super().__init__(
-            module,
-            workload=workload,
-            recipe=recipe,
-            device=device,
-            shares=shares,
-            called=called,
-            synchronise=synchronise,
-            autocasts=autocasts,
-            large=large,
-        )
-        self._untracked_bytes = untracked_bytes
-        self._replicated = replicated
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # FSDP2's shards: the module shows whole parameters in their place while they exist.
-        self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self._trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
-        self._optimizer = build_optimizer(self._trained, recipe, workload.parameter_groups)
-        self._scaler = loss_scaler(recipe, self._parameters[0].device)
+        groups = self.workload.parameter_groups
+        self._optimizer = build_optimizer(self._trained, self.recipe, groups)
+        self._scaler = loss_scaler(self.recipe, self._parameters[0].device)
         self._count_updates_of(self._optimizer)
 
     def _backward(self, share: Tensor, last: bool) -> None:
@@ -252,9 +224,9 @@ class EagerWorker(StepWorker):
 
     def _update(self) -> None:
         self._steps_called += 1
-        if self._recipe.gradient_clipping is not None:
+        if self.recipe.gradient_clipping is not None:
             self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, self._recipe.gradient_clipping)
+            nn.utils.clip_grad_norm_(self._parameters, self.recipe.gradient_clipping)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
@@ -265,7 +237,7 @@ class EagerWorker(StepWorker):
     def _shard_again(self) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        for module in self._module.modules():
+        for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
 
@@ -273,14 +245,14 @@ class EagerWorker(StepWorker):
         set_learning_rates(self._optimizer.param_groups, learning_rate)
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in sorted(self._module.named_parameters()):
+        for name, parameter in sorted(self.module.named_parameters()):
             yield name, whole(parameter).float().cpu()
 
     def full_gradients(self) -> dict[str, Tensor]:
         scale = self._scaler.get_scale()
         return {
             name: whole(p.grad).float().cpu() / scale
-            for name, p in self._module.named_parameters()
+            for name, p in self.module.named_parameters()
             if p.grad is not None
         }
 
@@ -291,33 +263,33 @@ class EagerWorker(StepWorker):
                 for key, value in self._optimizer.state.get(parameter, {}).items()
                 if isinstance(value, Tensor)
             }
-            for name, parameter in self._module.named_parameters()
+            for name, parameter in self.module.named_parameters()
         }
 
     def held_state(self) -> HeldState:
         # FSDP2 shows unsharded parameters while they exist; the optimizer always has the shards.
         grouped = [p for group in self._optimizer.param_groups for p in group["params"]]
-        parameters = (*self._module.parameters(), *grouped)
+        parameters = (*self.module.parameters(), *grouped)
         return HeldState(
             parameters=parameters,
             gradients=tuple(p.grad for p in parameters if p.grad is not None),
             optimizer_state=tuple(state_tensors(self._optimizer)),
-            untracked_bytes=self._untracked_bytes(),
+            untracked_bytes=self.untracked_bytes(),
         )
 
     def checkpoint_state(self) -> CheckpointState:
         state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
         state |= optimizer_tensors(self._optimizer, self._trained)
-        buffers = named_buffers(self._module)
+        buffers = named_buffers(self.module)
         return CheckpointState(
-            own=buffers if self._replicated else buffers | state,
-            shared=state if self._replicated else {},
+            own=buffers if self.replicated else buffers | state,
+            shared=state if self.replicated else {},
             counts=self._checkpoint_counts(),
         )
 
     def load_checkpoint_state(self, state: CheckpointState) -> None:
         tensors = {**state.own, **state.shared}
-        load_buffers(self._module, tensors)
+        load_buffers(self.module, tensors)
         for name, parameter in self._trained.items():
             local(parameter).copy_(tensors[f"parameter/{name}"])
         restore_optimizer(self._optimizer, self._trained, tensors)

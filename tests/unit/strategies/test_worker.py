@@ -167,7 +167,7 @@ def test_a_worker_and_its_server_train_as_torch_does(
         norm_group=None,
     )
     worker = PushPullWorker(
-        model, partition, workload=workload, recipe=asked, device=CPU, workers=1, bound=0
+        model, partition=partition, workload=workload, recipe=asked, device=CPU, shares=1, bound=0
     )
     trained = {name: p for name, p in alone.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9, weight_decay=0.01)

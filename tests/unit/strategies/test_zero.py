@@ -71,7 +71,10 @@ class Engine:
 def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
     workload, asked = ToyWorkload(), recipe()
     engine = Engine(workload.build_model(), asked)
-    return zero.ZeroWorker(engine, workload, asked, CPU, shares=1), engine, workload
+    worker = zero.ZeroWorker(
+        engine.module, called=engine, workload=workload, recipe=asked, device=CPU, shares=1
+    )
+    return worker, engine, workload
 
 
 def test_parameter_groups_that_deepspeed_would_mix_up(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import shardmark.strategies.deepspeed.preload  # noqa: F401  # isort: skip  (chooses its accelerator)
@@ -112,8 +113,18 @@ def start_engine(
         raise StrategyUnavailable(f"zero-{stage}", reason, "use another optimizer, or no groups")
     if scales_otherwise:
         scale_losses(engine.optimizer)
+    native = engine.bfloat16_enabled() or engine.fp16_enabled()
+    if native:
+        cast_inputs(engine.module, AUTOCAST_DTYPES[recipe.precision])
     return ZeroWorker(
-        engine, workload, recipe, context.device, shares=context.world_size, large=large
+        engine.module,
+        called=engine,
+        workload=workload,
+        recipe=recipe,
+        device=context.device,
+        shares=context.world_size,
+        autocasts=not native,
+        large=large,
     )
 
 
@@ -124,33 +135,13 @@ def _partition(part: nn.Module, config: dict[str, Any], device: torch.device) ->
         buffer.data = buffer.data.to(device)
 
 
+@dataclass(kw_only=True, eq=False)
 class ZeroWorker(StepWorker):
     """Forward, backward and step through DeepSpeed's engine, which reduces itself."""
 
-    def __init__(
-        self,
-        engine: Any,
-        workload: Workload,
-        recipe: Recipe,
-        device: torch.device,
-        *,
-        shares: int,
-        large: bool = False,
-    ) -> None:
-        native = engine.bfloat16_enabled() or engine.fp16_enabled()
-        super().__init__(
-            engine.module,
-            workload=workload,
-            recipe=recipe,
-            device=device,
-            shares=shares,
-            called=engine,
-            autocasts=not native,
-            large=large,
-        )
-        self._engine = engine
-        if native:
-            cast_inputs(engine.module, AUTOCAST_DTYPES[recipe.precision])
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._engine: Any = self.called
         self._count_updates_of(self._base_optimizer())
 
     def _loss_scaler(self) -> Scaler | None:
@@ -179,7 +170,7 @@ class ZeroWorker(StepWorker):
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
         sharded = self._engine.zero_optimization()
-        for name, parameter in sorted(self._module.named_parameters()):
+        for name, parameter in sorted(self.module.named_parameters()):
             value = safe_get_full_fp32_param(parameter) if sharded else parameter
             yield name, value.detach().float().cpu().clone()
 
@@ -187,7 +178,7 @@ class ZeroWorker(StepWorker):
         sharded = self._engine.zero_optimization()
         gradients = {
             name: safe_get_full_grad(parameter) if sharded else parameter.grad
-            for name, parameter in self._module.named_parameters()
+            for name, parameter in self.module.named_parameters()
         }
         # Loss-scaled gradients are unscaled in the optimizer step, which is still to come.
         scaler = self._loss_scaler()
@@ -202,14 +193,14 @@ class ZeroWorker(StepWorker):
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         sharded, optimizer = self._engine.zero_optimization(), self._engine.optimizer
         if self.skipped_steps() == self._steps_called:
-            return {name: {} for name, _ in self._module.named_parameters()}
+            return {name: {} for name, _ in self.module.named_parameters()}
         if hasattr(optimizer, STATES_LINKED):
             # Done after the first group's update, when others have no state yet.
             setattr(optimizer, STATES_LINKED, False)
             getattr(optimizer, LINK_STATES)()
         state: dict[str, dict[str, Tensor]] = {}
-        keys = state_keys(self._recipe.optimizer)
-        for name, parameter in self._module.named_parameters():
+        keys = state_keys(self.recipe.optimizer)
+        for name, parameter in self.module.named_parameters():
             if sharded:
                 held = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
             else:
@@ -223,7 +214,7 @@ class ZeroWorker(StepWorker):
 
     def held_state(self) -> HeldState:
         optimizer = self._engine.optimizer
-        parameters = list(self._module.parameters())
+        parameters = list(self.module.parameters())
         masters = [*held_by(optimizer, MASTERS)]
         shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
         gradients = [p.grad for p in (*parameters, *masters) if p.grad is not None]
@@ -239,7 +230,7 @@ class ZeroWorker(StepWorker):
         state = optimizer_tensors(self._base_optimizer(), self._updated())
         whole = {f"parameter/{n}": t.detach() for n, t in self._whole_parameters().items()}
         own = {f"partition/{n}": t.detach() for n, t in self._partitions().items()}
-        own |= named_buffers(self._module)
+        own |= named_buffers(self.module)
         replicated = self._engine.zero_optimization_stage() == 0
         return CheckpointState(
             own=own if replicated else own | state,
@@ -251,7 +242,7 @@ class ZeroWorker(StepWorker):
         """Collective in stage 3, which keeps small parameters whole everywhere."""
         tensors = {**state.own, **state.shared}
         optimizer, partitions = self._engine.optimizer, self._partitions()
-        load_buffers(self._module, tensors)
+        load_buffers(self.module, tensors)
         for name, target in self._whole_parameters().items():
             target.detach().copy_(tensors[f"parameter/{name}"])
         for name, target in partitions.items():
@@ -273,7 +264,7 @@ class ZeroWorker(StepWorker):
         return self._partitions()
 
     def _trained(self) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in self._module.named_parameters() if p.requires_grad}
+        return {n: p for n, p in self.module.named_parameters() if p.requires_grad}
 
     def _partitions(self) -> dict[str, nn.Parameter]:
         """The fp32 partitions by number; none in stage 0."""

@@ -143,11 +143,11 @@ class ParameterServer(Strategy):
         if context.rank < workers:
             return PushPullWorker(
                 model,
-                partition,
+                partition=partition,
                 workload=workload,
                 recipe=recipe,
                 device=context.device,
-                workers=workers,
+                shares=workers,
                 bound=self.staleness_bound,
             )
         assert isinstance(among_servers, dist.ProcessGroup), "this rank is one of its servers"

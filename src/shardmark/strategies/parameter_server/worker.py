@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.errors import ShardmarkError
-from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.schema import ExchangeRecord
@@ -33,7 +32,7 @@ from shardmark.strategies.parameter_server.messages import (
     to_bytes,
 )
 from shardmark.strategies.step import StepWorker, state_keys
-from shardmark.workloads.base import Batch, Workload
+from shardmark.workloads.base import Batch
 
 
 @contextmanager
@@ -228,42 +227,29 @@ def flattened(bucket: Bucket, named: Mapping[str, nn.Parameter]) -> Tensor:
     return flat
 
 
+@dataclass(kw_only=True, eq=False)
 class PushPullWorker(StepWorker):
-    """Forward and backward on a copy of the parameters, whose gradients leave as they are ready.
+    """Forward and backward on a copy of the parameters, whose gradients leave as they are ready."""
 
-    `bound` is the strategy's: 0 waits for all workers in each step.
-    """
+    partition: Partition
+    bound: int | None
+    """The strategy's: 0 waits for all workers in each step."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        partition: Partition,
-        *,
-        workload: Workload,
-        recipe: Recipe,
-        device: torch.device,
-        workers: int,
-        bound: int | None,
-    ) -> None:
+    def __post_init__(self) -> None:
         # A gradient that is clipped by itself can only leave when all of it is there.
-        self._clipping = recipe.gradient_clipping if bound != 0 else None
-        early = self._clipping is None
-        self._workers = workers
-        self._bound = bound
-        self._servers = range(workers, workers + len(partition))
-        self._rate = recipe.optimizer.lr
+        self._clipping = self.recipe.gradient_clipping if self.bound != 0 else None
+        self._rate = self.recipe.optimizer.lr
+        self._servers = range(self.shares, self.shares + len(self.partition))
         self._sender = GradientSender(
-            model, partition, first_server=workers, device=device, early=early
-        )
-        super().__init__(
-            model,
-            workload=workload,
-            recipe=recipe,
-            device=device,
-            shares=workers,
-            synchronise=self._sender.last_pass,
+            self.module,
+            self.partition,
+            first_server=self.shares,
+            device=self.device,
+            early=self._clipping is None,
         )
         self._counts = self._sender.counts
+        self.synchronise = self._sender.last_pass
+        super().__post_init__()
 
     @cached_property
     def group(self) -> TrainingGroup:
@@ -274,7 +260,7 @@ class PushPullWorker(StepWorker):
             self._sender.begin(self._rate)
             loss = self._forward_backward(batch, recorder)
             if self._clipping is not None:
-                nn.utils.clip_grad_norm_(self._module.parameters(), self._clipping)
+                nn.utils.clip_grad_norm_(self.module.parameters(), self._clipping)
             self._sender.end()
             with recorder.span("optimizer"):
                 self._update()
@@ -282,7 +268,7 @@ class PushPullWorker(StepWorker):
 
     def _update(self) -> None:
         """With a bound the first server answers late: the others are asked after it."""
-        one_by_one = self._bound not in (0, None)
+        one_by_one = self.bound not in (0, None)
         if not one_by_one:
             for server in self._servers:
                 send_header(server, Kind.PULL)
@@ -303,17 +289,17 @@ class PushPullWorker(StepWorker):
 
     def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
         """None if all wait for all anyway; else whatever the first server hands out."""
-        return None if self._bound == 0 else self._handed_out(end_step)
+        return None if self.bound == 0 else self._handed_out(end_step)
 
     def _handed_out(self, end_step: int) -> Iterator[StepShard]:
         while True:
             with talking_to_servers():
                 send_header(self._servers[0], Kind.STEP_SHARD, end_step)
-                given = receive_step_shard(self._servers[0], end_step, self._workers)
+                given = receive_step_shard(self._servers[0], end_step, self.shares)
             if given is None:
                 return
             step, share = given
-            yield StepShard(step=step, shard=Shard(index=share, count=self._workers))
+            yield StepShard(step=step, shard=Shard(index=share, count=self.shares))
 
     def exchange(self) -> ExchangeRecord:
         return ExchangeRecord(**self._counts.as_json() | {"updates": None})
@@ -328,7 +314,7 @@ class PushPullWorker(StepWorker):
         held = self._tensors(Kind.PARAMETERS)
         return {
             name: held[name] if name in held else parameter.detach().cpu().clone()
-            for name, parameter in self._module.named_parameters()
+            for name, parameter in self.module.named_parameters()
         }
 
     def full_gradients(self) -> dict[str, Tensor]:
@@ -339,7 +325,7 @@ class PushPullWorker(StepWorker):
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         state: dict[str, dict[str, Tensor]] = {}
-        for key, named in self._asked(Kind.STATE, state_keys(self._recipe.optimizer)):
+        for key, named in self._asked(Kind.STATE, state_keys(self.recipe.optimizer)):
             for name, tensor in named.items():
                 state.setdefault(name, {})[key] = tensor
         return state
@@ -360,19 +346,19 @@ class PushPullWorker(StepWorker):
 
     def held_state(self) -> HeldState:
         return HeldState(
-            parameters=tuple(self._module.parameters()),
+            parameters=tuple(self.module.parameters()),
             gradients=tuple(self._sender.gradients),
             optimizer_state=(),
         )
 
     def checkpoint_state(self) -> CheckpointState:
         """The servers have the rest."""
-        return CheckpointState(own=named_buffers(self._module), counts=self._counts.as_json())
+        return CheckpointState(own=named_buffers(self.module), counts=self._counts.as_json())
 
     def load_checkpoint_state(self, state: CheckpointState) -> None:
-        load_buffers(self._module, state.own)
+        load_buffers(self.module, state.own)
         self._counts.restore(state.counts)
-        named = dict(self._module.named_parameters())
+        named = dict(self.module.named_parameters())
         wire_type = self._sender.queues[0].buckets[0].wire_type
         for name, tensor in self._tensors(Kind.PARAMETERS).items():
             named[name].detach().copy_(tensor.to(wire_type))  # as a pull would bring it
