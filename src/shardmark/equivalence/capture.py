@@ -153,7 +153,9 @@ def capture_steps(
     drawn = workload.watch_draws()
     tensors: dict[str, Mapping[str, Array]] = {part: {} for part in PARTS}
     skipped: list[int] = []
-    source = BatchSource(worker, workload, plan, shard, device=devices[0])
+    source = BatchSource(
+        worker=worker, workload=workload, plan=plan, shard=shard, device=devices[0]
+    )
     for step_shard, batch in source.until(steps):
         rates.append(rate(step_shard.step))
         worker.set_learning_rate(rates[-1])

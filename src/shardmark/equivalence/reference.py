@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -89,6 +89,7 @@ class Noise:
 AS_DEFINED = Hypothesis()
 
 
+@dataclass(kw_only=True, eq=False)
 class Reference:
     """Data parallelism by its definition.
 
@@ -98,51 +99,45 @@ class Reference:
     would.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        recipe: Recipe,
-        *,
-        shares: int,
-        plan: BatchPlan,
-        total_steps: int,
-        device: torch.device = CPU,
-        hypothesis: Hypothesis = AS_DEFINED,
-        noise: Noise | None = None,
-    ) -> None:
-        self._workload = workload
-        self._recipe = recipe
-        self._device = device
-        self._hypothesis = hypothesis
-        self._noise = noise
-        self._noise_draws = torch.Generator().manual_seed(noise.seed if noise else 0)
-        self.model = workload.build_model().to(device)
+    workload: Workload = field(kw_only=False)
+    recipe: Recipe = field(kw_only=False)
+    shares: int
+    plan: BatchPlan
+    total_steps: int
+    device: torch.device = CPU
+    hypothesis: Hypothesis = AS_DEFINED
+    noise: Noise | None = None
+
+    def __post_init__(self) -> None:
+        workload, recipe, hypothesis = self.workload, self.recipe, self.hypothesis
+        self._noise_draws = torch.Generator().manual_seed(self.noise.seed if self.noise else 0)
+        self.model = workload.build_model().to(self.device)
         set_numerics(recipe)
         self.initial_sha256 = weights_sha256(sorted(self.model.named_parameters()))
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         groups = () if hypothesis.one_group else workload.parameter_groups
         self._optimizer = build_optimizer(self._named, recipe, groups)
         self._set_decay()
-        self._scaler = loss_scaler(recipe, device)
-        self._rate = learning_rate_of(recipe, total_steps)
-        self._shards = [Shard(index=index, count=shares) for index in range(shares)]
-        drawn = replace(plan, draws=hypothesis.seed_offset)
+        self._scaler = loss_scaler(recipe, self.device)
+        self._rate = learning_rate_of(recipe, self.total_steps)
+        self._shards = [Shard(index=index, count=self.shares) for index in range(self.shares)]
+        drawn = replace(self.plan, draws=hypothesis.seed_offset)
         self._batches = [workload.batches(drawn, shard) for shard in self._shards]
         own = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        self._buffers = [{n: b.clone() for n, b in own.items()} for _ in range(shares)]
+        self._buffers = [{n: b.clone() for n, b in own.items()} for _ in self._shards]
         self.steps_taken = 0
         self.skipped: list[int] = []
         """Steps whose gradients were not finite when scaled, or that a hypothesis leaves out."""
-        self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in range(shares)]
-        self.weights: list[list[float]] = [[] for _ in range(shares)]
-        self.draws: list[list[tuple[str, ...]]] = [[] for _ in range(shares)]
+        self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in self._shards]
+        self.weights: list[list[float]] = [[] for _ in self._shards]
+        self.draws: list[list[tuple[str, ...]]] = [[] for _ in self._shards]
         self._drawn = workload.watch_draws()
         self.gradients: dict[str, Tensor] = {}
         """Of the last step, not clipped; as the loss is scaled until the update unscales them.
         A parameter that no rank used has none."""
 
     def _set_decay(self) -> None:
-        decays = self._hypothesis.decays
+        decays = self.hypothesis.decays
         if decays is None:
             return
         decayed = {p for name, p in self._named.items() if decays(name, tuple(p.shape))}
@@ -155,10 +150,10 @@ class Reference:
 
     def step(self) -> list[Tensor]:
         """Take one optimizer step; each rank's loss, as a worker returns it."""
-        if self._noise is not None:
+        if self.noise is not None:
             with torch.no_grad():
                 for parameter in self._named.values():
-                    parameter.copy_(self._disturbed(parameter, self._noise.parameters))
+                    parameter.copy_(self._disturbed(parameter, self.noise.parameters))
         losses = self.pass_shares()
         self._update()
         self.steps_taken += 1
@@ -175,19 +170,19 @@ class Reference:
 
     def _play(self, rank: int) -> Tensor:
         """One rank's forward and backward passes, its gradient left in the parameters."""
-        hypothesis = self._hypothesis
+        hypothesis = self.hypothesis
         self._put(self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
         drawing = self._shards[0 if hypothesis.same_draws else rank]
         step_shard = StepShard(step=self.steps_taken + hypothesis.seed_offset, shard=drawing)
-        seed_step(self._recipe.seed, step_shard, (self._device,))
-        batch = next(self._batches[rank]).to(self._device)
+        seed_step(self.recipe.seed, step_shard, (self.device,))
+        batch = next(self._batches[rank]).to(self.device)
         self.sample_ids[rank].append(batch.sample_ids)
         self.weights[rank].append(batch.weight)
-        micro_batches = batch.split(self._recipe.gradient_accumulation)
+        micro_batches = batch.split(self.recipe.gradient_accumulation)
         parts = []
         for micro_batch in micro_batches:
             with self._precision():
-                loss = self._workload.loss(self.model, micro_batch)
+                loss = self.workload.loss(self.model, micro_batch)
             check_weight(loss, micro_batch)
             step_weight = self._step_weight(micro_batch, batch)
             part = share_of_step(loss, step_weight, len(self._shards))
@@ -200,22 +195,22 @@ class Reference:
 
     def _step_weight(self, micro_batch: Batch, share: Batch) -> float:
         """The step's, or what a mean of means takes for it."""
-        ranks, parts = len(self._shards), self._recipe.gradient_accumulation
+        ranks, parts = len(self._shards), self.recipe.gradient_accumulation
         taken = {
             "step": share.step_weight,
             "share": ranks * share.weight,
             "micro-batch": ranks * parts * micro_batch.weight,
         }
-        return taken[self._hypothesis.divisor] or math.inf
+        return taken[self.hypothesis.divisor] or math.inf
 
     def _precision(self) -> AbstractContextManager[object]:
-        if self._hypothesis.compute is not None:
-            return torch.autocast(self._device.type, dtype=self._hypothesis.compute)
-        return autocast(self._recipe, self._device)
+        if self.hypothesis.compute is not None:
+            return torch.autocast(self.device.type, dtype=self.hypothesis.compute)
+        return autocast(self.recipe, self.device)
 
     def _collect(self, total: dict[str, Tensor], rank: int) -> None:
         """Add one rank's gradient to the average, as the hypothesis would reduce it."""
-        hypothesis = self._hypothesis
+        hypothesis = self.hypothesis
         for name, parameter in self._named.items():
             gradient, parameter.grad = parameter.grad, None
             if gradient is None or hypothesis.only_rank not in (None, rank):
@@ -230,19 +225,19 @@ class Reference:
                 total[name] += part
 
     def _update(self) -> None:
-        hypothesis = self._hypothesis
+        hypothesis = self.hypothesis
         for name, gradient in self.gradients.items():
             self._named[name].grad = gradient
         self._scaler.unscale_(self._optimizer)  # in place
         for name, gradient in self.gradients.items():
-            if self._noise is not None:
-                self.gradients[name] = self._disturbed(gradient, self._noise.gradients)
+            if self.noise is not None:
+                self.gradients[name] = self._disturbed(gradient, self.noise.gradients)
             self._named[name].grad = self.gradients[name].clone()
         if hypothesis.unused_as_zero:
             for parameter in self._named.values():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-        clipping = hypothesis.clipping or self._recipe.gradient_clipping
+        clipping = hypothesis.clipping or self.recipe.gradient_clipping
         if clipping is not None:
             nn.utils.clip_grad_norm_(self._named.values(), clipping)
         set_learning_rates(self._optimizer.param_groups, self._rate(self.steps_taken))
@@ -276,11 +271,11 @@ class Reference:
 
     def quality(self) -> Mapping[str, float | None]:
         """The whole validation set once, with the buffers of the rank that is evaluated."""
-        self._put(self._buffers[self._hypothesis.evaluated_rank])
+        self._put(self._buffers[self.hypothesis.evaluated_rank])
         self.model.eval()
-        part = self._workload.evaluate(self.model, Shard(index=0, count=1), self._device)
+        part = self.workload.evaluate(self.model, Shard(index=0, count=1), self.device)
         self.model.train()
-        return self._workload.quality([part])
+        return self.workload.quality([part])
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         state = self._optimizer.state
@@ -297,7 +292,7 @@ class Reference:
             for rank, loss in enumerate(self.step()):
                 losses[rank].append(float(loss))
             # The first update, or what a hypothesis takes for one that was dropped without a word.
-            overflowed = step in {*self.skipped} - self._hypothesis.skipped
+            overflowed = step in {*self.skipped} - self.hypothesis.skipped
             if not tensors["gradient"] and not overflowed:
                 tensors["gradient"] = arrays(self.gradients)
                 tensors["parameters after the first update"] = arrays(self.full_parameters())
@@ -314,5 +309,5 @@ class Reference:
             tensors=tensors,
             buffers=tuple(arrays(buffers) for buffers in self._buffers),
             quality=self.quality(),
-            samples_evaluated=self._workload.validation_samples,
+            samples_evaluated=self.workload.validation_samples,
         )

@@ -23,42 +23,36 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(kw_only=True)
 class BatchSource:
     """What a rank trains on: its own share of each step, or whatever the strategy hands out."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        workload: Workload,
-        plan: BatchPlan,
-        shard: Shard,
-        *,
-        device: torch.device,
-        first_step: int = 0,
-    ) -> None:
-        self._worker = worker
-        self._workload = workload
-        self._plan = plan
-        self._shard = shard
-        self._device = device
-        self._step = first_step
+    worker: Worker
+    workload: Workload
+    plan: BatchPlan
+    shard: Shard
+    device: torch.device
+    step: int = 0
+    """Its own share of the steps before is taken."""
+
+    def __post_init__(self) -> None:
         # One iterator for all epochs: a loader keeps its processes.
         self._own = self._loaded(
-            StepShard(step=step, shard=shard) for step in itertools.count(first_step)
+            StepShard(step=step, shard=self.shard) for step in itertools.count(self.step)
         )
 
     def until(self, end_step: int) -> Iterator[tuple[StepShard, Batch]]:
         """This rank's batches of the steps before `end_step`, and what each is a share of."""
-        handed_out = self._worker.step_shards(end_step)
+        handed_out = self.worker.step_shards(end_step)
         if handed_out is not None:
             return self._loaded(handed_out)
-        first, self._step = self._step, max(self._step, end_step)
-        return itertools.islice(self._own, self._step - first)
+        first, self.step = self.step, max(self.step, end_step)
+        return itertools.islice(self._own, self.step - first)
 
     def _loaded(self, step_shards: Iterator[StepShard]) -> Iterator[tuple[StepShard, Batch]]:
         asked, loaded = itertools.tee(step_shards)  # a loader asks ahead of what it has loaded
-        for batch in self._workload.batches(self._plan, self._shard, asked):
-            yield next(loaded), batch.to(self._device)
+        for batch in self.workload.batches(self.plan, self.shard, asked):
+            yield next(loaded), batch.to(self.device)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -119,7 +113,14 @@ def train_epochs(
     device = options.devices[0]
     training = Training(
         worker=worker,
-        source=BatchSource(worker, workload, schedule.plan, shard, device=device, first_step=first),
+        source=BatchSource(
+            worker=worker,
+            workload=workload,
+            plan=schedule.plan,
+            shard=shard,
+            device=device,
+            step=first,
+        ),
         recorder=recorder,
         options=options,
         pacing=pacing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 MOST_STEPS = 1000
 """In one go: so many steps' marks and losses lie on the device at most."""
@@ -10,37 +11,37 @@ MARGIN = 1.05
 """More than the last steps' pace asks for, so that no window of a few steps has to follow."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Pacing:
     """How many steps to take before the ranks meet again, and whether they are measured.
 
     It goes by the slowest rank's times, which all ranks tell each other between windows.
     """
 
-    def __init__(
-        self, *, warmup_steps: int, warmup_seconds: float = 0.0, window_seconds: float = 0.0
-    ) -> None:
-        """At least so many steps and seconds of warm-up, and so many seconds in windows."""
-        self._warmup_steps = warmup_steps
-        self._warmup_seconds = warmup_seconds
-        self._window_seconds = window_seconds
-        self._measured_seconds = 0.0
-        self._step_seconds = 0.0
+    warmup_steps: int
+    """That are left, at least."""
+    warmup_seconds: float = 0.0
+    """As well."""
+    window_seconds: float = 0.0
+    """In windows, at least."""
+    _measured_seconds: float = field(default=0.0, init=False)
+    _step_seconds: float = field(default=0.0, init=False)
 
     @property
     def warm(self) -> bool:
-        return self._warmup_steps <= 0 and self._warmup_seconds <= 0
+        return self.warmup_steps <= 0 and self.warmup_seconds <= 0
 
     @property
     def next_steps(self) -> int:
         """How many steps to take at once, at most."""
-        if self._warmup_steps > 0:
-            return min(self._warmup_steps, MOST_STEPS)
-        return MOST_STEPS if self.warm else self._lasting(self._warmup_seconds)
+        if self.warmup_steps > 0:
+            return min(self.warmup_steps, MOST_STEPS)
+        return MOST_STEPS if self.warm else self._lasting(self.warmup_seconds)
 
     @property
     def added_steps(self) -> int:
         """How many to take at once after the recipe's; 0 where enough has been measured."""
-        lacking_seconds = self._window_seconds - self._measured_seconds
+        lacking_seconds = self.window_seconds - self._measured_seconds
         if lacking_seconds <= 0:
             return 0
         return self._lasting(lacking_seconds) if self.warm else self.next_steps
@@ -48,8 +49,8 @@ class Pacing:
     def took(self, steps: int, seconds: float, measured_seconds: float) -> None:
         """These steps lasted so long; `measured_seconds` are those of all windows so far."""
         if not self.warm:
-            self._warmup_steps -= steps
-            self._warmup_seconds -= seconds
+            self.warmup_steps -= steps
+            self.warmup_seconds -= seconds
         self._step_seconds = seconds / steps
         self._measured_seconds = measured_seconds
 
