@@ -483,7 +483,6 @@ def speak(given: tuple[Any, Any, int, int | None, bool], folder: Path) -> None: 
         recipe=Recipe(global_batch=4, steps=2),
         workers=workers,
         bound=bound,
-        tolerates_worker_loss=bound != 0,
         norm_group=None,
     )
     threads = set(threading.enumerate())

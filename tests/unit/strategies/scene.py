@@ -34,16 +34,13 @@ class Scene:
         self.clients = [Client(self.network, rank, self.buckets) for rank in range(workers)]
 
     @contextmanager
-    def served(
-        self, bound: int | None, *, tolerates_worker_loss: bool, **changes: Any
-    ) -> Iterator[Served]:
+    def served(self, bound: int | None, **changes: Any) -> Iterator[Served]:
         server = GradientServer(
             self.model,
             self.buckets,
             recipe=recipe(**changes),
             workers=len(self.clients),
             bound=bound,
-            tolerates_worker_loss=tolerates_worker_loss,
             norm_group=None,
         )
         with Served(server, self.network, len(self.clients)) as served:

@@ -50,7 +50,7 @@ def check_told(served: Served, rank: int) -> None:
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
 def test_headers(counting: Scene, header: tuple[float, float, float]) -> None:
-    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
+    with counting.served(None, **COUNTS) as served:
         say(counting, 1, *header)
         if header == NO_VALUE:
             with counting.network.being(1):
@@ -59,7 +59,7 @@ def test_headers(counting: Scene, header: tuple[float, float, float]) -> None:
 
 
 def test_gradients_twice_in_a_step(counting: Scene) -> None:
-    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
+    with counting.served(0, **COUNTS) as served:
         counting.clients[0].push(*counting.constant(1.0))
         counting.clients[0].push(*counting.constant(1.0))
         check_told(served, 0)
@@ -69,7 +69,7 @@ def test_gradients_twice_in_a_step(counting: Scene) -> None:
 def test_a_worker_that_leaves_keeps_nobody_waiting_for_its_gradients(
     counting: Scene, asked: Kind
 ) -> None:
-    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
+    with counting.served(0, **COUNTS) as served:
         counting.clients[0].push(*counting.constant(1.0))
         say(counting, 0, asked, 0, 0)
         counting.clients[1].close()

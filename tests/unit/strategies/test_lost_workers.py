@@ -20,7 +20,7 @@ def ends_alone(client: Client) -> None:
 
 def test_the_others_train_on_without_who_is_lost(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(1, tolerates_worker_loss=True, global_batch=8, **COUNTS) as served:
+    with counting.served(1, global_batch=8, **COUNTS) as served:
         second.step_shard(9)
         second.step_shard(9)
         second.push(*counting.constant(-1.0))
@@ -39,7 +39,7 @@ def test_the_others_train_on_without_who_is_lost(counting: Scene) -> None:
 def test_a_send_to_the_dead_that_never_ends_is_not_waited_for(counting: Scene) -> None:
     """gloo's does not: only a receive from the dead worker fails."""
     first, second = counting.clients
-    with counting.served(1, tolerates_worker_loss=True, **COUNTS) as served:
+    with counting.served(1, **COUNTS) as served:
         counting.network.dead[1] = threading.Event()
         second.ask_for_parameters()
         first.push(*counting.constant(-1.0))
@@ -54,7 +54,7 @@ def test_a_send_to_the_dead_that_never_ends_is_not_waited_for(counting: Scene) -
 
 def test_half_a_push_is_none(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
+    with counting.served(None, **COUNTS) as served:
         second.push(*counting.constant(-1.0)[:-1])
         counting.network.dies(1)
         first.come()
@@ -76,7 +76,7 @@ def test_a_loss_that_cannot_be_borne_is_an_error(
     counting: Scene, tolerates: bool, sends_hang: bool, dead: tuple[int, ...], told: str
 ) -> None:
     bound = None if tolerates else 0
-    with counting.served(bound, tolerates_worker_loss=tolerates, **COUNTS) as served:
+    with counting.served(bound, **COUNTS) as served:
         if sends_hang:
             counting.network.dead[1] = threading.Event()
             counting.clients[1].ask_for_parameters()

@@ -35,7 +35,7 @@ def test_together_is_torch_s_step_on_the_mean(
         "gradient_clipping": clipping,
     }
     asked = recipe(**changes)
-    with scene.served(0, tolerates_worker_loss=False, **changes):
+    with scene.served(0, **changes):
         alone = plain()
         alone.load_state_dict(scene.model.state_dict())
         reference = build_optimizer(dict(alone.named_parameters()), asked)
@@ -65,7 +65,7 @@ def test_together_is_torch_s_step_on_the_mean(
 def test_wire_rounds_and_the_server_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, draw = Scene(monkeypatch, workers=1, wire="bf16"), torch.Generator().manual_seed(3)
     (client,) = scene.clients
-    with scene.served(None, tolerates_worker_loss=True, optimizer=MOMENTUM):
+    with scene.served(None, optimizer=MOMENTUM):
         before = client.asked(Kind.PARAMETERS)
         assert not any(flat.any() for flat in client.state(1)[0]), "before the first update"
         assert not any(flat.any() for flat in client.asked(Kind.GRADIENTS))
@@ -89,7 +89,7 @@ def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -
         (first, True),  # 4: on the initial parameters still
         (first, False),  # 0
     )
-    with counting.served(None, tolerates_worker_loss=True, **COUNTS) as served:
+    with counting.served(None, **COUNTS) as served:
         for updates, (client, pulls) in enumerate(steps, start=1):
             client.push(*counting.constant(-1.0))
             assert float(client.asked(Kind.PARAMETERS)[0][0]) == updates
@@ -108,7 +108,7 @@ def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -
 
 def test_the_barrier_holds_everybody(counting: Scene) -> None:
     first, second = counting.clients
-    with counting.served(0, tolerates_worker_loss=False, **COUNTS) as served:
+    with counting.served(0, **COUNTS) as served:
         first.push(*counting.constant(-1.0))
         first.ask_for_parameters()
         second.push(*counting.constant(-3.0))
@@ -122,7 +122,7 @@ def test_the_barrier_holds_everybody(counting: Scene) -> None:
 def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
     """What it gets at last contains the slow one's gradient, which came after its own."""
     fast, slow = counting.clients
-    with counting.served(1, tolerates_worker_loss=True, **COUNTS):
+    with counting.served(1, **COUNTS):
         fast.push(*counting.constant(-1.0))
         assert float(fast.pull()[0][0]) == 1.0
         fast.push(*counting.constant(-1.0))
@@ -134,7 +134,7 @@ def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
 def test_what_it_holds_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """58 parameters of 4 bytes: themselves, two moments, a mean, an inbox for each worker."""
     scene = Scene(monkeypatch, workers=2)
-    with scene.served(0, tolerates_worker_loss=False, optimizer=OPTIMIZERS["adamw"]) as served:
+    with scene.served(0, optimizer=OPTIMIZERS["adamw"]) as served:
         for client in scene.clients:
             client.push(*scene.constant(1.0))
         scene.clients[0].pull()

@@ -163,7 +163,6 @@ def test_a_worker_and_its_server_train_as_torch_does(
         recipe=asked,
         workers=1,
         bound=0,
-        tolerates_worker_loss=False,
         norm_group=None,
     )
     worker = PushPullWorker(

@@ -50,6 +50,7 @@ class GradientServer:
 
     The optimizer sees each flat bucket as one parameter: SGD, Adam and AdamW work element by
     element, so that this is what they would do to the parameters in it, which are of one group.
+    With a `bound` of 0 no worker can be missed.
     """
 
     def __init__(
@@ -60,7 +61,6 @@ class GradientServer:
         recipe: Recipe,
         workers: int,
         bound: int | None,
-        tolerates_worker_loss: bool,
         norm_group: dist.ProcessGroup | None,
         groups: Sequence[ParameterGroup] = (),
     ) -> None:
@@ -73,7 +73,6 @@ class GradientServer:
         by_name = dict(zip(first, self._flat, strict=True))
         self._optimizer = build_optimizer(by_name, recipe, groups)
         self._together = bound == 0
-        self._tolerates_worker_loss = tolerates_worker_loss
         self._norm_group = norm_group
         self._gate = StalenessGate(workers, bound)
         self._gate.on_gathered = self._settle
@@ -144,7 +143,7 @@ class GradientServer:
             self._lose(rank)
 
     def _lose(self, rank: int) -> None:
-        if not self._tolerates_worker_loss:
+        if self._together:
             self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
         self._gate.leave(rank, "lost")
 

@@ -158,7 +158,6 @@ class ParameterServer(Strategy):
             recipe=recipe,
             workers=workers,
             bound=self.staleness_bound if enforces_bound else None,
-            tolerates_worker_loss=self.tolerates_worker_loss(),
             norm_group=among_servers if self.servers > 1 else None,
             groups=workload.parameter_groups,
         )
