@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from shardmark.core.shares import Shard, StepShard
@@ -57,22 +57,78 @@ class BatchSource:
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """One rank's steps, in stretches between which the ranks meet."""
+    """One rank's whole training, in stretches of steps between which the ranks meet."""
 
-    worker: Worker
-    source: BatchSource
-    recorder: Recorder
+    schedule: Schedule
     options: LoopOptions
+    worker: Worker
+    workload: Workload
+    shard: Shard
+    recorder: Recorder
+    report: RankReport
     pacing: Pacing
-    step: int = 0
+    checkpoints: Checkpoints | None = None
+    on_added: Callable[[int], None] = lambda total_steps: None  # noqa: ARG005
+    """Told how many steps there are with those that are added for the sake of measuring."""
+    step: int = field(default=0, init=False)
     """Of the whole training, so many have been taken."""
+    source: BatchSource = field(init=False)
 
-    def until(self, stop: int) -> None:
-        """Take the steps before `stop` that are left."""
-        while self.step < stop:
-            self.take(min(self.pacing.next_steps, stop - self.step))
+    def run(self) -> None:
+        """Train every epoch and evaluate those that the trial asks for, outside the windows.
 
-    def take(self, steps: int) -> None:
+        Steps that are added come last: no weight or quality is theirs.  With `checkpoints`, from
+        the last one on, and pausing for further ones.
+        """
+        worker, report, device = self.worker, self.report, self.options.devices[0]
+        worker.group.barrier()
+        self.recorder.start_training()
+        if self.checkpoints is not None:
+            self.checkpoints.training_goes_on(report)
+            self.step = self.checkpoints.first_step
+        self.source = BatchSource(
+            worker=worker,
+            workload=self.workload,
+            plan=self.schedule.plan,
+            shard=self.shard,
+            device=device,
+            step=self.step,
+        )
+        epochs = zip(self.schedule.epoch_ends, self.schedule.evaluated, strict=True)
+        for index, (end_step, evaluated) in enumerate(epochs):
+            if end_step <= self.step:  # before a restart: nobody evaluates it again
+                if index == len(report.epochs):  # this rank has lost what it knew of it
+                    report.end_epoch(end_step, None)
+                continue
+            self._take_epoch(end_step)
+            evaluation = None
+            if evaluated:
+                with memory_apart(device):
+                    evaluation = evaluate(worker, self.workload, self.shard, device)
+            report.end_epoch(self.recorder.step, evaluation)
+            self._save(end_step)
+        worker.group.barrier()
+        with memory_apart(device):
+            report.end_training(self.recorder.step, weights_sha256(worker.each_parameter()))
+        while added := self.pacing.added_steps:
+            self.on_added(self.step + added)
+            self._take(added)
+
+    def _take_epoch(self, end_step: int) -> None:
+        """Pause for checkpoints on the way; the one at the end follows the evaluation."""
+        checkpoints = self.checkpoints
+        for stop in [end_step] if checkpoints is None else checkpoints.stops(self.step, end_step):
+            while self.step < stop:
+                self._take(min(self.pacing.next_steps, stop - self.step))
+            if stop < end_step:
+                self._save(stop)
+
+    def _save(self, step: int) -> None:
+        checkpoints = self.checkpoints
+        if checkpoints is not None and checkpoints.is_due(step, of=self.schedule.total_steps):
+            checkpoints.save(step, self.worker, self.report)
+
+    def _take(self, steps: int) -> None:
         self.worker.group.barrier()
         batches = self.source.until(self.step + steps)
         measured = self.pacing.warm
@@ -83,70 +139,3 @@ class Training:
         slowest_seconds = max(own for own, _ in of_ranks)
         self.pacing.took(steps, slowest_seconds, max(measured for _, measured in of_ranks))
         self.step += steps
-
-
-def train_epochs(
-    schedule: Schedule,
-    options: LoopOptions,
-    *,
-    worker: Worker,
-    workload: Workload,
-    shard: Shard,
-    recorder: Recorder,
-    report: RankReport,
-    pacing: Pacing,
-    checkpoints: Checkpoints | None = None,
-    on_added: Callable[[int], None] = lambda total_steps: None,  # noqa: ARG005
-) -> None:
-    """Train every epoch and evaluate those that the trial asks for, outside the windows.
-
-    Steps that are added for the sake of measuring come last: no weight or quality is theirs.
-    `on_added` is told how many steps there are with them.  With `checkpoints`, from the last one
-    on, and pausing for further ones.
-    """
-    worker.group.barrier()
-    recorder.start_training()
-    first = 0
-    if checkpoints is not None:
-        checkpoints.training_goes_on(report)
-        first = checkpoints.first_step
-    device = options.devices[0]
-    training = Training(
-        worker=worker,
-        source=BatchSource(
-            worker=worker,
-            workload=workload,
-            plan=schedule.plan,
-            shard=shard,
-            device=device,
-            step=first,
-        ),
-        recorder=recorder,
-        options=options,
-        pacing=pacing,
-        step=first,
-    )
-    epochs = zip(schedule.epoch_ends, schedule.evaluated, strict=True)
-    for index, (end_step, evaluated) in enumerate(epochs):
-        if end_step <= first:  # before a restart: nobody evaluates it again
-            if index == len(report.epochs):  # this rank has lost what it knew of it
-                report.end_epoch(end_step, None)
-            continue
-        for stop in [end_step] if checkpoints is None else checkpoints.stops(first, end_step):
-            training.until(stop)
-            if checkpoints is not None and stop < end_step:
-                checkpoints.save(stop, worker, report)
-        evaluation = None
-        if evaluated:
-            with memory_apart(device):
-                evaluation = evaluate(worker, workload, shard, device)
-        report.end_epoch(recorder.step, evaluation)
-        if checkpoints is not None and checkpoints.is_due(end_step, of=schedule.total_steps):
-            checkpoints.save(end_step, worker, report)
-        first = end_step
-    worker.group.barrier()
-    with memory_apart(device):
-        report.end_training(recorder.step, weights_sha256(worker.each_parameter()))
-    while added := pacing.added_steps:
-        on_added(training.step + added)
-        training.take(added)

@@ -31,7 +31,7 @@ from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies.base import RankContext, Server
 from shardmark.strategies.initial_weights import InitialWeights, hollow_model
 from shardmark.train.checkpoint import Checkpoints
-from shardmark.train.epochs import train_epochs
+from shardmark.train.epochs import Training
 from shardmark.train.loop import LoopOptions, SlowRank
 from shardmark.train.pacing import Pacing
 from shardmark.train.probe import held_bytes, model_counts, probe
@@ -188,9 +188,9 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             on_step=progress.stepped,
             slow_rank=SlowRank(slow_factor) if slow_factor > 1 else None,
         )
-        train_epochs(
-            schedule,
-            options,
+        Training(
+            schedule=schedule,
+            options=options,
             worker=worker,
             workload=workload,
             shard=position.share,
@@ -204,7 +204,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             ),
             checkpoints=checkpoints,
             on_added=progress.lengthen,
-        )
+        ).run()
     worker.group.barrier()
     report.exchange = worker.exchange()
     report.write()  # whatever happens in the probe, the measurement is safe

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Recorder, Spans
 from shardmark.strategies.base import TrainingGroup
-from shardmark.train.epochs import train_epochs
+from shardmark.train.epochs import Training
 from shardmark.train.evaluation import evaluate
 from shardmark.train.loop import LoopOptions
 from shardmark.train.pacing import Pacing
@@ -91,15 +91,15 @@ def train_all(
     """Steps that were told and announced, and the windows; `least` are the pacing's seconds."""
     told, announced = list[int](), list[int]()
     report.recorder = recorder = Recorder(clock)
-    train_epochs(
-        Schedule(
+    Training(
+        schedule=Schedule(
             plan=BatchPlan(global_batch=4, seed=1),
             total_steps=ends[-1],
             steps_per_epoch=2,
             epoch_ends=ends,
             evaluated=(False,) * len(ends),
         ),
-        LoopOptions(devices=(CPU,), seed=1, learning_rate=rate, on_step=told.append),
+        options=LoopOptions(devices=(CPU,), seed=1, learning_rate=rate, on_step=told.append),
         worker=worker,
         workload=ToyWorkload(),
         shard=MINE,
@@ -107,7 +107,7 @@ def train_all(
         report=report,
         pacing=Pacing(warmup_steps=warmup_steps, **least),
         on_added=announced.append,
-    )
+    ).run()
     windows = [(window.first_step, window.end_step) for window in recorder.windows]
     return told, announced, windows
 
