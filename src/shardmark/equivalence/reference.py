@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
+from shardmark.equivalence.compare import Tolerances
 from shardmark.strategies.step import (
     autocast,
     build_optimizer,
@@ -24,9 +25,15 @@ from shardmark.strategies.step import (
 )
 from shardmark.train.record import weights_sha256
 from shardmark.train.schedule import learning_rate_of, seed_step, set_numerics
+from shardmark.trials.trial import Trial
 from shardmark.workloads.base import Batch, BatchPlan, Workload
 
 CPU = torch.device("cpu")
+
+DISTURBED_RUNS = 3
+
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
+"""Half of the distance from 1 to the next larger number (IEEE 754; bfloat16 has 8, TF32 11)."""
 
 EXPLAINED = 0.1
 """A hypothesis must leave at most this part of the deviation."""
@@ -311,3 +318,84 @@ class Reference:
             quality=self.quality(),
             samples_evaluated=self.workload.validation_samples,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceRuns:
+    """Runs references of one trial: its workload, recipe and number of distinct shares."""
+
+    workload: Workload
+    trial: Trial
+    shares: int
+    steps: int
+    device: torch.device
+    threads: int = 1
+    """Of each of the strategy's processes: with others a kernel may add in another order."""
+
+    def run(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Capture:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads)
+        try:
+            return Reference(
+                self.workload,
+                self.trial.recipe,
+                shares=self.shares,
+                plan=self.plan,
+                total_steps=self.steps,
+                device=self.device,
+                hypothesis=hypothesis,
+                noise=noise,
+            ).capture(self.steps)
+        finally:
+            torch.set_num_threads(threads)
+
+    def tolerances(self) -> Tolerances:
+        """The reference, and how far rounding-sized disturbances take it.
+
+        A result of n added terms has a relative error of about sqrt(n) u (Higham, Accuracy and
+        Stability of Numerical Algorithms, 2nd ed., section 2.8): forward and backward passes add
+        up as many terms as the widest layer has inputs, the reduction one for each rank and
+        micro-batch.
+
+        A model may amplify such errors until they hide a factor of two (detectors do: one pair of
+        nearly equal scores in another order is another choice of boxes).  Then only gradients are
+        disturbed, as reductions do, and the first forward pass must be equal to the last bit.
+        """
+        compute, reduction = self._roundoffs()
+
+        def disturbed(seeds: Sequence[int], parameters: float) -> list[Capture]:
+            noises = (
+                Noise(seed=seed, parameters=parameters, gradients=compute + reduction)
+                for seed in seeds
+            )
+            return [self.run(noise=noise) for noise in noises]
+
+        reference = self.run()
+        first = Tolerances(
+            reference=reference,
+            undisturbed=reference,
+            disturbed=disturbed([1], compute),
+            floor=4 * compute,
+        )
+        if first.hide_errors:
+            runs = disturbed(range(2, 2 + DISTURBED_RUNS), 0.0)
+            return replace(first, disturbed=runs, exact_forward=True)
+        rest = disturbed(range(2, 1 + DISTURBED_RUNS), compute)
+        return replace(first, disturbed=[*first.disturbed, *rest])
+
+    @property
+    def plan(self) -> BatchPlan:
+        return BatchPlan(global_batch=self.trial.batch_per_step, seed=self.trial.recipe.seed)
+
+    def _roundoffs(self) -> tuple[float, float]:
+        """Relative errors of what a rank computes, and of the reduction over ranks."""
+        recipe = self.trial.recipe
+        model = self.workload.build_model()
+        widest = max(p.numel() // p.shape[0] for p in model.parameters() if p.dim() > 0)
+        terms = self.shares * recipe.gradient_accumulation
+        compute = math.sqrt(widest) * UNIT_ROUNDOFF["fp32"]
+        if recipe.precision != "fp32":
+            compute += UNIT_ROUNDOFF[recipe.precision]
+        if recipe.tf32 and self.trial.device_type == "cuda":
+            compute += UNIT_ROUNDOFF["tf32"]
+        return compute, math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]

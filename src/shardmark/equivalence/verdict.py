@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from shardmark.equivalence.capture import Capture, read_capture
 from shardmark.equivalence.compare import GIVEN, SKIPPED, Tolerances, checks_of
 from shardmark.equivalence.guarantees import guarantee_checks
 from shardmark.equivalence.hypotheses import cause_of
-from shardmark.equivalence.reference import AS_DEFINED, CPU, Hypothesis, Noise, Reference
+from shardmark.equivalence.reference import CPU, Hypothesis, ReferenceRuns
 from shardmark.equivalence.whole_batch import CAUSE as WHOLE_BATCH_CAUSE
 from shardmark.equivalence.whole_batch import whole_batch_check
 from shardmark.results.files import write_whole
@@ -35,12 +34,6 @@ from shardmark.results.verification import (
 )
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
-from shardmark.workloads.base import BatchPlan, Workload
-
-DISTURBED_RUNS = 3
-
-UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
-"""Half of the distance from 1 to the next larger number (IEEE 754; bfloat16 has 8, TF32 11)."""
 
 UNDECIDED = Cause(
     text="cannot be told: forward passes differ by rounding, and this model amplifies rounding",
@@ -68,98 +61,6 @@ OTHER_DEVICE = Cause(
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceRuns:
-    """Runs references of one trial: its workload, recipe and number of distinct shares."""
-
-    workload: Workload
-    trial: Trial
-    shares: int
-    steps: int
-    device: torch.device
-    threads: int = 1
-    """Of each of the strategy's processes: with others a kernel may add in another order."""
-
-    def run(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Capture:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.threads)
-        try:
-            return Reference(
-                self.workload,
-                self.trial.recipe,
-                shares=self.shares,
-                plan=self.plan,
-                total_steps=self.steps,
-                device=self.device,
-                hypothesis=hypothesis,
-                noise=noise,
-            ).capture(self.steps)
-        finally:
-            torch.set_num_threads(threads)
-
-    def tolerances(self) -> Tolerances:
-        """The reference, and how far rounding-sized disturbances take it.
-
-        A result of n added terms has a relative error of about sqrt(n) u (Higham, Accuracy and
-        Stability of Numerical Algorithms, 2nd ed., section 2.8): forward and backward passes add
-        up as many terms as the widest layer has inputs, the reduction one for each rank and
-        micro-batch.
-
-        A model may amplify such errors until they hide a factor of two (detectors do: one pair of
-        nearly equal scores in another order is another choice of boxes).  Then only gradients are
-        disturbed, as reductions do, and the first forward pass must be equal to the last bit.
-        """
-        compute, reduction = self._roundoffs()
-
-        def disturbed(seeds: Sequence[int], parameters: float) -> list[Capture]:
-            noises = (
-                Noise(seed=seed, parameters=parameters, gradients=compute + reduction)
-                for seed in seeds
-            )
-            return [self.run(noise=noise) for noise in noises]
-
-        reference = self.run()
-        first = Tolerances(
-            reference=reference,
-            undisturbed=reference,
-            disturbed=disturbed([1], compute),
-            floor=4 * compute,
-        )
-        if first.hide_errors:
-            runs = disturbed(range(2, 2 + DISTURBED_RUNS), 0.0)
-            return replace(first, disturbed=runs, exact_forward=True)
-        rest = disturbed(range(2, 1 + DISTURBED_RUNS), compute)
-        return replace(first, disturbed=[*first.disturbed, *rest])
-
-    def whole_batch_check(self, tolerances: Tolerances) -> Check:
-        """Whether the reference adds up to one process on the whole batch."""
-        return whole_batch_check(
-            self.workload,
-            self.trial.recipe,
-            shares=self.shares,
-            plan=self.plan,
-            device=self.device,
-            tolerances=tolerances,
-        )
-
-    @property
-    def plan(self) -> BatchPlan:
-        return BatchPlan(global_batch=self.trial.batch_per_step, seed=self.trial.recipe.seed)
-
-    def _roundoffs(self) -> tuple[float, float]:
-        """Relative errors of what a rank computes, and of the reduction over ranks."""
-        recipe = self.trial.recipe
-        model = self.workload.build_model()
-        widest = max(p.numel() // p.shape[0] for p in model.parameters() if p.dim() > 0)
-        terms = self.shares * recipe.gradient_accumulation
-        compute = math.sqrt(widest) * UNIT_ROUNDOFF["fp32"]
-        if recipe.precision != "fp32":
-            compute += UNIT_ROUNDOFF[recipe.precision]
-        if recipe.tf32 and self.trial.device_type == "cuda":
-            compute += UNIT_ROUNDOFF["tf32"]
-        return compute, math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
 
 
 class KnownReference(NamedTuple):
@@ -211,7 +112,7 @@ def known_reference(runs: ReferenceRuns) -> KnownReference:
     """On the CPU where the device's memory does not hold it: it shards nothing."""
     try:
         tolerances = runs.tolerances()
-        return KnownReference(runs, tolerances, runs.whole_batch_check(tolerances))
+        return KnownReference(runs, tolerances, whole_batch_check(runs, tolerances))
     except Exception as error:
         if error_kind(error) != "out_of_memory" or runs.device.type == "cpu":
             raise

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Array, arrays
 from shardmark.equivalence.compare import Tolerances, equal, worst_of
-from shardmark.equivalence.reference import Reference
+from shardmark.equivalence.reference import Reference, ReferenceRuns
 from shardmark.results.verification import Cause, Check
-from shardmark.workloads.base import Batch, BatchPlan, Workload
+from shardmark.workloads.base import Batch, Workload
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,28 +32,23 @@ MOST_SHOWN = 200
 """Characters of an error."""
 
 
-def whole_batch_check(
-    workload: Workload,
-    recipe: Recipe,
-    *,
-    shares: int,
-    plan: BatchPlan,
-    device: torch.device,
-    tolerances: Tolerances,
-) -> Check:
+def whole_batch_check(runs: ReferenceRuns, tolerances: Tolerances) -> Check:
     """The reference's first gradient, without dropout, against the same in one piece.
 
     There the loss is divided by the weight that it returns itself.  What fails here and trained in
     the reference's runs is not compared.  In fp32 whatever the precision: losses add up or do not.
     """
-    recipe = recipe.model_copy(update={"precision": "fp32"})
-    reference = Reference(workload, recipe, shares=shares, plan=plan, total_steps=1, device=device)
+    workload, device = runs.workload, runs.device
+    recipe = runs.trial.recipe.model_copy(update={"precision": "fp32"})
+    reference = Reference(
+        workload, recipe, shares=runs.shares, plan=runs.plan, total_steps=1, device=device
+    )
     try:
         reason = _blocker(workload, reference.model, tolerances)
         if reason is not None:
             return _not_compared(reason)
         _stop_dropout(reference.model)
-        whole = next(workload.batches(plan, Shard(index=0, count=1))).to(device)
+        whole = next(workload.batches(runs.plan, Shard(index=0, count=1))).to(device)
         in_one_piece = _gradient_in_one_piece(workload, reference.model, whole, device)
         if in_one_piece is None:
             return _not_compared("the loss draws random numbers, other than dropout's")

@@ -15,8 +15,9 @@ from shardmark.core.recipe import Limits, Measure
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Array, Capture
 from shardmark.equivalence.compare import Tolerances
-from shardmark.equivalence.reference import AS_DEFINED, Hypothesis, Noise
-from shardmark.equivalence.verdict import KnownReference, ReferenceCache, ReferenceRuns, verdict_on
+from shardmark.equivalence.reference import AS_DEFINED, Hypothesis, Noise, ReferenceRuns
+from shardmark.equivalence.verdict import KnownReference, ReferenceCache, verdict_on
+from shardmark.equivalence.whole_batch import whole_batch_check
 from shardmark.results.verification import Verdict
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -151,7 +152,7 @@ class Court:
         )
         self.tolerances = self.runs.tolerances()
         self.reference = self.tolerances.reference
-        self.whole_batch = self.runs.whole_batch_check(self.tolerances)
+        self.whole_batch = whole_batch_check(self.runs, self.tolerances)
 
     def verdict(self, capture: Capture, tolerances: Tolerances | None = None) -> Verdict:
         known = KnownReference(self.runs, tolerances or self.tolerances, self.whole_batch)

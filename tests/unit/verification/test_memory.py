@@ -12,8 +12,8 @@ import torch
 
 from shardmark.equivalence import verdict
 from shardmark.equivalence.compare import Tolerances
-from shardmark.equivalence.reference import Hypothesis
-from shardmark.equivalence.verdict import ReferenceRuns, known_reference, verdict_on
+from shardmark.equivalence.reference import Hypothesis, ReferenceRuns
+from shardmark.equivalence.verdict import known_reference, verdict_on
 from shardmark.results.verification import CELLS_FILE, VERDICTS_FILE, Verdict
 from tests.unit.verification.court import STEPS, OneReference, court
 
