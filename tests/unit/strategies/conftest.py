@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.unit.strategies.scene import Scene
+from tests.unit.strategies.network import Scene
 
 
 @pytest.fixture(autouse=True, scope="session")

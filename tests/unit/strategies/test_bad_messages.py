@@ -17,8 +17,7 @@ from shardmark.strategies.parameter_server.messages import (
     to_bytes,
 )
 from shardmark.strategies.parameter_server.worker import WorkerGroup
-from tests.unit.strategies.network import Served
-from tests.unit.strategies.scene import COUNTS, Scene
+from tests.unit.strategies.network import COUNTS, Scene, Served
 
 NO_VALUE = (Kind.GATHER, 4, 0)
 HEADERS: dict[str, tuple[float, float, float]] = {

@@ -8,8 +8,7 @@ import pytest
 
 from shardmark.core.errors import ShardmarkError
 from shardmark.strategies.parameter_server.messages import Kind
-from tests.unit.strategies.network import Client
-from tests.unit.strategies.scene import COUNTS, Scene
+from tests.unit.strategies.network import COUNTS, Client, Scene
 
 
 def ends_alone(client: Client) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from shardmark.strategies.parameter_server.messages import Kind
 from shardmark.strategies.step import build_optimizer, state_keys
-from tests.unit.strategies.scene import COUNTS, Scene
+from tests.unit.strategies.network import COUNTS, Scene
 from tests.unit.training.toy import assert_same, plain, recipe
 
 MOMENTUM = {"name": "sgd", "lr": 1.0, "momentum": 0.5}

@@ -62,10 +62,8 @@ class Engine:
         for _ in range(self.updates):
             self.optimizer.step()
 
-    def bfloat16_enabled(self) -> bool:
+    def zero_optimization(self) -> bool:
         return False
-
-    fp16_enabled = zero_optimization = bfloat16_enabled
 
 
 def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
