@@ -203,19 +203,24 @@ def _first_other(
     for rank, (mine, wanted) in enumerate(zip(captured, expected, strict=True)):
         for step, (entry, wanted_entry) in enumerate(zip(mine, wanted, strict=True)):
             if not same(entry, wanted_entry):
-                told = _told(entry, wanted_entry), _told(wanted_entry, entry)
-                return *told, f"rank {rank}, step {step + 1}"
+                return *_told(entry, wanted_entry), f"rank {rank}, step {step + 1}"
     return None
 
 
-def _told(entry: Any, other: Any) -> str:
-    """A number, the ids that the other does not have, or how many draws it does not have."""
+def _told(entry: Any, wanted: Any) -> tuple[str, str]:
+    """Both as text: numbers, the ids that the other has not, or how many draws are other."""
     if not isinstance(entry, tuple):
-        return repr(entry)
-    new = [each for each in entry if each not in other] or entry
-    if new and isinstance(new[0], str):
-        return f"{len(entry)} draws, {len(new)} of them other"
-    return ", ".join(map(str, new[:8])) + (", ..." if len(new) > 8 else "")
+        return repr(entry), repr(wanted)
+    new, lacking = (
+        [each for each in mine if each not in other] or [*mine]
+        for mine, other in ((entry, wanted), (wanted, entry))
+    )
+    if any(isinstance(draw, str) for draw in (*entry, *wanted)):
+        return f"{len(new)} of {len(entry)} draws are other", f"{len(wanted)} draws"
+    mine, theirs = (
+        ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "") for ids in (new, lacking)
+    )
+    return mine, theirs
 
 
 def _skip_check(capture: Capture, expected: Capture) -> Check:
