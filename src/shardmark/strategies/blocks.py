@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -101,13 +101,9 @@ def wrapped(
 
     `own` are the workload's blocks; without, what looks like blocks.
     """
-    choose: dict[str, Callable[[nn.Module], list[nn.Module]]] = {
-        "blocks": lambda m: blocks(m) if own is None else list(own),
-        "layers": lambda m: [c for c in m.modules() if not list(c.children()) and has_own(c)],
-        "root": lambda m: [],  # noqa: ARG005  (same signature)
-    }
-    return choose[policy](model)
-
-
-def has_own(module: nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None
+    if policy == "blocks":
+        return blocks(model) if own is None else list(own)
+    if policy == "layers":
+        leaves = [module for module in model.modules() if not list(module.children())]
+        return [leaf for leaf in leaves if list(leaf.parameters())]
+    return []

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -82,13 +83,11 @@ def shares(value: Any, parts: int) -> list[Any]:
 
 def moved(value: Any, device: int | torch.device) -> Any:
     """The same value with every tensor in it on the device."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: moved(item, device) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(moved(item, device) for item in value)
-    return value
+
+    def move(item: Any) -> Any:
+        return item.to(device, non_blocking=True) if isinstance(item, Tensor) else item
+
+    return pytree.tree_map(move, value)
 
 
 class DistributedReplicas(DistributedDataParallel):

@@ -215,7 +215,7 @@ class ZeroWorker(StepWorker):
     def held_state(self) -> HeldState:
         optimizer = self._engine.optimizer
         parameters = list(self.module.parameters())
-        masters = [*held_by(optimizer, MASTERS)]
+        masters = held_by(optimizer, MASTERS)
         shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
         gradients = [p.grad for p in (*parameters, *masters) if p.grad is not None]
         return HeldState(
@@ -297,22 +297,11 @@ def _numbered(tensors: Iterable[Any]) -> dict[str, Any]:
     return {str(index): tensor for index, tensor in enumerate(tensors)}
 
 
-def held_by(owner: object, names: Iterable[str]) -> Iterator[Tensor]:
-    """Every tensor inside the owner's attributes of these names."""
-    return tensors_in([getattr(owner, name, None) for name in names])
-
-
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Every tensor in nested lists, mappings and plain objects."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item)
-    elif hasattr(value, "buffer"):
-        yield from tensors_in(value.buffer)
+def held_by(owner: object, names: Iterable[str]) -> list[Tensor]:
+    """Every tensor inside the owner's attributes of these names, and inside buckets there."""
+    held = pytree.tree_leaves([getattr(owner, name, None) for name in names])
+    held = pytree.tree_leaves([getattr(value, "buffer", value) for value in held])
+    return [value for value in held if isinstance(value, Tensor)]
 
 
 class LossScale:
