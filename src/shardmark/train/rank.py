@@ -60,7 +60,10 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
         traceback.print_exc()
         report.error = RankError(
             kind=error_kind(error),
-            message=message_of(error),
+            # Our own errors say all themselves.
+            message=str(error)
+            if isinstance(error, ShardmarkError)
+            else f"{type(error).__name__}: {error}",
             remedy=getattr(error, "remedy", None),
             at_seconds=time.time(),
         )
@@ -78,12 +81,6 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
         leads=os.environ["LOCAL_RANK"] == "0",
         build=lambda: build_workload(trial.workload, trial.recipe.seed).build_model(),
     )
-
-
-def message_of(error: Exception) -> str:
-    """What to tell the user: our own errors say all themselves, others by class and message."""
-    own = isinstance(error, ShardmarkError)
-    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 def join_group(trial: Trial) -> RankContext:
