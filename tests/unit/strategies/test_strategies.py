@@ -188,7 +188,5 @@ def test_native_precision_and_offload_on_record_and_on_resuming(name: str) -> No
 )
 def test_offloaded_shards_meet_on_the_cpu(device_type: str, offloads: bool, backend: str) -> None:
     """Clipping, the loss scale and checksums reduce them there: pytorch/pytorch#148532."""
-    assert (
-        build_strategy("fsdp-hybrid", {}).backend(device_type, recipe(cpu_offload=offloads))
-        == backend
-    )
+    hybrid = build_strategy("fsdp-hybrid", {})
+    assert hybrid.backend(device_type, recipe(cpu_offload=offloads)) == backend
