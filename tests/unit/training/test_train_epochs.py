@@ -84,11 +84,10 @@ def train_all(
     ends: tuple[int, ...],
     *,
     clock: CountingClock,
+    pacing: Pacing,
     rate: Callable[[int], float] = lambda _: 0.1,
-    warmup_steps: int = 1,
-    **least: float,
 ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Steps that were told and announced, and the windows; `least` are the pacing's seconds."""
+    """Steps that were told and announced, and the windows."""
     told, announced = list[int](), list[int]()
     report.recorder = recorder = Recorder(clock)
     Training(
@@ -105,7 +104,7 @@ def train_all(
         shard=MINE,
         recorder=recorder,
         report=report,
-        pacing=Pacing(warmup_steps=warmup_steps, **least),
+        pacing=pacing,
         on_added=announced.append,
     ).run()
     windows = [(window.first_step, window.end_step) for window in recorder.windows]
@@ -130,7 +129,9 @@ def test_each_epoch_s_step_shards_are_taken(
     told: list[int],
 ) -> None:
     worker, report = Taker(*handed_out), RankReport(tmp_path, 1)
-    seen, _, _ = train_all(worker, report, ends, clock=CountingClock(), warmup_steps=0)
+    seen, _, _ = train_all(
+        worker, report, ends, clock=CountingClock(), pacing=Pacing(warmup_steps=0)
+    )
     assert (worker.ids, seen) == (ids, told)
     assert worker.calls[:3] == ["barrier", "barrier", "before 2"], "before the clock and the epoch"
     asked = [f"before {end}" for end in dict.fromkeys(ends)]
@@ -198,7 +199,8 @@ def trained_for(
     clock = CountingClock()
     worker, report = Losing(clock), RankReport(directory, 1)
     rate = learning_rate_of(recipe(schedule={"name": "cosine"}, steps=4), 4)
-    _, announced, windows = train_all(worker, report, (2, 4), clock=clock, rate=rate, **least)
+    pacing = Pacing(warmup_steps=1, **least)
+    _, announced, windows = train_all(worker, report, (2, 4), clock=clock, pacing=pacing, rate=rate)
     return worker, report, announced, windows
 
 
@@ -234,5 +236,6 @@ def test_the_slowest_rank_decides_for_all(tmp_path: Path) -> None:
     clock = CountingClock()
     answers: list[list[object]] = [[(20.0, seconds), "mine"] for seconds in (0.0, 99.0, 120.0)]
     worker = Losing(clock, *answers)
-    train_all(worker, RankReport(tmp_path, 1), (2, 3), clock=clock, window_seconds=100.0)
+    pacing = Pacing(warmup_steps=1, window_seconds=100.0)
+    train_all(worker, RankReport(tmp_path, 1), (2, 3), clock=clock, pacing=pacing)
     assert len(worker.ids) == 3
