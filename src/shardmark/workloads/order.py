@@ -160,15 +160,3 @@ def checked_weights(given: ArrayLike, samples: int) -> NDArray[np.float64]:
             "training set", "a weight is negative or not finite", "weights of 0 and more"
         )
     return weights
-
-
-def micro_batches(samples: int, parts: int) -> list[slice]:
-    """A rank's samples of a step cut into equal, consecutive parts; `InputError` if they cannot."""
-    if samples % parts:
-        raise InputError(
-            "recipe.gradient_accumulation",
-            f"a rank's {samples} samples cannot be cut into {parts} equal micro-batches",
-            f"a divisor of {samples}",
-        )
-    size = samples // parts
-    return [slice(start, start + size) for start in range(0, samples, size)]

@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sized
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from shardmark.core.errors import ShardmarkError
-from shardmark.workloads.base import Workload
-from shardmark.workloads.order import ShardOrder, Share, every_step, micro_batches
+from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.workloads.base import BatchPlan, Workload
+from shardmark.workloads.flops import counted_flops
+from shardmark.workloads.order import ShardOrder, Share, Source, every_step, reduced
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+    from torch import nn
 
     from shardmark.core.shares import Shard, StepShard
-    from shardmark.workloads.base import BatchPlan
     from shardmark.workloads.options import WorkloadOptions
-
-
-class Splits(Protocol):
-    """A data set."""
-
-    @property
-    def training(self) -> Sized: ...
-
-    @property
-    def validation(self) -> Sized: ...
-
-    @property
-    def synthetic(self) -> bool: ...
 
 
 class Reading(Protocol):
@@ -46,12 +36,13 @@ class Reading(Protocol):
 
 Item = TypeVar("Item")
 Made = TypeVar("Made", bound=Reading)
+Split = TypeVar("Split", bound=Source)
 BatchMade = TypeVar("BatchMade", bound="SampledBatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledBatch:
-    """Some samples of one step, ready for the model."""
+    """Some samples of one step, ready for the model; tasks add what they consist of."""
 
     sample_ids: tuple[int, ...]
     """Index of each sample in the training set, in order."""
@@ -68,15 +59,31 @@ class SampledBatch:
     def __len__(self) -> int:
         return len(self.sample_ids)
 
-    @abstractmethod
     def to(self, device: torch.device) -> Self:
         """A copy on the device; asynchronous where the memory is pinned."""
 
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=tensor.is_pinned())
+
+        return self if device.type == "cpu" else self._with_contents(moved)
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory; the loader's pinning thread calls it."""
+        return self._with_contents(Tensor.pin_memory)
+
     def split(self, parts: int) -> tuple[Self, ...]:
-        """Consecutive micro-batches of equally many samples."""
+        """Consecutive micro-batches of equally many samples; `InputError` if they cannot be."""
         if parts == 1:
             return (self,)
-        return tuple(self._cut(which) for which in micro_batches(len(self), parts))
+        samples = len(self)
+        if samples % parts:
+            raise InputError(
+                "recipe.gradient_accumulation",
+                f"a rank's {samples} samples cannot be cut into {parts} equal micro-batches",
+                f"a divisor of {samples}",
+            )
+        size = samples // parts
+        return tuple(self._cut(slice(at, at + size)) for at in range(0, samples, size))
 
     def _cut(self, which: slice) -> Self:
         weights = None if self.sample_weights is None else self.sample_weights[which]
@@ -88,40 +95,83 @@ class SampledBatch:
             **self._contents_of(which),
         )
 
-    @abstractmethod
     def _contents_of(self, which: slice) -> dict[str, Any]:
-        """The other fields, cut to these samples."""
+        samples = len(self)
+
+        def part(value: Tensor) -> Tensor:
+            if value.dim() == 0 or len(value) != samples:
+                raise InputError(
+                    "recipe.gradient_accumulation",
+                    f"a batch of {samples} samples has a tensor of shape {tuple(value.shape)}, "
+                    "which cannot be cut into micro-batches",
+                    "let collate make tensors whose first axis is the sample",
+                )
+            return value[which]
+
+        return {name: with_tensors(value, part) for name, value in self._contents().items()}
+
+    def _contents(self) -> dict[str, Any]:
+        """The fields that a task adds."""
+        added = fields(self)[len(fields(SampledBatch)) :]
+        return {field.name: getattr(self, field.name) for field in added}
+
+    def _with_contents(self, change: Callable[[Tensor], Tensor]) -> Self:
+        contents = self._contents().items()
+        return replace(self, **{name: with_tensors(value, change) for name, value in contents})
 
 
-class SampledTask(Workload, Generic[BatchMade]):
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure with every tensor changed; other values stay."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: with_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(with_tensors(item, change) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(with_tensors(item, change) for item in value)
+    return value
+
+
+class SampledTask(Workload, Generic[Split, BatchMade]):
     """The part of a `Workload` that does not depend on what is to be learned.
 
-    `training_weights` has one of each training sample; without, each weighs 1.
+    Where the options ask for fewer samples, they are drawn from the seed.
     """
+
+    _training_weights: NDArray[np.float64] | None = None
+    """Of each training sample; without, each weighs 1."""
+    _counted_samples: ClassVar[int] = 4
+    """Training samples whose operations are counted."""
 
     def __init__(
         self,
         options: WorkloadOptions,
-        data: Splits,
+        seed: int,
+        training: Split,
+        validation: Split,
+        *,
+        synthetic: bool = False,
         notes: Iterable[str] = (),
-        training_weights: NDArray[np.float64] | None = None,
     ) -> None:
+        self._seed = seed
         self._workers = options.loader_workers
-        self._splits = data
-        self._training_weights = training_weights
+        self._training = reduced(training, options.training_samples, seed=seed, split=0)
+        self._validation = reduced(validation, options.validation_samples, seed=seed, split=1)
+        self._synthetic = synthetic
         self._errors = dict.fromkeys(notes)  # a set that keeps its order
 
     @property
     def training_samples(self) -> int:
-        return len(self._splits.training)
+        return len(self._training)
 
     @property
     def validation_samples(self) -> int:
-        return len(self._splits.validation)
+        return len(self._validation)
 
     @property
     def synthetic(self) -> bool:
-        return self._splits.synthetic
+        return self._synthetic
 
     @property
     def data_errors(self) -> tuple[str, ...]:
@@ -142,11 +192,60 @@ class SampledTask(Workload, Generic[BatchMade]):
     def _training_batch(self, plan: BatchPlan, share: Share) -> BatchMade:
         """Read and augment one shard's part of one step; perhaps in another process."""
 
+    def _validated(
+        self, make: Callable[[NDArray[np.int64]], Made], shard: Shard, at_once: int
+    ) -> Iterator[Made]:
+        """`make(ids)` of validation samples index, index + count, ..., so many at once."""
+        mine = np.arange(shard.index, self.validation_samples, shard.count)
+        starts = range(0, len(mine), at_once)
+        return self._in_order(lambda start: make(mine[start : start + at_once]), starts)
+
     def _in_order(self, make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
         """`make(item)` for each of the items; notes what could not be read."""
         for made in _made_ahead(make, items, self._workers):
             self._errors.update(dict.fromkeys(made.errors))
             yield made
+
+    def sample_input_flops(self, model: nn.Module) -> int | None:
+        """Counted while some samples are really passed: what a task does may depend on them."""
+        spread = np.linspace(0, self.training_samples - 1, self._counted_samples)
+        ids = np.unique(spread.astype(np.int64))
+        count, weights = len(ids), self._training_weights
+        share = Share(
+            epoch=0,
+            positions=slice(0, count),
+            ids=ids,
+            step_weight=1.0,  # nothing is trained
+            weights=None if weights is None else tuple(weights[ids].tolist()),
+        )
+        plan = BatchPlan(global_batch=count, seed=self._seed)
+        batch = self._training_batch(plan, share).to(torch.device("cpu"))
+        copied = copy.deepcopy(model)  # the passes leave gradients and batch norms' statistics
+        total = counted_flops(copied, lambda: self.loss(copied, batch).total)
+        return None if total is None else total // count or None
+
+
+def added(parts: Iterable[object]) -> dict[str, Any]:
+    """The sums of all parts, which each map names to sums."""
+    sums: dict[str, Any] = {}
+    for part in parts:
+        for name, value in cast("Mapping[str, Any]", part).items():
+            sums[name] = sums[name] + value if name in sums else value
+    return sums
+
+
+def checked_logits(returned: object, shape: tuple[int, ...], model: str) -> Tensor:
+    """What the model returned; `InputError` unless it is one tensor of that shape."""
+    if isinstance(returned, Tensor) and tuple(returned.shape) == shape:
+        return returned
+    kind = type(returned).__name__
+    if isinstance(returned, Tensor):
+        kind = f"tensor of shape {tuple(returned.shape)}"
+    raise InputError(
+        "workload.model",
+        f"{model} returns a {kind}",
+        f"expected one tensor of shape {shape}: the logit of each class in the last axis",
+    )
 
 
 def gpu_in_use() -> bool:

@@ -22,16 +22,17 @@ IMAGE_SIZE = 32
 SAMPLES = 1797
 VALIDATION_EVERY = 5
 VALIDATION_SAMPLES = 360
-MEAN = (0.306, 0.306, 0.306)
-"""Of the training pictures at 32 x 32, as is `STD`."""
-STD = (0.324, 0.324, 0.324)
 
 
 def check(options: ClassificationOptions) -> int:
     """Raise `DataError` without scikit-learn, `InputError` for more samples than there are."""
+    check_installed()
+    return options.check_sample_counts(SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
+
+
+def check_installed() -> None:
     if find_spec("sklearn") is None:
         raise DataError("digits", "scikit-learn is not installed", "pip install scikit-learn")
-    return options.check_sample_counts(SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
 
 
 def paths(options: ClassificationOptions) -> tuple[Path, ...]:  # noqa: ARG001  (one signature)
@@ -39,13 +40,12 @@ def paths(options: ClassificationOptions) -> tuple[Path, ...]:  # noqa: ARG001  
     return ()
 
 
-def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
-    """A fixed split: with the samples sorted by class, each fifth one validates."""
+def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa: ARG001
     import torch
 
     from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 
-    check(options)
+    check_installed()
     size = options.image_size or IMAGE_SIZE
     training, validation = (
         InMemory(torch.from_numpy(pictures), torch.from_numpy(labels), size)
@@ -56,36 +56,23 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
         validation=validation,
         classes=tuple("0123456789"),
         image_size=size,
-        mean=MEAN,
-        std=STD,
-    ).reduced(options, seed)
-
-
-def read_splits() -> tuple[Split, Split]:
-    """Training and validation digits: pictures (n, 1, 8, 8) and labels (n,).  Imports no torch."""
-    import numpy as np
-
-    pictures, labels = _read()
-    by_class = np.argsort(labels, kind="stable")
-    validating = np.zeros(len(labels), np.bool_)
-    validating[by_class[::VALIDATION_EVERY]] = True
-    return (
-        (pictures[~validating], labels[~validating]),
-        (pictures[validating], labels[validating]),
+        mean=(0.306, 0.306, 0.306),  # of the training pictures at 32 x 32
+        std=(0.324, 0.324, 0.324),
     )
 
 
 @cache
-def _read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Pictures (n, 1, 8, 8) and labels (n,), which a verification asks for once a strategy.
+def read_splits() -> tuple[Split, Split]:
+    """Training and validation digits: pictures (n, 1, 8, 8) and labels (n,).  Imports no torch.
 
-    From the file that scikit-learn ships: importing scikit-learn takes seconds of every rank.
+    A fixed split: with the samples sorted by class, each fifth one validates.
     """
     import numpy as np
 
     spec = find_spec("sklearn")
     assert spec is not None, "checked"
     assert spec.origin is not None
+    # The file that scikit-learn ships: importing scikit-learn takes seconds of every rank.
     path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if path.is_file():
         rows = np.loadtxt(path, delimiter=",", dtype=np.int64)  # 64 values of 0 to 16, label
@@ -95,4 +82,11 @@ def _read() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
         values, labels = load_digits(return_X_y=True)
     pictures = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    return pictures, labels.astype(np.int64)
+    labels = labels.astype(np.int64)
+    by_class = np.argsort(labels, kind="stable")
+    validating = np.zeros(len(labels), np.bool_)
+    validating[by_class[::VALIDATION_EVERY]] = True
+    return (
+        (pictures[~validating], labels[~validating]),
+        (pictures[validating], labels[validating]),
+    )

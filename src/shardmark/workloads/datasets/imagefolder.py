@@ -94,7 +94,7 @@ def paths(options: ClassificationOptions) -> tuple[Path, ...]:
     return options.folder / "train", _validation_folder(options.folder)
 
 
-def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
+def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa: ARG001
     """Find the files; pictures are decoded when they are read."""
     from shardmark.workloads.datasets.sources import LabelledPictures
 
@@ -107,7 +107,7 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
         image_size=image_size,
         mean=MEAN,
         std=STD,
-    ).reduced(options, seed)
+    )
 
 
 def _own_size(split: PictureFolder) -> int:

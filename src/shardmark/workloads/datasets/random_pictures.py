@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
     from shardmark.workloads.vision.options import ClassificationOptions
 
@@ -15,59 +13,46 @@ IMAGE_SIZE = 32
 CLASSES = 10
 TRAINING_SAMPLES = 1024
 VALIDATION_SAMPLES = 256
-MEAN = (0.5, 0.5, 0.5)
-STD = (0.25, 0.25, 0.25)
 _PATTERN = 4
 """A class's pattern has so many by so many tiles."""
 
 
 def check(options: ClassificationOptions) -> int:
-    """Nothing can be missing."""
     return options.training_samples or TRAINING_SAMPLES
 
 
 def paths(options: ClassificationOptions) -> tuple[Path, ...]:  # noqa: ARG001  (one signature)
-    """Nothing is read."""
     return ()
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """Half a pattern of the class and half noise, so that there is something to learn."""
-    from shardmark.workloads.datasets.sources import LabelledPictures
+    import numpy as np
+    import torch
+
+    from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
     from shardmark.workloads.order import generator
 
     classes = options.classes or CLASSES
     size = options.image_size or IMAGE_SIZE
     patterns = generator(seed, "pictures").integers(0, 128, (classes, 3, _PATTERN, _PATTERN))
+    tiles = np.arange(size) * _PATTERN // size  # tile of each row and column
+    stretched = patterns.astype(np.uint8)[:, :, tiles][:, :, :, tiles]
+
+    def made(samples: int, split: int) -> InMemory:
+        drawn = generator(seed, "pictures", 1 + split)
+        labels = drawn.integers(0, classes, samples)
+        pictures = drawn.integers(0, 128, (samples, 3, size, size), dtype=np.uint8)
+        for label, pattern in enumerate(stretched):
+            pictures[labels == label] += pattern  # 127 + 127 at most
+        return InMemory(torch.from_numpy(pictures), torch.from_numpy(labels), size)
+
     return LabelledPictures(
-        training=_make(options.training_samples or TRAINING_SAMPLES, patterns, size, seed, 0),
-        validation=_make(options.validation_samples or VALIDATION_SAMPLES, patterns, size, seed, 1),
+        training=made(options.training_samples or TRAINING_SAMPLES, 0),
+        validation=made(options.validation_samples or VALIDATION_SAMPLES, 1),
         classes=tuple(str(label) for label in range(classes)),
         image_size=size,
-        mean=MEAN,
-        std=STD,
+        mean=(0.5, 0.5, 0.5),
+        std=(0.25, 0.25, 0.25),
         synthetic=True,
     )
-
-
-def _make(
-    samples: int,
-    patterns: np.ndarray[tuple[int, ...], np.dtype[np.int64]],
-    size: int,
-    seed: int,
-    split: int,
-) -> InMemory:
-    import numpy as np
-    import torch
-
-    from shardmark.workloads.datasets.sources import InMemory
-    from shardmark.workloads.order import generator
-
-    drawn = generator(seed, "pictures", 1 + split)
-    labels = drawn.integers(0, len(patterns), samples)
-    tiles = np.arange(size) * _PATTERN // size  # tile of each row and column
-    pictures = drawn.integers(0, 128, (samples, 3, size, size), dtype=np.uint8)
-    stretched = patterns.astype(np.uint8)[:, :, tiles][:, :, :, tiles]
-    for label, pattern in enumerate(stretched):
-        pictures[labels == label] += pattern  # 127 + 127 at most
-    return InMemory(torch.from_numpy(pictures), torch.from_numpy(labels), size)

@@ -1,21 +1,19 @@
-"""Where pictures are read from: from memory or from files.  Imports torch."""
+"""Labelled pictures, read from memory or from files.  Imports torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn import functional
 
-from shardmark.workloads import order
+from shardmark.workloads.order import Source
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
-
-    from shardmark.workloads.vision.options import ClassificationOptions
 
 RESIZE_WHOLE_BYTES = 2**30
 """A set that would be larger is kept as it is, and each batch is resized when it is read."""
@@ -34,7 +32,7 @@ class Reading:
     errors: tuple[str, ...] = ()
 
 
-class Source(order.Source, Protocol):
+class PictureSource(Source, Protocol):
     """One split of a data set."""
 
     def read(self, ids: NDArray[np.int64]) -> Reading:
@@ -45,24 +43,14 @@ class Source(order.Source, Protocol):
 class LabelledPictures:
     """A data set, ready to be read."""
 
-    training: Source
-    validation: Source
+    training: PictureSource
+    validation: PictureSource
     classes: tuple[str, ...]
     image_size: int
     mean: tuple[float, float, float]
     """Of the channels red, green and blue, with values from 0 to 1: fixed for each data set."""
     std: tuple[float, float, float]
     synthetic: bool = False
-
-    def reduced(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
-        """The random subsets that the options ask for."""
-        options.check_sample_counts(len(self.training), len(self.validation))
-        counts = (options.training_samples, options.validation_samples)
-        return replace(
-            self,
-            training=order.reduced(self.training, counts[0], seed=seed, split=0),
-            validation=order.reduced(self.validation, counts[1], seed=seed, split=1),
-        )
 
 
 class InMemory:

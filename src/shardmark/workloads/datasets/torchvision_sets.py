@@ -44,7 +44,7 @@ class TorchvisionSet:
     def paths(self, options: ClassificationOptions) -> tuple[Path, ...]:
         return tuple(options.folder / name for name in self.files)
 
-    def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
+    def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa: ARG002
         import torch
 
         from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
@@ -62,7 +62,7 @@ class TorchvisionSet:
             image_size=size,
             mean=self.mean,
             std=self.std,
-        ).reduced(options, seed)
+        )
 
     def _missing(self, folder: Path) -> list[str]:
         return [name for name in self.files if not (folder / name).is_file()]

@@ -26,7 +26,7 @@ class PictureDataSet(Protocol):
         """Files and folders that `load` reads; some may not be there yet."""
 
     def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
-        """Read it, or find its files; subsets are drawn from the seed."""
+        """Read it, or find its files."""
 
 
 DATA_SETS: dict[str, PictureDataSet] = {
@@ -47,4 +47,7 @@ def paths(options: ClassificationOptions) -> tuple[Path, ...]:
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
-    return DATA_SETS[options.dataset].load(options, seed)
+    """All of it."""
+    data = DATA_SETS[options.dataset].load(options, seed)
+    options.check_sample_counts(len(data.training), len(data.validation))
+    return data

@@ -1,10 +1,10 @@
-"""Batches of labelled pictures: normalised, augmented, moved."""
+"""Batches of labelled pictures: normalised and augmented."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,30 +22,12 @@ PADDING = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageBatch(SampledBatch):
-    """Labelled pictures of one step, ready for the model."""
+    """Labelled pictures of one step."""
 
     pictures: Tensor
     """(n, 3, height, width), float32, normalised."""
     labels: Tensor
     """(n,), int64."""
-
-    def to(self, device: torch.device) -> Self:
-        if device.type == "cpu":
-            return self
-        pinned = self.pictures.is_pinned()
-        return replace(
-            self,
-            pictures=self.pictures.to(device, non_blocking=pinned),
-            labels=self.labels.to(device, non_blocking=pinned),
-        )
-
-    def _contents_of(self, which: slice) -> dict[str, Any]:
-        return {"pictures": self.pictures[which], "labels": self.labels[which]}
-
-    def pin_memory(self) -> Self:
-        """A copy in page-locked memory; the loader's pinning thread calls it."""
-        pictures, labels = self.pictures.pin_memory(), self.labels.pin_memory()
-        return replace(self, pictures=pictures, labels=labels)
 
 
 class Normalise:
