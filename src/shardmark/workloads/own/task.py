@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -19,11 +18,9 @@ from torch.utils.data import default_collate
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, Better
 from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup
-from shardmark.workloads.flops import counted_flops
 from shardmark.workloads.model_building import user_function
-from shardmark.workloads.order import Share, checked_weights, reduced, seed_of
-from shardmark.workloads.own.batch import OwnBatch
-from shardmark.workloads.sampled_task import SampledTask
+from shardmark.workloads.order import Share, checked_weights, seed_of
+from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from shardmark.workloads.own.options import OwnOptions
 
 NEEDED = ("model", "train_data", "validation_data", "loss")
-COUNTED_SAMPLES = 4
 DEFAULT_METRIC = "validation_loss"
 
 TAKEN_OVER = {
@@ -46,6 +42,14 @@ TAKEN_OVER = {
 """Methods that a strategy could not follow -> why."""
 GROUP_OPTIONS = ("lr", "weight_decay", "betas", "eps")
 """Others change what state an optimizer keeps of a parameter, which all share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnBatch(SampledBatch):
+    """Collated samples of one step."""
+
+    content: Any
+    """What `collate` made: tensors, or nested mappings, lists and tuples of them."""
 
 
 class Selection:
@@ -64,46 +68,35 @@ class Selection:
     def select(self, ids: NDArray[np.int64]) -> Selection:
         return Selection(self._data, self._ids[ids])
 
-    def weights(self, of: Callable[[Any], Any]) -> NDArray[np.float64]:
-        """Of each sample, from a function that weighs the whole data set."""
-        return checked_weights(of(self._data), len(self._data))[self._ids]
+    def weights(self, task: Any) -> NDArray[np.float64] | None:
+        """Of each sample, where the task weighs its data sets."""
+        weigh = getattr(task, "weights", None)
+        if weigh is None:
+            return None
+        return checked_weights(weigh(self._data), len(self._data))[self._ids]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnSplits:
-    """The task's two data sets."""
-
-    training: Selection
-    validation: Selection
-    synthetic: bool
-
-
-class OwnTask(SampledTask[OwnBatch]):
+class OwnTask(SampledTask[Selection, OwnBatch]):
     """A class with `model`, `train_data`, `validation_data` and `loss`, and more where wanted."""
 
     def __init__(self, options: OwnOptions, seed: int) -> None:
         self._options = options
-        self._seed = seed
         with _generators_kept():
             _seed_all(seed)
-            self._task = _made(options)
-            splits = OwnSplits(
-                training=self._selection("train_data", options.training_samples, split=0),
-                validation=self._selection("validation_data", options.validation_samples, split=1),
-                synthetic=bool(getattr(self._task, "synthetic", False)),
+            self._task = task = _made(options)
+            super().__init__(
+                options,
+                seed,
+                self._selection("train_data"),
+                self._selection("validation_data"),
+                synthetic=bool(getattr(task, "synthetic", False)),
             )
         self._better = self._declared_better()
-        weigh = getattr(self._task, "weights", None)
-        self._validation_weights = splits.validation.weights(weigh) if weigh else None
-        self._model_calls = int(getattr(self._task, "model_calls", 1))
-        self._collate = getattr(self._task, "collate", default_collate)
-        self._data = splits
+        self._training_weights = self._training.weights(task)
+        self._validation_weights = self._validation.weights(task)
+        self._model_calls = int(getattr(task, "model_calls", 1))
+        self._collate = getattr(task, "collate", default_collate)
         self._groups: tuple[ParameterGroup, ...] = ()
-        super().__init__(
-            options,
-            splits,
-            training_weights=splits.training.weights(weigh) if weigh else None,
-        )
 
     @property
     def not_additive(self) -> str | None:
@@ -116,8 +109,7 @@ class OwnTask(SampledTask[OwnBatch]):
     def _collate_draws(self) -> bool:
         """Whether the generators' next numbers are others after a batch was collated."""
         with _generators_kept():
-            data = self._data.training
-            samples = [data[index] for index in range(min(2, len(data)))]
+            samples = [self._training[index] for index in range(min(2, self.training_samples))]
             drawn = []
             for collate in (list, self._collate):
                 _seed_all(0)
@@ -125,14 +117,14 @@ class OwnTask(SampledTask[OwnBatch]):
                 drawn.append((float(torch.rand(())), random.random(), np.random.random()))
         return drawn[0] != drawn[1]
 
-    def _selection(self, method: str, wanted: int | None, *, split: int) -> Selection:
+    def _selection(self, method: str) -> Selection:
         data = getattr(self._task, method)()
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise self._refusal(
                 f"{method}() gives a {type(data).__name__} without length or index",
                 "a sequence, or a map-style Dataset: every rank has to find its own samples",
             )
-        return reduced(Selection(data), wanted, seed=self._seed, split=split)
+        return Selection(data)
 
     def _refusal(self, found: str, allowed: str) -> InputError:
         return InputError("workload.task", f"{self._options.task}: {found}", allowed)
@@ -206,29 +198,31 @@ class OwnTask(SampledTask[OwnBatch]):
     def _training_batch(self, plan: BatchPlan, share: Share) -> OwnBatch:
         positions = range(share.positions.start, share.positions.stop)
         seeds = [seed_of(plan.seed, "own", share.epoch, position) for position in positions]
-        return self._batch(self._data.training, share.ids, seeds, share.step_weight, share.weights)
+        return OwnBatch(
+            content=self._content(self._training, share.ids, seeds),
+            sample_ids=tuple(share.ids.tolist()),
+            step_weight=share.step_weight,
+            sample_weights=share.weights,
+        )
 
-    def _batch(
-        self,
-        data: Selection,
-        ids: NDArray[np.int64],
-        seeds: Sequence[int],
-        step_weight: float,
-        weights: tuple[float, ...] | None,
-    ) -> OwnBatch:
+    def _validation_batch(self, ids: NDArray[np.int64]) -> OwnBatch:
+        seeds = [seed_of(self._seed, "own", index) for index in ids.tolist()]
+        weights = self._validation_weights
+        return OwnBatch(
+            content=self._content(self._validation, ids, seeds),
+            sample_ids=tuple(ids.tolist()),
+            step_weight=1.0,  # nothing is trained
+            sample_weights=None if weights is None else tuple(weights[ids].tolist()),
+        )
+
+    def _content(self, data: Selection, ids: NDArray[np.int64], seeds: Sequence[int]) -> Any:
         """What a sample draws depends on its seed, and not on who reads it."""
         samples = []
         with _generators_kept():
             for index, seed in zip(ids.tolist(), seeds, strict=True):
                 _seed_all(seed)
                 samples.append(data[index])
-            content = self._collate(samples)
-        return OwnBatch(
-            content=content,
-            sample_ids=tuple(ids.tolist()),
-            step_weight=step_weight,
-            sample_weights=weights,
-        )
+            return self._collate(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """What the task returns, a scalar mean times its samples' weight; in fp32."""
@@ -272,60 +266,43 @@ class OwnTask(SampledTask[OwnBatch]):
             "(sum, weight), both scalars; or the mean as a scalar tensor",
         )
 
+    @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, Tensor]:
         """The task's sums over validation samples index, index + count, ..., on the CPU, fp64."""
-        evaluate = getattr(self._task, "evaluate", None)
         sums: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for batch in self._validation_batches(shard):
-                moved = batch.to(device)
-                if evaluate is None:
-                    loss = self.loss(model, moved)
-                    added: object = {"loss": loss.total, "weight": loss.weight}
-                else:
-                    added = evaluate(model, moved.content)
-                if not isinstance(added, Mapping):
-                    raise self._refusal(
-                        f"evaluate returned a {type(added).__name__}", "a dictionary of sums"
-                    )
-                for name, value in added.items():
-                    number = torch.as_tensor(value).detach().to(torch.float64)
-                    sums[name] = sums[name] + number if name in sums else number
+        at_once = self._options.evaluation_batch
+        for batch in self._validated(self._validation_batch, shard, at_once):
+            more = self._sums(model, batch.to(device))
+            doubles = {
+                name: torch.as_tensor(value).detach().to(torch.float64)
+                for name, value in more.items()
+            }
+            sums = added([sums, doubles])
         return {name: value.cpu() for name, value in sums.items()}
 
-    def _validation_batches(self, shard: Shard) -> Iterator[OwnBatch]:
-        mine = np.arange(shard.index, self.validation_samples, shard.count)
-
-        def make(start: int) -> OwnBatch:
-            ids = mine[start : start + self._options.evaluation_batch]
-            weights = self._validation_weights
-            return self._batch(
-                self._data.validation,
-                ids,
-                [seed_of(self._seed, "own", index) for index in ids.tolist()],
-                step_weight=1.0,  # nothing is trained on
-                weights=None if weights is None else tuple(weights[ids].tolist()),
-            )
-
-        return self._in_order(make, range(0, len(mine), self._options.evaluation_batch))
+    def _sums(self, model: nn.Module, batch: OwnBatch) -> Mapping[str, Any]:
+        evaluate = getattr(self._task, "evaluate", None)
+        if evaluate is None:
+            loss = self.loss(model, batch)
+            return {"loss": loss.total, "weight": loss.weight}
+        sums = evaluate(model, batch.content)
+        if not isinstance(sums, Mapping):
+            found = f"evaluate returned a {type(sums).__name__}"
+            raise self._refusal(found, "a dictionary of sums")
+        return sums
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
         """The task's metrics, from the sums over all validation samples."""
-        sums: dict[str, Tensor] = {}
-        for part in parts:
-            for name, value in cast("Mapping[str, Tensor]", part).items():
-                sums[name] = sums[name] + value if name in sums else value
-        plain = {name: v.item() if v.numel() == 1 else v for name, v in sums.items()}
-        metrics = getattr(self._task, "metrics", None)
-        if not plain:
+        sums = {name: v.item() if v.numel() == 1 else v for name, v in added(parts).items()}
+        if not sums:
             return {}
+        metrics = getattr(self._task, "metrics", None)
         if metrics is None:
-            return {DEFAULT_METRIC: float(plain["loss"] / plain["weight"])}
-        named = metrics(plain)
+            return {DEFAULT_METRIC: float(sums["loss"] / sums["weight"])}
+        named = metrics(sums)
         if not isinstance(named, Mapping):
-            raise self._refusal(
-                f"metrics returned a {type(named).__name__}", "a dictionary of numbers"
-            )
+            found = f"metrics returned a {type(named).__name__}"
+            raise self._refusal(found, "a dictionary of numbers")
         for name in named:
             if not (isinstance(name, str) and name.isidentifier()) or (
                 name in METRICS and METRICS[name].group != "quality"
@@ -334,25 +311,6 @@ class OwnTask(SampledTask[OwnBatch]):
                     f"metrics names {name!r}", "letters, digits and _; no metric of speed"
                 )
         return {name: float(value) for name, value in named.items()}
-
-    def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Counted while some samples are really passed: what a task does may depend on them.
-
-        None where it cannot be counted.
-        """
-        last = self.training_samples - 1
-        ids = np.unique(np.linspace(0, last, COUNTED_SAMPLES).astype(np.int64))
-        weights = self._training_weights
-        batch = self._batch(
-            self._data.training,
-            ids,
-            [seed_of(self._seed, "own", index) for index in ids.tolist()],
-            step_weight=1.0,
-            weights=None if weights is None else tuple(weights[ids].tolist()),
-        )
-        copied = copy.deepcopy(model)  # the passes leave gradients and statistics
-        total = counted_flops(copied, lambda: self.loss(copied, batch).total)
-        return None if total is None else total // len(ids) or None
 
 
 def _made(options: OwnOptions) -> Any:
