@@ -58,11 +58,10 @@ class OtherSeeds:
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         assert isinstance(batch, DetectionBatch)
-        targets = [
-            target | {"sampling_seed": target["sampling_seed"] + 1}
-            for target in batch.model_targets
-        ]
-        return self.worker.step(replace(batch, model_targets=targets), recorder)  # type: ignore[no-any-return]
+        targets = tuple(
+            target | {"sampling_seed": target["sampling_seed"] + 1} for target in batch.targets
+        )
+        return self.worker.step(replace(batch, targets=targets), recorder)  # type: ignore[no-any-return]
 
 
 def other_seeds(workload: Workload, recipe: Recipe, process: RankContext) -> Started:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+from shardmark.workloads.detection.coco import AnnotatedPictures
 
 from shardmark.workloads.detection import data
 from shardmark.workloads.detection.annotated import Objects
-from shardmark.workloads.detection.coco import AnnotatedPictures
 from shardmark.workloads.detection.options import DetectionOptions
 
 SQUARE = [[2, 2, 6, 2, 6, 6, 2, 6]]

@@ -25,7 +25,7 @@ from tests.unit.workloads.coco_folder import (
 )
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets.cache import cache_folder
+from shardmark.workloads.datasets.files import cache_folder
 from shardmark.workloads.detection import coco_file, data
 from shardmark.workloads.detection.annotated import AnnotatedReading
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
-
-from shardmark.core.errors import DataError
-from shardmark.workloads import check_data
-from shardmark.workloads.datasets.digits import read_splits
-from shardmark.workloads.detection import data, digits_detection
 from shardmark.workloads.detection.digit_canvases import (
     CANVAS_SIZE,
     CATEGORY_IDS,
     Glyphs,
 )
+
+from shardmark.core.errors import DataError
+from shardmark.workloads import check_data
+from shardmark.workloads.datasets.digits import read_splits
+from shardmark.workloads.detection import data, digits_detection
 from shardmark.workloads.detection.digits_detection import make
 from shardmark.workloads.detection.options import DetectionOptions
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from shardmark.workloads.own.batch import OwnBatch
 from torch import Tensor
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
 from shardmark.workloads import build_workload, check_data, data_paths, options
 from shardmark.workloads.base import BatchPlan, Workload
-from shardmark.workloads.own.batch import OwnBatch
 
 TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
 NAMES = {"tokens": "next_letter_accuracy", "regression": "rmse", "segmentation": "iou"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets.reading import BrokenPictures, few_of, read_pictures
+from shardmark.workloads.datasets.files import BrokenPictures, few_of, read_pictures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 
-from shardmark.workloads.sampled_task import SampledBatch
+from shardmark.workloads.sampled_task import SampledBatch, with_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,28 +20,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What is to be found in one picture; arrays, which cross processes cheaper than tensors."""
-
-    boxes: NDArray[np.float32]
-    """(n, 4): left, top, right, bottom in pixels."""
-    labels: NDArray[np.int64]
-    image_id: int
-    sampling_seed: int
-    """Of the proposals that this picture learns from in this step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionBatch(SampledBatch):
     """Annotated pictures of one step."""
 
     pictures: tuple[Tensor, ...]
     """Each (3, height, width): uint8 as stored, float32 from 0 to 1 once moved to a device."""
-    targets: tuple[Target, ...]
-    masks: tuple[Tensor, ...] | None = None
-    """Each (n, height, width), uint8; None where nobody learns masks."""
-    model_targets: list[dict[str, Any]] = field(default_factory=list)
-    """torchvision's form of the targets, on the device; empty before."""
+    targets: tuple[dict[str, Any], ...]
+    """As torchvision's detectors take them, and the `sampling_seed` of the proposals that the
+    picture learns from in this step.  Boxes and labels are arrays, which cross processes cheaper,
+    until they are moved to a device; masks, (n, height, width) of uint8, are tensors.
+    """
 
     def to(self, device: torch.device) -> Self:
         """A copy on the device, its pictures as torchvision's `ToTensor` makes them."""
@@ -51,34 +39,24 @@ class DetectionBatch(SampledBatch):
             else picture.to(device)
             for picture in self.pictures
         )
-        return replace(self, pictures=pictures, model_targets=self._model_targets(device))
-
-    def _model_targets(self, device: torch.device) -> list[dict[str, Any]]:
-        made: list[dict[str, Any]] = [
-            {
-                "boxes": torch.from_numpy(target.boxes).to(device),
-                "labels": torch.from_numpy(target.labels).to(device),
-                "image_id": target.image_id,
-                "sampling_seed": target.sampling_seed,
-            }
-            for target in self.targets
-        ]
-        for target, masks in zip(made, self.masks or (), strict=False):
-            target["masks"] = masks.to(device, non_blocking=True)
-        return made
+        return replace(self, pictures=pictures, targets=_moved(self.targets, device))
 
     def _contents_of(self, which: slice) -> dict[str, Any]:
-        return {
-            "pictures": self.pictures[which],
-            "targets": self.targets[which],
-            "masks": None if self.masks is None else self.masks[which],
-            "model_targets": self.model_targets[which],
-        }
+        return {"pictures": self.pictures[which], "targets": self.targets[which]}
 
-    def pin_memory(self) -> Self:
-        """A copy in page-locked memory; the loader's pinning thread calls it."""
-        masks = None if self.masks is None else tuple(m.pin_memory() for m in self.masks)
-        return replace(self, pictures=tuple(p.pin_memory() for p in self.pictures), masks=masks)
+
+def _moved(targets: Sequence[dict[str, Any]], device: torch.device) -> tuple[dict[str, Any], ...]:
+    tensors = tuple(
+        {
+            key: torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            for key, value in target.items()
+        }
+        for target in targets
+    )
+    moved: tuple[dict[str, Any], ...] = with_tensors(
+        tensors, lambda tensor: tensor.to(device, non_blocking=True)
+    )
+    return moved
 
 
 def mirrored(picture: Tensor, boxes: NDArray[np.float32]) -> tuple[Tensor, NDArray[np.float32]]:

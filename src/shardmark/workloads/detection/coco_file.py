@@ -18,7 +18,7 @@ from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from shardmark.core.errors import DataError, StorageError
 from shardmark.results.files import write_whole
-from shardmark.workloads.datasets.cache import cache_folder
+from shardmark.workloads.datasets.files import cache_folder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads.datasets.cache import cache_folder
+from shardmark.workloads.datasets.files import cache_folder
 from shardmark.workloads.language.corpus import (
     VALIDATED,
     Corpus,

@@ -1,8 +1,11 @@
-"""Reads pictures of which some may be broken.  Imports no torch."""
+"""Files of data sets: where made ones are kept, and pictures that may be broken.  No torch."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import struct
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
@@ -11,6 +14,37 @@ from typing import NamedTuple, TypeVar
 from shardmark.core.errors import DataError
 
 Decoded = TypeVar("Decoded")
+
+
+def cache_folder() -> Path:
+    """$SHARDMARK_CACHE, else $XDG_CACHE_HOME/shardmark, else ~/.cache/shardmark.  May not exist.
+
+    Whatever lies there can be deleted at any time: it is made again.
+    """
+    own = os.environ.get("SHARDMARK_CACHE")
+    if own:
+        return Path(own).expanduser()
+    users = os.environ.get("XDG_CACHE_HOME")
+    return (Path(users) if users else Path("~/.cache")).expanduser() / "shardmark"
+
+
+def make_folder(
+    folder: Path, write: Callable[[Path], object], is_made: Callable[[], bool], remedy: str
+) -> None:
+    """All or nothing: written beside and renamed, so that any number of processes may do it.
+
+    `is_made` tells after a failure whether another process made it meanwhile; `DataError` if not.
+    """
+    beside = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
+    try:
+        beside.mkdir(parents=True)
+        write(beside)
+        beside.rename(folder)  # replaces no folder but an empty one
+    except OSError as error:
+        if not is_made():
+            raise DataError(str(folder), f"cannot be made ({error.strerror})", remedy) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 class BrokenPictures(NamedTuple):
