@@ -27,7 +27,7 @@ _BROKEN_FILE = (RuntimeError, OSError, EOFError, UnpicklingError)
 COCO_OUTPUTS = 91
 """The background and COCO's category ids up to 90, ten of them unused."""
 
-_LAYERS = (
+HEADS = (
     ("roi_heads.box_predictor.cls_score", False),
     ("roi_heads.box_predictor.bbox_pred", False),
     ("roi_heads.mask_predictor.mask_fcn_logits", False),
@@ -123,14 +123,16 @@ def _constructor(
 def _from_file(options: DetectionOptions, file: Path, classes: Sequence[str]) -> nn.Module:
     """The user's state dictionary: of as many outputs as the data need, or of COCO's 91."""
     tensors = _load(file)
-    outputs = len(classes) + 1
-    model = _construct(options, outputs=outputs)
-    if outputs != COCO_OUTPUTS and has_coco_heads(model, tensors, outputs):
-        model = _construct(options, outputs=COCO_OUTPUTS)
-        _put(model, file, tensors)
-        fit_heads(model, coco_rows(classes))
-    else:
-        _put(model, file, tensors)
+    try:
+        return _filled(_construct(options, outputs=len(classes) + 1), file, tensors)
+    except DataError as misfit:
+        if not any(f"{name}.bias" in tensors for name, _ in HEADS):
+            raise
+        try:
+            model = _filled(_construct(options, outputs=COCO_OUTPUTS), file, tensors)
+        except (DataError, InputError):
+            raise misfit from None
+    fit_heads(model, coco_rows(classes))
     return model
 
 
@@ -149,7 +151,7 @@ def _load(file: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _put(model: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
+def _filled(model: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Load the tensors; frozen batch norms, as torchvision trains detectors, count no batches."""
     try:
         missing, unknown = model.load_state_dict(tensors, strict=False)
@@ -162,6 +164,7 @@ def _put(model: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> None:
         raise DataError(
             str(file), f"does not fit {type(model).__name__}: {lacks} and {more}", "name another"
         )
+    return model
 
 
 def coco_rows(classes: Sequence[str]) -> list[int | None]:
@@ -173,22 +176,13 @@ def coco_rows(classes: Sequence[str]) -> list[int | None]:
     return [0, *(numbers.get(name) for name in classes)]
 
 
-def has_coco_heads(model: nn.Module, tensors: Mapping[str, Tensor], outputs: int) -> bool:
-    """Whether the tensors have COCO's outputs where the model has so many."""
-    own = dict(model.named_parameters())
-    heads = (f"{name}.bias" for name, _ in _LAYERS)
-    head = next((name for name in heads if name in own and name in tensors), None)
-    return head is not None and len(tensors[head]) * outputs == len(own[head]) * COCO_OUTPUTS
-
-
 def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
     """Keep these of COCO's outputs, in this order; what has no source is drawn."""
     modules = dict(model.named_modules())
-    drawn = torch.tensor(
-        [index for index, row in enumerate(rows) if row is None], dtype=torch.int64
-    )
+    new_rows = [index for index, row in enumerate(rows) if row is None]
+    drawn = torch.tensor(new_rows, dtype=torch.int64)
     kept = torch.tensor([row or 0 for row in rows])
-    for name, inner in _LAYERS:
+    for name, inner in HEADS:
         layer = modules.get(name)
         if layer is None:
             continue
@@ -204,10 +198,7 @@ def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
             fresh = mean + deviation * torch.randn_like(new)
             new.index_copy_(int(inner), drawn, fresh.index_select(int(inner), drawn))
             setattr(layer, attribute, nn.Parameter(new.flatten(0, 1)))
-        setattr(
-            layer,
-            "out_features" if isinstance(layer, nn.Linear) else "out_channels",
-            len(rows) * per_class,
-        )
+        size = "out_features" if isinstance(layer, nn.Linear) else "out_channels"
+        setattr(layer, size, len(rows) * per_class)
         if inner:
             modules[name.rpartition(".")[0]].num_classes = len(rows)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from shardmark.workloads.language.samples import Windows
+    from shardmark.workloads.language.data import Windows
 
 IGNORED = -100
 """Target of a place where nothing is predicted: what torch's cross entropy leaves out."""
@@ -24,7 +24,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch(SampledBatch):
-    """Samples of one step, ready for the model."""
+    """Samples of one step."""
 
     inputs: Tensor
     """(n, width), int64."""
@@ -32,30 +32,6 @@ class TokenBatch(SampledBatch):
     """(n, width), int64; `IGNORED` where nothing is predicted."""
     documents: Tensor | None
     """(n, width), int64: attention stays among equal numbers; None where it need not."""
-
-    def to(self, device: torch.device) -> Self:
-        if device.type == "cpu":
-            return self
-        return self._each(lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
-
-    def pin_memory(self) -> Self:
-        """A copy in page-locked memory; the loader's pinning thread calls it."""
-        return self._each(lambda tensor: tensor.pin_memory())
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        return replace(
-            self,
-            inputs=change(self.inputs),
-            targets=change(self.targets),
-            documents=None if self.documents is None else change(self.documents),
-        )
-
-    def _contents_of(self, which: slice) -> dict[str, Any]:
-        return {
-            "inputs": self.inputs[which],
-            "targets": self.targets[which],
-            "documents": None if self.documents is None else self.documents[which],
-        }
 
 
 def next_tokens(windows: Windows, filler: int) -> dict[str, Any]:
@@ -106,15 +82,10 @@ def masked_counts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _fields(
-    inputs: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    documents: NDArray[np.int64] | None,
+    inputs: NDArray[np.int64], targets: NDArray[np.int64], documents: NDArray[np.int64] | None
 ) -> dict[str, Any]:
-    return {
-        "inputs": _tensor(inputs),
-        "targets": _tensor(targets),
-        "documents": None if documents is None else _tensor(documents),
-    }
+    fields = {"inputs": inputs, "targets": targets, "documents": documents}
+    return {key: None if values is None else _tensor(values) for key, values in fields.items()}
 
 
 def _tensor(values: NDArray[np.int64]) -> Tensor:

@@ -1,20 +1,92 @@
-"""The data of language modelling: samples of tokens.  Imports no torch."""
+"""Samples of tokens: full ones, or such that end with their document.  Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from shardmark.core.errors import DataError
 from shardmark.workloads.language.options import EMBEDDED
-from shardmark.workloads.language.samples import Samples
-from shardmark.workloads.language.tokens import TokenStream, token_data
-from shardmark.workloads.order import reduced
+from shardmark.workloads.language.tokens import TokenData, TokenStream, token_data
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from shardmark.workloads.language.options import LanguageOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Some samples as they lie in the stream."""
+
+    tokens: NDArray[np.int64]
+    """(n, width); what stands behind the end of a shorter sample means nothing."""
+    lengths: NDArray[np.int64]
+    """(n,)."""
+    documents: NDArray[np.int64] | None
+    """(n, width), the number of each token's document; None where nobody asked."""
+
+
+class Samples:
+    """Consecutive pieces of a stream, each at most `sequence_length` tokens and `ahead` more.
+
+    The tokens ahead are the first of the next piece, too: a causal model learns to predict them.
+    Packed, documents lie end to end, every piece is full, and what is left over is left out.
+    """
+
+    def __init__(self, stream: TokenStream, options: LanguageOptions) -> None:
+        self._stream, self._length = stream, options.sequence_length
+        self._ahead = 1 if options.objective == "causal" else 0
+        self._with_documents = options.document_masks
+        bounds = np.asarray([len(stream.tokens)]) if options.packed else stream.ends
+        assert bounds is not None, "the options ask for packed samples of such tokens"
+        self._starts = np.concatenate([[0], bounds[:-1]])
+        self._ends = bounds
+        learned = np.maximum(bounds - self._starts - self._ahead, 0)
+        pieces = learned // self._length if options.packed else -(-learned // self._length)
+        self._first = np.concatenate([[0], np.cumsum(pieces)])
+        """Number of each document's first piece, and of all pieces."""
+        self._chosen: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return int(self._first[-1]) if self._chosen is None else len(self._chosen)
+
+    def select(self, ids: NDArray[np.int64]) -> Samples:
+        """Only these samples, numbered anew from 0."""
+        selected = object.__new__(Samples)
+        selected.__dict__.update(self.__dict__)
+        selected._chosen = ids if self._chosen is None else self._chosen[ids]
+        return selected
+
+    def lengths(self, ids: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Tokens that the model sees of each sample: without those ahead.  None: of all."""
+        starts, ends = self._spans(np.arange(len(self)) if ids is None else ids)
+        lengths: NDArray[np.int64] = ends - starts - self._ahead
+        return lengths
+
+    def _spans(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First token of each sample and one past its last, those ahead included."""
+        pieces = ids if self._chosen is None else self._chosen[ids]
+        document = np.searchsorted(self._first, pieces, side="right") - 1
+        starts = self._starts[document] + (pieces - self._first[document]) * self._length
+        return starts, np.minimum(starts + self._length + self._ahead, self._ends[document])
+
+    def read(self, ids: NDArray[np.int64]) -> Windows:
+        """These samples, in this order."""
+        starts, ends = self._spans(ids)
+        lengths = ends - starts
+        places = starts[:, None] + np.arange(lengths.max(initial=0))
+        places = np.minimum(places, len(self._stream.tokens) - 1)
+        documents = None
+        if self._with_documents:
+            assert self._stream.ends is not None, "checked when the data were opened"
+            documents = np.searchsorted(self._stream.ends, places, side="right")
+        tokens: NDArray[Any] = self._stream.tokens[places]
+        return Windows(tokens=tokens.astype(np.int64), lengths=lengths, documents=documents)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,23 +95,17 @@ class LanguageData:
 
     training: Samples
     validation: Samples
+    tokens: TokenData
     vocabulary: int
     """Rows of embedding and head."""
-    known_tokens: int
-    """Those that the tokenizer gives, the mask included where one is needed."""
-    mask: int | None
-    filler: int
-    tokens_per_byte: float | None
-    """Of the validation text; None where only tokens are known."""
     corpora: Mapping[str, str]
     """SHA-256 of text and tokens, by name, where the text comes with the installation."""
-    synthetic: bool = False
 
 
 def check(options: LanguageOptions) -> int:
     """The number of training samples; text becomes tokens here, once."""
-    data = _opened(options)
-    return options.check_sample_counts(len(data.training), len(data.validation))
+    samples = len(load(options).training)
+    return options.training_samples or samples
 
 
 def paths(options: LanguageOptions) -> tuple[Path, ...]:
@@ -48,21 +114,11 @@ def paths(options: LanguageOptions) -> tuple[Path, ...]:
 
 
 def corpora(options: LanguageOptions) -> Mapping[str, str]:
-    return _opened(options).corpora if options.dataset in EMBEDDED else {}
+    return load(options).corpora if options.dataset in EMBEDDED else {}
 
 
-def load(options: LanguageOptions, seed: int) -> LanguageData:
-    """Map it; subsets are drawn from the seed."""
-    data = _opened(options)
-    options.check_sample_counts(len(data.training), len(data.validation))
-    return replace(
-        data,
-        training=reduced(data.training, options.training_samples, seed=seed, split=0),
-        validation=reduced(data.validation, options.validation_samples, seed=seed, split=1),
-    )
-
-
-def _opened(options: LanguageOptions) -> LanguageData:
+def load(options: LanguageOptions) -> LanguageData:
+    """Map all of it."""
     tokens = token_data(options)
     if options.document_masks and tokens.training.ends is None:
         raise DataError(
@@ -70,7 +126,7 @@ def _opened(options: LanguageOptions) -> LanguageData:
             "does not tell where documents end",
             "leave document_masks out, or give Megatron's index beside the tokens",
         )
-    training, validation = (_cut(options, part) for part in (tokens.training, tokens.validation))
+    training, validation = (Samples(part, options) for part in (tokens.training, tokens.validation))
     for split, samples in (("training", training), ("validation", validation)):
         if not len(samples):
             raise DataError(
@@ -78,25 +134,12 @@ def _opened(options: LanguageOptions) -> LanguageData:
                 f"no {split} sample of {options.sequence_length} tokens can be cut of it",
                 "use more text, or a smaller workload.sequence_length",
             )
-    text_bytes = tokens.validation.text_bytes
-    embedded = tokens.sha256 is not None and options.dataset in EMBEDDED
+    options.check_sample_counts(len(training), len(validation))
+    embedded = options.dataset in EMBEDDED
     return LanguageData(
         training=training,
         validation=validation,
+        tokens=tokens,
         vocabulary=options.vocabulary or tokens.vocabulary,
-        known_tokens=tokens.vocabulary,
-        mask=tokens.mask,
-        filler=tokens.filler,
-        tokens_per_byte=len(tokens.validation.tokens) / text_bytes if text_bytes else None,
         corpora={options.corpus_name: str(tokens.sha256)} if embedded else {},
-    )
-
-
-def _cut(options: LanguageOptions, stream: TokenStream) -> Samples:
-    return Samples(
-        stream,
-        options.sequence_length,
-        ahead=1 if options.objective == "causal" else 0,
-        packed=options.packed,
-        with_documents=options.document_masks,
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -21,11 +20,11 @@ from shardmark.workloads.language.batch import (
     masked_tokens,
     next_tokens,
 )
-from shardmark.workloads.language.data import load
+from shardmark.workloads.language.data import Samples, load
 from shardmark.workloads.language.gpt import GPT
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.order import generator
-from shardmark.workloads.sampled_task import SampledTask
+from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from shardmark.core.shares import Shard
     from shardmark.workloads.base import Batch, BatchPlan
     from shardmark.workloads.language.options import LanguageOptions
-    from shardmark.workloads.language.samples import Samples
     from shardmark.workloads.order import Share
 
 EVALUATION_TOKENS = 16_384
@@ -43,43 +41,27 @@ VALIDATION_EPOCH = 2**32 - 1
 """Masks of the validation set are those of this epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationPart:
-    """Sums over one shard's validation samples."""
-
-    loss: float
-    """In nats."""
-    predicted: int
-    """Tokens."""
-
-
-class Language(SampledTask[TokenBatch]):
+class Language(SampledTask[Samples, TokenBatch]):
     """Cross entropy of the next token, or of masked ones."""
 
     def __init__(self, options: LanguageOptions, seed: int) -> None:
         self._options = options
-        self._seed = seed
-        self._data = load(options, seed)
-        lengths = self._data.training.lengths()
-        self._longest = int(lengths.max())
-        self._mean_length = float(lengths.mean())
-        self._mean_square = float(np.square(lengths, dtype=np.float64).mean())
-        weights = self._predicted(lengths).astype(np.float64)
-        super().__init__(options, self._data, training_weights=weights)
+        self._causal = options.objective == "causal"
+        self._data = load(options)
+        super().__init__(options, seed, self._data.training, self._data.validation)
+        self._training_weights = self._predicted(self._training.lengths())
 
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int:
         """Without padding."""
-        if self._options.packed:
-            return sum(map(len, sample_ids)) * self._options.sequence_length
-        lengths = self._data.training.lengths
+        lengths = self._training.lengths
         return sum(int(lengths(np.asarray(ids, np.int64)).sum()) for ids in sample_ids)
 
     @property
     def corpora(self) -> Mapping[str, str]:
         return self._data.corpora
 
-    def _predicted(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return lengths if self._options.objective == "causal" else masked_counts(lengths)
+    def _predicted(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+        return (lengths if self._causal else masked_counts(lengths)).astype(np.float64)
 
     def build_model(self) -> nn.Module:
         options, vocabulary = self._options, self._data.vocabulary
@@ -98,7 +80,7 @@ class Language(SampledTask[TokenBatch]):
                     rotary=options.positions == "rotary",
                     tied=options.tied,
                     dropout=options.dropout,
-                    causal=options.objective == "causal",
+                    causal=self._causal,
                 )
             sizes = {"vocabulary": vocabulary, "sequence_length": options.sequence_length}
             arguments = options.model_options | sizes
@@ -119,7 +101,16 @@ class Language(SampledTask[TokenBatch]):
             sample_ids=tuple(share.ids.tolist()),
             step_weight=share.step_weight,
             sample_weights=share.weights,
-            **self._fields(self._data.training, share.ids, (plan.seed, share.epoch, plan.draws)),
+            **self._fields(self._training, share.ids, (plan.seed, share.epoch, plan.draws)),
+        )
+
+    def _validation_batch(self, ids: NDArray[np.int64]) -> TokenBatch:
+        weights = self._predicted(self._validation.lengths(ids))
+        return TokenBatch(
+            sample_ids=tuple(ids.tolist()),
+            step_weight=weights.sum(),
+            sample_weights=tuple(weights.tolist()),
+            **self._fields(self._validation, ids, (self._seed, VALIDATION_EPOCH)),
         )
 
     def _fields(
@@ -132,15 +123,15 @@ class Language(SampledTask[TokenBatch]):
             raise InputError(
                 "workload.vocabulary", f"found {data.vocabulary}", f"the data have token {largest}"
             )
-        if self._options.objective == "causal":
-            return next_tokens(windows, data.filler)
-        assert data.mask is not None, "reserved for this objective"
+        if self._causal:
+            return next_tokens(windows, data.tokens.filler)
+        assert data.tokens.mask is not None, "reserved for this objective"
         return masked_tokens(
             windows,
-            data.filler,
-            mask=data.mask,
-            known_tokens=data.known_tokens,
-            draws=[_draws(*seeds, sample) for sample in ids.tolist()],
+            data.tokens.filler,
+            mask=data.tokens.mask,
+            known_tokens=data.tokens.vocabulary,
+            draws=[generator(seeds[0], "masks", *seeds[1:], sample) for sample in ids.tolist()],
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
@@ -162,56 +153,34 @@ class Language(SampledTask[TokenBatch]):
         if self._options.from_transformers:
             from shardmark.workloads.language.hugging_face import arguments_of
 
-            logits = model(**arguments_of(batch, causal=self._options.objective == "causal"))[0]
+            logits = model(**arguments_of(batch, causal=self._causal))[0]
         elif batch.documents is None:
             logits = model(batch.inputs)
         else:
             logits = model(batch.inputs, documents=batch.documents)
-        expected = (*batch.inputs.shape, self._data.vocabulary)
-        if isinstance(logits, torch.Tensor) and tuple(logits.shape) == expected:
-            return logits
-        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise InputError(
-            "workload.model",
-            f"{self._options.model} returns {shape}",
-            f"expected one tensor of shape {expected}: a logit for each token of the vocabulary",
-        )
+        shape = (*batch.inputs.shape, self._data.vocabulary)
+        return checked_logits(logits, shape, self._options.model)
 
     @torch.inference_mode()
-    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> EvaluationPart:
-        """Sums over validation samples index, index + count, ..."""
-        total, predicted = torch.zeros((), dtype=torch.float64, device=device), 0
-        for batch in self._validation_batches(shard):
-            total += self._losses(model, batch.to(device)).double()
-            predicted += round(batch.weight)
-        return EvaluationPart(loss=total.item(), predicted=predicted)
-
-    def _validation_batches(self, shard: Shard) -> Iterator[TokenBatch]:
-        mine = np.arange(shard.index, self.validation_samples, shard.count)
+    def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, float]:
+        """Nats and predicted tokens of validation samples index, index + count, ..."""
+        total, predicted = torch.zeros((), dtype=torch.float64, device=device), 0.0
         at_once = max(1, EVALUATION_TOKENS // self._options.sequence_length)
-
-        def make(start: int) -> TokenBatch:
-            ids = mine[start : start + at_once]
-            weights = self._predicted(self._data.validation.lengths(ids)).astype(np.float64)
-            return TokenBatch(
-                sample_ids=tuple(ids.tolist()),
-                step_weight=weights.sum(),
-                sample_weights=tuple(weights.tolist()),
-                **self._fields(self._data.validation, ids, (self._seed, VALIDATION_EPOCH)),
-            )
-
-        return self._in_order(make, range(0, len(mine), at_once))
+        for batch in self._validated(self._validation_batch, shard, at_once):
+            total += self._losses(model, batch.to(device)).double()
+            predicted += batch.weight
+        return {"loss": total.item(), "predicted": predicted}
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float]:
         """`validation_loss` and `perplexity` by token; `bits_per_byte` of causal models of text."""
-        known = [part for part in parts if isinstance(part, EvaluationPart)]
-        predicted = sum(part.predicted for part in known)
-        if predicted == 0:
+        sums = added(parts)
+        if not sums.get("predicted"):
             return {}
-        loss = sum(part.loss for part in known) / predicted
+        loss = sums["loss"] / sums["predicted"]
         metrics = {"validation_loss": loss, "perplexity": math.exp(min(loss, 200.0))}
-        tokens_per_byte = self._data.tokens_per_byte
-        if tokens_per_byte is not None and self._options.objective == "causal":
+        stream = self._data.tokens.validation
+        if stream.text_bytes and self._causal:
+            tokens_per_byte = len(stream.tokens) / stream.text_bytes
             metrics["bits_per_byte"] = loss / math.log(2) * tokens_per_byte
         return metrics
 
@@ -220,16 +189,18 @@ class Language(SampledTask[TokenBatch]):
 
         Operations are a T + b T^2 for T tokens: counted at two lengths, which give a and b.
         """
-        longest = self._longest
+        lengths = self._training.lengths()
+        longest, mean = int(lengths.max()), float(lengths.mean())
         counted = self._flops_of(model, longest)
-        if self._mean_length == longest or counted is None:
+        if mean == longest or counted is None:
             return counted
         shorter = max(1, longest // 2)
         fewer = self._flops_of(model, shorter)
         assert fewer is not None, "a longer sample could be counted"
         square = (counted / longest - fewer / shorter) / (longest - shorter)
         linear = counted / longest - square * longest
-        return round(linear * self._mean_length + square * self._mean_square)
+        mean_square = float(np.square(lengths, dtype=np.float64).mean())
+        return round(linear * mean + square * mean_square)
 
     def _flops_of(self, model: nn.Module, length: int) -> int | None:
         inputs = torch.zeros((1, length), dtype=torch.int64, device="meta")
@@ -247,10 +218,6 @@ class Language(SampledTask[TokenBatch]):
         from shardmark.workloads.language.hugging_face import uncounted_flops
 
         return counted + length * uncounted_flops(model)
-
-
-def _draws(seed: int, *more: int) -> np.random.Generator:
-    return generator(seed, "masks", *more)
 
 
 build = Language

@@ -8,7 +8,6 @@ import json
 import platform
 import shutil
 import struct
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads.datasets.files import cache_folder
+from shardmark.workloads.datasets.files import cache_folder, make_folder
 from shardmark.workloads.language.corpus import (
     VALIDATED,
     Corpus,
@@ -87,17 +86,18 @@ def token_data(options: LanguageOptions) -> TokenData:
 
 def _made(options: LanguageOptions) -> TokenData:
     corpus = corpus_of(options)
-    folder = cache_folder() / f"tokens-{_identity(options, corpus)}"
-    if not (folder / _SUMMARY).is_file():
-        try:
-            _make(options, corpus, folder)
-        except OSError as error:
-            if not (folder / _SUMMARY).is_file():  # nor did another process make it meanwhile
-                raise DataError(
-                    str(folder),
-                    f"tokens cannot be written ({error.strerror})",
-                    "set $SHARDMARK_CACHE to a folder that can be written",
-                ) from error
+    cache = cache_folder()
+    folder = cache / f"tokens-{_identity(options, corpus)}"
+
+    def is_made() -> bool:
+        return (folder / _SUMMARY).is_file()
+
+    if not is_made():
+        remedy = "set $SHARDMARK_CACHE to a folder that can be written"
+        with _alone(cache, remedy):
+            if not is_made():  # nor did another process make it meanwhile
+                shutil.rmtree(folder, ignore_errors=True)
+                make_folder(folder, lambda beside: _write(options, corpus, beside), is_made, remedy)
     summary = json.loads((folder / _SUMMARY).read_bytes())
     dtype = np.dtype(summary["dtype"])
 
@@ -156,26 +156,15 @@ def _tokenizer_file(options: LanguageOptions) -> bytes:
         ) from error
 
 
-def _make(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
-    """All or nothing, in a folder beside that is renamed; once, whoever asks at the same time."""
-    with _alone(folder.parent):
-        if (folder / _SUMMARY).is_file():
-            return  # another process made it meanwhile
-        shutil.rmtree(folder, ignore_errors=True)
-        beside = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
-        beside.mkdir()
-        try:
-            _write(options, corpus, beside)
-            beside.rename(folder)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-
-
 @contextmanager
-def _alone(cache: Path) -> Iterator[None]:
+def _alone(cache: Path, remedy: str) -> Iterator[None]:
     """Processes make tokens in turn, of all machines; what killed ones have left is removed."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / ".tokens.lock").open("w") as lock:
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = (cache / ".tokens.lock").open("w")
+    except OSError as error:
+        raise DataError(str(cache), f"cannot be written ({error.strerror})", remedy) from error
+    with lock:
         with suppress(OSError):  # a file system without locks: nothing is known to be left
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in cache.glob(".tokens-*"):
