@@ -33,14 +33,6 @@ WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "own": OwnOptions,
 }
 
-_PACKAGES: dict[type[WorkloadOptions], str] = {
-    ClassificationOptions: "shardmark.workloads.vision",
-    DetectionOptions: "shardmark.workloads.detection",
-    LanguageOptions: "shardmark.workloads.language",
-    OwnOptions: "shardmark.workloads.own",
-}
-"""Its `data` looks for the data without torch, its `task` reads them and trains."""
-
 
 def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
     """The checked options of a task.  Raises `pydantic.ValidationError`."""
@@ -54,29 +46,27 @@ def check_data(options: WorkloadOptions) -> int | None:
     Raises `DataError` or `InputError` if the data cannot be there.  Runs once before the first
     trial: whatever has to be made or read once is made here.
     """
-    data = importlib.import_module(f"{_PACKAGES[type(options)]}.data")
-    samples: int | None = data.check(options)
+    samples: int | None = _data(options).check(options)
     return samples
 
 
 def data_paths(options: WorkloadOptions) -> tuple[Path, ...]:
     """Files and folders that training reads; some may not be there yet."""
-    paths: tuple[Path, ...] = importlib.import_module(f"{_PACKAGES[type(options)]}.data").paths(
-        options
-    )
+    paths: tuple[Path, ...] = _data(options).paths(options)
     return paths
 
 
 def corpora(options: WorkloadOptions) -> Mapping[str, str]:
     """SHA-256 of the text that comes with the installation, by name; empty for other data."""
-    data = importlib.import_module(f"{_PACKAGES[type(options)]}.data")
-    found: Mapping[str, str] = data.corpora(options) if hasattr(data, "corpora") else {}
-    return found
+    if not isinstance(options, LanguageOptions):
+        return {}
+    digests: Mapping[str, str] = _data(options).corpora(options)
+    return digests
 
 
 def task_modules(options: WorkloadOptions) -> tuple[str, ...]:
     """What the ranks will import, to be loaded before the first trial; the task comes first."""
-    return (f"{_PACKAGES[type(options)]}.task", *options.loads())
+    return (f"{_room(options)}.task", *options.loads())
 
 
 def build_workload(options: WorkloadOptions, seed: int) -> Workload:
@@ -97,3 +87,12 @@ def shortened(options: WorkloadOptions) -> WorkloadOptions:
     except DataError:
         pass  # whoever reads the data will say so
     return short
+
+
+def _room(options: WorkloadOptions) -> str:
+    """Its `data` looks for the data without torch, its `task` reads them and trains."""
+    return type(options).__module__.removesuffix(".options")
+
+
+def _data(options: WorkloadOptions) -> Any:
+    return importlib.import_module(f"{_room(options)}.data")

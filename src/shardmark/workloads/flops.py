@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_SAMPLES = 2
-"""BatchNorm refuses one sample whose feature map has shrunk to a single pixel."""
 
 
 def _convolution_backward_flops(
@@ -36,18 +32,6 @@ def _convolution_backward_flops(
     batch, _channels, *places = inputs if transposed else grad_output
     forward = 2 * batch * prod(places) * prod(weight)  # weight: (out, in / groups, *kernel)
     return forward * sum(map(bool, output_mask[:2]))
-
-
-def training_flops(model: nn.Module, sample: tuple[int, ...], classes: int) -> int | None:
-    """Of a picture, forward and backward, a multiply-add as two; None where it cannot run."""
-    pictures = torch.empty((_SAMPLES, *sample), device="meta")
-    labels = torch.empty(_SAMPLES, dtype=torch.int64, device="meta")
-
-    def loss() -> Tensor:
-        return functional.cross_entropy(model(pictures)[:, :classes], labels)
-
-    total = flops_on_meta(model, loss)
-    return None if total is None else total // _SAMPLES or None
 
 
 class _OnMeta(nn.Module):
