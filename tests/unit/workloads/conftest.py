@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.unit.workloads import coco_folder, detection_folder
+from tests.unit.workloads import detection_data
 
 MakeFolder = Callable[..., Path]
 
@@ -47,13 +47,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDMARK_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.fixture(name="detection_folder")
-def _detection_folder(tmp_path: Path, _own_cache: None) -> Path:
+@pytest.fixture
+def detection_folder(tmp_path: Path, _own_cache: None) -> Path:
     """Six pictures of three sizes in each split."""
-    return detection_folder.write(tmp_path / "data")
+    return detection_data.write(tmp_path / "data")
 
 
-@pytest.fixture(name="coco_folder")
-def _coco_folder(tmp_path: Path, _own_cache: None) -> Path:
+@pytest.fixture
+def coco_folder(tmp_path: Path, _own_cache: None) -> Path:
     """Four pictures in each split, with one of each oddity."""
-    return coco_folder.write_folder(tmp_path / "data")
+    return detection_data.write_odd(tmp_path / "data")
