@@ -12,23 +12,19 @@ import numpy as np
 import pytest
 from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
-from shardmark.workloads.detection.digit_canvases import (
-    CANVAS_SIZE,
-    CATEGORY_IDS,
-    Glyphs,
-)
+from tests.unit.workloads.detection_data import SPLITS, annotation_file
 
 from shardmark.core.errors import DataError
 from shardmark.workloads import check_data
 from shardmark.workloads.datasets.digits import read_splits
 from shardmark.workloads.detection import data, digits_detection
-from shardmark.workloads.detection.digits_detection import make
+from shardmark.workloads.detection.digits_detection import CANVAS_SIZE, CATEGORY_IDS, make
 from shardmark.workloads.detection.options import DetectionOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-COUNTS = {"train2017": 100, "val2017": 30}
+COUNTS = dict(zip(SPLITS, (100, 30), strict=True))
 DIGEST = "5ca844b3e35a16b525987a81803ab4b8982cd2cba24a5ccb727e4d4e05dc8303"
 """Of the first pictures and annotations; another one is another version of the data set."""
 
@@ -45,19 +41,13 @@ def few(folder: Path) -> None:
 
 
 def annotated(folder: Path, split: str = "train2017") -> dict[str, Any]:
-    path = folder / "annotations" / f"instances_{split}.json"
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    content: dict[str, Any] = json.loads(annotation_file(folder, split).read_text())
     return content
 
 
 def pixels(path: Path) -> NDArray[np.uint8]:
     with Image.open(path) as picture:
         return np.asarray(picture.convert("RGB"))
-
-
-def glyphs(split: int, chosen: slice = slice(None)) -> Glyphs:
-    pictures, labels = read_splits()[split]
-    return Glyphs(pictures=pictures[chosen, 0], labels=labels[chosen])
 
 
 def test_same_everywhere_and_always(made: Path) -> None:
@@ -71,15 +61,12 @@ def test_same_everywhere_and_always(made: Path) -> None:
     assert digest.hexdigest() == DIGEST, "another data set needs another VERSION"
 
 
-@pytest.mark.parametrize("split", COUNTS)
-def test_layout_masks_boxes_and_areas_agree(made: Path, split: str) -> None:
-    content = annotated(made, split)
-    assert len(content["images"]) == COUNTS[split]
-    assert {path.name for path in (made / split).iterdir()} == {
-        image["file_name"] for image in content["images"]
-    }
-    assert [category["id"] for category in content["categories"]] == list(CATEGORY_IDS)
-    assert [category["name"] for category in content["categories"]] == list("0123456789")
+def test_masks_boxes_and_areas_agree_and_all_kinds_occur(made: Path) -> None:
+    """Pictures without digits, with one and with several, every class, and crowds."""
+    content = annotated(made)
+    assert len(content["images"]) == len(list((made / "train2017").iterdir())) == 100
+    names = {category["id"]: category["name"] for category in content["categories"]}
+    assert names == dict(zip(CATEGORY_IDS, "0123456789", strict=True))
     marks = content["annotations"]
     assert len({mark["id"] for mark in marks}) == len(marks)
     for mark in marks:
@@ -89,12 +76,6 @@ def test_layout_masks_boxes_and_areas_agree(made: Path, split: str) -> None:
         assert (left, top) == (columns.min(), rows.min())
         assert (left + width, top + height) == (columns.max() + 1, rows.max() + 1)
         assert mark["area"] == len(rows) > 50
-
-
-def test_all_kinds_of_pictures_occur(made: Path) -> None:
-    """Pictures without digits, with one and with several, every class, and crowds."""
-    content = annotated(made)
-    marks = content["annotations"]
     counts = [sum(m["image_id"] == image["id"] for m in marks) for image in content["images"]]
     assert {0, 1, 2, 3, 4, 5} <= set(counts)
     assert {mark["category_id"] for mark in marks} == set(CATEGORY_IDS)
@@ -103,17 +84,19 @@ def test_all_kinds_of_pictures_occur(made: Path) -> None:
 
 def test_each_split_shows_its_own_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No validation digit is a training digit."""
-    (training, _), (validation, _) = read_splits()
-    assert not {digit.tobytes() for digit in training} & {d.tobytes() for d in validation}
-    zeros, ones = glyphs(0, slice(0, 1)), glyphs(1, slice(1, 2))
-    assert zeros.labels != ones.labels
-    shown = tuple((each.pictures[:, None], each.labels) for each in (zeros, ones))
-    monkeypatch.setattr("shardmark.workloads.detection.digits_detection.read_splits", lambda: shown)
+    splits = read_splits()
+    training, validation = ({digit.tobytes() for digit in pictures} for pictures, _ in splits)
+    assert not training & validation
+    zero, other = (
+        (pictures[at : at + 1], labels[at : at + 1]) for at, (pictures, labels) in enumerate(splits)
+    )
+    assert zero[1] != other[1]
+    monkeypatch.setattr(digits_detection, "read_splits", lambda: (zero, other))
     make(tmp_path / "digits", training=5, validation=5)
-    for split, only in zip(COUNTS, (zeros, ones), strict=True):
+    for split, (_, label) in zip(SPLITS, (zero, other), strict=True):
         marks = annotated(tmp_path / "digits", split)["annotations"]
         categories = {mark["category_id"] for mark in marks if not mark["iscrowd"]}
-        assert categories == {CATEGORY_IDS[int(only.labels[0])]}
+        assert categories == {CATEGORY_IDS[int(label[0])]}
 
 
 def test_made_once_by_several_at_once(tmp_path: Path) -> None:
@@ -128,10 +111,10 @@ def test_made_once_by_several_at_once(tmp_path: Path) -> None:
 
 
 def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(digits_detection, "_write", interrupt)
+    monkeypatch.setattr(digits_detection, "_write_split", interrupt)
     with pytest.raises(KeyboardInterrupt):
         few(tmp_path / "digits")
     assert list(tmp_path.iterdir()) == []
@@ -153,13 +136,6 @@ def test_what_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         few(tmp_path / "digits")
 
 
-def test_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digits_detection, "find_spec", lambda _: None)
-    with pytest.raises(DataError, match="pip install scikit-learn"):
-        few(tmp_path / "digits")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.usefixtures("_own_cache")
 @pytest.mark.parametrize("below", [None, "mine"])
 def test_made_in_the_users_folder_or_the_cache(
@@ -168,14 +144,11 @@ def test_made_in_the_users_folder_or_the_cache(
     monkeypatch.setattr(
         digits_detection, "make", lambda folder: make(folder, training=9, validation=6)
     )
-    options = DetectionOptions(
-        data_dir=None if below is None else str(tmp_path / below), validation_samples=4
-    )
-    check_data(options)
+    options = DetectionOptions(data_dir=None if below is None else str(tmp_path / below))
+    assert check_data(options) == 9
     folder = tmp_path / (below or f"cache/digits-detection-{digits_detection.VERSION}")
     assert len(annotated(folder)["images"]) == 9
-    made = data.load(options, 0)
-    assert (len(made.training), len(made.validation)) == (9, 4)
+    made = data.load(options)
+    assert (len(made.training), len(made.validation)) == (9, 6)
     assert made.classes == tuple("0123456789")
-    assert not made.synthetic, "real handwriting"
     assert made.training.read(np.arange(2)).pictures[0].shape == (3, CANVAS_SIZE, CANVAS_SIZE)
