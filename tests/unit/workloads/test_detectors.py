@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.workloads.detection_folder import options
-from tests.unit.workloads.test_models import weights_hash
+from tests.unit.workloads.detection_data import options
 from torch import Tensor, nn
 from torchvision.models import get_model, get_model_weights
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -25,10 +24,10 @@ from shardmark.workloads import check_data
 from shardmark.workloads.detection import weights
 from shardmark.workloads.detection.building import (
     COCO_OUTPUTS,
+    HEADS,
     build_detector,
     coco_rows,
     fit_heads,
-    has_coco_heads,
 )
 from shardmark.workloads.detection.options import DETECTORS
 from shardmark.workloads.detection.own_detectors import (
@@ -116,13 +115,12 @@ def test_what_is_listed_of_every_detector_is_true(name: str) -> None:
     assert getattr(model, "roi_heads", model).detections_per_img == 7
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any("Frozen" in type(module).__name__ for module in model.modules())
-    assert has_coco_heads(model, model.state_dict(), COCO_OUTPUTS)
+    assert any(f"{head}.bias" in model.state_dict() for head, _ in HEADS)
 
 
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
-        ("fasterrcnn_swin_t_fpn", {"box_batch_size_per_image": 16}),
         ("maskrcnn_resnet50_fpn", {"box_batch_size_per_image": 8, "box_detections_per_img": 2}),
         (SMALL, {"backbone_width": 32}),
     ],
@@ -149,15 +147,6 @@ def test_detector_trains_and_detects(name: str, fields: dict[str, Any]) -> None:
     assert all((found["labels"] <= len(CLASSES)).all() for found in detected)
 
 
-def test_weights_come_from_the_seed_alone() -> None:
-    before = torch.get_rng_state()
-    first = weights_hash(build(SMALL, seed=1, model_options=NARROW))
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.rand(3)
-    assert weights_hash(build(SMALL, seed=1, model_options=NARROW)) == first
-    assert weights_hash(build(SMALL, seed=2, model_options=NARROW)) != first
-
-
 @pytest.mark.parametrize(
     ("name", "given", "used"),
     [
@@ -172,12 +161,15 @@ def test_sizes_of_the_pictures(name: str, given: tuple[Any, Any], used: tuple[in
     assert (resizing.min_size, resizing.max_size) == ((used[0],), used[1])
 
 
-@pytest.mark.parametrize(("layers", "frozen"), [(None, 0), (4, 1), (2, 4), (0, 8)])
+@pytest.mark.parametrize(("layers", "frozen"), [(None, 0), (2, 4)])
 def test_frozen_layers_of_swin(layers: int | None, frozen: int) -> None:
     """The embedding, then stages 1, 3, 5, 7; the merging before a stage is part of it."""
     with torch.device("meta"):
         model = fasterrcnn_swin_t_fpn(num_classes=3, trainable_backbone_layers=layers)
     body: Any = model.backbone.body
+    levels = model.backbone(torch.zeros(1, 3, 64, 96, device="meta"))
+    sizes = [tuple(level.shape[1:]) for level in levels.values()]
+    assert sizes[:4] == [(256, 64 // stride, 96 // stride) for stride in (4, 8, 16, 32)]
     trains = [all(p.requires_grad for p in part.parameters()) for part in body]
     assert trains == [False] * frozen + [True] * (8 - frozen)
     rest = [p for name, p in model.named_parameters() if not name.startswith("backbone.body")]
@@ -198,7 +190,6 @@ def test_frozen_layers_are_counted_as_torchvision_does() -> None:
     [
         (SMALL, {"nms_tresh": 1}, r"options\.nms_tresh: .* no such argument.*nms_thresh"),
         ("retinanet_resnet50_fpn", {"detection_per_img": 1}, "nearest: detections_per_img"),
-        ("fasterrcnn_swin_t_fpn", {"rpn": 1}, "nearest: .*rpn_"),
         (MOBILE, {"wholly_unlike": 1}, "nearest: .*box_batch_size_per_image"),
         ("fasterrcnn_swin_t_fpn", {"box_predictor": nn.Identity()}, "num_classes should be None"),
         ("retinanet_resnet50_fpn", {"backbone": 1}, "multiple values for argument 'backbone'"),
@@ -448,10 +439,3 @@ def test_weights_that_cannot_be_fetched(remote: Path, content: bytes | None, mes
         weights.ensure(FILE, download=True)
     assert f"place {weights.address(FILE)} at {weights.path(FILE)}" in str(caught.value)
     assert list(weights.path(FILE).parent.iterdir()) == [], "nothing half-finished is left"
-
-
-def test_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "torch").write_text("a file")
-    monkeypatch.setattr(torch.hub, "urlopen", refuse)
-    with pytest.raises(DataError, match="could not be fetched"):
-        weights.ensure(FILE, download=True)
