@@ -30,26 +30,6 @@ def changed(chosen: LanguageOptions, **changes: Any) -> LanguageOptions:
     return LanguageOptions.model_validate(chosen.model_dump(exclude_unset=True) | SMALL | changes)
 
 
-def first(chosen: LanguageOptions, shard: Shard = WHOLE) -> Any:
-    return next(build_workload(chosen, 0).batches(PLAN, shard))
-
-
-@pytest.mark.parametrize("objective", ["causal", "masked"])
-@pytest.mark.parametrize("packed", [True, False])
-def test_shares_and_micro_batches_weigh_as_much_as_the_step(
-    chosen: LanguageOptions, objective: str, packed: bool
-) -> None:
-    chosen = changed(chosen, objective=objective, packed=packed)
-    whole, *halves = (first(chosen), *(first(chosen, Shard(index=i, count=2)) for i in (0, 1)))
-    parts = [part for half in halves for part in half.split(2)]
-    assert whole.step_weight == sum(part.weight for part in parts) == whole.weight
-    assert {part.step_weight for part in parts} == {whole.step_weight}
-    assert whole.weight == (whole.targets != IGNORED).sum()
-    rows = [row[row != IGNORED].tolist() for part in parts for row in part.targets]
-    assert rows == [row[row != IGNORED].tolist() for row in whole.targets]
-    assert packed == (len({part.weight for part in parts}) == 1)
-
-
 def test_padded_samples_end_with_their_document(chosen: LanguageOptions) -> None:
     """Each token of each document is predicted once in an epoch, its end too, its first never."""
     chosen = changed(chosen, packed=False)
@@ -122,19 +102,13 @@ def test_loss_and_quality(chosen: LanguageOptions, tied: bool) -> None:
     expected = functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     torch.testing.assert_close(loss.total / loss.weight, expected)
     assert abs(expected.item() - math.log(258)) < 0.3
-    parts = [task.evaluate(model.eval(), Shard(index=i, count=2), CPU) for i in (0, 1)]
-    quality = task.quality(parts)
-    alone = task.quality([task.evaluate(model, WHOLE, CPU)])
-    assert quality == pytest.approx(dict(alone))
+    quality = task.quality([task.evaluate(model.eval(), WHOLE, torch.device("cpu"))])
     assert quality["perplexity"] == pytest.approx(math.exp(quality["validation_loss"] or 0))
     validation = token_data(chosen).validation
     bits = (quality["validation_loss"] or 0) / math.log(2)
     assert validation.text_bytes is not None
     ratio = len(validation.tokens) / validation.text_bytes
     assert quality["bits_per_byte"] == pytest.approx(bits * ratio)
-
-
-CPU = torch.device("cpu")
 
 
 def published_flops(model: Any, length: int) -> int:

@@ -29,25 +29,8 @@ def task(**fields: Any) -> Classification:
     return Classification(ClassificationOptions.model_validate(chosen), 0)
 
 
-def taken(steps: int, shard: Shard = WHOLE, **fields: Any) -> list[ImageBatch]:
-    return list(islice(task(**fields).batches(PLAN, shard), steps))
-
-
-@pytest.mark.parametrize(("count", "workers"), [(1, 2), (2, 0), (4, 0)])
-def test_shards_concatenate_to_the_unsharded_batch(count: int, workers: int) -> None:
-    """Also those that other processes make ahead, which draw from no generator of torch's."""
-    steps = 5  # two and a half epochs
-    before = torch.get_rng_state()
-    shards = [
-        taken(steps, Shard(index=i, count=count), augment="crop_flip", loader_workers=workers)
-        for i in range(count)
-    ]
-    for step, expected in enumerate(taken(steps, augment="crop_flip")):
-        parts = [shard[step] for shard in shards]
-        assert torch.equal(torch.cat([part.pictures for part in parts]), expected.pictures)
-        assert torch.equal(torch.cat([part.labels for part in parts]), expected.labels)
-        assert sum((part.sample_ids for part in parts), ()) == expected.sample_ids
-    assert torch.equal(torch.get_rng_state(), before), "dropout would differ"
+def taken(steps: int) -> list[ImageBatch]:
+    return list(islice(task().batches(PLAN, WHOLE), steps))
 
 
 def test_an_epoch_takes_no_sample_twice_and_drops_the_incomplete_batch() -> None:
@@ -87,14 +70,8 @@ def test_crop_flip_cuts_out_of_a_black_frame() -> None:
         assert torch.equal(made, cut.flip(-1) if flip else cut)
 
 
-def test_batch_moves_and_splits() -> None:
+def test_batches_move() -> None:
     (batch,) = taken(1)
-    parts = batch.split(4)
-    assert [len(part) for part in parts] == [2, 2, 2, 2]
-    assert torch.equal(torch.cat([part.pictures for part in parts]), batch.pictures)
-    assert sum((part.sample_ids for part in parts), ()) == batch.sample_ids
-    with pytest.raises(InputError, match="8 samples cannot be cut into 3 equal micro-batches"):
-        batch.split(3)
     assert batch.to(CPU).pictures is batch.pictures
     moved = batch.to(torch.device("meta"))
     assert moved.pictures.device.type == moved.labels.device.type == "meta"

@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from shardmark.workloads.own.batch import OwnBatch
 from torch import Tensor
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
 from shardmark.workloads import build_workload, check_data, data_paths, options
 from shardmark.workloads.base import BatchPlan, Workload
+from shardmark.workloads.own.task import OwnBatch
 
 TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
-NAMES = {"tokens": "next_letter_accuracy", "regression": "rmse", "segmentation": "iou"}
 PLAN = BatchPlan(global_batch=8, seed=3)
 WHOLE = Shard(index=0, count=1)
 CPU = torch.device("cpu")
@@ -71,23 +70,6 @@ def tensors(batch: OwnBatch) -> list[Tensor]:
     return list(content.values() if isinstance(content, dict) else content)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_shares_and_micro_batches_weigh_what_the_step_does(name: str) -> None:
-    workload = example(name)
-    whole, shares = taken(workload), [taken(workload, Shard(index=i, count=2)) for i in range(2)]
-    for step, expected in enumerate(whole):
-        parts = [part for share in shares for part in share[step].split(2)]
-        assert sum((part.sample_ids for part in parts), ()) == expected.sample_ids
-        assert {part.step_weight for part in parts} == {expected.weight} == {expected.step_weight}
-        assert sum(part.weight for part in parts) == expected.weight
-    if name != "tokens":
-        assert whole[0].weight == 8
-        return
-    model = workload.build_model()
-    for part in whole[0].split(4):
-        assert float(workload.loss(model, part).weight) == part.weight
-
-
 def test_what_a_sample_draws_depends_on_epoch_and_sample_alone() -> None:
     workload = example("segmentation", training_samples=8)
     torch.manual_seed(1)
@@ -99,20 +81,6 @@ def test_what_a_sample_draws_depends_on_epoch_and_sample_alone() -> None:
     assert torch.equal(half.content["picture"], first.content["picture"][4:])
     order = [second.sample_ids.index(i) for i in first.sample_ids]
     assert not torch.equal(second.content["picture"][order], first.content["picture"])
-
-
-@pytest.mark.parametrize(("name", "metric"), NAMES.items())
-def test_evaluation_adds_up_whoever_evaluates(name: str, metric: str) -> None:
-    workload = example(name, evaluation_batch=7, validation_samples=20)
-    assert workload.validation_samples == 20
-    model = workload.build_model().eval()
-    alone = workload.quality([workload.evaluate(model, WHOLE, CPU)])
-    parts = [workload.evaluate(model, Shard(index=i, count=3), CPU) for i in range(3)]
-    assert list(alone) == [metric]
-    assert workload.quality(parts) == pytest.approx(alone)
-    assert (workload.sample_input_flops(workload.build_model()) or 0) > 1000
-    weights = [p.sum() for _ in range(2) for p in workload.build_model().parameters()]
-    assert weights[: len(weights) // 2] == weights[len(weights) // 2 :], "from the seed"
 
 
 def test_a_scalar_loss_is_a_mean_and_the_default_metric(tmp_path: Path) -> None:
