@@ -21,7 +21,7 @@ from torchvision.models.detection.retinanet import RetinaNetClassificationHead
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.workloads import check_data
-from shardmark.workloads.detection import weights
+from shardmark.workloads.detection import own_detectors, weights
 from shardmark.workloads.detection.building import (
     COCO_OUTPUTS,
     HEADS,
@@ -151,8 +151,6 @@ def test_detector_trains_and_detects(name: str, fields: dict[str, Any]) -> None:
     ("name", "given", "used"),
     [
         (MOBILE, (48, 96), (48, 96)),
-        (MOBILE, (None, None), (320, 640)),
-        (SMALL, (None, None), (128, 256)),
         (SMALL, (None, 199), (128, 199)),
     ],
 )
@@ -192,7 +190,6 @@ def test_frozen_layers_are_counted_as_torchvision_does() -> None:
         ("retinanet_resnet50_fpn", {"detection_per_img": 1}, "nearest: detections_per_img"),
         (MOBILE, {"wholly_unlike": 1}, "nearest: .*box_batch_size_per_image"),
         ("fasterrcnn_swin_t_fpn", {"box_predictor": nn.Identity()}, "num_classes should be None"),
-        ("retinanet_resnet50_fpn", {"backbone": 1}, "multiple values for argument 'backbone'"),
     ],
 )
 def test_wrong_model_options(name: str, given: dict[str, Any], message: str) -> None:
@@ -343,16 +340,16 @@ def test_broken_published_file() -> None:
         outlined(MOBILE, weights="coco")
 
 
-@pytest.mark.parametrize("name", sorted(DETECTORS))
-def test_addresses_are_torchvisions(name: str) -> None:
+def test_addresses_are_torchvisions() -> None:
     """A newer torchvision may have other files."""
-    if name not in OWN_DETECTORS:
-        expected = get_model_weights(name).COCO_V1.url
-        assert weights.address(PUBLISHED["coco"][name]) == expected
-    backbones = ("resnet50", "resnet18", "mobilenet_v3_large", "swin_t")
-    (backbone,) = (each for each in backbones if each in name)
-    expected = get_model_weights(backbone).IMAGENET1K_V1.url
-    assert weights.address(PUBLISHED["imagenet"][name]) == expected
+    for name in DETECTORS:
+        if name not in OWN_DETECTORS:
+            expected = get_model_weights(name).COCO_V1.url
+            assert weights.address(PUBLISHED["coco"][name]) == expected
+        backbones = ("resnet50", "resnet18", "mobilenet_v3_large", "swin_t")
+        (backbone,) = (each for each in backbones if each in name)
+        expected = get_model_weights(backbone).IMAGENET1K_V1.url
+        assert weights.address(PUBLISHED["imagenet"][name]) == expected
 
 
 @pytest.mark.parametrize(
@@ -369,20 +366,27 @@ def test_files_lie_where_torch_looks(
     assert weights.path(FILE) == Path(torch.hub.get_dir()) / "checkpoints" / f"{FILE}.pth"
 
 
-@pytest.mark.parametrize(
-    ("name", "backbone"), [(SMALL, "resnet18"), ("fasterrcnn_swin_t_fpn", "swin_t")]
-)
-@pytest.mark.usefixtures("_quick_draws")
-def test_backbone_trained_on_imagenet(name: str, backbone: str) -> None:
+def test_backbones_trained_on_imagenet(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
-        trained = get_model(backbone)
-    place(PUBLISHED["imagenet"][name], constants(trained))
-    model = build(name, weights="imagenet", trainable_backbone_layers=0)
+        trained = get_model("resnet18")
+    place(PUBLISHED["imagenet"][SMALL], constants(trained))
+    model = build(SMALL, weights="imagenet", trainable_backbone_layers=0)
     body = {k: v for k, v in model.state_dict().items() if "body" in k and v.is_floating_point()}
     assert len(body) > 50
     assert all((value == 0.5).all() for value in body.values())
     trains = {"body" in key: p.requires_grad for key, p in model.named_parameters()}
     assert trains == {True: False, False: True}
+    asked = []
+
+    def noted(name: str, *, weights: str | None, **options: Any) -> nn.Module:
+        asked.append((name, weights))
+        return get_model(name, **options)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(own_detectors, "get_model", noted)
+    with torch.device("meta"):
+        for build_own in OWN_DETECTORS.values():
+            build_own(num_classes=3, weights_backbone="IMAGENET1K_V1")
+    assert asked == [("swin_t", "IMAGENET1K_V1"), ("resnet18", "IMAGENET1K_V1")]
 
 
 def refuse(*_: object, **__: object) -> object:
