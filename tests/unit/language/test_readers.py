@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from tests.unit.language.conftest import TEXTS
 
 from shardmark.core.errors import DataError, InputError
@@ -245,40 +244,6 @@ def test_the_standard_library() -> None:
     assert 480 < documents < 560
     assert 8e6 < len(data.training.tokens) + len(data.validation.tokens) < 10e6
     assert corpora(chosen) == build_workload(chosen, 0).corpora == {"stdlib": data.sha256}
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"model": "gpt3"}, "unknown model 'gpt3'; nearest: "),
-        ({"model": "hf:gpt9"}, "nearest: hf:gpt2"),
-        ({"model": "hf:nowhere.json"}, "no such file"),
-        ({"model": "json:none"}, "has no 'none'"),
-        ({"model": "hf:gpt2", "layers": 3}, "hf:gpt2 has no layers"),
-        ({"model_options": {"n_layer": 3}}, "gpt has no model_options"),
-        ({"model": "hf:gpt2", "model_options": {"vocab_size": 3}}, "use workload.vocabulary"),
-        ({"width": 100, "heads": 3}, "an even number of channels"),
-        ({"model": "hf:bert"}, "it needs objective: masked"),
-        ({"model": "hf:llama", "objective": "masked"}, "hf:llama is causal"),
-        ({"dataset": "text"}, "data_dir is missing; text"),
-        ({"dataset": "tokens", "data_dir": "x"}, "vocabulary is missing"),
-        ({"packed": False, "document_masks": True}, "document_masks needs packed"),
-        ({"tokenizer": "words"}, "allowed are bytes, FILE.json and {bpe: SIZE}"),
-        ({"tokenizer": {"bpe": 100}}, "greater than or equal to 258"),
-        ({"sequence_length": 1}, "greater than or equal to 2"),
-    ],
-)
-def test_wrong_options(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        options({"name": "language"} | fields)
-    assert message in str(caught.value)
-
-
-def test_a_folder_with_weights_has_its_own_model_options(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="model_options cannot be given"):
-        options(
-            {"name": "language", "model": f"hf:{tmp_path}", "model_options": {"resid_pdrop": 0}}
-        )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from shardmark.core.errors import DataError, InputError
@@ -241,19 +240,6 @@ def test_what_cannot_be_cut_cannot_be_accumulated(tmp_path: Path) -> None:
     assert batch.split(1) == (batch,)
     with pytest.raises(InputError, match="cannot be cut into micro-batches"):
         batch.split(2)
-
-
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("no_such_module:Task", "no module 'no_such_module'"),
-        (f"{TEMPLATES / 'tokens'}.py:Missing", "has no 'Missing'"),
-        ("tokens", "names no class"),
-    ],
-)
-def test_a_class_that_is_not_there(task: str, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        options({"name": "own", "task": task})
 
 
 def test_files_among_the_options_are_part_of_what_was_trained(tmp_path: Path) -> None:
