@@ -17,11 +17,11 @@ from shardmark.workloads.datasets import sources as _sources
 from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 from shardmark.workloads.vision import data
 from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.workloads.vision.task import Classification
 
 
 def load(seed: int = 0, **fields: Any) -> LabelledPictures:
-    chosen = ClassificationOptions.model_validate(fields)
-    return data.load(chosen, seed)
+    return data.load(ClassificationOptions.model_validate(fields), seed)
 
 
 def everything(source: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,14 +46,11 @@ def test_digits_are_split_by_class_and_normalised_by_what_is_documented() -> Non
 
 
 def test_subset_is_drawn_from_the_seed() -> None:
-    first, again, other = (
-        everything(load(seed=seed, training_samples=30, validation_samples=9).training)
-        for seed in (1, 1, 2)
-    )
-    assert len(first[0]) == 30
-    assert torch.equal(first[0], again[0])
-    assert not torch.equal(first[0], other[0])
-    assert len(load(validation_samples=9).validation) == 9
+    few = ClassificationOptions(training_samples=30, validation_samples=9)
+    first, again, other = (Classification(few, seed) for seed in (1, 1, 2))
+    assert (first.training_samples, first.validation_samples) == (30, 9)
+    assert torch.equal(everything(first._training)[0], everything(again._training)[0])
+    assert not torch.equal(everything(first._training)[0], everything(other._training)[0])
 
 
 def test_random_pictures_are_marked_and_come_from_the_seed() -> None:
@@ -74,9 +71,9 @@ def test_random_pictures_are_marked_and_come_from_the_seed() -> None:
 
 
 def test_large_sets_are_resized_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = everything(load(image_size=40, training_samples=20).training)[0]
+    expected = everything(load(image_size=40).validation)[0]
     monkeypatch.setattr(_sources, "RESIZE_WHOLE_BYTES", 1000)
-    assert torch.equal(everything(load(image_size=40, training_samples=20).training)[0], expected)
+    assert torch.equal(everything(load(image_size=40).validation)[0], expected)
 
 
 def write_mnist(folder: Path) -> None:
@@ -142,24 +139,21 @@ def test_missing_files_are_named(name: str, file: str, tmp_path: Path) -> None:
         assert "`download: true` fetches them" in found
 
 
-def test_files_that_may_be_downloaded_are_not_missed(tmp_path: Path) -> None:
-    data_dir = str(tmp_path / "new")
-    check_data(ClassificationOptions(dataset="mnist", data_dir=data_dir, download=True))
+def test_files_that_cannot_be_downloaded_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cifar10(tmp_path)
+    with pytest.raises(DataError, match=r"cifar10 cannot be read or downloaded .*corrupted"):
+        load(dataset="cifar10", data_dir=str(tmp_path))
 
-
-def test_download_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError("no route to host")
 
     monkeypatch.setattr("torchvision.datasets.MNIST.download", refuse)
+    new = {"dataset": "mnist", "data_dir": str(tmp_path / "new"), "download": True}
+    check_data(ClassificationOptions.model_validate(new))  # it may yet be downloaded
     with pytest.raises(DataError, match=r"cannot be read or downloaded \(no route to host"):
-        load(dataset="mnist", data_dir=str(tmp_path / "new"), download=True)
-
-
-def test_corrupted_files(tmp_path: Path) -> None:
-    write_cifar10(tmp_path)
-    with pytest.raises(DataError, match=r"cifar10 cannot be read or downloaded .*corrupted"):
-        load(dataset="cifar10", data_dir=str(tmp_path))
+        load(**new)
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
