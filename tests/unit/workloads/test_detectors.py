@@ -35,7 +35,6 @@ from shardmark.workloads.detection.own_detectors import (
     fasterrcnn_swin_t_fpn,
     fcos_resnet18_fpn,
 )
-from shardmark.workloads.detection.proposals import sample_by_picture
 from shardmark.workloads.detection.weights import PUBLISHED
 
 MOBILE = "fasterrcnn_mobilenet_v3_large_320_fpn"
@@ -53,17 +52,6 @@ State = dict[str, Tensor]
 @pytest.fixture(autouse=True)
 def _torch_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-
-
-@pytest.fixture
-def _quick_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of any law will do: drawing 45 M of the right one takes a second."""
-
-    def draw(tensor: Tensor, *_: object, **__: object) -> None:
-        tensor.detach().uniform_(-0.05, 0.05)
-
-    for name in ("kaiming_normal_", "kaiming_uniform_", "trunc_normal_", "xavier_uniform_"):
-        monkeypatch.setattr(nn.init, name, draw)
 
 
 def build(name: str, classes: tuple[str, ...] = CLASSES, seed: int = 0, **fields: Any) -> nn.Module:
@@ -116,47 +104,6 @@ def test_what_is_listed_of_every_detector_is_true(name: str) -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert not any("Frozen" in type(module).__name__ for module in model.modules())
     assert any(f"{head}.bias" in model.state_dict() for head, _ in HEADS)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields"),
-    [
-        ("maskrcnn_resnet50_fpn", {"box_batch_size_per_image": 8, "box_detections_per_img": 2}),
-        (SMALL, {"backbone_width": 32}),
-    ],
-)
-@pytest.mark.usefixtures("_quick_draws")
-def test_detector_trains_and_detects(name: str, fields: dict[str, Any]) -> None:
-    """A picture without objects takes part."""
-    model = build(name, model_options=fields, min_size=64, max_size=64)
-    assert model.training
-    sample_by_picture(model)
-    pictures = [torch.rand(3, 40, 56), torch.rand(3, 48, 32)]
-    boxes = torch.tensor([[4.0, 4.0, 30.0, 30.0], [10.0, 5.0, 20.0, 28.0]])
-    targets = [
-        {"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": torch.ones(2, 40, 56)},
-        {"boxes": boxes[:0], "labels": torch.empty(0).long(), "masks": torch.ones(0, 48, 32)},
-    ]
-    for seed, target in enumerate(targets):
-        target["sampling_seed"] = seed  # type: ignore[assignment]
-    with torch.no_grad():
-        losses = model(pictures, targets)
-        detected = model.eval()(pictures)
-    assert all(loss.isfinite() and loss.shape == () for loss in losses.values())
-    assert ("loss_mask" in losses) == name.startswith("maskrcnn")
-    assert all((found["labels"] <= len(CLASSES)).all() for found in detected)
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "used"),
-    [
-        (MOBILE, (48, 96), (48, 96)),
-        (SMALL, (None, 199), (128, 199)),
-    ],
-)
-def test_sizes_of_the_pictures(name: str, given: tuple[Any, Any], used: tuple[int, int]) -> None:
-    resizing = outlined(name, min_size=given[0], max_size=given[1]).transform
-    assert (resizing.min_size, resizing.max_size) == ((used[0],), used[1])
 
 
 @pytest.mark.parametrize(("layers", "frozen"), [(None, 0), (2, 4)])
@@ -407,9 +354,6 @@ def test_missing_weights_that_may_not_be_fetched(
         assert str(weights.path(name)) in told
     place(name, {})
     check_data(chosen)
-
-
-def test_missing_file_of_the_users(detection_folder: Path) -> None:
     with pytest.raises(DataError, match=r"workload.weights: there is no file mine.pth; null, coco"):
         check_data(options(detection_folder, weights="mine.pth"))
 

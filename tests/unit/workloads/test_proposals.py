@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from scipy.special import chdtr
-from tests.unit.workloads.detection_data import TWO_STAGES, options, task, write
+from tests.unit.workloads.detection_data import TWO_STAGES, task, write
 from torch import Tensor
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
 from shardmark.core.shares import Shard
 from shardmark.workloads.base import BatchPlan
-from shardmark.workloads.detection.building import build_detector
-from shardmark.workloads.detection.proposals import PictureSampler, sample_by_picture
+from shardmark.workloads.detection.proposals import PictureSampler
 from shardmark.workloads.detection.task import Detection
 from shardmark.workloads.order import seed_of
 
@@ -103,29 +102,6 @@ def test_what_was_drawn_is_told() -> None:
     assert told[-1] == "0/7", "proposals depend on rounding"
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("fasterrcnn_mobilenet_v3_large_320_fpn", {"rpn": (256, 0.5), "roi_heads": (512, 0.25)}),
-        ("fcos_resnet18_fpn", {}),
-    ],
-)
-def test_samplers_stand_where_torchvisions_stood(
-    tmp_path: Path, name: str, sizes: dict[str, tuple[int, float]]
-) -> None:
-    with torch.device("meta"):
-        model = build_detector(options(tmp_path, model=name), classes=("a", "b"), seed=0)
-    keys = list(model.state_dict())
-    made = sample_by_picture(model)
-    assert [each.of_anchors for each in made] == [True, False][: len(sizes)]
-    assert [each.stream for each in made] == list(range(len(sizes)))
-    assert list(model.state_dict()) == keys
-    for owner, each in zip(sizes, made, strict=True):
-        assert model.get_submodule(f"{owner}.fg_bg_sampler") is each
-        assert (each.batch_size_per_image, each.positive_fraction) == sizes[owner]
-    assert bool(model._forward_pre_hooks) == bool(sizes)
-
-
 def drawn(made: Detection, shards: int) -> tuple[str, ...]:
     """What a step of four pictures draws, shared out by so many ranks that one model plays."""
     model = made.build_model()
@@ -147,15 +123,3 @@ def test_same_anchors_under_every_number_of_ranks(tmp_path: Path) -> None:
     assert len(alone) == 16, "8 pictures, 2 samplers"
     assert len({line for line in alone if line.count("/") == 2}) == 8
     assert drawn(made, 2) == drawn(made, 4) == alone
-
-
-def test_seeds_come_with_the_targets_by_name_too(detection_folder: Path) -> None:
-    made = task(detection_folder, model=TWO_STAGES)
-    model = made.build_model()
-    batch = next(made.batches(BatchPlan(global_batch=2, seed=0), Shard(index=0, count=1))).to(CPU)
-    told = made.watch_draws()
-    with torch.no_grad():
-        model(list(batch.pictures), list(batch.targets))
-        first = told()
-        model(images=list(batch.pictures), targets=list(batch.targets))
-    assert told() == first != ()

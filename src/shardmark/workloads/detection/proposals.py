@@ -94,13 +94,13 @@ def sample_by_picture(model: nn.Module) -> tuple[PictureSampler, ...]:
         setattr(owner, SAMPLER, new)
         made.append(new)
     if owners:
-        model.register_forward_pre_hook(_give_seeds, with_kwargs=True)
+        model.register_forward_pre_hook(_give_seeds)
     return tuple(made)
 
 
-def _give_seeds(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    targets = kwargs.get("targets", args[1] if len(args) > 1 else None)
-    seeds = [] if targets is None else [target["sampling_seed"] for target in targets]
+def _give_seeds(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """From the targets, which follow the pictures in training."""
+    seeds = [target["sampling_seed"] for targets in args[1:] for target in targets or ()]
     for sampler in module.modules():
         if isinstance(sampler, PictureSampler):
             sampler.seeds = seeds
