@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,8 @@ from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
 from shardmark.workloads import build_workload, check_data, corpora, data_paths, options
 from shardmark.workloads.base import BatchPlan
-from shardmark.workloads.language import tokens
+from shardmark.workloads.language import tokenizers, tokens
 from shardmark.workloads.language.options import LanguageOptions
-from shardmark.workloads.language.tokenizers import ByteTokenizer
 from shardmark.workloads.language.tokens import token_data
 
 if TYPE_CHECKING:
@@ -168,14 +168,14 @@ def test_splits(
 
 
 def test_a_tokenizer_learns_nothing_of_what_validates(tmp_path: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
+    library = pytest.importorskip("tokenizers")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "input.txt").write_text("ab " * 300 + "xy " * 30)
     token_data(
         LanguageOptions(dataset="text", data_dir=str(tmp_path / "data"), tokenizer={"bpe": 300})
     )
     (file,) = tmp_path.glob("cache/*/tokenizer.json")
-    learned = tokenizers.Tokenizer.from_file(str(file)).get_vocab()
+    learned = library.Tokenizer.from_file(str(file)).get_vocab()
     assert "ab" in learned
     assert "xy" not in learned
 
@@ -212,7 +212,7 @@ def test_other_tokens_or_text_are_another_corpus(
     chosen: LanguageOptions, texts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = token_data(chosen)
-    monkeypatch.setattr(ByteTokenizer, "end", 255)
+    monkeypatch.setattr(tokenizers, "BYTES", replace(tokenizers.BYTES, end=255))
     monkeypatch.setattr(tokens, "VERSION", "other")
     after = token_data(chosen)
     assert after.sha256 != before.sha256
@@ -222,11 +222,11 @@ def test_other_tokens_or_text_are_another_corpus(
 
 def test_trained_tokenizer(chosen: LanguageOptions, tmp_path: Path) -> None:
     """It comes back to the text, and its file gives the same tokens."""
-    tokenizers = pytest.importorskip("tokenizers")
+    library = pytest.importorskip("tokenizers")
     wanted = chosen.model_dump() | {"tokenizer": {"bpe": 300}}
     data = token_data(LanguageOptions.model_validate(wanted))
     (file,) = tmp_path.glob("cache/*/tokenizer.json")
-    loaded = tokenizers.Tokenizer.from_file(str(file))
+    loaded = library.Tokenizer.from_file(str(file))
     text = loaded.decode(data.training.tokens.tolist(), skip_special_tokens=True)
     assert text == "".join(text for text in TEXTS if text not in VALIDATING)
     assert len(data.training.tokens) < 0.8 * len(tokens_of(TEXTS))

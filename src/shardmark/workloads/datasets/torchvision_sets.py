@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,19 +38,34 @@ class TorchvisionSet:
 
     def check(self, options: ClassificationOptions) -> int:
         """Raise `DataError` for missing files, `InputError` for more samples than there are."""
-        self._check_files(options)
+        self._missing(options)
         return options.check_sample_counts(self.training_samples, self.validation_samples)
 
     def paths(self, options: ClassificationOptions) -> tuple[Path, ...]:
         return tuple(options.folder / name for name in self.files)
 
     def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa: ARG002
+        """Downloaded first where that is allowed."""
         import torch
+        from torchvision import datasets
 
         from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 
+        kind, folder = getattr(datasets, self.kind), options.folder
+        missing = self._missing(options)
+        try:
+            if missing:
+                with _one_process_at_a_time(folder):
+                    kind(root=folder, train=True, download=True)
+            splits = [kind(root=folder, train=train) for train in (True, False)]
+        except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
+            raise DataError(
+                str(folder),
+                f"{options.dataset} cannot be read or downloaded ({error})",
+                f"remove broken files; expected {', '.join(self.files)}; `download: true` fetches"
+                " them",
+            ) from error
         size = options.image_size or IMAGE_SIZE
-        splits = self._splits(options)
         training, validation = (
             InMemory(self.pictures_of(split), torch.as_tensor(split.targets).long(), size)
             for split in splits
@@ -64,38 +79,27 @@ class TorchvisionSet:
             std=self.std,
         )
 
-    def _missing(self, folder: Path) -> list[str]:
-        return [name for name in self.files if not (folder / name).is_file()]
-
-    def _check_files(self, options: ClassificationOptions) -> None:
-        missing = self._missing(options.folder)
-        if not missing or options.download:
-            return
-        what = f"no {', '.join(missing)}" if options.folder.is_dir() else "no such folder"
-        raise DataError(
-            str(options.folder),
-            f"{what} for {options.dataset}",
-            f"expected {', '.join(self.files)} in data_dir; `download: true` fetches them",
-        )
-
-    def _splits(self, options: ClassificationOptions) -> Sequence[Any]:
-        """Training and test set, downloaded first where that is allowed."""
-        from torchvision import datasets
-
-        self._check_files(options)
-        kind, folder = getattr(datasets, self.kind), options.folder
-        try:
-            if self._missing(folder):
-                with _one_process_at_a_time(folder):
-                    kind(root=folder, train=True, download=True)
-            return kind(root=folder, train=True), kind(root=folder, train=False)
-        except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
+    def _missing(self, options: ClassificationOptions) -> list[str]:
+        """Files that are to be downloaded; `DataError` where they may not be."""
+        folder = options.folder
+        missing = [name for name in self.files if not (folder / name).is_file()]
+        if missing and not options.download:
+            what = f"no {', '.join(missing)}" if folder.is_dir() else "no such folder"
             raise DataError(
                 str(folder),
-                f"{options.dataset} cannot be read or downloaded ({error})",
-                f"remove broken files; expected {', '.join(self.files)}; `download: true` fetches"
-                " them",
-            ) from error
+                f"{what} for {options.dataset}",
+                f"expected {', '.join(self.files)} in data_dir; `download: true` fetches them",
+            )
+        return missing
+
+
+@contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """The ranks of a machine start together, and one download is enough."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".shardmark-download.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _cifar10_pictures(split: Any) -> Tensor:
@@ -130,12 +134,3 @@ CIFAR10 = TorchvisionSet(
     pictures_of=_cifar10_pictures,
 )
 """Krizhevsky, 2009."""
-
-
-@contextmanager
-def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """The ranks of a machine start together, and one download is enough."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".shardmark-download.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

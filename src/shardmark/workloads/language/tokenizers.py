@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,49 +23,41 @@ _AT_ONCE = 1000
 """Documents that are handed to the library at once."""
 
 
-class Tokenizer(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
     """Gives the end of a document a token of its own, behind all others if need be."""
 
-    @property
-    def end(self) -> int: ...
-
-    @property
-    def mask(self) -> int | None:
-        """None where it has no such token."""
-
-    @property
-    def size(self) -> int:
-        """One more than the largest token."""
-
-    def encode(self, documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
-        """Tokens of each document, without its end."""
+    encode: Callable[[Iterable[bytes]], Iterator[NDArray[np.int64]]]
+    """Tokens of each document, without its end."""
+    size: int
+    """One more than the largest token."""
+    end: int
+    mask: int | None
+    """None where it has no such token."""
 
 
-class ByteTokenizer:
-    """Each byte is a token."""
-
-    end, mask, size = 256, 257, 258
-
-    def encode(self, documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
-        return (np.frombuffer(document, np.uint8).astype(np.int64) for document in documents)
+def _bytes(documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
+    return (np.frombuffer(document, np.uint8).astype(np.int64) for document in documents)
 
 
-class LibraryTokenizer:
-    """A tokenizer of the library, which adds no tokens of its own to a document."""
+BYTES = Tokenizer(encode=_bytes, size=258, end=256, mask=257)
+"""Every byte is a token."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        tokens: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
-        self.size = max(tokens.values()) + 1
-        end, self.mask = (_first_known(tokens, names) for names in (_ENDS, _MASKS))
-        self.end = self.size if end is None else end
-        self.size = max(self.size, self.end + 1)
 
-    def encode(self, documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
+def _of_library(tokenizer: Any) -> Tokenizer:
+    """One of the library's, which adds no tokens of its own to a document."""
+
+    def encode(documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
         texts = (document.decode(errors="replace") for document in documents)
         while some := list(islice(texts, _AT_ONCE)):
-            for encoding in self._tokenizer.encode_batch_fast(some, add_special_tokens=False):
+            for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False):
                 yield np.asarray(encoding.ids, np.int64)
+
+    tokens: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
+    size = max(tokens.values()) + 1
+    end, mask = (_first_known(tokens, names) for names in (_ENDS, _MASKS))
+    end = size if end is None else end
+    return Tokenizer(encode=encode, size=max(size, end + 1), end=end, mask=mask)
 
 
 def _first_known(tokens: dict[str, int], names: Sequence[str]) -> int | None:
@@ -77,7 +70,7 @@ def tokenizer_of(
     """The tokenizer; one that is trained is trained on these documents, and left in the folder."""
     wanted = options.tokenizer
     if wanted == "bytes":
-        return ByteTokenizer()
+        return BYTES
     try:
         import tokenizers
     except ImportError:
@@ -89,10 +82,10 @@ def tokenizer_of(
     if isinstance(wanted, dict):
         trained = _trained(tokenizers, wanted["bpe"], training())
         trained.save(str(folder / "tokenizer.json"))
-        return LibraryTokenizer(trained)
+        return _of_library(trained)
     path = Path(wanted).expanduser()
     try:
-        return LibraryTokenizer(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        return _of_library(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
     except Exception as error:  # the library raises nothing more special
         raise DataError(
             str(path), f"is no tokenizer ({error})", "give a JSON file that tokenizers has saved"
