@@ -43,7 +43,7 @@ _REGISTERED = re.compile(r"^@register_model\b(\([^)]*\))?\s*\n(?:.*\n)*?def (\w+
 def is_user_function(name: str) -> bool:
     """Whether the name has the form `package.module:function` or `folder/file.py:function`."""
     forms = (_USER_FUNCTION, _FILE_FUNCTION)
-    return not name.startswith("timm:") and any(form.fullmatch(name) for form in forms)
+    return not name.startswith(("timm:", "hf:")) and any(form.fullmatch(name) for form in forms)
 
 
 def model_known(name: str) -> bool:

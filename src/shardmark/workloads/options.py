@@ -64,8 +64,8 @@ class WorkloadOptions(Model):
         return self.training_samples or training
 
 
-class PictureOptions(WorkloadOptions):
-    """What every task on pictures lets the user choose."""
+class ModelOptions(WorkloadOptions):
+    """What every task with a model by name and data of ours lets the user choose."""
 
     model: str
     model_options: dict[str, Any] = Field(default_factory=dict)
@@ -73,17 +73,10 @@ class PictureOptions(WorkloadOptions):
     dataset: str
     data_dir: str | None = None
     """Folder that holds the data set's layout; `~` expands."""
-    download: bool = False
-    on_broken: Literal["fail", "skip"] = "fail"
-    """Unreadable picture: end the trial, or train on the next readable one and report it."""
 
     @property
     def data_name(self) -> str:
         return self.dataset
-
-    @property
-    def fetches_data(self) -> bool:
-        return self.download
 
     @property
     def folder(self) -> Path:
@@ -98,4 +91,16 @@ class PictureOptions(WorkloadOptions):
         return folder
 
     def user_modules(self) -> tuple[str, ...]:
-        return (self.model.partition(":")[0],) if is_user_function(self.model) else ()
+        return (self.model.rpartition(":")[0],) if is_user_function(self.model) else ()
+
+
+class PictureOptions(ModelOptions):
+    """What every task on pictures lets the user choose."""
+
+    download: bool = False
+    on_broken: Literal["fail", "skip"] = "fail"
+    """Unreadable picture: end the trial, or train on the next readable one and report it."""
+
+    @property
+    def fetches_data(self) -> bool:
+        return self.download

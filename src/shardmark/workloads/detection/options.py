@@ -67,7 +67,6 @@ class DetectionOptions(PictureOptions):
     """Whether pictures without any object to learn take part in training."""
 
     def loads(self) -> tuple[str, ...]:
-        """Modules of libraries that the task imports only for such options."""
         return ("shardmark.workloads.detection.average_precision",)
 
     @field_validator("model")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from shardmark.workloads.models import check_model_name, is_user_function
-from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.options import ModelOptions
 
 HUGGING_FACE: dict[str, str] = {
     "hf:gpt2": "GPT-2 (Radford et al., 2019)",
@@ -37,7 +37,7 @@ _SIZES = ("vocab_size", "num_classes", "vocabulary", "sequence_length")
 """Of a model's arguments: those that the workload sets."""
 
 
-class LanguageOptions(WorkloadOptions):
+class LanguageOptions(ModelOptions):
     """A model that predicts the tokens of a text: the next one, or masked ones."""
 
     verified_samples: ClassVar[int] = 16
@@ -64,8 +64,6 @@ class LanguageOptions(WorkloadOptions):
     dataset: Literal["stdlib", "torch-source", "text", "jsonl", "parquet", "arrow", "tokens"] = (
         "stdlib"
     )
-    data_dir: str | None = None
-    """Folder that holds the data set; `~` expands."""
     column: str = "text"
     """Key or column of a document in `jsonl`, `parquet` and `arrow`."""
     tokenizer: str | dict[Literal["bpe"], Annotated[int, Field(ge=258)]] = "bytes"
@@ -78,7 +76,7 @@ class LanguageOptions(WorkloadOptions):
     @field_validator("model")
     @classmethod
     def _known(cls, name: str) -> str:
-        if is_user_function(name) and not name.startswith("hf:"):
+        if is_user_function(name):
             check_model_name(name)
         elif name != "gpt" and name not in HUGGING_FACE:
             path = Path(name.removeprefix("hf:")).expanduser()
@@ -162,22 +160,10 @@ class LanguageOptions(WorkloadOptions):
             tokenizer = f"bpe {tokenizer['bpe']}"
         return self.dataset if tokenizer == "bytes" else f"{self.dataset} by {tokenizer}"
 
-    def user_modules(self) -> tuple[str, ...]:
-        """Modules of the user's that the task imports."""
-        own = is_user_function(self.model) and not self.from_transformers
-        return (self.model.rpartition(":")[0],) if own else ()
-
     def loads(self) -> tuple[str, ...]:
-        """Modules of libraries that the task imports only for such options."""
         family = self.model.removeprefix("hf:")
         known = self.model in HUGGING_FACE
         return (f"transformers.models.{family}.modeling_{family}",) if known else ()
-
-    @property
-    def folder(self) -> Path:
-        """`data_dir` as a path."""
-        assert self.data_dir is not None, "checked for the data sets that ask"
-        return Path(self.data_dir).expanduser()
 
     @property
     def files(self) -> tuple[Path, ...]:
