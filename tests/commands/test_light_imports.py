@@ -16,7 +16,7 @@ from shardmark.cli.list import KINDS
 from tests.golden.invented import write_run
 from tests.unit.export.runs import exportable
 from tests.unit.report_compare.test_cli import trials
-from tests.unit.workloads import coco_folder, detection_folder
+from tests.unit.workloads import detection_data
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 NUMBERS = {"torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "deepspeed"}
@@ -186,8 +186,8 @@ def loaded(folder: Path) -> dict[str, set[str]]:
     given = {
         "golden": GOLDEN,
         "run": write_run(folder / "run", trials()),
-        "detection": detection_folder.write(folder / "detection"),
-        "coco": coco_folder.write_folder(folder / "coco"),
+        "detection": detection_data.write(folder / "detection"),
+        "coco": detection_data.write_odd(folder / "coco"),
         "file": folder / "experiment.yaml",
         "exported": exportable(folder / "exported").path,
         "events": folder / "events",

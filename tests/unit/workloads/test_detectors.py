@@ -14,7 +14,6 @@ import torch
 from tests.unit.workloads.detection_data import options
 from torch import Tensor, nn
 from torchvision.models import get_model, get_model_weights
-from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.retinanet import RetinaNetClassificationHead
@@ -149,51 +148,36 @@ def test_wrong_model_options(name: str, given: dict[str, Any], message: str) -> 
 # Heads for other classes than COCO's.
 
 
-class Heads(nn.Module):
-    """Heads that know COCO's categories, under the names that torchvision's detectors give them."""
-
-    def __init__(self, **heads: nn.Module) -> None:
-        super().__init__()
-        self.anchor_generator = AnchorGenerator(((8,), (16,)), ((0.5, 1.0, 2.0),) * 2)
-        for name, head in heads.items():
-            parent = nn.Module()
-            self.add_module(name.partition("__")[0], parent)
-            parent.add_module(name.partition("__")[2], head)
+PREDICTORS: dict[str, Callable[[int], nn.Module]] = {
+    "roi_heads.box_predictor": lambda outputs: FastRCNNPredictor(6, outputs),
+    "roi_heads.mask_predictor": lambda outputs: MaskRCNNPredictor(6, 5, outputs),
+    "head.classification_head": lambda outputs: RetinaNetClassificationHead(6, 3, outputs),
+}
 
 
-def box_head(outputs: int) -> nn.Module:
-    return Heads(roi_heads__box_predictor=FastRCNNPredictor(6, outputs))
-
-
-def mask_head(outputs: int) -> nn.Module:
-    return Heads(roi_heads__mask_predictor=MaskRCNNPredictor(6, 5, outputs))
-
-
-def one_stage_head(outputs: int) -> nn.Module:
-    return Heads(head__classification_head=RetinaNetClassificationHead(6, 3, outputs))
-
-
-def by_class(model: Any, outputs: int) -> Tensor:
+def by_class(head: nn.Module, path: str, outputs: int) -> Tensor:
     """What the head makes of the same features, (classes, ...)."""
     features = torch.randn(2, 6, 4, 4, generator=torch.Generator().manual_seed(1))
-    if hasattr(model, "head"):  # (pictures, places and anchors, classes)
-        return model.head.classification_head([features]).movedim(-1, 0)  # type: ignore[no-any-return]
-    if hasattr(model.roi_heads, "mask_predictor"):
-        return model.roi_heads.mask_predictor(features).movedim(1, 0)  # type: ignore[no-any-return]
-    scores, edges = model.roi_heads.box_predictor(features[0, :, 0].T)
+    if path.startswith("head"):  # (pictures, places and anchors, classes)
+        return head([features]).movedim(-1, 0)  # type: ignore[no-any-return]
+    if path.endswith("mask_predictor"):
+        return head(features).movedim(1, 0)  # type: ignore[no-any-return]
+    scores, edges = head(features[0, :, 0].T)
     return torch.cat([scores[..., None], edges.view(len(edges), outputs, 4)], dim=-1).movedim(1, 0)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("make", [box_head, mask_head, one_stage_head])
-def test_heads_keep_the_categories_of_the_same_name(make: Callable[[int], nn.Module]) -> None:
-    model = make(COCO_OUTPUTS)
+@pytest.mark.parametrize("path", PREDICTORS)
+def test_heads_keep_the_categories_of_the_same_name(path: str) -> None:
+    model, head = nn.Module(), PREDICTORS[path](COCO_OUTPUTS)
+    parent, _, name = path.partition(".")
+    model.add_module(parent, nn.ModuleDict({name: head}))
     for parameter in model.parameters():
         nn.init.normal_(parameter)
-    before = by_class(model, COCO_OUTPUTS)
+    before = by_class(head, path, COCO_OUTPUTS)
     assert coco_rows(CLASSES) == COCO_ROWS
     fit_heads(model, COCO_ROWS)
-    after = by_class(model, len(COCO_ROWS))
+    after = by_class(head, path, len(COCO_ROWS))
     assert len(after) == len(COCO_ROWS)
     for row, outputs in zip(COCO_ROWS, after, strict=True):
         if row is None:
