@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -55,7 +55,8 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> DetectionBatch:
         read = self._training.read(share.ids)
-        pictures, targets = [], []
+        pictures: list[Tensor] = []
+        targets: list[dict[str, Any]] = []
         positions = range(share.positions.start, share.positions.stop)
         for picture, objects, image_id, position in zip(
             read.pictures, read.objects, read.image_ids, positions, strict=True
@@ -66,7 +67,7 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
             if self._options.augment == "flip" and self._flipped(plan, share.epoch, position):
                 picture, boxes = mirrored(picture, boxes)  # noqa: PLW2901
                 masks = None if masks is None else masks.flip(-1)
-            target = {
+            target: dict[str, Any] = {
                 "boxes": boxes,
                 "labels": objects.labels,
                 "image_id": image_id,
