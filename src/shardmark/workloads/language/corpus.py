@@ -8,7 +8,7 @@ import os
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from operator import itemgetter
@@ -35,12 +35,10 @@ _VALIDATION = re.compile(r"(val|valid|validation|dev|test)([-_.].*)?", re.IGNORE
 class Corpus:
     """Files with documents in them, in a fixed order."""
 
-    files: tuple[Path, ...]
-    """Folders, too, of `arrow`."""
+    files: Mapping[Path, bool | None]
+    """Or folders -> whether they validate, or train; None where documents are to be divided."""
     read: Callable[[Path], Iterator[bytes]]
     """The documents of one of the files, UTF-8."""
-    validates: Callable[[Path], bool | None]
-    """Whether a file validates, or trains; None where documents are to be divided."""
 
     def documents(self) -> Iterator[tuple[bytes, bool]]:
         """Each document, and whether it validates.  Raises `DataError` where one cannot be read."""
@@ -52,8 +50,7 @@ class Corpus:
             yield document, number % VALIDATED == 0 if validates is None else validates
 
     def _named(self) -> Iterator[tuple[bytes, bool | None]]:
-        for file in self.files:
-            validates = self.validates(file)
+        for file, validates in self.files.items():
             try:
                 for document in self.read(file):
                     yield document, validates
@@ -86,27 +83,26 @@ def _divided(documents: Iterable[bytes], total: int) -> Iterator[tuple[bytes, bo
 def corpus_of(options: LanguageOptions) -> Corpus:
     """Raises `DataError` where the files are not there."""
     if options.dataset in EMBEDDED:
-        files = tuple(_python_files(_library_folder(options.dataset)))
-        return Corpus(files=files, read=_whole, validates=lambda _: None)
+        files = _python_files(_library_folder(options.dataset))
+        return Corpus(files=dict.fromkeys(files), read=_whole)
     folder = options.folder
     if not folder.is_dir():
         raise DataError(str(folder), "no such folder", "set workload.data_dir to one that is there")
     endings, read = _READERS[options.dataset]
-    files = tuple(files_below(folder, *endings) if endings else _arrow_folders(folder))
-    if not files:
+    files = files_below(folder, *endings) if endings else _arrow_folders(folder)
+    by_name = _by_name(folder, files)
+    if not by_name:
         raise DataError(str(folder), f"holds no files of {options.dataset}", "see the guide")
     column = options.column
-    return Corpus(
-        files=files, read=lambda file: read(file, column), validates=_by_name(folder, files)
-    )
+    return Corpus(files=by_name, read=lambda file: read(file, column))
 
 
-def _by_name(folder: Path, files: Sequence[Path]) -> Callable[[Path], bool | None]:
+def _by_name(folder: Path, files: Iterable[Path]) -> dict[Path, bool | None]:
     """By names, if any tells that its file validates: all others train."""
     kinds = {file: is_validation(folder, file) for file in files}
     if True in kinds.values() and set(kinds.values()) != {True}:
-        return lambda file: kinds[file] or False
-    return lambda _: None
+        return {file: kind or False for file, kind in kinds.items()}
+    return dict.fromkeys(kinds)
 
 
 def is_validation(folder: Path, file: Path) -> bool | None:
