@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
@@ -62,13 +61,6 @@ def taken(workload: Workload, shard: Shard = WHOLE, steps: int = 3) -> list[OwnB
     return batches  # type: ignore[return-value]  # just asserted
 
 
-def tensors(batch: OwnBatch) -> list[Tensor]:
-    content = batch.content
-    if isinstance(content, Tensor):
-        return [content]
-    return list(content.values() if isinstance(content, dict) else content)
-
-
 def test_what_a_sample_draws_depends_on_epoch_and_sample_alone() -> None:
     workload = example("segmentation", training_samples=8)
     torch.manual_seed(1)
@@ -85,13 +77,12 @@ def test_what_a_sample_draws_depends_on_epoch_and_sample_alone() -> None:
 def test_a_scalar_loss_is_a_mean_and_the_default_metric(tmp_path: Path) -> None:
     workload = written(tmp_path, "weights = lambda self, data: [float(r[0]) for r in data]")
     model, batch = workload.build_model(), taken(workload)[0]
-    (rows,) = tensors(batch)
+    rows = batch.content
     loss = workload.loss(model, batch)
     torch.testing.assert_close(loss.total, model(rows).square().mean() * batch.weight)
     assert batch.weight == float(rows[:, 0].sum())
     assert workload.not_additive is None
-    (part,) = [workload.evaluate(model, WHOLE, CPU)]
-    assert set(workload.quality([part])) == {"validation_loss"}
+    assert set(workload.quality([workload.evaluate(model, WHOLE, CPU)])) == {"validation_loss"}
     assert workload.quality([{}]) == {}
 
 
