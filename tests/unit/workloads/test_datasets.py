@@ -150,7 +150,7 @@ def test_files_that_cannot_be_downloaded_or_read(
         raise RuntimeError("no route to host")
 
     monkeypatch.setattr("torchvision.datasets.MNIST.download", refuse)
-    new = {"dataset": "mnist", "data_dir": str(tmp_path / "new"), "download": True}
+    new: dict[str, Any] = {"dataset": "mnist", "data_dir": str(tmp_path / "new"), "download": True}
     check_data(ClassificationOptions.model_validate(new))  # it may yet be downloaded
     with pytest.raises(DataError, match=r"cannot be read or downloaded \(no route to host"):
         load(**new)

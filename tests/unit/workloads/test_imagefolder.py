@@ -150,7 +150,7 @@ def test_broken_validation_picture_is_left_out(make_folder: MakeFolder) -> None:
         made.evaluate(model, Shard(index=index, count=12), torch.device("cpu"))
         for index in range(12)
     ]
-    assert [part.samples for part in parts] == [1] * 10 + [0, 1]
+    assert [part["samples"] for part in parts] == [1] * 10 + [0, 1]
     assert [line.split(": ")[0] for line in made.data_errors] == [str(broken)]
     with pytest.raises(DataError, match=r"2\.png: cannot be read as a picture"):
         Classification(options(folder), 0).evaluate(model, WHOLE, torch.device("cpu"))
