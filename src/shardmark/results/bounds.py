@@ -71,14 +71,13 @@ def bounds_of(metric: str) -> Bounds:
     return _OF_METRIC.get(metric) or _OF_UNIT.get(METRICS[metric].unit, _AMOUNT)
 
 
-def out_of_bounds(result: TrialResult) -> str | None:
-    """The first number that no run measures, by its place in the file; None where there is none."""
+def check_bounds(result: TrialResult) -> None:
+    """Raise `ValueError` for the first number that no run measures, with its place in the file."""
     for place, value in _numbers((), result.model_dump(exclude={"files"})):
         bounds = _bounds_at(place)
         if not bounds.allow(value):
             shown = f"{value:.4g}" if isinstance(value, float) else f"{value!s:.40}"
-            return f"{'.'.join(place)} is {shown}; possible is {bounds}"
-    return None
+            raise ValueError(f"{'.'.join(place)} is {shown}; possible is {bounds}")
 
 
 def _numbers(place: tuple[str, ...], value: object) -> Iterator[tuple[tuple[str, ...], float]]:

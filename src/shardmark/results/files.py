@@ -25,7 +25,7 @@ MOST_VALUES = 2_000_000
 """In one file: small ones take eighty times their room in memory."""
 MOST_FAULTS = 10_000
 """Of one file, that are looked at."""
-DAMAGE = (errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR)
+LASTING = {errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENOENT}
 """What a file is, rather than why it cannot be read now."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -100,14 +100,22 @@ def read_model(model: type[ModelT], path: Path) -> ModelT:
         if error.error_count() > MOST_FAULTS:
             raise ValueError(f"{error.error_count():,} of its values are wrong") from None
         faults = error.errors(include_url=False)
-    if faults[0]["type"] == "json_invalid":
-        raise ValueError(f"is not whole JSON: {faults[0]['msg']}")
     fault = faults[0]
+    if fault["type"] == "json_invalid":
+        raise ValueError(f"is not whole JSON: {fault['msg']}")
     key = ".".join(str(part) for part in fault["loc"])
     value = repr(fault["input"])
     shown = value if len(value) <= 60 else f"{value[:57]}..."
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     raise ValueError(f"{key}: found {shown}; {fault['msg']}{more}")
+
+
+def read_if_there(model: type[ModelT], path: Path) -> ModelT | None:
+    """As `read_model`; None where there is no file."""
+    try:
+        return read_model(model, path)
+    except FileNotFoundError:
+        return None
 
 
 class _Versioned(BaseModel):
@@ -125,7 +133,7 @@ def _version(content: bytes) -> int:
 def unreadable(path: Path, error: OSError) -> ValueError | InputError:
     """What to raise where a file is damaged, or else cannot be read now."""
     told = not_now(path, error)
-    return ValueError(told.args[1]) if error.errno in DAMAGE else told
+    return ValueError(told.args[1]) if error.errno in LASTING else told
 
 
 def not_now(path: Path, error: OSError) -> InputError:
@@ -181,20 +189,22 @@ def file_record(path: Path, *, flush: bool = False) -> FileRecord:
         return FileRecord(size_bytes=file.tell(), sha256=sha256)
 
 
-def difference(path: Path, record: FileRecord, *, verify: bool) -> str | None:
-    """How the file differs from its record, or None; compares hashes only if `verify`.
+def check_record(path: Path, record: FileRecord, *, verify: bool) -> None:
+    """Raise `ValueError` where the file differs from its record; of hashes only if `verify`.
 
-    Raises as `read_model` does where it cannot be read.
+    Raises `InputError` where it cannot be read now.
     """
     try:
         with open_regular(path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
-        if size_bytes != record.size_bytes:
-            return f"{path.name} has {size_bytes} bytes, not the recorded {record.size_bytes}"
-        if verify and file_record(path).sha256 != record.sha256:
-            return f"{path.name} has changed since it was recorded: another SHA-256"
+        changed = verify and file_record(path).sha256 != record.sha256
     except FileNotFoundError:
-        return f"{path.name} is missing"
+        raise ValueError(f"{path.name} is missing") from None
     except OSError as error:
         raise unreadable(path, error) from error
-    return None
+    if size_bytes != record.size_bytes:
+        raise ValueError(
+            f"{path.name} has {size_bytes} bytes, not the recorded {record.size_bytes}"
+        )
+    if changed:
+        raise ValueError(f"{path.name} has changed since it was recorded: another SHA-256")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from shardmark.results.files import read_model, write_model
 from shardmark.results.schema import Stored
 
 FINGERPRINT_FILE = "fingerprint.json"
+Part = TypeVar("Part")
 
 
 class SourceRecord(Stored):
@@ -53,27 +52,20 @@ class Fingerprint(Stored):
 
     def changes(self, now: Fingerprint) -> Iterator[str]:
         """What both have and is not the same, in words."""
-        for module in self.sources.keys() & now.sources.keys():
-            if self.sources[module].sha256 != now.sources[module].sha256:
-                yield f"the source of {now.sources[module].file}"
-        for path in self.data.keys() & now.data.keys():
-            before, after = self.data[path], now.data[path]
-            if before.files != after.files:
-                yield f"{path} ({before.files} files, now {after.files})"
-            elif before != after:
-                yield f"{path} (names, sizes or times of its files)"
-        for name in self.corpora.keys() & now.corpora.keys():
-            if self.corpora[name] != now.corpora[name]:
-                yield f"the text of {name}, which comes with the installation"
-        for name in self.versions.keys() & now.versions.keys():
-            if self.versions[name] != now.versions[name]:
-                yield f"{name} ({self.versions[name]}, now {now.versions[name]})"
-        for key in self.models.keys() & now.models.keys():
-            counts = self.models[key].parameters, now.models[key].parameters
-            if self.models[key] != now.models[key]:
-                same = counts[0] == counts[1]
-                how = "its layers" if same else f"{counts[0]:,} parameters, now {counts[1]:,}"
-                yield f"the model ({how})"
+        for _, was, source in _differing(self.sources, now.sources):
+            if was.sha256 != source.sha256:
+                yield f"the source of {source.file}"
+        for path, before, data in _differing(self.data, now.data):
+            counts = f"{before.files} files, now {data.files}"
+            same = before.files == data.files
+            yield f"{path} ({'names, sizes or times of its files' if same else counts})"
+        for name, *_ in _differing(self.corpora, now.corpora):
+            yield f"the text of {name}, which comes with the installation"
+        for name, old, new in _differing(self.versions, now.versions):
+            yield f"{name} ({old}, now {new})"
+        for _, built, model in _differing(self.models, now.models):
+            counts = f"{built.parameters:,} parameters, now {model.parameters:,}"
+            yield f"the model ({'its layers' if built.parameters == model.parameters else counts})"
 
     def merged(self, now: Fingerprint) -> Fingerprint:
         """With what is known now."""
@@ -83,13 +75,9 @@ class Fingerprint(Stored):
         )
 
 
-def write_fingerprint(folder: Path, fingerprint: Fingerprint) -> None:
-    write_model(folder / FINGERPRINT_FILE, fingerprint)
-
-
-def read_fingerprint(folder: Path) -> Fingerprint | None:
-    """The stored one; None where there is none.  Raises as `read_model` does."""
-    try:
-        return read_model(Fingerprint, folder / FINGERPRINT_FILE)
-    except FileNotFoundError:
-        return None
+def _differing(
+    before: Mapping[str, Part], now: Mapping[str, Part]
+) -> Iterator[tuple[str, Part, Part]]:
+    for key in before.keys() & now.keys():
+        if before[key] != now[key]:
+            yield key, before[key], now[key]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.core.errors import InputError
-from shardmark.results.files import read_model, write_model
+from shardmark.results.files import read_if_there, write_model
 from shardmark.results.schema import Stored
 
 NETWORK_FILE = "network.json"
@@ -87,9 +87,7 @@ def read_network(folder: Path) -> NetworkRecord | None:
     """The stored record; None where there is none.  `InputError` for one that cannot be read."""
     path = folder / NETWORK_FILE
     try:
-        return read_model(NetworkRecord, path)
-    except FileNotFoundError:
-        return None
+        return read_if_there(NetworkRecord, path)
     except ValueError as error:
         remedy = "measure again with `shardmark doctor --network`"
         raise InputError(str(path), str(error), remedy) from None

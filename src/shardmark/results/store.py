@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import math
 import os
 import platform
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,17 +17,17 @@ from typing import Any
 from shardmark.core.errors import InputError
 from shardmark.core.run_files import JOB_FOLDER, LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.core.storage import storage_error
-from shardmark.results.bounds import out_of_bounds
+from shardmark.results.bounds import check_bounds
 from shardmark.results.files import (
+    LASTING,
     ModelT,
     check_values,
-    difference,
+    check_record,
     file_record,
     flush_folder,
     not_now,
     read_model,
     read_regular,
-    unreadable,
     write_whole,
 )
 from shardmark.results.fingerprint import FINGERPRINT_FILE
@@ -50,8 +47,6 @@ LINKS_REASON = "links_missing"
 TRIALS_FOLDER = "trials"
 ASIDE_FOLDER = "set-aside"
 """What was measured and is no result of the run any more."""
-MOST_DAMAGED, MOST_DAMAGED_BYTES = 100, 2**30
-"""Of what lies aside as damaged; results there stay, however many."""
 LOCK_FILE = ".lock"
 RUN_FILES = (
     TRIALS_FOLDER,  # first: what a crash leaves behind is then no result
@@ -151,7 +146,6 @@ class RunFolder:
             os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
             for left in (p for name in RUN_FILES for p in self.path.glob(f".{name}.*.tmp")):
                 left.unlink()  # its command was killed
-            self._forget_damaged(tell)
             yield
         finally:
             os.close(descriptor)
@@ -169,13 +163,10 @@ class RunFolder:
         path = self.path / EXPERIMENT_FILE
         try:
             text = read_regular(path, MOST_CHARACTERS).decode()
-        except UnicodeDecodeError as error:
-            raise InputError(str(path), f"cannot be read: {error}", "restore the file") from None
-        except OSError as error:
-            told = unreadable(path, error)
-            if error.errno != errno.ENOENT and isinstance(told, InputError):
-                raise told from error  # for a passing reason
-            found = f"cannot be read: {error.strerror or error}"
+        except (OSError, UnicodeDecodeError) as error:
+            if isinstance(error, OSError) and error.errno not in LASTING:
+                raise not_now(path, error) from error
+            found = f"cannot be read: {getattr(error, 'strerror', error)}"
             raise InputError(str(path), found, "restore the file") from None
         experiment = parse_yaml(text, str(path))
         if not isinstance(experiment, dict):
@@ -200,9 +191,8 @@ class RunFolder:
         except (ValueError, RecursionError):
             return {}
         except OSError as error:
-            told = unreadable(path, error)
-            if now and error.errno != errno.ENOENT and isinstance(told, InputError):
-                raise told from error
+            if now and error.errno not in LASTING:
+                raise not_now(path, error) from error
             return {}
         return environment if isinstance(environment, dict) else {}
 
@@ -223,22 +213,6 @@ class RunFolder:
         path.rename(place)
         flush_folder(place.parent)
         return place
-
-    def _forget_damaged(self, tell: Callable[[str], None]) -> None:
-        """Remove the oldest of what lies aside as damaged, where it is too much."""
-        aside = self.path / ASIDE_FOLDER
-        places = sorted(aside.glob("*.damaged-*"), key=lambda place: -place.lstat().st_mtime_ns)
-        size_bytes = kept = 0
-        for place in places:
-            files = (path for path in (place, *place.rglob("*")) if path.is_file())
-            size_bytes += sum(path.lstat().st_size for path in files)
-            if kept == MOST_DAMAGED or (kept and size_bytes > MOST_DAMAGED_BYTES):
-                break
-            kept += 1
-        for place in places[kept:]:
-            shutil.rmtree(place) if place.is_dir() else place.unlink()
-        if removed := len(places) - kept:
-            tell(f"{aside}: the oldest {removed} of {len(places)} that were damaged are removed")
 
     def take_up(self, model: type[ModelT], name: str, tell: Callable[[str], None]) -> ModelT | None:
         """The run's file of that name; None where there is none to be believed.
@@ -309,12 +283,12 @@ class RunFolder:
         path = self.trial_folder(trial_id) / RESULT_FILE
         try:
             result = read_model(TrialResult, path)
-            reason = _contradiction(result, path.parent, verify=verify)
+            _check(result, path.parent, verify=verify)
         except FileNotFoundError:
             return None
         except ValueError as error:
             return Damaged(path, str(error))
-        return result if reason is None else Damaged(path, reason)
+        return result
 
     def read(self, *, verify: bool = False) -> StoredRun:
         """Every trial of the run; `verify` compares the files' hashes too, which takes longer."""
@@ -401,43 +375,37 @@ def refuse_links(folder: Path) -> None:
 
 def _runs_nearby(path: Path) -> str:
     expected = f"expected a folder with {EXPERIMENT_FILE} and {TRIALS_FOLDER}/"
-    inside = _runs_in(path)
-    if inside:
-        return f"{expected}, for example {', '.join(str(path / name) for name in inside[:3])}"
-    beside = _runs_in(path.parent)
-    near = get_close_matches(path.name, beside, n=3, cutoff=0.5) or beside[:3]
-    if near:
-        return f"{expected}, for example {', '.join(str(path.parent / name) for name in near)}"
+    runs = [*_runs_in(path), *_runs_in(path.parent)][:3]
+    if runs:
+        return f"{expected}, for example {', '.join(map(str, runs))}"
     return f"{expected}, as `shardmark run --out DIR` writes"
 
 
-def _runs_in(folder: Path) -> list[str]:
+def _runs_in(folder: Path) -> list[Path]:
     try:
-        return sorted(path.name for path in folder.iterdir() if is_run(path))
+        return sorted(path for path in folder.iterdir() if is_run(path))
     except OSError:
         return []
 
 
-def _contradiction(result: TrialResult, folder: Path, *, verify: bool) -> str | None:
-    """What no run writes, although each value by itself could be; None where there is none."""
+def _check(result: TrialResult, folder: Path, *, verify: bool) -> None:
+    """Raise `ValueError` for what no run writes, although each value by itself could be."""
     if result.id != folder.name:
-        return f"belongs to another trial: its id is {result.id!r}"
+        raise ValueError(f"belongs to another trial: its id is {result.id!r}")
     for name, record in result.files.items():
-        reason: str | None = f"files.{name}: no trial has such a file"
-        if name in RECORDED_FILES:
-            reason = difference(folder / name, record, verify=verify)
-        if reason is not None:
-            return reason
+        if name not in RECORDED_FILES:
+            raise ValueError(f"files.{name}: no trial has such a file")
+        check_record(folder / name, record, verify=verify)
     for key in ("workload", "recipe", "measure"):
         if not isinstance(result.trial.get(key, {}), dict):
-            return f"trial.{key} is no mapping"
+            raise ValueError(f"trial.{key} is no mapping")  # noqa: TRY004  (not our own mistake)
     given = result.trial.get("world_size", result.world_size)
     if given != result.world_size:
-        return f"trial.world_size is {given!r}, but world_size is {result.world_size}"
+        raise ValueError(f"trial.world_size is {given!r}, but world_size is {result.world_size}")
     trained = any(rank.role == "worker" and rank.lost is None for rank in result.ranks)
     if result.outcome is Outcome.OK and not (trained and result.layout.training_ranks):
-        return "its outcome is ok, but no rank that trains is in it"
-    return out_of_bounds(result)
+        raise ValueError("its outcome is ok, but no rank that trains is in it")
+    check_bounds(result)
 
 
 def _whole_number(text: str) -> float:

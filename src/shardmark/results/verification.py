@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from shardmark.results.files import read_model, write_model
+from shardmark.results.files import read_if_there, write_model
 from shardmark.results.schema import SCHEMA_VERSION, Stored
 
 VERIFICATION_FILE = "verification.json"
@@ -115,7 +115,4 @@ def write_verification(folder: Path, verification: Verification) -> None:
 
 def read_verification(folder: Path) -> Verification | None:
     """The stored verdicts; None where there are none.  Raises as `read_model` does."""
-    try:
-        return read_model(Verification, folder / VERIFICATION_FILE)
-    except FileNotFoundError:
-        return None
+    return read_if_there(Verification, folder / VERIFICATION_FILE)
