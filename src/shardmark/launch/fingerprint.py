@@ -16,17 +16,16 @@ from typing import Any
 
 from shardmark.config.axes import canonical
 from shardmark.core.errors import InputError
+from shardmark.results.files import read_if_there, write_model
 from shardmark.results.fingerprint import (
     FINGERPRINT_FILE,
     DataRecord,
     Fingerprint,
     ModelRecord,
     SourceRecord,
-    read_fingerprint,
-    write_fingerprint,
 )
 from shardmark.results.schema import RankRecord
-from shardmark.results.store import RunFolder, is_run
+from shardmark.results.store import RunFolder, has_results, is_run
 from shardmark.trials.trial import Trial
 from shardmark.workloads import corpora, data_paths
 from shardmark.workloads.models import find_without_import
@@ -79,26 +78,30 @@ def refuse_changes(folder: Path, now: Fingerprint) -> None:
     if not is_run(folder):
         return
     try:
-        before = read_fingerprint(folder)
+        before = _stored(folder)
     except ValueError as error:
         raise InputError(str(folder / FINGERPRINT_FILE), str(error), REMEDY) from None
-    if before is None and any((folder / "trials").glob("*/result.json")):
+    if before is None and has_results(folder):
         raise InputError(str(folder), f"has results and no {FINGERPRINT_FILE}", REMEDY)
     if before is not None and (changes := sorted(before.changes(now))):
         what = f"holds results of something else; changed since: {', '.join(changes)}"
         raise InputError(str(folder), what, REMEDY)
 
 
+def _stored(folder: Path) -> Fingerprint | None:
+    return read_if_there(Fingerprint, folder / FINGERPRINT_FILE)
+
+
 def note(folder: RunFolder, now: Fingerprint) -> None:
     """Add to the run's fingerprint what was compared with it."""
-    before = read_fingerprint(folder.path)
+    before = _stored(folder.path)
     if (merged := (before or Fingerprint()).merged(now)) != before:
-        write_fingerprint(folder.path, merged)
+        write_model(folder.path / FINGERPRINT_FILE, merged)
 
 
 def changed_meanwhile(folder: RunFolder, trial: Trial, records: Iterable[RankRecord]) -> str | None:
     """What this trial trained otherwise than the run's others; its model is noted if it is new."""
-    before = read_fingerprint(folder.path)
+    before = _stored(folder.path)
     if before is None:
         return None
     now = sources_of([trial])

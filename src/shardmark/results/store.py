@@ -21,8 +21,8 @@ from shardmark.results.bounds import check_bounds
 from shardmark.results.files import (
     LASTING,
     ModelT,
-    check_values,
     check_record,
+    check_values,
     file_record,
     flush_folder,
     not_now,
@@ -398,7 +398,7 @@ def _check(result: TrialResult, folder: Path, *, verify: bool) -> None:
         check_record(folder / name, record, verify=verify)
     for key in ("workload", "recipe", "measure"):
         if not isinstance(result.trial.get(key, {}), dict):
-            raise ValueError(f"trial.{key} is no mapping")  # noqa: TRY004  (not our own mistake)
+            raise ValueError(f"trial.{key} is no mapping")
     given = result.trial.get("world_size", result.world_size)
     if given != result.world_size:
         raise ValueError(f"trial.world_size is {given!r}, but world_size is {result.world_size}")

@@ -20,7 +20,8 @@ from shardmark.core.errors import ShardmarkError
 from shardmark.launch import controller
 from shardmark.progress.lines import Quiet
 from shardmark.report.answers.overview import overview
-from shardmark.results.fingerprint import Fingerprint, write_fingerprint
+from shardmark.results.files import write_model
+from shardmark.results.fingerprint import FINGERPRINT_FILE, Fingerprint
 from shardmark.results.schema import Failure, Outcome
 from shardmark.results.store import load_run
 from shardmark.trials.matrix import expand
@@ -273,7 +274,7 @@ def test_dry_run_expects_what_the_same_cells_took(
     assert "measure.verify" not in printed
     assert "runs/quickstart-2" in printed
     write_run(Path("here"), [measured], experiment=experiment.model_dump(mode="json"))
-    write_fingerprint(Path("here"), Fingerprint())
+    write_model(Path("here") / FINGERPRINT_FILE, Fingerprint())
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--out", "here", "--budget", "2m")
     assert "time: about 80 s to 3 min" in printed, "one trial has its result"
     assert "budget: 2 min, enough for about 3 of 3 to 6 repeats" in printed
