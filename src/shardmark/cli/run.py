@@ -173,10 +173,9 @@ def _print_plan(
 ) -> None:
     """The trials in their order, the cells left out, the time; asks no device, fetches nothing."""
     from shardmark.cli.plan import duration_lines, plan_lines, time_lines, unavailable_lines
-    from shardmark.launch.controller import check_folder, check_plan, verification_note
+    from shardmark.launch.controller import check_folder, check_plan
     from shardmark.launch.engines import submission
     from shardmark.launch.fingerprint import fingerprint_of
-    from shardmark.launch.verification import cells_of
     from shardmark.measure.system.environment import machine
 
     there = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
@@ -186,8 +185,6 @@ def _print_plan(
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
     say(*plan_lines(plan), *duration_lines(plan), *time_lines(plan, out, budget_seconds))
-    if there and experiment.measure.verify and (note := verification_note(there, cells_of(there))):
-        say(note)
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
     engine = experiment.engine.name
     lacking = unavailable_lines(plan.trials, here) if engine == "local" else []

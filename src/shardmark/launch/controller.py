@@ -23,7 +23,7 @@ from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.trial_artifacts import clear
-from shardmark.launch.verification import cells_of, least_share, verification_of, verify_cells
+from shardmark.launch.verification import cells_of, verification_of, verify_cells
 from shardmark.measure.system.environment import environment, occupied_devices
 from shardmark.results.fingerprint import Fingerprint
 from shardmark.results.schema import NOT_MEASURED, Outcome, TrialResult
@@ -47,7 +47,7 @@ GROWING = (
 )
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 VERIFYING_SHARE = 0.2
-"""Of a run's time: where verification takes more, the run says so, beforehand if that is sure."""
+"""Of a run's time: where verification takes more, the run says so."""
 
 
 def run_experiment(
@@ -156,28 +156,6 @@ def check_plan(plan: Plan) -> None:
             )
 
 
-def verification_note(trials: Sequence[Trial], cells: Sequence[Trial]) -> str | None:
-    """Told beforehand where verifying the cells takes more of the time than it should.
-
-    Where trials have a least duration, nobody knows their steps beforehand.
-    """
-    if any(sum(trial.least_seconds) for trial in trials):
-        return None
-    planned: list[tuple[Trial, int]] = []
-    for trial, samples in _training_samples(trials):
-        steps = _steps_of(trial, samples)
-        if steps is None:
-            return None
-        planned.append((trial, steps))
-    share = least_share(cells, planned)
-    if share <= VERIFYING_SHARE:
-        return None
-    return (
-        f"verification takes {100 * share:.0f} % of the time or more, as trials are few or short:"
-        " measure.verify=false leaves it out"
-    )
-
-
 def _steps_of(trial: Trial, samples: int | None) -> int | None:
     """Optimizer steps of the trial on so many training samples; None if the ranks alone know."""
     recipe = trial.recipe
@@ -235,7 +213,7 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     if share > VERIFYING_SHARE:
         listener.note(
             f"verification took {duration(verified_seconds)}, {100 * share:.0f} % of the time:"
-            " trials are few or short"
+            " trials are few or short (measure.verify=false leaves it out)"
         )
 
 
@@ -282,8 +260,6 @@ def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
     missing = [cell for cell in cells if cell_of(cell) not in done]
     if not missing:
         return
-    if note := verification_note(trials, missing):
-        listener.note(note)
     fresh: list[Verdict] = []
     try:
         for verdict in verify_cells(

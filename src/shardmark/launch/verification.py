@@ -34,8 +34,6 @@ from shardmark.trials.trial import Trial
 STEPS = 3
 FP16_STEPS = 8
 """The loss scale starts too high for many models, and falls by half in each step that it skips."""
-REFERENCE_RUNS = 4
-"""Of each distinct reference: one as defined, three disturbed."""
 JUDGE_SECONDS = 3600.0
 TRACEBACK_LINES = 12
 PACKAGE = str(Path(__file__).parents[1])
@@ -58,28 +56,6 @@ def mathematics_of(cell: Trial) -> str:
     del recipe["optimizer"]["lr"]
     models = [model.model_dump(mode="json") for model in (cell.workload, cell.strategy)]
     return json.dumps((*models, recipe, cell.nodes, cell.device_type), sort_keys=True)
-
-
-def least_share(cells: Sequence[Trial], planned: Iterable[tuple[Trial, int]]) -> float:
-    """The part of a run's time that verifying these cells takes at least.
-
-    `planned` has the trials to measure with their steps.  The true part lies between verification's
-    part of all starts and its part of all samples that pass through the model.
-    """
-    tried = {mathematics_of(cell): cell for cell in cells}.values()
-    references = {
-        (cell.workload.model_dump_json(), cell.recipe.model_dump_json(), cell.layout.shares): cell
-        for cell in tried
-    }
-    passes = sum(steps_of(cell) * cell.batch_per_step for cell in tried)
-    passes += REFERENCE_RUNS * sum(
-        steps_of(cell) * cell.batch_per_step for cell in references.values()
-    )
-    starts, samples = 0, 0
-    for trial, steps in planned:
-        starts += 1
-        samples += steps * trial.batch_per_step
-    return min(len(tried) / (len(tried) + starts), passes / (passes + samples))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

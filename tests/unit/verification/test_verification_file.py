@@ -18,7 +18,6 @@ from shardmark.launch.outcome import Ending
 from shardmark.launch.verification import (
     STEPS,
     cells_of,
-    least_share,
     mathematics_of,
     shortened,
     verification_of,
@@ -107,24 +106,6 @@ def test_sizes_are_no_mathematics(axis: str, different: bool) -> None:
     batch = [] if "global_batch" in axis else ["recipe.global_batch=24"]
     first, second = cells_of(trials(*batch, "matrix.strategy=[ddp]", axis))
     assert (mathematics_of(first) != mathematics_of(second)) is different
-
-
-@pytest.mark.parametrize(
-    ("strategies", "repeats", "steps", "share"),
-    [
-        ("single, ddp", 1, 60, 30 / 150),  # 2 x 3 steps, two references of 12
-        ("ddp, fsdp", 1, 60, 18 / 138),  # one reference is both's
-        ("ddp", 3, 20, 15 / 75),
-        ("{name: ddp, precision: fp16}", 1, 60, 40 / 100),  # 8 steps each, five times
-        ("ddp", 3, 1, 1 / 4),  # starting the ranks takes the time
-    ],
-)
-def test_the_least_share_is_by_starts_or_by_samples(
-    strategies: str, repeats: int, steps: int, share: float
-) -> None:
-    measured = trials(f"matrix.strategy=[{strategies}]", f"measure.repeats={repeats}")
-    planned = [(trial, steps) for trial in measured]
-    assert least_share(cells_of(measured), planned) == pytest.approx(share)
 
 
 class Engine(FakeEngine):
