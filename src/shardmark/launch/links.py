@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,12 +12,10 @@ from shardmark.analysis.network.links import link_summary, with_fits
 from shardmark.core.errors import ShardmarkError, StorageError
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Measure
-from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
-from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.placement import check_trial
-from shardmark.launch.trial_artifacts import rank_records, refuse_full
+from shardmark.launch.trial import run_unmeasured
 from shardmark.measure.network.probe import DEFAULT_SECONDS, GRACE_SECONDS, RECORD_FILE
 from shardmark.results.network import NETWORK_FILE, NetworkRecord, write_network
 from shardmark.results.store import LINKS_REASON, RunFolder
@@ -45,7 +43,9 @@ def measure_run_links(
         if measure.link_seconds:
             listener.note("measure.link_seconds: no trial has several ranks, so no links")
         return
-    seconds = _seconds(measure, wanted)
+    seconds = measure.link_seconds
+    if seconds is None:
+        seconds = DEFAULT_SECONDS if wanted.nodes > 1 else 0.0
     if not seconds:
         return
     stored = folder.take_up(NetworkRecord, NETWORK_FILE, listener.note)
@@ -75,23 +75,17 @@ def widest(trials: Iterable[Trial]) -> Trial | None:
     return max(several, key=lambda trial: (trial.nodes, trial.world_size), default=None)
 
 
-def _seconds(measure: Measure, trial: Trial) -> float:
-    if measure.link_seconds is not None:
-        return measure.link_seconds
-    return DEFAULT_SECONDS if trial.nodes > 1 else 0.0
-
-
 def _asking(trial: Trial, seconds: float) -> Trial:
     """The trial's training ranks on its nodes, each of them in one group."""
-    return trial.model_copy(
-        update={
-            "id": TRIAL_ID,
-            "strategy": StrategySpec(name="ddp"),
-            "measure": trial.measure.model_copy(update={"link_seconds": seconds}),
-            "limits": trial.limits.model_copy(update={"trial_seconds": seconds + GRACE_SECONDS}),
-            "slow_ranks": {},
-        }
-    )
+    changes = {
+        "id": TRIAL_ID,
+        "strategy": StrategySpec(name="ddp"),
+        "measure": trial.measure.model_copy(update={"link_seconds": seconds}),
+        "limits": trial.limits.model_copy(update={"trial_seconds": seconds + GRACE_SECONDS}),
+        "slow_ranks": {},
+    }
+    # A copy would keep the layout of the other strategy.
+    return Trial.model_validate(trial.model_dump() | changes)
 
 
 def _measured(trial: Trial, scratch: Path, engine: Engine, machine: Machine) -> NetworkRecord:
@@ -100,32 +94,13 @@ def _measured(trial: Trial, scratch: Path, engine: Engine, machine: Machine) -> 
     engine.prepare(trial)
     check_trial(trial, machine, engine)  # what could not be prepared, the engine lacks
     shutil.rmtree(scratch, ignore_errors=True)  # an earlier command may have been killed
-    scratch.mkdir(parents=True)
     try:
-        (scratch / TRIAL_FILE).write_text(trial.model_dump_json())
-        limit = trial.limits.trial_seconds
-        ending = engine.run(scratch, trial_seconds=limit, on_tick=lambda: None, task="links")
-        if ending.how == "interrupted":
-            raise KeyboardInterrupt
+        outcome, failure, _ = run_unmeasured(trial, scratch, engine, "links")
         try:
             content = (scratch / RECORD_FILE).read_bytes()
             return with_fits(NetworkRecord.model_validate_json(content))
         except (OSError, ValidationError):
-            refuse_full(scratch, rank_records(scratch, trial.world_size))
-            raise ShardmarkError(_why(ending, scratch, trial)) from None
+            why = "the ranks left no record" if failure is None else failure.reason
+            raise ShardmarkError(f"{outcome}: {why}") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _why(ending: Ending, scratch: Path, trial: Trial) -> str:
-    if ending.how == "timed_out":
-        return f"not done after {trial.limits.trial_seconds:g} s"
-    progress: Sequence[None] = [None] * trial.world_size
-    outcome, failure = decide(
-        ending,
-        rank_records(scratch, trial.world_size),
-        processes=trial.world_size,
-        trial_seconds=trial.limits.trial_seconds,
-        progress=progress,
-    )
-    return "the ranks left no record" if failure is None else f"{outcome}: {failure.reason}"

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
 
 MEMORY_REMEDY = (
@@ -41,16 +39,9 @@ class ProcessEnd:
         return f"rank {self.rank} {describe(self.exit_code)}"
 
 
-class NoticedCause(BaseModel):
+class NoticedCause(RestartRecord):
     """Why the ranks had to be started anew, as one node's launcher noticed it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    restart: int
-    """The first is 1."""
-    at_seconds: float
-    """Unix time."""
-    reason: str
     unprovoked: bool
     """As of a `ProcessEnd`."""
 
@@ -120,9 +111,9 @@ def first_causes(noticed: Iterable[NoticedCause]) -> tuple[RestartRecord, ...]:
     by_restart: dict[int, list[NoticedCause]] = {}
     for cause in noticed:
         by_restart.setdefault(cause.restart, []).append(cause)
-    firsts = [first_cause(causes) for _, causes in sorted(by_restart.items())]
+    firsts = (first_cause(by_restart[restart]) for restart in sorted(by_restart))
     return tuple(
-        RestartRecord(restart=cause.restart, at_seconds=cause.at_seconds, reason=cause.reason)
+        RestartRecord.model_validate(cause.model_dump(exclude={"unprovoked"}))
         for cause in firsts
         if cause is not None
     )

@@ -14,7 +14,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
 from shardmark.core.wire import ModelSize, WireBytes
-from shardmark.launch.engine import Engine
+from shardmark.launch.engine import Engine, Task
 from shardmark.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.launch.listener import ProgressListener, Reading
 from shardmark.launch.outcome import Ending, decide, on_node
@@ -209,6 +209,32 @@ class TrialRunner:
                 files={},
             )
         )
+
+
+def run_unmeasured(
+    trial: Trial, directory: Path, engine: Engine, task: Task
+) -> tuple[Outcome, Failure | None, tuple[RankRecord, ...]]:
+    """Have the trial's ranks do something else than train, in a new folder; raises Ctrl-C.
+
+    Raises `StorageError` where a full disk is to blame.
+    """
+    directory.mkdir(parents=True)
+    (directory / TRIAL_FILE).write_text(trial.model_dump_json())
+    processes, limit_seconds = trial.layout.processes, trial.limits.trial_seconds
+    ending = engine.run(directory, trial_seconds=limit_seconds, on_tick=lambda: None, task=task)
+    if ending.how == "interrupted":
+        raise KeyboardInterrupt
+    records = rank_records(directory, processes)
+    outcome, failure = decide(
+        ending,
+        records,
+        processes=processes,
+        trial_seconds=limit_seconds,
+        progress=[None] * processes,
+    )
+    if outcome is Outcome.FAILED:
+        refuse_full(directory, records)
+    return outcome, failure, records
 
 
 def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | None:

@@ -19,7 +19,8 @@ from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.placement import check_trial
-from shardmark.launch.trial_artifacts import merge_logs, rank_records, refuse_full
+from shardmark.launch.trial import run_unmeasured
+from shardmark.launch.trial_artifacts import merge_logs, refuse_full
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import (
     CELLS_FILE,
@@ -172,40 +173,23 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
         check_trial(trial, machine, engine)
     except StrategyUnavailable as error:
         return Problem(text=f"unavailable: {error.reason}; {error.remedy}")
-    short = shortened(trial).model_dump_json()
+    short = shortened(trial)
     finished = directory / CAPTURED_FILE
-    if finished.exists() and (directory / TRIAL_FILE).read_text() == short:
+    if finished.exists() and (directory / TRIAL_FILE).read_text() == short.model_dump_json():
         return None
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
-    (directory / TRIAL_FILE).write_text(short)
-    processes = trial.layout.processes
-    limit = trial.limits.trial_seconds
-    ending = engine.run(directory, trial_seconds=limit, on_tick=lambda: None, task="capture")
-    if ending.how == "interrupted":
-        raise KeyboardInterrupt
-    records = rank_records(directory, processes)
-    outcome, failure = decide(
-        ending,
-        records,
-        processes=processes,
-        trial_seconds=limit,
-        progress=[None] * processes,
-    )
+    outcome, failure, records = run_unmeasured(short, directory, engine, "capture")
     lost = [f"rank {record.rank} {record.lost}" for record in records if record.lost is not None]
     if outcome is Outcome.OK and lost:
         return Problem(text=f"a worker was lost: {'; '.join(lost)}")
     if outcome is Outcome.OK:
         finished.touch()
         return None
-    reason = failure.reason if failure else "no reason is known"
-    text = f"{outcome}: {reason}"
-    failed = [record for record in records if record.error is not None]
-    if outcome is Outcome.FAILED:
-        refuse_full(directory, records)
-    if outcome is not Outcome.FAILED or failure is None or not failed:
+    assert failure is not None, "of every other outcome there is one"
+    text = f"{outcome}: {failure.reason}"
+    if outcome is not Outcome.FAILED or all(record.error is None for record in records):
         return Problem(text=text)
-    told = reason.removeprefix(f"rank {failure.rank}: ")
+    told = failure.reason.removeprefix(f"rank {failure.rank}: ")
     return Problem(text=text, error=told, traceback=_traceback(directory, failure.rank))
 
 

@@ -9,7 +9,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -48,16 +47,6 @@ LOOK_SECONDS = 0.5
 """Longest time between two looks at the ranks, and at nodes that want to join."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """One ended child."""
-
-    pid: int
-    exit_code: int
-    """Negative: the signal that ended it."""
-    at_seconds: float
-
-
 class DeathWatch:
     """A thread that waits for this process's children and leaves collecting them to others.
 
@@ -66,14 +55,10 @@ class DeathWatch:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, Death] = {}
+        self.deaths: dict[int, tuple[int, float]] = {}
+        """Exit code (negative: the signal) and Unix time by process, first death first."""
         self._ended = threading.Event()
         threading.Thread(target=self._watch, name="death-watch", daemon=True).start()
-
-    @property
-    def deaths(self) -> list[Death]:
-        """The ended children so far, first death first."""
-        return list(self._seen.values())
 
     def wait(self, timeout_seconds: float) -> None:
         """Return as soon as a child ends, or has ended since the last call."""
@@ -86,16 +71,13 @@ class DeathWatch:
                 status = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:
                 status = None  # no child yet, or none left
-            if status is not None and status.si_pid not in self._seen:
+            if status is not None and status.si_pid not in self.deaths:
                 signalled = status.si_code != os.CLD_EXITED
-                self._seen[status.si_pid] = Death(
-                    pid=status.si_pid,
-                    exit_code=-status.si_status if signalled else status.si_status,
-                    at_seconds=time.time(),
-                )
+                exit_code = -status.si_status if signalled else status.si_status
+                self.deaths[status.si_pid] = exit_code, time.time()
                 self._ended.set()
                 continue
-            time.sleep(PAUSE_SECONDS if self._seen else 10 * PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS if self.deaths else 10 * PAUSE_SECONDS)
 
 
 class KillSafeEvent:
@@ -148,7 +130,7 @@ class Launcher(LocalElasticAgent):
         self._folder = folder
         self._ranks = ranks
         self._node = node
-        self._deaths = DeathWatch()
+        self._watch = DeathWatch()
         self._rounds = rounds
         self._kills_before = kernel_oom_kills()
 
@@ -157,9 +139,9 @@ class Launcher(LocalElasticAgent):
         rank_of = {failure.pid: self._ranks[failure.local_rank] for failure in failures.values()}
         rank_of |= {record.pid: record.rank for record in self._records()}
         ends = {
-            rank_of[death.pid]: (death.exit_code, death.at_seconds)
-            for death in self._deaths.deaths
-            if death.pid in rank_of and death.exit_code != 0
+            rank_of[pid]: (exit_code, at_seconds)
+            for pid, (exit_code, at_seconds) in list(self._watch.deaths.items())
+            if pid in rank_of and exit_code != 0
         }
         for failure in failures.values():  # collected before the watch could look
             end = failure.exitcode, float(failure.timestamp)
@@ -175,7 +157,7 @@ class Launcher(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         # PyTorch's launcher would look ten times a second, and take a core from a rank each time.
-        self._deaths.wait(LOOK_SECONDS)
+        self._watch.wait(LOOK_SECONDS)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED and self._remaining_restarts > 0:
             self._note_cause(result.failures)
