@@ -139,14 +139,24 @@ def test_more_of_the_matrix_runs_only_what_is_new(
 
 
 @pytest.mark.parametrize(("kind", "end"), [("failed", FAILED), ("timed_out", TIMED_OUT)])
-def test_failures_are_results_unless_they_are_to_be_repeated(
-    out: Path, kind: str, end: Any
-) -> None:
+def test_a_failure_is_a_result_until_it_is_repeated(out: Path, kind: str, end: Any) -> None:
+    """Ctrl-C or a budget may come first."""
     run(out, ends={"ddp": end})
-    assert outcomes(out) == {"single": "ok", "ddp": kind}
     assert run(out)[0].names == []
+    run(out, retry=True, budget_seconds=0.0)
+    assert outcomes(out) == {"single": "ok", "ddp": kind}
     assert run(out, retry=True)[0].names == ["ddp"]
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
+    (aside,) = (out / "set-aside").iterdir()
+    assert aside.name.endswith(f".{kind}-1")
+    assert json.loads((aside / "result.json").read_text())["outcome"] == kind
+
+
+def test_an_engine_that_fails_is_closed(out: Path) -> None:
+    engine = FakeEngine({"single": OSError("gone"), "ddp": OSError("gone")})
+    with pytest.raises(OSError, match="gone"):
+        run_experiment(experiment(), out, engine=engine)
+    assert engine.calls[-1] == "close"
 
 
 def test_interrupt_is_stored_and_told_and_finished_later(out: Path) -> None:
@@ -158,13 +168,6 @@ def test_interrupt_is_stored_and_told_and_finished_later(out: Path) -> None:
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.INTERRUPTED]
     assert run(out)[0].names == ["ddp", "single"]
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
-
-
-def test_engine_is_closed_whatever_happens(out: Path) -> None:
-    engine = FakeEngine({"single": OSError("gone"), "ddp": OSError("gone")})
-    with pytest.raises(OSError, match="gone"):
-        run_experiment(experiment(), out, engine=engine)
-    assert engine.calls[-1] == "close"
 
 
 def test_unavailable_is_stored_and_asked_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,14 +264,6 @@ def test_device_of_the_machine_is_the_trials(out: Path) -> None:
     assert engine.calls[1] == "load cuda"
 
 
-def test_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    engine = FakeEngine()
-    with pytest.raises(InputError, match="holds other files and no run"):
-        run_experiment(experiment(), tmp_path, engine=engine)
-    assert engine.calls == []
-
-
 def test_nodes_are_in_the_environment_or_their_trials_unavailable(out: Path) -> None:
     run(out, nodes=3)
     stored = json.loads((out / "environment.json").read_text())
@@ -290,8 +285,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 OWN = "workload.model=my_model:net"
 
 
-@pytest.mark.parametrize("file", ["my_model.py", "my_parts.py"])
-@pytest.mark.parametrize("more", [(), ("measure.repeats=2",)], ids=["finish", "extend"])
+@pytest.mark.parametrize(
+    ("file", "more"), [("my_model.py", ()), ("my_parts.py", ("measure.repeats=2",))]
+)
 def test_an_edited_model_is_not_mixed_with_the_old_one(
     out: Path, model: Path, file: str, more: tuple[str, ...]
 ) -> None:
@@ -341,19 +337,15 @@ def test_a_model_that_the_ranks_built_otherwise_is_no_result(out: Path) -> None:
     assert "the model (its layers)" in failure.reason
 
 
-def test_run_without_a_fingerprint_is_not_added_to(out: Path) -> None:
+@pytest.mark.parametrize("lost", ["fingerprint.json", "experiment.yaml"])
+def test_results_without_it_are_not_added_to(out: Path, lost: str) -> None:
     run(out)
-    (out / "fingerprint.json").unlink()
-    with pytest.raises(InputError, match=r"fingerprint\.json"):
+    (out / lost).unlink()
+    with pytest.raises(InputError, match=f"has results and no {lost}"):
         run(out)
-    assert run(out, remeasure=True)[0].names == ["ddp", "single"]
-
-
-def test_what_differs_is_measured_anew_where_that_is_asked(out: Path) -> None:
-    run(out)
     engine, _ = run(out, "recipe.steps=5", remeasure=True)
     assert {trial.recipe.steps for trial in engine.ran} == {5}
-    assert {trial.trial["recipe"]["steps"] for trial in load_run(out).trials} == {5}
+    assert outcomes(out / "set-aside" / "run-1") == {"single": "ok", "ddp": "ok"}
 
 
 OTHERS = StabilityFinding(
@@ -388,6 +380,7 @@ def test_disturbed_trials_are_repeated_and_kept(
     if stays:
         once = "matrix.strategy=[ddp]", "measure.max_remeasure=0"
         assert run(out, *once)[0].ran == []
+        assert run(out, *once, retry=True, budget_seconds=0.0)[0].ran == []
         assert len(run(out, *once, retry=True)[0].ran) == 1
         assert len(list((out / "set-aside").iterdir())) == attempts
 
@@ -441,38 +434,6 @@ def test_a_run_that_another_command_made_meanwhile_is_not_mixed_with(out: Path) 
     with pytest.raises(InputError, match=r"holds a run with recipe\.steps = 5, here it is 4"):
         run_experiment(experiment(), out, engine=engine)
     assert engine.ran == []
-
-
-def test_results_without_their_experiment_are_not_added_to(out: Path) -> None:
-    run(out)
-    (out / "experiment.yaml").unlink()
-    with pytest.raises(InputError, match=r"has results and no experiment\.yaml"):
-        run(out, "recipe.steps=5")
-    assert len(run(out, "recipe.steps=5", remeasure=True)[0].ran) == 2
-    assert outcomes(out / "set-aside" / "run-1") == {"single": "ok", "ddp": "ok"}
-
-
-def test_a_result_stays_until_the_trial_is_run_again(out: Path) -> None:
-    """Ctrl-C or a budget may come first."""
-    run(out, ends={"ddp": FAILED})
-    run(out, retry=True, budget_seconds=0.0)
-    assert outcomes(out) == {"single": "ok", "ddp": "failed"}
-    run(out, retry=True)
-    assert outcomes(out) == {"single": "ok", "ddp": "ok"}
-    (aside,) = (out / "set-aside").iterdir()
-    assert aside.name.endswith(".failed-1")
-    assert json.loads((aside / "result.json").read_text())["outcome"] == "failed"
-
-
-def test_a_disturbed_trial_counts_until_it_is_run_again(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardmark.launch.trial.stability_of_trial", lambda *_: (OTHERS,))
-    once = "matrix.strategy=[ddp]", "measure.max_remeasure=0"
-    run(out, *once)
-    run(out, *once, retry=True, budget_seconds=0.0)
-    assert outcomes(out) == {"ddp": "ok"}
-    assert not (out / "set-aside").exists()
 
 
 def test_verdicts_on_cells_of_a_larger_matrix_stay(

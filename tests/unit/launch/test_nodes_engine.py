@@ -13,14 +13,23 @@ import pytest
 
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.nodes import engine as nodes_engine
-from shardmark.launch.nodes.engine import NodesEngine, TrialWatch, with_losses
+from shardmark.launch.nodes.engine import NodesEngine, with_losses
 from shardmark.launch.nodes.protocol import Channel, Message
-from shardmark.launch.nodes.registry import ConnectedNode, NodeRegistry
+from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
 from shardmark.results.schema import RestartRecord
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import trial_of
-from tests.unit.launch.nodes import MACHINE, PORT, SECRET, FakeNode, node_options, request, until
+from tests.unit.launch.nodes import (
+    ENDED,
+    MACHINE,
+    PORT,
+    SECRET,
+    FakeNode,
+    node_options,
+    request,
+    until,
+)
 
 
 class FakeStarter:
@@ -95,8 +104,9 @@ def world() -> Iterator[World]:
     made.engine.close()
 
 
-def two_node_trial(directory: Path, nodes: int = 2) -> Trial:
-    trial = trial_of("ddp", "matrix.world_size=[2]", f"placement.nodes={nodes}")
+def two_node_trial(directory: Path, nodes: int = 2, limits: str = "{}") -> Trial:
+    sizes = ("matrix.world_size=[2]", f"placement.nodes={nodes}")
+    trial = trial_of("ddp", *sizes, f"limits={limits}")
     (directory / "trial.json").write_text(trial.model_dump_json())
     return trial
 
@@ -269,6 +279,27 @@ def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
     assert world.nodes[1].asked == ["load", "run"]
 
 
+def test_node_that_comes_back_in_time_takes_up_its_part(world: World, tmp_path: Path) -> None:
+    """Its loss is the cause of the restart, and not what other ranks met then."""
+    two_node_trial(tmp_path, limits="{max_restarts: 1, node_return_seconds: 30}")
+    world.hang(0)
+    world.nodes[1].before_end = Channel.close
+    met = RestartRecord(restart=1, at_seconds=time.time(), reason="rank 0: connection reset")
+    restarts = [met.model_dump() | {"unprovoked": False}]
+
+    def come_back() -> None:
+        if world.engine.lacks(2) is not None:
+            world.nodes[1] = FakeNode(world.engine._gathered(), 1)
+            until(lambda: world.engine.lacks(2) is None)
+            world.nodes[0].channel.send(ENDED | {"restarts": restarts})
+
+    ending = world.run(tmp_path, trial_seconds=60, on_tick=come_back)
+    assert (ending.how, ending.agent_exit_code, ending.lost) == ("exited", 0, None)
+    assert world.nodes[1].heard[-1]["resume"] is True
+    (restart,) = ending.restarts
+    assert restart.reason == "node 1 (host-1) was lost: its connection was closed"
+
+
 def test_error_of_a_node_stops_the_run(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
     world.nodes[1].answers["run"] = {"error": "torch cannot be imported"}
@@ -318,53 +349,6 @@ def test_ranks_that_a_scheduler_ended_have_not_failed(
     two_node_trial(tmp_path)
     world.nodes[1].answers["run"] = failed(1, 1.0)
     assert world.run(tmp_path).how == how
-
-
-class Nodes:
-    """A registry of two nodes, a clock that is set, and a watch over them."""
-
-    def __init__(self, return_seconds: float) -> None:
-        self.nodes = {0: self.node(0, "a"), 1: self.node(1, "b")}
-        self.now = 1000.0
-        self.resumed: list[int] = []
-        self.watch = TrialWatch(
-            self,  # type: ignore[arg-type]  # as much of a registry as a watch looks at
-            (0, 1),
-            return_seconds,
-            self.resumed.append,
-            clock=lambda: self.now,
-        )
-
-    @staticmethod
-    def node(number: int, host: str) -> ConnectedNode:
-        facts: Any = {"with_files": False, "address": "", "controller_address": "", "channel": None}
-        return ConnectedNode(number=number, host=host, **facts)
-
-    def lose(self, reason: str) -> None:
-        host = self.nodes[1].host
-        self.nodes[1].lost = LostNode(node=1, host=host, reason=reason)
-
-    def look(self, at_seconds: float) -> LostNode | None:
-        self.now = at_seconds
-        return self.watch.lost_for_good()
-
-
-def test_a_node_is_awaited_so_long_and_takes_up_its_part_once() -> None:
-    impatient = Nodes(return_seconds=0)
-    assert impatient.look(1000.0) is None
-    impatient.lose("its connection ended")
-    assert str(impatient.look(1001.0)) == "node 1 (b) was lost: its connection ended"
-    nodes = Nodes(return_seconds=30)
-    nodes.lose("nothing was heard")
-    assert [nodes.look(at) for at in (1001.0, 1030.0)] == [None, None]
-    nodes.nodes[1] = nodes.node(1, "c")
-    assert [nodes.look(at) for at in (1030.5, 1090.0)] == [None, None]
-    assert nodes.resumed == [1]
-    nodes.lose("again")
-    assert nodes.look(1100.0) is None
-    assert str(nodes.look(1130.0)) == "node 1 (c) was lost: again"
-    ((at_seconds, returned),) = nodes.watch.returned
-    assert (at_seconds, returned.host) == (1001.0, "b")
 
 
 def test_the_loss_is_the_cause_of_what_followed_it() -> None:

@@ -7,7 +7,6 @@ import pytest
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.launch.placement import check_trial, most_devices
-from shardmark.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.strategies.fsdp import HybridFSDP
 from shardmark.trials.trial import Trial
 from tests.unit.launch import fakes
@@ -38,23 +37,6 @@ def test_devices_are_counted_on_the_fullest_node(strategy: str, devices: int) ->
 
 def test_trials_without_devices_ask_for_none() -> None:
     assert most_devices(fakes.trial_of("ddp")) == 0
-
-
-@pytest.mark.parametrize(("size", "nodes"), [(4, 1), (4, 2), (6, 3)])
-def test_every_node_has_as_many_training_ranks_in_order(size: int, nodes: int) -> None:
-    """On one node the order is the ranks' own, so that a local rank is the rank."""
-    for name in STRATEGIES:
-        options = {"servers": 3} if "servers" in option_names(name) else {}
-        strategy = build_strategy(name, options)
-        if strategy.unsupported_reason(size, nodes) is not None:
-            continue
-        layout = strategy.layout(size, nodes)
-        if layout.processes < nodes:
-            continue
-        assert {rank.node for rank in layout.ranks} <= set(range(nodes))
-        training = [rank.node for rank in layout.ranks if rank.share]
-        assert training == sorted(training)
-        assert len({training.count(node) for node in set(training)}) == 1
 
 
 @pytest.mark.parametrize(

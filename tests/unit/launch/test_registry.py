@@ -128,13 +128,6 @@ def test_silence_loses_the_node_after_the_stated_time(registry: NodeRegistry) ->
     silent.close()
 
 
-def test_clocks_are_compared(registry: NodeRegistry) -> None:
-    node = FakeNode(registry, 0, ahead_seconds=100.0)
-    until(lambda: registry.nodes and registry.nodes[0].channel.ahead_seconds is not None)
-    assert registry.nodes[0].channel.ahead_seconds == pytest.approx(100, abs=0.2)
-    node.close()
-
-
 def test_files_arrive_whole_in_the_folder(
     registry: NodeRegistry, come: Come, tmp_path: Path
 ) -> None:
