@@ -122,16 +122,6 @@ def test_dry_run_shows_script_and_step_without_slurm(monkeypatch: pytest.MonkeyP
     assert lines[-1].startswith("each trial: srun --job-name=TRIAL --nodes=2 --ntasks=2 ")
 
 
-def test_state_of_a_job() -> None:
-    assert PENDING.is_alive
-    assert str(PENDING) == "PENDING (Resources)"
-    assert not CANCELLED.is_alive
-    assert not CANCELLED.ended_itself
-    assert (CANCELLED.exit_code, CANCELLED.first_node) == (None, "node1")
-    assert str(CANCELLED) == "CANCELLED on node[1-2]"
-    assert parse_job("JobState=FAILED ExitCode=2:0").ended_itself
-
-
 @pytest.mark.parametrize(
     ("scontrol", "sacct", "state"),
     [
@@ -224,7 +214,13 @@ def test_job_to_its_end_tells_changes_once_and_prints_whole_lines(
     scheduler.logged = ["", "", "", f"{hidden}one\nhal", "f\n", "last"]
     told: list[str] = []
     assert do(command, told) == 1, "the command's own exit code"
-    facts = ["submitted as job 3", "PENDING", "does not answer", "RUNNING on node[1-2]", "FAILED"]
+    facts = [
+        "submitted as job 3",
+        "PENDING (Resources)",
+        "does not answer",
+        "RUNNING on node[1-2]",
+        "FAILED",
+    ]
     for fact, line in zip(facts, told, strict=True):
         assert fact in line
     assert capsys.readouterr().out == "one\nhalf\nlast\n"
@@ -245,14 +241,12 @@ def test_job_ended_from_outside(
     *,
     scheduler: FakeScheduler,
     command: RemoteCommand,
-    monkeypatch: pytest.MonkeyPatch,
     states: list[JobState],
     seen: bool,
     error: type[Exception],
     said: str,
 ) -> None:
     if not seen:
-        monkeypatch.setattr(slurm_job, "LOG_SECONDS", -1.0)
         scheduler.logged = []
     scheduler.states = [*states]
     with pytest.raises(error, match=said):

@@ -7,19 +7,16 @@ as everywhere.  Ray starts the nodes and sees no trial.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardmark.config.engines import RayOptions
 from shardmark.core.errors import InputError, ShardmarkError
@@ -38,8 +35,7 @@ END_SECONDS = 15.0
 REMEDY = "start one by `ray start --head`, or set engine.address to HOST:PORT of its head"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeNeeds:
+class NodeNeeds(NamedTuple):
     """What the trials take of one node at most."""
 
     ranks: int
@@ -49,18 +45,16 @@ class NodeNeeds:
 
 def needs_by_node(trials: Iterable[Trial]) -> tuple[NodeNeeds, ...]:
     """A rank of several devices counts as so many."""
-    needs: list[NodeNeeds] = []
+    needs: dict[int, NodeNeeds] = {}
     for trial in trials:
+        at_least = trial.world_size // trial.nodes
         for node, ranks in enumerate(trial.layout.ranks_by_node):
-            at_least = trial.world_size // trial.nodes
-            using = sum(not trial.layout.ranks[rank].on_cpu for rank in ranks)
-            if node == len(needs):
-                needs.append(NodeNeeds(ranks=0, devices=0))
+            devices = sum(not trial.layout.ranks[rank].on_cpu for rank in ranks)
+            before = needs.get(node, NodeNeeds(0, 0))
             needs[node] = NodeNeeds(
-                ranks=max(needs[node].ranks, len(ranks), at_least),
-                devices=max(needs[node].devices, using, at_least),
+                max(before.ranks, len(ranks), at_least), max(before.devices, devices, at_least)
             )
-    return tuple(needs)
+    return tuple(needs[node] for node in sorted(needs))
 
 
 def bundles(
@@ -211,17 +205,14 @@ class NodeActors:
         group = self._ray.util.placement_group(bundled, strategy="STRICT_SPREAD")
         seconds = self._options.join_seconds
         deadline = time.monotonic() + seconds
-        told = False
-        while not group.wait(POLL_SECONDS):
-            if not told:
-                self._request.tell(f"waiting for room in the Ray cluster: {asked}")
-                told = True
+        if not group.wait(POLL_SECONDS):
+            self._request.tell(f"waiting for room in the Ray cluster: {asked}")
+        while not group.wait(POLL_SECONDS):  # not for longer: Ctrl-C waits for its end
             if time.monotonic() > deadline:
                 self._ray.util.remove_placement_group(group)
-                count = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}"
                 raise ShardmarkError(
                     f"Ray had no room within {seconds:g} s for {asked}, each on a node of its own; "
-                    f"the cluster has {count} ({'; '.join(map(_shown, nodes))}), free of it is "
+                    f"the cluster has {'; '.join(map(_shown, nodes))}, free of it is "
                     f"{_shown(self._ray.available_resources())}; free the resources, add nodes, or "
                     "set engine.cpus_per_rank, engine.gpus_per_rank"
                 )
@@ -300,15 +291,10 @@ def build(options: RayOptions, request: EngineRequest) -> NodesEngine:
 def submission(options: RayOptions, request: EngineRequest, command: Sequence[str]) -> list[str]:  # noqa: ARG001  # as every engine's
     """What would be asked of the cluster."""
     needs = needs_by_node(request.trials)
-    lines = [
-        f"in the cluster at {options.address}: one placement group for all trials, STRICT_SPREAD, "
-        f"{len(needs)} bundle{'' if len(needs) == 1 else 's'}, each with one actor"
-    ]
-    unsaid = options.gpus_per_rank is None
     reserved = bundles(options, needs, options.gpus_per_rank or 0)
+    lines = [f"in the cluster at {options.address}: one placement group, STRICT_SPREAD"]
     for number, (node, bundle) in enumerate(zip(needs, reserved, strict=True)):
-        gpus = f', and {{"GPU": {node.devices}}} where the device is cuda' if unsaid else ""
-        lines.append(f"node {number}: {json.dumps(bundle)}{gpus}, for {node.ranks} ranks")
-    if options.runtime_env:
-        lines.append(f"runtime_env: {json.dumps(options.runtime_env)}")
-    return lines
+        unsaid = options.gpus_per_rank is None
+        gpus = f", and {node.devices} GPUs where the device is cuda" if unsaid else ""
+        lines.append(f"node {number}: {_shown(bundle)}{gpus}, for {node.ranks} ranks")
+    return [*lines, *([f"runtime_env: {options.runtime_env}"] if options.runtime_env else [])]

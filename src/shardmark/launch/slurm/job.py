@@ -33,8 +33,6 @@ LOOK_SECONDS = 0.5
 """Between two looks at the log."""
 ASK_SECONDS = (2.0, 20.0)
 """Between two questions to the scheduler: from that to that, a tenth of the time gone."""
-LOG_SECONDS = 60.0
-"""For a job's log to be seen here once the job is at work; a shared folder may lag."""
 LATE_SECONDS = 10.0
 """For it to be seen after the job's end."""
 CANCEL_SECONDS = 90.0
@@ -302,18 +300,15 @@ class Follower:
         self._job = job
         self._tell = tell
         self._told = ""
-        self._logs = {job.output: False, job.errors: True}
-        """Whether it is what the job prints on standard error."""
-        self._read_bytes = dict.fromkeys(self._logs, 0)
+        self._read_bytes = {job.output: 0, job.errors: 0}
 
     @property
     def log_seen(self) -> bool:
-        return any(path.exists() for path in self._logs)
+        return any(path.exists() for path in self._read_bytes)
 
     def follow(self, seconds: float | None = None) -> JobState:
         """How the job ended.  Raises `TimeoutError` after so many seconds, if they are given."""
         started = due = time.monotonic()
-        running_since: float | None = None
         while True:
             self._print_new()
             now = time.monotonic()
@@ -324,23 +319,13 @@ class Follower:
                 if state is not None and not state.is_alive:
                     self._print_late(state)
                     return state
-                if state is None or state.state != "RUNNING" or self.log_seen:
-                    running_since = None
-                else:
-                    running_since = running_since or now
-                lost = running_since is not None and now - running_since > LOG_SECONDS
-                self._tell_change(state, without_log=lost)
+                text = "SLURM's scheduler does not answer" if state is None else str(state)
+                if text != self._told:
+                    self._told = text
+                    self._tell(f"job {self._job.id}: {text}")
             if seconds is not None and now - started > seconds:
                 raise TimeoutError(self._job.id)
             time.sleep(LOOK_SECONDS)
-
-    def _tell_change(self, state: JobState | None, *, without_log: bool) -> None:
-        text = "SLURM's scheduler does not answer; asking again" if state is None else str(state)
-        if without_log:
-            text += "; its log is not to be seen here: is the folder shared with that node?"
-        if text != self._told:
-            self._told = text
-            self._tell(f"job {self._job.id}: {text}")
 
     def _print_late(self, ended: JobState) -> None:
         """What came late; a file system may show the log of a job only after its end."""
@@ -352,7 +337,7 @@ class Follower:
 
     def _print_new(self, *, last: bool = False) -> None:
         """Whole lines that are new at the end of the logs; at last one without an end, too."""
-        for path, is_error in self._logs.items():
+        for path in self._read_bytes:
             with suppress(OSError):
                 # Network file systems show what is new once the folder is opened anew.
                 os.listdir(path.parent)  # noqa: PTH208  # nothing is made of the entries
@@ -363,7 +348,7 @@ class Follower:
                 self._read_bytes[path] += whole
                 for line in content[:whole].decode(errors="replace").splitlines():
                     if not line.startswith(HIDDEN):
-                        say(line, error=is_error)
+                        say(line, error=path == self._job.errors)
 
 
 def _exit_code(job: Job, ended: JobState, tell: Tell, *, log_seen: bool) -> int:
