@@ -17,7 +17,6 @@ import torch
 from shardmark.cli import main
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import ShardmarkError
-from shardmark.core.machine import Machine
 from shardmark.launch import gpu_check
 from shardmark.launch.gpu_check import impersonal
 from shardmark.launch.local import fork_server
@@ -257,11 +256,26 @@ def test_a_copy_arrives_or_is_told(
     ] * 2
 
 
-def test_amd_is_refused_and_its_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a V100 with wheels of today: each trial would fail in its first kernel."""
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_device_name": lambda index: ("NVIDIA H200", "Tesla V100-SXM2-16GB")[index],
+        "get_device_capability": lambda index: ((9, 0), (7, 0))[index],
+        "get_arch_list": lambda: ["sm_75", "sm_90", "compute_90"],
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(fork_server, "cuda_libraries", tuple)
+    assert fork_server._machine("cpu").device_type == "cpu"
+    for device in ("auto", "cuda"):
+        with pytest.raises(ShardmarkError, match=r"V100-SXM2-16GB \(sm_70\).*CUDA_VISIBLE_DEVICES"):
+            fork_server._machine(device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    assert fork_server._machine("auto").device_count == 2
     monkeypatch.setattr(torch.version, "hip", "7.1")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert fork_server._machine("cpu").device_count == 0
     for device in ("auto", "cuda"):
         with pytest.raises(ShardmarkError, match="AMD"):
             fork_server._machine(device)
-    found = fork_server._machine("cpu")
-    assert found == Machine(device_type="cpu", device_count=0, cores=found.cores)

@@ -38,7 +38,7 @@ from tests.unit.launch.nodes import (
     until,
 )
 
-GREETING_SECONDS = 1.5
+GREETING_SECONDS = 0.8
 PATIENCE_SECONDS = 1.0
 
 

@@ -15,9 +15,7 @@ from shardmark.core.run_files import (
     LOG_FILE,
     LOST_FILE,
     SAMPLES_FILE,
-    STEPS_FILE,
     rank_file,
-    rank_steps_file,
 )
 from shardmark.launch import trial_artifacts
 from shardmark.launch.trial_artifacts import (
@@ -25,7 +23,6 @@ from shardmark.launch.trial_artifacts import (
     clear,
     merge_logs,
     merge_samples,
-    merge_steps,
     number_logs,
     process_ends,
     rank_record,
@@ -40,10 +37,10 @@ from shardmark.results.schema import RankError, RankRecord
 from tests.golden.invented import invented_rank
 
 
-def write_log(folder: Path, rank: int, name: str, text: str | bytes) -> None:
+def write_log(folder: Path, rank: int, name: str, text: bytes) -> None:
     file = folder / "logs" / "run_x" / "attempt_0" / str(rank) / f"{name}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    file.write_bytes(text)
 
 
 def leave(folder: Path, rank: int, **changes: object) -> None:
@@ -65,67 +62,35 @@ def test_records_are_of_the_ranks_that_wrote_one_and_say_who_was_lost(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_are_merged_in_order_of_rank(tmp_path: Path) -> None:
-    merge_steps(tmp_path, 2)
-    assert (tmp_path / STEPS_FILE).read_text() == "", "of no rank"
-    for rank in (10, 2, 0):
-        (tmp_path / rank_steps_file(rank)).write_text(f'{{"rank": {rank}}}\n')
-    merge_steps(tmp_path, 11)
-    assert list(read_lines(tmp_path / STEPS_FILE)) == [{"rank": 0}, {"rank": 2}, {"rank": 10}]
-
-
-def test_logs_carry_their_rank_and_stream(tmp_path: Path) -> None:
-    write_log(tmp_path, 1, "stdout", "second\n")
-    write_log(tmp_path, 0, "stderr", b"a warning \xff\nand more\n")
-    (tmp_path / "agent.log").write_text("agent started\n")
-    merge_logs(tmp_path)
-    assert (tmp_path / LOG_FILE).read_text() == (
-        "[rank 0 stderr] a warning \ufffd\n"
-        "[rank 0 stderr] and more\n"
-        "[rank 1 stdout] second\n"
-        "[launcher] agent started\n"
-    )
-
-
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (1, 0), (0, 4)])
-def test_output_gets_the_ranks_numbers(tmp_path: Path, ranks: tuple[int, int]) -> None:
+def test_output_gets_the_ranks_numbers_and_of_a_long_one_the_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
+) -> None:
     """Also where one's new number is another's old one."""
+    monkeypatch.setattr(trial_artifacts, "MOST_LOG_BYTES", 10)
     for local in (0, 1):
-        write_log(tmp_path, local, "stdout", f"local {local}\n")
+        write_log(tmp_path, local, "stdout", f"cut\nlocal \xff{local}\n".encode("latin-1"))
     number_logs(tmp_path, ranks)
     for name in ("agent.log", "agent.node-1.log"):
         (tmp_path / name).write_text("begun\n")
     merge_logs(tmp_path)
-    lines = [f"[rank {rank} stdout] local {local}" for local, rank in enumerate(ranks)]
+    lines = [
+        f"[rank {rank} stdout] {text}"
+        for rank, local in sorted(zip(ranks, (0, 1), strict=True))
+        for text in ("(the first 3 bytes are cut)", "", f"local \ufffd{local}")
+    ]
     launchers = ["[launcher] begun", "[launcher of node 1] begun"]
-    assert (tmp_path / LOG_FILE).read_text().splitlines() == [*sorted(lines), *launchers]
+    assert (tmp_path / LOG_FILE).read_text().splitlines() == [*lines, *launchers]
 
 
-@pytest.mark.parametrize(
-    ("content", "lines"),
-    [
-        (None, []),
-        ('{"a": 1}\n{"a": 2}\n{"a": ', [{"a": 1}, {"a": 2}]),
-        ('{"a": 1}\n' + "\0" * 20, [{"a": 1}]),
-    ],
-)
-def test_lines_end_where_a_kill_cut_them(
-    tmp_path: Path, content: str | None, lines: list[object]
+@pytest.mark.parametrize("cut", [b'{"a": ', b"\0" * 20, b'{"a": "much longer"}\n'])
+def test_lines_end_where_a_kill_cut_them_or_there_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bytes
 ) -> None:
-    if content is not None:
-        (tmp_path / SAMPLES_FILE).write_text(content)
-    assert list(read_lines(tmp_path / SAMPLES_FILE)) == lines
-
-
-def test_clear_keeps_a_trials_own_files_unless_told_otherwise(tmp_path: Path) -> None:
-    own = {"result.json", STEPS_FILE, SAMPLES_FILE, LOG_FILE}
-    write_log(tmp_path, 0, "stdout", "x")
-    for name in (*own, "trial.json", "rank-0.json"):
-        (tmp_path / name).write_text("{}")
-    clear(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == own
-    clear(tmp_path, keep=())
-    assert list(tmp_path.iterdir()) == []
+    assert list(read_lines(tmp_path / SAMPLES_FILE)) == []
+    monkeypatch.setattr(trial_artifacts, "MOST_LINE_BYTES", 10)
+    (tmp_path / SAMPLES_FILE).write_bytes(b'{"a": 1}\n' + cut)
+    assert list(read_lines(tmp_path / SAMPLES_FILE)) == [{"a": 1}]
 
 
 @pytest.mark.parametrize(
@@ -221,26 +186,9 @@ def test_a_rank_that_a_disk_stopped_blames_no_strategy(tmp_path: Path) -> None:
         refuse_full(tmp_path, [invented_rank(0).model_copy(update={"error": error})])
 
 
-def test_of_long_output_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_artifacts, "MOST_LOG_BYTES", 10)
-    write_log(tmp_path, 0, "stdout", "0123456789\nthe end")
-    merge_logs(tmp_path)
-    lines = (tmp_path / LOG_FILE).read_text().splitlines()
-    head = "[rank 0 stdout] "
-    assert lines == [f"{head}(the first 8 bytes are cut)", f"{head}89", f"{head}the end"]
-
-
 @pytest.mark.parametrize("text", ['[{"rank": 0, "more": 1}]', "[3]", "3", "{", "[[[", '{"a": 1}'])
 def test_what_the_launcher_left_half_written_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / trial_artifacts.AGENT_FILE).write_text(text)
     (tmp_path / trial_artifacts.RESTARTS_FILE).write_text(text)
     assert process_ends(tmp_path) == ()
     assert read_restarts(tmp_path) == ()
-
-
-def test_a_line_without_an_end_is_not_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial_artifacts, "MOST_LINE_BYTES", 10)
-    (tmp_path / "lines").write_text('{"a": 1}\n{"a": "much longer"}\n')
-    assert list(read_lines(tmp_path / "lines")) == [{"a": 1}]

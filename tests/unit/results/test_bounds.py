@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from tests.golden.invented import invented_trial, write_run
 
-from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.results.bounds import Bounds, bounds_of
 from shardmark.results.store import load_run
 
 
@@ -77,16 +75,3 @@ def test_absurd_numbers_are_damage_and_rare_ones_are_believed(
 def test_a_layout_without_ranks_is_damage(tmp_path: Path) -> None:
     (reason,) = reasons(tmp_path, "layout.ranks", [])
     assert "no rank that trains" in reason
-
-
-def test_every_metric_has_finite_bounds() -> None:
-    for name in TRIAL_METRICS:
-        bounds = bounds_of(name)
-        assert math.isfinite(bounds.low), name
-        assert math.isfinite(bounds.high), name
-        assert not bounds.allow(math.nan), name
-        assert not bounds.allow(math.inf), name
-    assert {name for name in METRICS if bounds_of(name) == Bounds(0.0, 1.0)} == {
-        *("accuracy_top1", "accuracy_top5", "map", "map_50", "map_75"),
-        *("mask_map", "mask_map_50", "mask_map_75"),
-    }

@@ -35,33 +35,46 @@ def files_below(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", LINKED)
-def test_a_link_in_a_run_is_refused_by_every_command(
-    run: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would have a file of the user's published, or his folder emptied, by whoever made it."""
-    place, private = run / name, tmp_path / "private"
+def link(run: Path, name: str, private: Path) -> Path:
+    """What is there is moved to a private folder, and a link put in its place."""
+    place = run / name
     private.mkdir()
     (private / "key").write_text("nobody else's")
     if place.exists():
         place.rename(private / "moved")
     place.parent.mkdir(exist_ok=True)
     place.symlink_to(private / ("moved" if (private / "moved").exists() else "key"))
+    return place
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_anywhere_in_a_run_is_refused(run: Path, name: str, tmp_path: Path) -> None:
+    """It would have a file of the user's published, or his folder emptied, by whoever made it."""
+    place = link(run, name, tmp_path / "private")
     before = files_below(tmp_path)
-    commands = (
+    for use in (load_run, RunFolder.check, RunFolder.create):
+        with pytest.raises(InputError, match=f"{place}: is a link"):
+            use(run)
+    assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [TRIAL, "report.html"])
+def test_every_command_refuses_it(
+    run: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = link(run, name, tmp_path / "private")
+    before = files_below(tmp_path)
+    for command in (
         ["run", "quickstart", "--out", str(run)],
         ["run", "quickstart", "--remeasure", "--out", str(run)],
         ["compare", str(run)],
         ["report", str(run)],
         ["export", str(run), "--to", "csv", "--out", str(tmp_path / "tables")],
-    )
-    for command in commands:
+    ):
         assert main(command) == 2
         told = capsys.readouterr()
         assert f"{place}: is a link" in told.err
         assert told.out == ""
-    with pytest.raises(InputError, match="is a link"):
-        load_run(run)
     assert files_below(tmp_path) == before
 
 
