@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from shardmark.measure.system.environment import relevant_variables
 from shardmark.measure.system.gpu_probe import Copy, Kernel, probe_gpus
 from shardmark.measure.system.gpus import (
     CudaDevice,
-    CudaDevices,
     all_cuda_devices,
     occupation,
     visible_cuda_devices,
@@ -60,32 +59,33 @@ def gpu_sections(
     failed is left out.  Nothing names a host or a folder.
     """
     return [
-        replace(section, checks=tuple(map(impersonal, section.checks)))
-        for section in _sections(here, strategies, listener)
+        Section(title=title, checks=tuple(map(impersonal, checks)))
+        for title, checks in _sections(here, strategies, listener)
     ]
 
 
 def _sections(
     here: Machine, strategies: Mapping[str, int], listener: ProgressListener
-) -> Iterator[Section]:
+) -> Iterator[tuple[str, Iterable[Check]]]:
     found = all_cuda_devices()
     device_found, *driver = device_checks(here, found)
     if here.device_type != "cuda":
-        yield Section(title="GPUs", checks=(replace(device_found, state=State.FAILED),))
+        yield "GPUs", [replace(device_found, state=State.FAILED)]
         return
-    checks = (*software_checks(), *driver, *host_checks(here), *_settings())
-    yield Section(title="machine", checks=checks)
+    variables = [f"{name}={value}" for name, value in relevant_variables(os.environ).items()]
+    told = [_fine("variables", ", ".join(variables))] if variables else []
+    yield "machine", [*software_checks(), *driver, *host_checks(here), *told]
     devices = visible_cuda_devices(found)
-    yield Section(title="GPUs", checks=(*_devices(devices), *_links(found)))
+    links = [_fine("links by NVML", f"{by}: {' '.join(of)}") for by, of in found.links.items()]
+    yield "GPUs", [*_devices(devices), *links]
     listener.doing("a kernel on each GPU, and copies")
     tried = list(_kernels_and_copies())
     listener.doing("an all-reduce over all GPUs")
     tried.append(_collective(len(devices)))
-    yield Section(title="measured", checks=tuple(tried))
-    if problems(tried):
-        return
-    title = "strategies, a few steps held against one process that plays all ranks"
-    yield Section(title=title, checks=tuple(_strategies(strategies, listener)))
+    yield "measured", tried
+    if not problems(tried):
+        title = "strategies, a few steps held against one process that plays all ranks"
+        yield title, _strategies(strategies, listener)
 
 
 def impersonal(check: Check) -> Check:
@@ -111,42 +111,27 @@ _FOLDERS = re.compile(
 def _devices(devices: Sequence[CudaDevice]) -> Iterator[Check]:
     for index, device in enumerate(devices):
         capability = None if device.capability is None else "{}.{}".format(*device.capability)
-        parts = [
-            device.name,
-            _known("{:.0f} GiB", device.memory_bytes, 2**-30),
-            _known("compute capability {}", capability),
-            _known("PCIe {}", device.pcie),
-            _known("power limit {:.0f} W", device.power_limit_watts),
-            _known("of {:.0f} W by default", device.default_power_limit_watts),
-            _known("clock {:.0f} MHz", device.sm_clock_hertz, 1e-6),
-            _known("of at most {:.0f} MHz", device.highest_sm_clock_hertz, 1e-6),
-            _known("NUMA node {}", device.numa_node),
-            f"{device.nvlinks} NVLinks up",
-        ]
-        yield Check(name=f"GPU {index}", state=State.OK, found=", ".join(filter(None, parts)))
-        told = occupation(device.processes, device.memory_used_bytes)
-        if told is not None:
+        facts: dict[str, float | str | None] = {
+            "{}": device.name,
+            "{:.0f} GiB": _scaled(device.memory_bytes, 2**-30),
+            "compute capability {}": capability,
+            "PCIe {}": device.pcie,
+            "power limit {:.0f} W": device.power_limit_watts,
+            "of {:.0f} W by default": device.default_power_limit_watts,
+            "clock {:.0f} MHz": _scaled(device.sm_clock_hertz, 1e-6),
+            "of at most {:.0f} MHz": _scaled(device.highest_sm_clock_hertz, 1e-6),
+            "NUMA node {}": device.numa_node,
+            "{} NVLinks up": device.nvlinks,
+        }
+        known = (form.format(value) for form, value in facts.items() if value is not None)
+        yield _fine(f"GPU {index}", ", ".join(known))
+        if told := occupation(device.processes, device.memory_used_bytes):
             remedy = "end them, or choose other GPUs with CUDA_VISIBLE_DEVICES"
             yield Check(name=f"GPU {index}", state=State.NOTE, found=told, remedy=remedy)
 
 
-def _known(form: str, value: float | str | None, scale: float | None = None) -> str:
-    if value is None:
-        return ""
-    return form.format(value if scale is None or isinstance(value, str) else value * scale)
-
-
-def _links(found: CudaDevices) -> Iterator[Check]:
-    for kind, pairs in found.links.items():
-        words = f"{kind}: {' '.join(pairs)}"
-        yield Check(name="links by NVML", state=State.OK, found=words)
-
-
-def _settings() -> Iterator[Check]:
-    variables = relevant_variables(os.environ)
-    if variables:
-        words = ", ".join(f"{name}={value}" for name, value in variables.items())
-        yield Check(name="variables", state=State.OK, found=words)
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def _kernels_and_copies() -> Iterator[Check]:
@@ -159,7 +144,7 @@ def _kernels_and_copies() -> Iterator[Check]:
         return
     libraries = ", ".join(f"{name} {version}" for name, version in probe.libraries)
     kernels = f"torch has kernels for {' '.join(probe.architectures)}"
-    yield Check(name="libraries", state=State.OK, found=f"{libraries}; {kernels}")
+    yield _fine("libraries", f"{libraries}; {kernels}")
     for kernel in probe.kernels:
         yield _kernel(kernel)
     for name, copies in _grouped(probe.copies).items():
@@ -177,7 +162,7 @@ def _kernel(kernel: Kernel) -> Check:
         words += f"; {source}"
     else:
         words += f", {100 * kernel.flops_per_second / peak:.0f} % of the peak ({source})"
-    return Check(name=name, state=State.OK, found=words)
+    return _fine(name, words)
 
 
 def _grouped(copies: Sequence[Copy]) -> dict[str, list[Copy]]:
@@ -199,7 +184,7 @@ def _copies(name: str, copies: Sequence[Copy]) -> Check:
     words = f"{1e-9 * slowest:.1f} GB/s ({slow})"
     if len(speeds) > 1:
         words += f" to {1e-9 * fastest:.1f} GB/s ({fast})"
-    return Check(name=name, state=State.OK, found=words)
+    return _fine(name, words)
 
 
 def _path(copy: Copy) -> str:
@@ -215,7 +200,7 @@ def _collective(gpus: int) -> Check:
         remedy = "run it again with NCCL_DEBUG=INFO, and look at the links above"
         return _failed(name, str(error), remedy)
     speed = f"; {link_summary(record)}" if gpus > 1 else ""
-    return Check(name=name, state=State.OK, found=f"the sum is right{speed}")
+    return _fine(name, f"the sum is right{speed}")
 
 
 def _strategies(strategies: Mapping[str, int], listener: ProgressListener) -> Iterator[Check]:
@@ -252,12 +237,16 @@ def _strategy(verdict: Verdict) -> Check:
     ranks = "1 rank" if verdict.world_size == 1 else f"{verdict.world_size} ranks"
     words = f"{ranks}, {verdict.precision}: {verdict_text(verdict)}"
     if verdict.cause is None:
-        return Check(name=verdict.strategy, state=State.OK, found=words)
+        return _fine(verdict.strategy, words)
     cause = f"{words}: {verdict.cause.text} ({verdict.cause.evidence})"
     if accepted(verdict):
         remedy = "nothing to mend: it is not to be had here"
         return Check(name=verdict.strategy, state=State.NOTE, found=cause, remedy=remedy)
     return _failed(verdict.strategy, cause, verdict.cause.setting or "report it with all of this")
+
+
+def _fine(name: str, found: str) -> Check:
+    return Check(name=name, state=State.OK, found=found)
 
 
 def _failed(name: str, found: str, remedy: str) -> Check:

@@ -66,10 +66,6 @@ class Plan:
     """In the order to run: each repeat takes all cells once, in an order drawn from the seed."""
     left_out: tuple[LeftOut, ...]
 
-    @property
-    def most_nodes(self) -> int:
-        return max(trial.nodes for trial in self.trials)
-
     def on(self, device_type: DeviceType) -> Plan:
         """The same plan on that kind of device; strategies and layouts stay as they were built."""
         placed = [t.model_copy(update={"device_type": device_type}) for t in self.trials]
@@ -85,9 +81,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     left_out: list[LeftOut] = []
     cells = _cells(experiment, device_type, left_out)
     _check_batches(cells)
-    _check_slow_ranks(cells)
-    _check_durations(cells)
-    _check_distinct(cells)
+    _check_each(cells)
     count = len(cells) * experiment.measure.repeats.at_most
     if count > MOST_TRIALS:
         where = f"{experiment.name}: measure.repeats"
@@ -332,21 +326,17 @@ def _batch_error(key: str, batch: int, cell: Trial, multiple: int) -> InputError
     )
 
 
-def _check_slow_ranks(cells: Sequence[Trial]) -> None:
-    """A rank that no cell has was meant to be another."""
+def _check_each(cells: Sequence[Trial]) -> None:
+    """Refuse slow ranks that no cell has, limits that are too short, and cells that are one."""
     most = max(cell.world_size for cell in cells)
-    for rank in sorted({rank for cell in cells for rank in cell.slow_ranks}):
-        if rank >= most:
+    seen: set[str] = set()
+    for cell in cells:
+        if (rank := max(cell.slow_ranks, default=0)) >= most:
             raise InputError(
-                f"{cells[0].experiment}: slow_ranks",
+                f"{cell.experiment}: slow_ranks",
                 f"there is no rank {rank}: the largest world size is {most}",
                 f"ranks 0 to {most - 1}",
             )
-
-
-def _check_durations(cells: Sequence[Trial]) -> None:
-    """A trial that has no time for its warm-up and its windows would only time out."""
-    for cell in cells:
         least = sum(cell.least_seconds)
         if cell.limits.trial_seconds <= least:
             raise InputError(
@@ -354,13 +344,7 @@ def _check_durations(cells: Sequence[Trial]) -> None:
                 f"{cell.limits.trial_seconds:g} s, and warm-up and windows take {least:g} s",
                 f"more than {least:g}; or set measure.warmup_seconds and measure.window_seconds",
             )
-
-
-def _check_distinct(cells: Iterable[Trial]) -> None:
-    seen: set[str] = set()
-    for cell in cells:
-        identity = trial_id(cell)
-        if identity in seen:
+        if (identity := trial_id(cell)) in seen:
             values = "".join(f", {key}={show(value)}" for key, value in cell.varied.items())
             raise InputError(
                 f"{cell.experiment}: matrix",

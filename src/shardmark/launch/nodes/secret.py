@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardmark.core.environment_variables import SECRET_VARIABLE
 from shardmark.core.errors import InputError
+from shardmark.results.files import open_regular
 
 LEAST_CHARACTERS = 16
 
@@ -47,15 +48,14 @@ def _read(path: Path) -> str:
     remedy = f"have the same file on every node, of mode 0600, or set {SECRET_VARIABLE}"
     try:
         _make(path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        with open_regular(path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid():
                 raise InputError(str(path), "is no file of this user", remedy)
             if status.st_mode & 0o077:
                 mode = f"has mode {stat.S_IMODE(status.st_mode):04o}, so that others can read it"
                 raise InputError(str(path), mode, remedy)
-            secret = file.readline().strip()
+            secret = file.readline().decode().strip()
     except OSError as error:
         raise InputError(str(path), f"cannot be used: {error.strerror or error}", remedy) from None
     if len(secret) < LEAST_CHARACTERS:
