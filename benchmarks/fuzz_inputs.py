@@ -531,7 +531,7 @@ def collect(given: list[tuple[str, Any]], folder: Path) -> None:
         content = (folder / "left" / name).read_text()
         (trial / name).write_bytes(changed_file(content, name, change))
     with suppress(ShardmarkError):
-        rank_records(trial, 2)
+        rank_records(trial, range(2))
         merge_steps(trial, 2)
         merge_samples(trial)
 

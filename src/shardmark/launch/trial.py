@@ -100,7 +100,7 @@ class TrialRunner:
         (directory / TRIAL_FILE).write_text(trial.model_dump_json())
         ending = self._watch(trial, directory)
         processes = trial.layout.processes
-        records = rank_records(directory, processes)
+        records = rank_records(directory, range(processes))
         progress = [reached(directory, rank) for rank in trial.layout.training_ranks]
         outcome, failure = decide(
             ending,
@@ -224,7 +224,7 @@ def run_unmeasured(
     ending = engine.run(directory, trial_seconds=limit_seconds, on_tick=lambda: None, task=task)
     if ending.how == "interrupted":
         raise KeyboardInterrupt
-    records = rank_records(directory, processes)
+    records = rank_records(directory, range(processes))
     outcome, failure = decide(
         ending,
         records,

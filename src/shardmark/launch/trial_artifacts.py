@@ -124,9 +124,9 @@ class RankSampler:
         return max(ended, default=0)
 
 
-def rank_records(directory: Path, processes: int) -> tuple[RankRecord, ...]:
-    """The records of all ranks that wrote one."""
-    records = (rank_record(directory, rank) for rank in range(processes))
+def rank_records(directory: Path, ranks: Iterable[int]) -> tuple[RankRecord, ...]:
+    """The records of those ranks that wrote one."""
+    records = (rank_record(directory, rank) for rank in ranks)
     return tuple(record for record in records if record is not None)
 
 

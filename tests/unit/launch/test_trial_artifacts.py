@@ -55,7 +55,7 @@ def test_records_are_of_the_ranks_that_wrote_one_and_say_who_was_lost(tmp_path: 
         leave(tmp_path, rank)
     (tmp_path / rank_file(2)).write_text(invented_rank(2).model_dump_json()[:40])
     (tmp_path / LOST_FILE.format(1)).write_text("was ended by SIGKILL")
-    first, second = rank_records(tmp_path, 4)
+    first, second = rank_records(tmp_path, range(4))
     assert first == invented_rank(0)
     assert second.lost == "was ended by SIGKILL"
     clear(tmp_path)

@@ -36,9 +36,9 @@ from shardmark.launch.outcome import (
     on_node,
 )
 from shardmark.launch.placement import MeetingPoint
-from shardmark.launch.trial_artifacts import LOGS, RESTARTS_FILE, rank_record
+from shardmark.launch.trial_artifacts import LOGS, RESTARTS_FILE, rank_records
 from shardmark.measure.step.progress import progress_file
-from shardmark.results.schema import Outcome, RankRecord
+from shardmark.results.schema import Outcome
 from shardmark.train.checkpoint_folder import ABSENT_FILE, folder_of_rank, rank_folder
 from shardmark.trials.trial import Trial
 
@@ -137,7 +137,7 @@ class Launcher(LocalElasticAgent):
     def ends(self, failures: dict[int, Any]) -> list[ProcessEnd]:
         """How this node's ranks ended in the last attempt, those that did not end well."""
         rank_of = {failure.pid: self._ranks[failure.local_rank] for failure in failures.values()}
-        rank_of |= {record.pid: record.rank for record in self._records()}
+        rank_of |= {record.pid: record.rank for record in rank_records(self._folder, self._ranks)}
         ends = {
             rank_of[pid]: (exit_code, at_seconds)
             for pid, (exit_code, at_seconds) in list(self._watch.deaths.items())
@@ -151,10 +151,6 @@ class Launcher(LocalElasticAgent):
             for rank, (exit_code, at_seconds) in ends.items()
         ]
 
-    def _records(self) -> list[RankRecord]:
-        records = (rank_record(self._folder, rank) for rank in self._ranks)
-        return [record for record in records if record is not None]
-
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         # PyTorch's launcher would look ten times a second, and take a core from a rank each time.
         self._watch.wait(LOOK_SECONDS)
@@ -165,7 +161,7 @@ class Launcher(LocalElasticAgent):
 
     def _note_cause(self, failures: dict[int, Any]) -> None:
         """Write down why the ranks are started anew, or see to it that they are not."""
-        records = self._records()
+        records = rank_records(self._folder, self._ranks)
         ends = tuple(self.ends(failures))
         kills = kernel_oom_kills() - self._kills_before
         outcome, failure = decide(

@@ -12,6 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pydantic import TypeAdapter
+
 from shardmark.core.errors import InputError, ShardmarkError, StorageError
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import TRIAL_FILE
@@ -21,6 +23,7 @@ from shardmark.launch.nodes.registry import ConnectedNode, NodeLostError, NodeRe
 from shardmark.launch.outcome import Ending, LostNode, NoticedCause, ProcessEnd, first_causes
 from shardmark.launch.placement import MeetingPoint
 from shardmark.results.schema import RestartRecord
+from shardmark.results.verification import CELLS_FILE
 from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ GRACE_SECONDS = 5.0
 """For the ranks of other nodes to fail by themselves, once those of one have failed."""
 END_SECONDS = 30.0
 """For a node to end a trial and to send its files, as long as it is heard."""
-CELLS_FILE = "cells.json"
+MACHINE = TypeAdapter(Machine)
 COMMON_TITLE = "shardmark"
 """What nodes are started for that do not serve one trial alone."""
 
@@ -77,20 +80,17 @@ class NodesEngine:
     def machine(self, device: str) -> Machine:
         machines: list[Machine] = []
         for title, answer in self._asked({"do": "machine", "device": device}).items():
-            names, libraries = answer["device_names"], map(tuple, answer["libraries"])
-            own = {"device_names": tuple(names), "libraries": tuple(libraries)}
-            machine = Machine(**answer | own)
+            machine = MACHINE.validate_python(answer)
             if machines and machine.device_type != machines[0].device_type:
                 kinds = f"{title} has {machine.device_type}, node 0 {machines[0].device_type}"
                 raise InputError("device", kinds, "set device: cpu, or device: cuda")
             machines.append(machine)
         names = (name for machine in machines for name in machine.device_names)
-        return Machine(
-            device_type=machines[0].device_type,
+        return replace(
+            machines[0],
             device_count=min(machine.device_count for machine in machines),
             cores=min(machine.cores for machine in machines),
             device_names=tuple(dict.fromkeys(names)),
-            libraries=machines[0].libraries,
         )
 
     def environments(self) -> list[dict[str, Any]]:

@@ -57,6 +57,7 @@ from shardmark.launch.trial_artifacts import (
     read_restarts,
 )
 from shardmark.measure.system.environment import environment
+from shardmark.results.verification import CELLS_FILE
 from shardmark.train.checkpoint_folder import folder_on_node, remove
 from shardmark.trials.trial import Trial
 
@@ -65,7 +66,6 @@ RETRY_SECONDS = 0.5
 MIRROR_SECONDS = 1.0
 """Between two looks for small files that the controller watches while a trial runs."""
 MIRRORED = ("rank-*.json", "rank-*.progress")
-CELLS_FILE = "cells.json"
 AGENT_LOG = "agent.node-{}.log"
 
 

@@ -55,7 +55,7 @@ def _read(path: Path) -> str:
             if status.st_mode & 0o077:
                 mode = f"has mode {stat.S_IMODE(status.st_mode):04o}, so that others can read it"
                 raise InputError(str(path), mode, remedy)
-            secret = file.readline().decode().strip()
+            secret = file.readline().decode(errors="replace").strip()
     except OSError as error:
         raise InputError(str(path), f"cannot be used: {error.strerror or error}", remedy) from None
     if len(secret) < LEAST_CHARACTERS:
