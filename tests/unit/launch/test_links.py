@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,28 +141,33 @@ def test_one_process_has_no_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "reason"),
+    ("linked", "reason"),
     [
-        (ShardmarkError("node 1 (host-1): cannot import torch"), "cannot import torch"),
-        (TIMED_OUT, "not done after 98 s"),
-        (FAILED, "failed: "),
+        ({"end": ShardmarkError("node 1 (host-1): cannot import torch")}, "cannot import torch"),
+        ({"end": TIMED_OUT}, "timed_out: not done after"),
+        ({"end": FAILED}, "failed: "),
+        ({"nodes": 1}, "2 nodes are asked for"),
     ],
 )
 def test_a_failure_is_told_and_noted_and_the_trials_go_on(
-    tmp_path: Path, end: Ending | ShardmarkError, reason: str
+    tmp_path: Path, linked: dict[str, Any], reason: str
 ) -> None:
     out = tmp_path / "run"
-    notes = run(out, Linked(end=end), *TWO_NODES)
-    assert reason in notes[-1]
+    notes = run(out, Linked(**linked), *TWO_NODES)
+    assert reason in next(note for note in notes if "could not be measured" in note)
     assert reason in RunFolder(out).read_environment()["links_missing"]
     assert read_network(out) is None
-    assert {trial.outcome for trial in load_run(out).trials} == {"ok"}
+    assert "ok" in {trial.outcome for trial in load_run(out).trials}
     assert not (out / ".links").exists()
 
 
-def test_too_few_nodes_are_a_failure_like_others(tmp_path: Path) -> None:
-    notes = run(tmp_path / "run", Linked(nodes=1), *TWO_NODES)
-    assert any("2 nodes are asked for" in note for note in notes)
+def test_a_strategy_that_is_not_there_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    linked = Linked()
+    run(tmp_path / "run", linked, TWO_NODES[1], "matrix={strategy: [zero-1]}")
+    assert [trial.strategy.name for trial in linked.asked] == ["ddp"]
 
 
 def test_an_interrupt_ends_the_run(tmp_path: Path) -> None:
