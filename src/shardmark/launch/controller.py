@@ -315,27 +315,21 @@ def _check_same(out: Path, experiment: Experiment) -> None:
         if has_results(out):
             raise InputError(str(out), f"has results and no {EXPERIMENT_FILE}", fingerprint.REMEDY)
         return
-    before = RunFolder(out).read_experiment()
-    stored = _flat(before)
-    wanted = _flat(experiment.model_dump(mode="json"))
+    before, now = RunFolder(out).read_experiment(), experiment.model_dump(mode="json")
     # An axis's first value stands in the base, too, and its values may come in another order.
-    axes = tuple(before.get("matrix", {}).keys() & experiment.matrix.keys())
-    for key in sorted(stored.keys() | wanted.keys()):
-        if key.startswith((*GROWING, *axes)):
-            continue
-        if stored.get(key) != wanted.get(key):
-            raise InputError(
-                str(out),
-                f"holds a run with {key} = {stored.get(key)!r}, here it is {wanted.get(key)!r}",
-                fingerprint.REMEDY,
-            )
+    axes = before.get("matrix", {}).keys() & experiment.matrix.keys()
+    for key, stored, wanted in _changes(before, now):
+        if not key.startswith((*GROWING, *axes)):
+            changed = f"holds a run with {key} = {stored!r}, here it is {wanted!r}"
+            raise InputError(str(out), changed, fingerprint.REMEDY)
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            flat |= _flat(item, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = item
-    return flat
+def _changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted(before.keys() | now.keys()):
+        stored, wanted = before.get(key), now.get(key)
+        if isinstance(stored, Mapping) and isinstance(wanted, Mapping):
+            yield from _changes(stored, wanted, f"{prefix}{key}.")
+        elif stored != wanted:
+            yield f"{prefix}{key}", stored, wanted

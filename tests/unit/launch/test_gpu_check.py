@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections.abc import Callable
@@ -137,15 +136,6 @@ def test_everything_that_the_gpus_can_run_is_tried(
     tried = {(trial.strategy.name, trial.world_size) for trial in trials}
     assert tried >= cells
     assert gpus > 1 or tried == cells
-
-
-def test_json_has_the_same(world: Callable[[int], World]) -> None:
-    findings = json.loads(world(1).doctor("--format", "json")[0])
-    assert findings["answer"] == WORKS
-    assert len(findings["sections"]) == 4
-    for section in findings["sections"]:
-        for check in section["checks"]:
-            assert (check["state"] == "ok") == (check["remedy"] is None)
 
 
 NO_IMAGE = replace(probed(2), kernels=(kernel(0), kernel(1, error="no kernel image")))

@@ -18,7 +18,7 @@ from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engines import submission
 from shardmark.launch.ray import engine as ray_engine
-from shardmark.launch.ray.engine import NodeNeeds, bundles, connect, gpus_per_rank, needs_by_node
+from shardmark.launch.ray.engine import NodeNeeds, connect, gpus_per_rank, needs_by_node
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import MAPPING
@@ -71,15 +71,6 @@ def test_needs_are_those_of_the_largest_trial_on_each_node(
     trials: tuple[Trial, ...], needs: list[tuple[int, int]]
 ) -> None:
     assert [(node.ranks, node.devices) for node in needs_by_node(trials)] == needs
-
-
-def test_bundle_holds_what_all_ranks_of_a_node_need() -> None:
-    given = options(cpus_per_rank=1.5, resources={"fast": 0.5})
-    assert bundles(given, TWO, 1) == [
-        {"CPU": 4.5, "GPU": 2, "fast": 1.5},
-        {"CPU": 1.5, "GPU": 1, "fast": 0.5},
-    ]
-    assert bundles(options(), TWO, 0) == [{"CPU": 3}, {"CPU": 1}]
 
 
 @pytest.mark.parametrize(
