@@ -57,7 +57,7 @@ def sources_of(trials: Iterable[Trial]) -> Fingerprint:
 
 def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
     """Packages, driver and devices of all machines of the run."""
-    found: dict[str, set[str]] = {}
+    seen: dict[str, set[str]] = {}
     for environment in environments:
         packages, cuda = environment.get("packages", {}), environment.get("cuda", {})
         named = {
@@ -69,8 +69,8 @@ def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
         }
         for name, version in named.items():
             if version:
-                found.setdefault(name, set()).add(str(version))
-    return Fingerprint(versions={name: " and ".join(sorted(of)) for name, of in found.items()})
+                seen.setdefault(name, set()).add(str(version))
+    return Fingerprint(versions={name: " and ".join(sorted(of)) for name, of in seen.items()})
 
 
 def refuse_changes(folder: Path, now: Fingerprint) -> None:

@@ -67,16 +67,16 @@ def gpu_sections(
 def _sections(
     here: Machine, strategies: Mapping[str, int], listener: ProgressListener
 ) -> Iterator[tuple[str, Iterable[Check]]]:
-    found = all_cuda_devices()
-    device_found, *driver = device_checks(here, found)
+    there = all_cuda_devices()
+    device_found, *driver = device_checks(here, there)
     if here.device_type != "cuda":
         yield "GPUs", [replace(device_found, state=State.FAILED)]
         return
     variables = [f"{name}={value}" for name, value in relevant_variables(os.environ).items()]
     told = [_fine("variables", ", ".join(variables))] if variables else []
     yield "machine", [*software_checks(), *driver, *host_checks(here), *told]
-    devices = visible_cuda_devices(found)
-    links = [_fine("links by NVML", f"{by}: {' '.join(of)}") for by, of in found.links.items()]
+    devices = visible_cuda_devices(there)
+    links = [_fine("links by NVML", f"{by}: {' '.join(of)}") for by, of in there.links.items()]
     yield "GPUs", [*_devices(devices), *links]
     listener.doing("a kernel on each GPU, and copies")
     tried = list(_kernels_and_copies())

@@ -89,7 +89,7 @@ class RankSampler:
             if before is None or before.pid != record.pid:
                 self._trained_steps = 0  # after a restart, the last step is still to come
                 self._sampler.set_ranks(
-                    {known: found.pid for known, found in self._records.items()},
+                    {number: each.pid for number, each in self._records.items()},
                     gpu_uuids=[uuid for r in self._records.values() for uuid in r.device_uuids],
                 )
         taken = self._steps_of_ended()

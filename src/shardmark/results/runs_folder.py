@@ -44,8 +44,8 @@ def removed_if_empty(folder: Path | None) -> Iterator[None]:
 def runs_of(name: str) -> list[Path]:
     """The folders that `fresh_folder` made for runs of that name, the newest first."""
     ours = re.compile(rf"{re.escape(name)}(-\d+)?")
-    found = [path for path in RUNS.glob(f"{name}*") if ours.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
+    runs = [path for path in RUNS.glob(f"{name}*") if ours.fullmatch(path.name) and path.is_dir()]
+    return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def point_latest_to(folder: Path) -> None:

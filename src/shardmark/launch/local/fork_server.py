@@ -373,14 +373,14 @@ def await_end(group: int, *, proc: Path = Path("/proc")) -> None:
 
 def living(group: int, proc: Path) -> list[int]:
     """Processes of that group which have not died."""
-    found = []
+    pids = []
     for file in proc.glob("[0-9]*/stat"):
         with suppress(OSError):
             # The name before it may hold anything, a closing bracket too.
             state, _, process_group = file.read_text().rpartition(")")[2].split()[:3]
             if int(process_group) == group and state not in "ZX":
-                found.append(int(file.parent.name))
-    return found
+                pids.append(int(file.parent.name))
+    return pids
 
 
 def show_stacks(directory: Path) -> None:
