@@ -90,7 +90,6 @@ class NodeRegistry:
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._listener = socket.create_server(address, family=family)
-        self._listener.settimeout(POLL_SECONDS)
         self.port = int(self._listener.getsockname()[1])
         self.wanted = wanted
         self._secret = secret
@@ -194,6 +193,8 @@ class NodeRegistry:
             if node.lost is None:
                 self.tell(node.number, {"do": "bye"})
         self._closing.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for somebody to come
         self._accepting.join()
         for channel in list(self._channels):
             channel.close()
@@ -206,8 +207,6 @@ class NodeRegistry:
             try:
                 connection, address = self._listener.accept()
                 channel = Channel(connection)
-            except TimeoutError:
-                continue  # nobody came meanwhile
             except OSError:  # it is over, or no more files can be opened: later ones may
                 self._closing.wait(POLL_SECONDS)
                 continue
