@@ -10,6 +10,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,6 +80,20 @@ def joined(registry: NodeRegistry, number: int, **key: str) -> Node:
     return made
 
 
+@contextmanager
+def serving(registry: NodeRegistry) -> Iterator[None]:
+    """Node 0 does what it is told, until it is told that the run is over."""
+    made, ends = joined(registry, 0), list[str | None]()
+    thread = threading.Thread(target=lambda: ends.append(made.serve()))
+    thread.start()
+    try:
+        yield
+    finally:
+        registry.close()
+        thread.join(timeout=10)
+    assert ends == [None]
+
+
 def test_small_files_follow_when_they_change(
     registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,27 +120,21 @@ def test_node_answers_and_judges_until_the_run_is_over(
     """It has none of the controller's files: the judge's evidence is sent to it."""
     monkeypatch.setattr(node, "environment", lambda: {"host": "there"})
     monkeypatch.setattr(node, "ForkServer", FakeForkServer)
-    made = joined(registry, 0)
-    ends: list[str | None] = []
-    serving = threading.Thread(target=lambda: ends.append(made.serve()))
-    serving.start()
-    assert registry.ask([0], {"do": "environment"}) == {0: {"host": "there"}}
-    assert registry.ask([0], {"do": "machine", "device": "cpu"})[0]["cores"] == 3
-    assert "port" in registry.ask([0], {"do": "port", "address": "127.0.0.1"})[0]
-    for number, content in ((0, "first"), (10, "last"), (2, "second")):
-        (tmp_path / "evidence").write_text(content)
-        registry.send_file(0, tmp_path / "evidence", f"{number}/rank-0.capture.npz")
-    folder = tmp_path / "judge"
-    folder.mkdir()
-    registry.keep_files_in(folder)
-    given = {"directory": str(folder), "trial": None, "task": "judge", "rendezvous": None}
-    run = {"do": "run"} | given
-    assert registry.ask([0], run)[0]["ended"] == 0
-    assert json.loads((folder / "verdicts.json").read_text()) == ["first", "second", "last"]
-    assert {path.name for path in folder.iterdir()} == {"verdicts.json"}
-    registry.close()
-    serving.join(timeout=10)
-    assert ends == [None]
+    with serving(registry):
+        assert registry.ask([0], {"do": "environment"}) == {0: {"host": "there"}}
+        assert registry.ask([0], {"do": "machine", "device": "cpu"})[0]["cores"] == 3
+        assert "port" in registry.ask([0], {"do": "port", "address": "127.0.0.1"})[0]
+        for number, content in ((0, "first"), (10, "last"), (2, "second")):
+            (tmp_path / "evidence").write_text(content)
+            registry.send_file(0, tmp_path / "evidence", f"{number}/rank-0.capture.npz")
+        folder = tmp_path / "judge"
+        folder.mkdir()
+        registry.keep_files_in(folder)
+        given = {"directory": str(folder), "trial": None, "task": "judge", "rendezvous": None}
+        run = {"do": "run"} | given
+        assert registry.ask([0], run)[0]["ended"] == 0
+        assert json.loads((folder / "verdicts.json").read_text()) == ["first", "second", "last"]
+        assert {path.name for path in folder.iterdir()} == {"verdicts.json"}
     assert list(scratch.iterdir()) == []
 
 
@@ -138,18 +147,14 @@ def test_a_bad_disk_of_a_node_is_told_and_the_node_lives_on(
             raise OSError(errno.EIO, "Input/output error", "/scratch/trial")
 
     monkeypatch.setattr(node, "ForkServer", Full)
-    made = joined(registry, 0)
-    serving = threading.Thread(target=made.serve)
-    serving.start()
-    (tmp_path / "evidence").write_text("of a cell")
-    registry.send_file(0, tmp_path / "evidence", "0/rank-0.capture.npz")
-    given = {"directory": str(tmp_path), "trial": None, "task": "judge", "rendezvous": None}
-    answer = registry.ask([0], {"do": "run"} | given)[0]
-    with pytest.raises(StorageError, match=r"/scratch/trial: node 0 .*Input/output error; see to"):
-        _checked(registry.nodes[0], answer)
-    assert registry.ask([0], {"do": "machine", "device": "cpu"})[0]["cores"] == 3
-    registry.close()
-    serving.join(timeout=10)
+    with serving(registry):
+        (tmp_path / "evidence").write_text("of a cell")
+        registry.send_file(0, tmp_path / "evidence", "0/rank-0.capture.npz")
+        given = {"directory": str(tmp_path), "trial": None, "task": "judge", "rendezvous": None}
+        answer = registry.ask([0], {"do": "run"} | given)[0]
+        with pytest.raises(StorageError, match=r"/scratch/trial: node 0 .*Input/output error"):
+            _checked(registry.nodes[0], answer)
+        assert registry.ask([0], {"do": "machine", "device": "cpu"})[0]["cores"] == 3
 
 
 @pytest.mark.usefixtures("scratch")
@@ -235,15 +240,11 @@ def test_nodes_are_awaited_at_one_address(
     names = {"node0": "127.0.1.1", "localhost": "127.0.0.1"}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     monkeypatch.setattr(addresses, "resolved", lambda host, _: names.get(host, host))
-
-    def found() -> str:
-        return listening_address(host, nodes=nodes, interface=interface, option="engine.host")
-
-    if address is not None:
-        assert found() == address
-    else:
-        with pytest.raises(InputError, match=r"engine\.host: node0 leads to 127\.0\.1\.1 here"):
-            found()
+    refused = pytest.raises(InputError, match=r"engine\.host: node0 leads to 127\.0\.1\.1 here")
+    with nullcontext() if address else refused:
+        option = "engine.host"
+        where = listening_address(host, nodes=nodes, interface=interface, option=option)
+        assert where == address
 
 
 def test_a_node_does_not_outlive_what_started_it_and_never_listened() -> None:

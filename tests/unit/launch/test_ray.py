@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from shardmark.config.engines import RayOptions
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import InputError
 from shardmark.launch.engines import submission
 from shardmark.launch.ray import engine as ray_engine
 from shardmark.launch.ray.engine import NodeNeeds, connect, gpus_per_rank, needs_by_node
@@ -118,38 +118,18 @@ class RayError(Exception):
 
 
 class FakeRay:
-    """A cluster of one node that has no room, or none."""
+    """A cluster, or why there is none."""
 
     def __init__(self, problem: Exception | None = None) -> None:
         self.problem = problem
         self._private = SimpleNamespace(worker=SimpleNamespace(_worker_logs_enabled=True))
-        self.removed: list[Any] = []
-        self.shut = 0
         self.exceptions = SimpleNamespace(RayError=RayError)
-        self.util = SimpleNamespace(
-            get_node_ip_address=lambda: "127.0.0.1",
-            placement_group=lambda *_, **__: SimpleNamespace(wait=lambda seconds: seconds < 0),
-            remove_placement_group=self.removed.append,
-        )
 
     def init(self, **given: Any) -> None:
         self.given = given
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray installs its own handler
         if self.problem is not None:
             raise self.problem
-
-    def is_initialized(self) -> bool:
-        return False
-
-    def nodes(self) -> list[dict[str, Any]]:
-        resources = {"CPU": 4.0, "node:a": 1.0, "memory": 1e9}
-        return [{"Alive": True, "Resources": resources}, {"Alive": False, "Resources": {}}]
-
-    def available_resources(self) -> dict[str, float]:
-        return {"CPU": 1.5, "memory": 1e9}
-
-    def shutdown(self) -> None:
-        self.shut += 1
 
 
 @pytest.fixture(autouse=True)
@@ -196,26 +176,11 @@ def test_cluster_that_is_not_to_be_had(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_without_room_both_sides_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray, told = FakeRay(), list[str]()
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setitem(sys.modules, "ray.util", ray.util)
-    strategy = SimpleNamespace(PlacementGroupSchedulingStrategy=None)
-    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategy)
-    given = options(join_seconds=0.01, cpus_per_rank=4, gpus_per_rank=1, namespace="mine")
-    asked = request(trials_of([SERVER], [2]), told.append, device="auto")
-    engine = ray_engine.build(given, asked)
-    with pytest.raises(ShardmarkError) as caught:
-        engine.machine("auto")
-    reserved = "CPU 12, GPU 2 and CPU 8, GPU 2"
-    assert told == [f"waiting for room in the Ray cluster: {reserved}"]
-    for fact in (f"within 0.01 s for {reserved}", "the cluster has CPU 4", "free of it is CPU 1.5"):
-        assert fact in str(caught.value)
-    assert (ray.given["address"], ray.given["namespace"]) == ("auto", "mine")
+def test_connects_quietly_and_leaves_signals_alone() -> None:
+    ray, before = FakeRay(), signal.getsignal(signal.SIGTERM)
+    connect(ray, options(namespace="mine", runtime_env={"working_dir": "."}))
+    assert signal.getsignal(signal.SIGTERM) == before
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    assert (ray.given["address"], ray.given["namespace"]) == ("auto", "mine")
+    assert ray.given["runtime_env"] == {"working_dir": "."}
     assert not ray._private.worker._worker_logs_enabled
-    assert len(ray.removed) == 1
-    engine.close()
-    engine.close()
-    assert ray.shut == 1
-    assert ray._private.worker._worker_logs_enabled
