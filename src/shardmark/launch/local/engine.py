@@ -57,7 +57,10 @@ class LocalEngine:
         task: Task = "measure",
     ) -> Ending:
         kills_before = kernel_oom_kills()
-        checkpoints = _checkpoints(directory, task)
+        checkpoints = None
+        if task == "measure":
+            trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
+            checkpoints = folder_on_node(trial, str(directory.resolve()), 0, here=True)
         remove(checkpoints)  # an earlier command may have been killed
         variables = {} if checkpoints is None else {FOLDER_VARIABLE: str(checkpoints)}
         self._fork_server.begin(directory, task, variables)
@@ -99,11 +102,3 @@ class LocalEngine:
 
     def close(self) -> None:
         self._fork_server.close()
-
-
-def _checkpoints(directory: Path, task: Task) -> Path | None:
-    """Where the trial's ranks keep them; None without any."""
-    if task != "measure":
-        return None
-    trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
-    return folder_on_node(trial, str(directory.resolve()), 0, here=True)

@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from io import BytesIO
@@ -33,6 +33,7 @@ from shardmark.core.errors import InputError, ShardmarkError, StorageError
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.core.storage import REMEDIES
 from shardmark.core.text import say
+from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.nodes.addresses import free_port, interface_variables
@@ -133,6 +134,10 @@ class Node:
         return {}
 
     def _run(self, request: Message) -> Message:
+        trial, measured = None, None
+        if request["trial"] is not None:
+            trial = Trial.model_validate_json(request["trial"])
+            measured = trial if request["task"] == "measure" else None
         with ExitStack() as stack:
             directory = Path(request["directory"])
             if not self._here:
@@ -141,15 +146,21 @@ class Node:
                 for used in (directory, self._evidence):
                     stack.callback(shutil.rmtree, used, ignore_errors=True)
                 self._write_inputs(request, directory)
-            trial = None
-            if request["trial"] is not None:
-                trial = Trial.model_validate_json(request["trial"])
-            checkpoints = None
-            if trial is not None and request["task"] == "measure":
-                checkpoints = self._checkpoints(trial, request, stack)
+            variables: dict[str, str] = {}
+            if request["rendezvous"] is not None:
+                variables[RENDEZVOUS_VARIABLE] = json.dumps(request["rendezvous"])
+                variables |= interface_variables(self._interface, request["rendezvous"]["address"])
+            if measured is not None:
+                checkpoints = folder_on_node(
+                    measured, request["directory"], self.number, here=self._here
+                )
+                if not request.get("resume"):
+                    remove(checkpoints)  # of another run
+                stack.callback(self._forget, checkpoints, measured)
+                variables |= {FOLDER_VARIABLE: str(checkpoints)} if checkpoints is not None else {}
             kills_before = kernel_oom_kills()
             try:
-                exit_code = self._watched(trial, request, directory, checkpoints)
+                exit_code = self._watched(measured, request["task"], directory, variables)
             except ShardmarkError:
                 raise
             except BaseException as error:
@@ -164,6 +175,11 @@ class Node:
                 "restarts": [cause.model_dump() for cause in read_restarts(directory)],
             }
 
+    def _forget(self, checkpoints: Path | None, trial: Trial) -> None:
+        """Unless another process may come for them in this one's place."""
+        if not (self._gone and trial.limits.node_return_seconds):
+            remove(checkpoints)
+
     def _write_inputs(self, request: Message, directory: Path) -> None:
         """The trial; or, for the judge, the list of the cells whose evidence was sent here."""
         if request["trial"] is not None:
@@ -172,43 +188,19 @@ class Node:
             cells = sorted(self._evidence.iterdir(), key=lambda cell: int(cell.name))
             (directory / CELLS_FILE).write_text(json.dumps([str(cell) for cell in cells]))
 
-    def _checkpoints(self, trial: Trial, request: Message, stack: ExitStack) -> Path | None:
-        """Where this node's ranks keep them; what another run left there is gone.
-
-        Removed at the end, unless another process may come for them in this one's place.
-        """
-        folder = folder_on_node(trial, request["directory"], self.number, here=self._here)
-        if not request.get("resume"):
-            remove(folder)
-
-        def forget() -> None:
-            if not (self._gone and trial.limits.node_return_seconds):
-                remove(folder)
-
-        stack.callback(forget)
-        return folder
-
     def _watched(
-        self, trial: Trial | None, request: Message, directory: Path, checkpoints: Path | None
+        self, measured: Trial | None, task: Task, directory: Path, variables: Mapping[str, str]
     ) -> int:
-        """Run the trial's ranks of this node; the exit code of their launcher."""
-        variables: dict[str, str] = {}
-        if request["rendezvous"] is not None:
-            variables[RENDEZVOUS_VARIABLE] = json.dumps(request["rendezvous"])
-            variables |= interface_variables(self._interface, request["rendezvous"]["address"])
-        if checkpoints is not None:
-            variables[FOLDER_VARIABLE] = str(checkpoints)
+        """Run the ranks of this node, which are sampled if they are measured; the exit code."""
         with ExitStack() as stack:
             look: Callable[[], None] = lambda: None  # noqa: E731
-            if trial is not None and request["task"] == "measure":
-                ranks, file = (
-                    trial.layout.ranks_by_node[self.number],
-                    NODE_SAMPLES.format(self.number),
-                )
-                sampler = RankSampler(directory, file, ranks, trial.measure.sample_seconds)
+            if measured is not None:
+                ranks = measured.layout.ranks_by_node[self.number]
+                file = NODE_SAMPLES.format(self.number)
+                sampler = RankSampler(directory, file, ranks, measured.measure.sample_seconds)
                 look = stack.enter_context(sampler).look
             mirror = Mirror(self._channel, directory)
-            self._fork_server.begin(directory, request["task"], variables)
+            self._fork_server.begin(directory, task, variables)
             exit_code = None
             while exit_code is None:
                 exit_code = self._fork_server.ended(TICK_SECONDS)
