@@ -34,14 +34,14 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
     blocker = strategy.resume_blocker(trial.recipe) if trial.limits.max_restarts else None
     if blocker is not None:
         raise StrategyUnavailable(trial.strategy.name, blocker, "set limits.max_restarts to 0")
-    lacking = engine.lacks(trial.nodes)
-    if lacking is not None:
+    if lacking := engine.lacks(trial.nodes):
         raise StrategyUnavailable(trial.strategy.name, lacking, "use another --engine or its hosts")
     needed = most_devices(trial)
     if machine.device_type == "cuda" and needed > machine.device_count:
+        offered = f"a node and some node offers {machine.device_count}"
         raise StrategyUnavailable(
             trial.strategy.name,
-            f"it needs {needed} CUDA devices on a node and some node offers {machine.device_count}",
+            f"it needs {needed} CUDA devices on {offered}",
             "use more nodes, or fewer ranks on each",
         )
 

@@ -20,7 +20,7 @@ from shardmark.core.environment_variables import (
 from shardmark.core.processes import die_with_parent, give_way, take_part
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
 from shardmark.core.text import say
-from shardmark.launch.local.launcher import launched
+from shardmark.launch.local.launcher import Launcher
 from shardmark.launch.outcome import describe
 from shardmark.launch.placement import MeetingPoint
 from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG
@@ -45,26 +45,23 @@ def run_agent(directory: str, task: str) -> int:
     give_way()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     here = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
-    ranks = trial.layout.ranks_by_node[here.node]
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
-    fine, ends = launched(
+    launcher = Launcher(
         rank_main,
-        (os.getpid(), trial, folder, task, here.node, ranks),
+        (os.getpid(), trial, folder, task, here.node),
         folder=folder,
         trial=trial,
         here=here,
-        ranks=ranks,
         max_restarts=trial.limits.max_restarts if task == "measure" else 0,
     )
+    fine, ends = launcher.launch()
     if not fine:
         (folder / AGENT_FILE).write_text(json.dumps([asdict(end) for end in ends]))
     return int(not fine)
 
 
-def rank_main(  # noqa: PLR0917  (the launcher gives them by position)
-    launcher_pid: int, trial: Trial, folder: Path, task: str, node: int, ranks: tuple[int, ...]
-) -> None:
+def rank_main(launcher_pid: int, trial: Trial, folder: Path, task: str, node: int) -> None:
     """What the launcher calls in each forked rank of the node."""
     die_with_parent(launcher_pid)
     take_part()
@@ -72,7 +69,7 @@ def rank_main(  # noqa: PLR0917  (the launcher gives them by position)
     # waits in a collective, and the launcher would wait for half a minute.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The launcher numbers ranks node by node; servers sit on each node in turn.
-    rank = ranks[int(os.environ["LOCAL_RANK"])]
+    rank = trial.layout.ranks_by_node[node][int(os.environ["LOCAL_RANK"])]
     os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(node)}
     trains = trial.layout.ranks[rank].share is not None
     if trains and trial.built_strategy.tolerates_worker_loss() and _guarded(folder, rank):

@@ -8,7 +8,7 @@ import platform
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -110,46 +110,62 @@ def _start_with_kill_safe_event(
 
 
 class Launcher(LocalElasticAgent):
-    """The launcher of one node."""
+    """The launcher of one node of a trial, and of all ranks there."""
 
     def __init__(
         self,
-        spec: WorkerSpec,
-        logs: DefaultLogsSpecs,
+        main: Callable[..., None],
+        arguments: tuple[object, ...],
         *,
-        rounds: NodesRendezvous,
         folder: Path,
-        ranks: Sequence[int],
-        node: int | None,
+        trial: Trial,
+        here: MeetingPoint,
+        max_restarts: int,
     ) -> None:
-        """`node` is this one's number, None where a trial has no other."""
+        """Each rank is `main` with the arguments, forked from this process."""
+        os.environ[LAUNCHED_VARIABLE] = str(time.time())
+        MultiprocessContext._start = _start_with_kill_safe_event  # type: ignore[method-assign]
+        self._folder = folder
+        self._ranks = trial.layout.ranks_by_node[here.node]
+        self._node = here.node if trial.nodes > 1 else None
+        self._rounds = NodesRendezvous(trial.id, trial.nodes, here)
+        spec = WorkerSpec(
+            role="default",
+            local_world_size=len(self._ranks),
+            entrypoint=main,
+            args=arguments,
+            rdzv_handler=self._rounds,
+            max_restarts=max_restarts,
+            monitor_interval=0.01,  # it sleeps so long before it looks, and waits there for a death
+        )
+        logs = DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL)
         # How long ranks that are told to end may take; PyTorch before 2.12 has 30 s, fixed.
         settable = "shutdown_timeout" in signature(LocalElasticAgent.__init__).parameters
         patience: dict[str, Any] = {"shutdown_timeout": 3} if settable else {}
         super().__init__(spec, logs, start_method="fork", **patience)
-        self._folder = folder
-        self._ranks = ranks
-        self._node = node
         self._watch = DeathWatch()
-        self._rounds = rounds
         self._kills_before = kernel_oom_kills()
 
-    def ends(self, failures: dict[int, Any]) -> list[ProcessEnd]:
-        """How this node's ranks ended in the last attempt, those that did not end well."""
+    def launch(self) -> tuple[bool, tuple[ProcessEnd, ...]]:
+        """Run the ranks; whether all ended well, and how the others of this node ended."""
+        try:
+            result = self.run()
+        finally:
+            self._rounds.shutdown()
+        return not result.is_failed(), self._ends(result.failures) if result.is_failed() else ()
+
+    def _ends(self, failures: dict[int, Any]) -> tuple[ProcessEnd, ...]:
+        """How ranks ended in the last attempt, those that did not end well."""
         rank_of = {failure.pid: self._ranks[failure.local_rank] for failure in failures.values()}
         rank_of |= {record.pid: record.rank for record in rank_records(self._folder, self._ranks)}
-        ends = {
-            rank_of[pid]: (exit_code, at_seconds)
-            for pid, (exit_code, at_seconds) in list(self._watch.deaths.items())
-            if pid in rank_of and exit_code != 0
-        }
+        ends = {pid: death for pid, death in list(self._watch.deaths.items()) if death[0] != 0}
         for failure in failures.values():  # collected before the watch could look
-            end = failure.exitcode, float(failure.timestamp)
-            ends.setdefault(rank_of[failure.pid], end)
-        return [
-            ProcessEnd(rank=rank, exit_code=exit_code, at_seconds=at_seconds)
-            for rank, (exit_code, at_seconds) in ends.items()
-        ]
+            ends.setdefault(failure.pid, (failure.exitcode, float(failure.timestamp)))
+        return tuple(
+            ProcessEnd(rank=rank_of[pid], exit_code=exit_code, at_seconds=at_seconds)
+            for pid, (exit_code, at_seconds) in ends.items()
+            if pid in rank_of
+        )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         # PyTorch's launcher would look ten times a second, and take a core from a rank each time.
@@ -162,7 +178,7 @@ class Launcher(LocalElasticAgent):
     def _note_cause(self, failures: dict[int, Any]) -> None:
         """Write down why the ranks are started anew, or see to it that they are not."""
         records = rank_records(self._folder, self._ranks)
-        ends = tuple(self.ends(failures))
+        ends = self._ends(failures)
         kills = kernel_oom_kills() - self._kills_before
         outcome, failure = decide(
             Ending(how="exited", agent_exit_code=1, failures=ends, oom_kills=kills),
@@ -213,36 +229,3 @@ class Launcher(LocalElasticAgent):
             record = self._folder / rank_file(rank)
             for left in (lost, joined, record, progress_file(self._folder, rank)):
                 left.unlink(missing_ok=True)
-
-
-def launched(
-    main: Callable[..., None],
-    arguments: tuple[object, ...],
-    *,
-    folder: Path,
-    trial: Trial,
-    here: MeetingPoint,
-    ranks: Sequence[int],
-    max_restarts: int,
-) -> tuple[bool, list[ProcessEnd]]:
-    """Run the trial's ranks of this node; whether all ended well, and how the others ended."""
-    os.environ[LAUNCHED_VARIABLE] = str(time.time())
-    MultiprocessContext._start = _start_with_kill_safe_event  # type: ignore[method-assign]
-    rounds = NodesRendezvous(trial.id, trial.nodes, here)
-    spec = WorkerSpec(
-        role="default",
-        local_world_size=len(ranks),
-        entrypoint=main,
-        args=arguments,
-        rdzv_handler=rounds,
-        max_restarts=max_restarts,
-        monitor_interval=0.01,  # it sleeps so long before it looks, and waits there for a death
-    )
-    logs = DefaultLogsSpecs(log_dir=str(folder / LOGS), redirects=Std.ALL)
-    node = here.node if trial.nodes > 1 else None
-    launcher = Launcher(spec, logs, rounds=rounds, folder=folder, ranks=ranks, node=node)
-    try:
-        result = launcher.run()
-    finally:
-        rounds.shutdown()
-    return not result.is_failed(), launcher.ends(result.failures) if result.is_failed() else []
