@@ -43,7 +43,7 @@ COMMON_TITLE = "shardmark"
 class NodeStarter(Protocol):
     """Starts a node process for each node, or waits for them to be started."""
 
-    anew_for_each_trial: bool
+    anew_for_each_trial: bool = False
     secret: str
     """What it tells the nodes, and nobody else."""
 
@@ -58,6 +58,7 @@ class NodeStarter(Protocol):
 
     def is_ending(self) -> bool:
         """Whether a scheduler is ending all processes of the run."""
+        return False
 
     def close(self) -> None:
         """The nodes have been told to end; see to it that they do.  May be called again."""

@@ -19,7 +19,7 @@ from shardmark.launch.nodes.addresses import (
     loops_back,
     resolved,
 )
-from shardmark.launch.nodes.engine import NodesEngine
+from shardmark.launch.nodes.engine import NodesEngine, NodeStarter
 from shardmark.launch.nodes.node import join
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
@@ -31,10 +31,8 @@ END_SECONDS = 10.0
 """For node processes to end, once they have been told to."""
 
 
-class HostCommands:
+class HostCommands(NodeStarter):
     """Starts node 0's process here, and the others over the hosts, if there are any."""
-
-    anew_for_each_trial = False
 
     def __init__(self, options: TorchrunOptions, key: Mapping[str, str], secret: str) -> None:
         self.secret = secret
@@ -82,9 +80,6 @@ class HostCommands:
             if failure is not None:
                 where = f" ({self._options.hosts[number]})" if self._options.hosts else ""
                 raise ShardmarkError(f"the command that starts node {number}{where} {failure}")
-
-    def is_ending(self) -> bool:
-        return False
 
     def close(self) -> None:
         came = set(self._registry.nodes) if self._registry else set()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from shardmark.config.engines import RayOptions
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import EngineRequest
-from shardmark.launch.nodes.engine import NodesEngine
+from shardmark.launch.nodes.engine import NodesEngine, NodeStarter
 from shardmark.launch.nodes.node import join
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
@@ -116,10 +116,8 @@ class NodeActor:
             return str(error)
 
 
-class NodeActors:
+class NodeActors(NodeStarter):
     """Connects to the cluster, reserves what the run needs, and starts an actor on each node."""
-
-    anew_for_each_trial = False
 
     def __init__(self, options: RayOptions, request: EngineRequest) -> None:
         self._options = options
@@ -176,9 +174,6 @@ class NodeActors:
                 except self._ray.exceptions.RayError as error:
                     reason = _first_line(getattr(error, "cause", None) or error)
                 raise ShardmarkError(f"node {number} of the Ray cluster: {reason}")
-
-    def is_ending(self) -> bool:
-        return False
 
     def close(self) -> None:
         """End the actors, give back what was reserved, and leave the cluster."""

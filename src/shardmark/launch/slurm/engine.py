@@ -18,7 +18,7 @@ from shardmark.core.environment_variables import SECRET_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import EngineRequest, RemoteCommand
 from shardmark.launch.nodes.addresses import listening_address
-from shardmark.launch.nodes.engine import NodesEngine
+from shardmark.launch.nodes.engine import NodesEngine, NodeStarter
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.nodes.secret import fresh_secret
@@ -43,7 +43,7 @@ OTHER_TASKS = (
 """What a job may say of its tasks, each of which would then get a part of the node."""
 
 
-class Steps:
+class Steps(NodeStarter):
     """Has `srun` start a node process on each of the allocation's first nodes."""
 
     def __init__(self, options: SlurmOptions, key: Mapping[str, str], job: str) -> None:
