@@ -66,6 +66,10 @@ class Plan:
     """In the order to run: each repeat takes all cells once, in an order drawn from the seed."""
     left_out: tuple[LeftOut, ...]
 
+    @property
+    def most_nodes(self) -> int:
+        return max(trial.nodes for trial in self.trials)
+
     def on(self, device_type: DeviceType) -> Plan:
         """The same plan on that kind of device; strategies and layouts stay as they were built."""
         placed = [t.model_copy(update={"device_type": device_type}) for t in self.trials]
