@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.report.figures.chart import Series, byte_unit, figure
+from shardmark.report.figures.chart import Series, figure
 from shardmark.report.figures.drawing import draw, figure_svg
-from shardmark.report.figures.trade_off import trade_off_panel
+from shardmark.report.figures.measured import trade_off_panel
+from shardmark.report.table.table import byte_unit
 
 OUT = Path(__file__).resolve().parents[1] / "docs" / "images" / "throughput-memory.svg"
 MOST_BYTES = 100_000

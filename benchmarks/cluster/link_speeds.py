@@ -20,7 +20,7 @@ from shardmark.analysis.statistics.effects import Effect, between_all, holm
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
-from shardmark.report.page.facts import planned_trials
+from shardmark.report.page.parts import planned_trials
 from shardmark.results.store import StoredRun, is_run, load_run
 
 LOOPBACK = "lo"

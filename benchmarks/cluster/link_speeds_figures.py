@@ -101,11 +101,6 @@ def _panel(
     series: Sequence[Series],
     x_of: Mapping[str, float],
 ) -> Panel:
-    names = {place: name for name, place in x_of.items()}
-    labels = (
-        name if bits_per_second(name) is None else f"{place:g}"
-        for place, name in sorted(names.items())
-    )
     return Panel(
         title=title,
         kind="line",
@@ -116,8 +111,7 @@ def _panel(
         series=tuple(one for one in series if one.x),
         x_logarithmic=True,
         y_logarithmic=True,
-        x_ticks=tuple(sorted(names)),
-        x_tick_labels=tuple(labels),
+        x_ticks=tuple(sorted(at for name, at in x_of.items() if bits_per_second(name))),
     )
 
 

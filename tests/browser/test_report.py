@@ -302,7 +302,7 @@ def test_without_scripts_it_has_tables_and_figures(opened: Opened, small_page: P
 
 
 def test_ticks_of_counts_are_whole(tab: Page) -> None:
-    for figure in ("scaling", "training-loss"):
+    for figure in ("scaling", "train-loss"):
         axis = tab.locator(f"#figure-{figure} .plot").first
         labels = axis.locator("[aria-label^='X-axis'] .role-axis-label text").all_text_contents()
         assert [str(int(label)) for label in labels] == labels != []

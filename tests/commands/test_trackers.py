@@ -8,10 +8,9 @@ import pytest
 
 from shardmark.cli import BAD_INPUT, main
 from shardmark.core.errors import InputError
-from shardmark.report.export import TARGETS, export_runs
-from shardmark.report.export import mlflow as mlflow_target
-from shardmark.report.export.source import sources_of
-from shardmark.report.export.tracked import tracked
+from shardmark.report.export import TARGETS, export_runs, trackers
+from shardmark.report.export.tables import sources_of
+from shardmark.report.export.trackers import tracked
 from shardmark.results.schema import Failure, Outcome
 from shardmark.results.store import StoredRun
 from tests.unit.export.runs import (
@@ -153,13 +152,13 @@ def test_mlflow_takes_the_users_store(
 def test_mlflow_cuts_long_texts_and_batches_long_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_target, "METRICS_PER_BATCH", 3)
-    monkeypatch.setattr(mlflow_target, "PARAMS_PER_BATCH", 2)
+    monkeypatch.setattr(trackers, "METRICS_PER_BATCH", 3)
+    monkeypatch.setattr(trackers, "PARAMS_PER_BATCH", 2)
     long = ok_trial(id="long", outcome=Outcome.FAILED, failure=Failure(reason="x" * 20_000))
     run = exportable(tmp_path / "first", ok_trial(id="whole"), long)
     export_runs([run], "mlflow", str(tmp_path / "out"))
     held = READERS["mlflow"](tmp_path / "out")
-    assert held["long"].settings["failure"] == "x" * mlflow_target.TAG_CHARACTERS
+    assert held["long"].settings["failure"] == "x" * trackers.TAG_CHARACTERS
     whole = next(trial for trial in tracked(sources_of([run])) if trial.result.id == "whole")
     assert held["whole"].final == whole.final
     assert whole.settings.keys() <= held["whole"].settings.keys()

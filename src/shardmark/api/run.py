@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from shardmark.analysis.compare.comparison import Comparison
     from shardmark.config.experiment import Experiment
     from shardmark.report.answers.answers import Answer
-    from shardmark.report.export.source import Source
-    from shardmark.report.export.tables import By
+    from shardmark.report.export.tables import By, Source
     from shardmark.results.schema import TrialResult
 
 
@@ -161,15 +160,15 @@ class Run:
     def to_parquet(self, path: str | Path) -> None:
         """Write `trials`, `epochs`, `steps` and `samples.parquet` into the folder, typed.
 
-        A `path` that ends in `.parquet` gets the trials alone.  Raises `MissingExtra` without
-        pyarrow, and `InputError` where nothing can be written.
+        A `path` that ends in `.parquet` gets the trials alone.  Raises `InputError` without
+        pyarrow, and where nothing can be written.
         """
-        from shardmark.report.export.files import export_parquet
+        from shardmark.report.export.tables import export_parquet
 
         export_parquet([self._source()], str(path))
 
     def _source(self) -> Source:
-        from shardmark.report.export.source import Source
+        from shardmark.report.export.tables import Source
 
         return Source(self.stored, self.path.resolve().name)
 

@@ -180,15 +180,14 @@ def _view(comparison: Comparison, name: str, value: str) -> Sequence[Table]:
     """The tables of an option; the value is its own, where it takes one."""
     from shardmark.analysis.studies.against import set_against
     from shardmark.analysis.studies.study import load_study
-    from shardmark.report.views import against, epochs, network, pareto, per_node, scaling
-    from shardmark.report.views.time_to_quality import time_to_tables
+    from shardmark.report.views import against, epochs, network, nodes, pareto, scaling
 
     views: dict[str, Callable[[], Sequence[Table]]] = {
         "scaling": lambda: scaling.scaling_tables(comparison),
         "pareto": lambda: pareto.pareto_tables(comparison),
-        "time_to": lambda: time_to_tables(comparison, value),
+        "time_to": lambda: epochs.time_to_tables(comparison, value),
         "network": lambda: network.network_tables(comparison),
-        "nodes": lambda: per_node.nodes_tables(comparison),
+        "nodes": lambda: nodes.nodes_tables(comparison),
         "epochs": lambda: epochs.epochs_tables(comparison),
         "against": lambda: against.against_tables(set_against(comparison, load_study(value))),
     }

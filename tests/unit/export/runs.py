@@ -91,11 +91,12 @@ def step_lines() -> list[dict[str, Any]]:
 
 def sample_lines() -> list[dict[str, Any]]:
     process = {"pid": 4000, "cpu_seconds": 1.5, "rss_bytes": 2**33 + 1, "threads": 4}
+    own = {"eth0": {"bytes_sent": 3, "bytes_received": 5}}
     gpu = {"uuid": "GPU-1", "power_watts": 300.5, "energy_joules": None, "clock_limits": 4}
     return [
         {
             "at_seconds": started_of(0),
-            "ranks": [{"rank": 0, **process}],
+            "ranks": [{"rank": 0, **process, "network": own}],
             "network": {"lo": {"bytes_sent": 2**53 + 1, "bytes_received": 7}},
             "gpus": [gpu],
             "machine": {"cpu_seconds": 20.25, "cores": 2},

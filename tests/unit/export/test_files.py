@@ -9,10 +9,8 @@ import pandas as pd
 import pytest
 
 import shardmark
-from shardmark.core.errors import InputError
 from shardmark.report.export import export_runs
-from shardmark.report.export.source import sources_of
-from shardmark.report.export.tables import TABLES, frame_of
+from shardmark.report.export.tables import TABLES, frame_of, sources_of
 from shardmark.results.store import StoredRun
 from tests.unit.export.runs import HOSTILE, exportable, ok_trial
 
@@ -80,12 +78,3 @@ def test_exporting_again_replaces(tmp_path: Path, target: str) -> None:
     for runs, ids in (([first], ["one", "two"]), ([first, second], ["one", "two", "three"])):
         export_runs(runs, target, str(out))
         assert READERS[target](out / f"trials.{target}")["id"].tolist() == ids
-
-
-@pytest.mark.parametrize(("name", "message"), [("file", "is a file"), ("dir.csv", "is a folder")])
-def test_the_place_must_fit(run: StoredRun, tmp_path: Path, name: str, message: str) -> None:
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "dir.csv").mkdir()
-    with pytest.raises(InputError, match=message):
-        export_runs([run], "csv", str(tmp_path / name))
-    assert (tmp_path / "file").read_text() == "mine"

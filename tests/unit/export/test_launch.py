@@ -91,7 +91,6 @@ def exported(tmp_path: Path, to: str, strategy: str, *overrides: str) -> dict[st
 @pytest.mark.parametrize(
     ("strategy", "overrides", "expected"),
     [
-        ("single", [], {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "no"}),
         (
             "ddp",
             ["recipe.precision=bf16"],
@@ -148,17 +147,14 @@ def test_accelerate_takes_deepspeed_s_own_file(tmp_path: Path) -> None:
     assert files["deepspeed.json"]["zero_optimization"]["stage"] == 3
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_deepspeed_is_the_strategy_s_own_configuration(
-    tmp_path: Path, device: Literal["cuda", "cpu"]
-) -> None:
-    trial = planned("recipe.gradient_accumulation=2", device=device)["zero-3"]
+def test_deepspeed_is_the_strategy_s_own_configuration(tmp_path: Path) -> None:
+    trial = planned("recipe.gradient_accumulation=2")["zero-3"]
     run = stored(tmp_path / "run", {"zero-3": trial}, verified=("zero-3",))
     assert main(["export", run, "--to", "deepspeed", "--out", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "deepspeed.json").read_text())
     strategy = trial.built_strategy
     assert isinstance(strategy, Zero)
-    own = strategy.config(trial.recipe, device)
+    own = strategy.config(trial.recipe, "cuda")
     assert content == own | {"train_micro_batch_size_per_gpu": 8}, "64 / 4 ranks / 2"
     script = (tmp_path / "out" / "launch.sh").read_text()
     assert "torchrun --nproc-per-node 4 --standalone" in script
@@ -177,21 +173,10 @@ def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) ->
     assert script[-1] == 'exec torchrun --nproc-per-node 4 --standalone "$@"'
     exports = [shlex.split(line)[1:] for line in script if line.startswith("export ")]
     assert exports == [["NCCL_ALGO=Ring; touch hacked"], ["OMP_NUM_THREADS=2"]], "it is text"
-
-
-def test_several_nodes(tmp_path: Path) -> None:
     overrides = ("matrix.world_size=[4]", "placement.nodes=2")
-    script = exported(tmp_path, "torchrun", "ddp", *overrides)["launch.sh"]
-    assert "--nproc-per-node 2 --nnodes 2" in script
-    assert '"$MASTER:29500"' in script
-
-
-def test_a_trial_that_cannot_be_read_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write_run(tmp_path / "run", [invented_trial(id="old")])
-    assert main(["export", str(run), "--to", "torchrun", "--trial", "old"]) == BAD_INPUT
-    assert "trial old: its" in capsys.readouterr().err
+    several = exported(tmp_path / "several", "torchrun", "ddp", *overrides)["launch.sh"]
+    assert "--nproc-per-node 2 --nnodes 2" in several
+    assert '"$MASTER:29500"' in several
 
 
 def test_the_fastest_verified_trial_is_the_default(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from pathlib import Path
 from typing import cast
 
@@ -14,12 +12,8 @@ import pytest
 import shardmark
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
-from shardmark.core.run_files import rank_steps_file
-from shardmark.measure.system.gpus import FIELDS
-from shardmark.measure.system.sampler import SystemSampler
-from shardmark.report.export.source import sources_of
-from shardmark.report.export.tables import SAMPLES, STEPS, By, frame_of, sample_rows
-from shardmark.results.schema import Outcome, Summary
+from shardmark.report.export.tables import By, frame_of, sources_of
+from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
 from tests.golden.invented import STARTED_AT_SECONDS
 from tests.unit.export.runs import (
@@ -29,10 +23,8 @@ from tests.unit.export.runs import (
     ok_trial,
     seconds_of,
     started_of,
-    step_lines,
     write_exportable,
 )
-from tests.unit.training.test_record import report_of
 
 
 @pytest.fixture
@@ -101,9 +93,13 @@ def test_steps_are_those_of_the_file(run: shardmark.Run) -> None:
 
 
 def test_samples_have_a_row_a_subject(run: shardmark.Run) -> None:
-    frame = run.to_pandas("sample").set_index("subject")
-    assert list(frame.index) == ["rank", "interface", "gpu", "machine"]
+    frame = run.to_pandas("sample")
+    assert "network" not in frame
+    assert frame["rank"].dropna().tolist() == [0, 0]
+    frame = frame.set_index("subject")
+    assert list(frame.index) == ["rank", "rank's interface", "interface", "gpu", "machine"]
     assert frame.loc["rank", "rss_bytes"] == 2**33 + 1
+    assert frame.loc["rank's interface", "bytes_sent"] == 3
     assert frame.loc["interface", "bytes_sent"] == 2**53 + 1, "a whole number stays whole"
     assert frame.loc["gpu", "power_watts"] == 300.5
     assert frame.loc["gpu", "gpu_uuid"] == "GPU-1"
@@ -146,14 +142,6 @@ def test_axes_keep_their_type(tmp_path: Path) -> None:
     assert frame["varied.outcome"].tolist() == [1, 2]
 
 
-def test_a_metric_is_no_whole_number(tmp_path: Path) -> None:
-    """`threads` is one in the table of samples, and a mean in that of trials."""
-    trial = ok_trial()
-    fraction = trial.metrics | {"threads": Summary(value=1.5, over="mean")}
-    path = write_exportable(tmp_path / "run", trial.model_copy(update={"metrics": fraction}))
-    assert shardmark.load(path).to_pandas()["threads"].tolist() == [1.5]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -182,47 +170,3 @@ def test_a_run_without_results_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "trials").mkdir(parents=True)
     with pytest.raises(InputError, match="no trial has a result"):
         sources_of([load_run(tmp_path / "run")])
-
-
-def test_a_ranks_own_lines_have_these_columns(tmp_path: Path) -> None:
-    report_of(tmp_path, [4.0, 2.0]).write()
-    lines = (tmp_path / rank_steps_file(3)).read_text().splitlines()
-    for line in (*step_lines(), *map(json.loads, lines)):
-        assert list(line) == list(STEPS)
-
-
-def test_the_samplers_own_lines_have_these_columns(tmp_path: Path) -> None:
-    """With this process as a rank; GPUs' fields are the reader's."""
-    run = exportable(tmp_path / "run", ok_trial())
-    path = tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl"
-    path.unlink()
-    sampler = SystemSampler(path, 60)
-    sampler.start()
-    sampler.set_ranks({0: os.getpid()})
-    sampler.stop()
-    (source,) = sources_of([run])
-    rows = sample_rows(source, run.trials[0])
-    assert {row["subject"] for row in rows} == {"rank", "interface", "machine"}
-    assert {key for row in rows for key in row} | set(FIELDS) | {"gpu_uuid"} == set(SAMPLES)
-    frame = frame_of([source], "sample")
-    for row, values in zip(rows, frame.to_dict("records"), strict=True):
-        assert row == {n: None if pd.isna(values[n]) else values[n] for n in row}
-
-
-def test_what_a_rank_sent_is_a_row_for_each_interface(tmp_path: Path) -> None:
-    run = exportable(tmp_path / "run", ok_trial())
-    path = tmp_path / "run" / "trials" / run.trials[0].id / "samples.jsonl"
-    sent = {name: {"bytes_sent": 3, "bytes_received": 5} for name in ("lo", "eth0")}
-    ranks = [
-        {"rank": 0, "pid": 9, "threads": 2, "network": sent},
-        {"rank": 1, "pid": 10, "threads": 2, "network": None},  # the kernel did not tell
-    ]
-    path.write_text(json.dumps({"at_seconds": 1.5, "ranks": ranks, "network": {}}) + "\n")
-    (source,) = sources_of([run])
-    rows = sample_rows(source, run.trials[0])
-    assert [row["subject"] for row in rows] == ["rank", *["rank's interface"] * 2, "rank"]
-    assert not any("network" in row for row in rows)
-    assert rows[1] == {
-        **{"at_seconds": 1.5, "subject": "rank's interface", "rank": 0, "pid": 9},
-        **{"interface": "lo", "bytes_sent": 3, "bytes_received": 5},
-    }

@@ -16,6 +16,9 @@ from tests.unit.figures.runs import (
 )
 
 from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.series import MOST_POINTS, loss_curve, sampled, thinned
+from shardmark.analysis.compare.step_time import step_time
 from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
 
@@ -120,12 +123,12 @@ def test_step_time_parts_add_up_to_the_step(tmp_path: Path) -> None:
 def test_loss_and_accuracy_by_epoch_and_by_time(tmp_path: Path) -> None:
     ranks = (two_epochs(0), two_epochs(1, losses=(2.5, 1.5)))
     figures = figures_by_name(comparison_of(tmp_path, [invented_trial("ddp", 2, ranks=ranks)]))
-    by_epoch, by_time = (series_of(p, "ddp") for p in figures["training-loss"].panels)
+    by_epoch, by_time = (series_of(p, "ddp") for p in figures["train-loss"].panels)
     assert by_epoch.x == (1.0, 2.0)
     assert by_epoch.y == by_time.y == pytest.approx((2.0, 1.0))
     assert by_time.x == pytest.approx((4.0, 8.0))
     for name, y in (
-        ("accuracy", (50.0, 75.0)),
+        ("accuracy-top1", (50.0, 75.0)),
         ("validation-loss", (0.75, 0.25)),
         ("epoch-seconds", (4.0, 4.0)),
     ):
@@ -141,13 +144,13 @@ def test_a_row_that_diverges_makes_the_loss_logarithmic(tmp_path: Path) -> None:
         invented_trial("ps-async", 2, ranks=wild),
     ]
     figures = figures_by_name(comparison_of(tmp_path / "real", run))
-    assert all(panel.y_logarithmic for panel in figures["training-loss"].panels)
-    assert not any(panel.y_logarithmic for panel in figures["accuracy"].panels)
+    assert all(panel.y_logarithmic for panel in figures["train-loss"].panels)
+    assert not any(panel.y_logarithmic for panel in figures["accuracy-top1"].panels)
     assert "scaling" not in figures, "there is one number of ranks"
     made_up = [trial.model_copy(update={"synthetic": True}) for trial in run]
     figures = figures_by_name(comparison_of(tmp_path / "made-up", made_up))
-    assert "training-loss" in figures
-    assert not {"accuracy", "validation-loss"} & set(figures)
+    assert "train-loss" in figures
+    assert not {"accuracy-top1", "validation-loss"} & set(figures)
 
 
 @pytest.mark.parametrize(
@@ -189,16 +192,6 @@ def test_network_and_cpu_are_rates_between_samples(tmp_path: Path) -> None:
     assert "gpu" not in figures
 
 
-def test_gpus_are_averaged_and_their_power_added(tmp_path: Path) -> None:
-    gpus = [
-        {"uuid": "a", "utilization_percent": 90, "power_watts": 300.0},
-        {"uuid": "b", "utilization_percent": 70, "power_watts": 200.0},
-    ]
-    lines = [sample(1.0, sent=0, cpu={}, gpus=gpus)]
-    run = comparison_of(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: lines)
-    assert [panel.series[0].y for panel in figures_by_name(run)["gpu"].panels] == [(80,), (500,)]
-
-
 def test_a_recipe_of_steps_has_its_loss_by_step(tmp_path: Path) -> None:
     trial = invented_trial("ddp", 2)
     recipe = {**trial.trial["recipe"], "epochs": None, "steps": 3}
@@ -213,7 +206,7 @@ def test_a_recipe_of_steps_has_its_loss_by_step(tmp_path: Path) -> None:
         for step, loss in enumerate(losses)
     ]
     figures = figures_by_name(comparison_of(tmp_path, [stepped], steps=lambda _: lines))
-    assert "training-loss" not in figures
+    assert "train-loss" not in figures
     lines_drawn = [panel.series[0] for panel in figures["loss-by-step"].panels]
     assert [line.x for line in lines_drawn] == [(1, 2), (2.0, 4.0), (2.0, 4.0)]
     assert all(line.y == pytest.approx((7.0, 5.0)) for line in lines_drawn)
@@ -233,7 +226,7 @@ def test_other_conditions_stand_in_their_own_panels(tmp_path: Path) -> None:
     ]
     figures = figures_by_name(comparison_of(tmp_path, run))
     assert [panel.title for panel in figures["throughput"].panels] == ["bf16", "fp32"]
-    loss = figures["training-loss"].panels
+    loss = figures["train-loss"].panels
     assert [panel.title for panel in loss] == ["bf16", "bf16", "fp32", "fp32"]
     assert all({series.name for series in panel.series} == {"single", "ddp"} for panel in loss)
 
@@ -243,27 +236,9 @@ def test_what_runs_on_one_rank_alone_stands_beside_every_number_of_ranks(tmp_pat
         invented_trial(strategy, size, ranks=tuple(map(two_epochs, range(size))))
         for strategy, size in (("single", 1), ("ddp", 2), ("ddp", 4))
     ]
-    panels = figures_by_name(comparison_of(tmp_path, run))["training-loss"].panels
+    panels = figures_by_name(comparison_of(tmp_path, run))["train-loss"].panels
     assert [panel.title for panel in panels] == ["2 ranks", "2 ranks", "4 ranks", "4 ranks"]
     assert all(series_of(panel, "single").y for panel in panels)
-
-
-def test_options_of_one_strategy_are_variants_of_its_style(tmp_path: Path) -> None:
-    run = [
-        invented_trial("fsdp", 2, strategy_options=options, id=f"fsdp-{number}")
-        for number, options in enumerate(({}, {"cpu_offload": True}))
-    ]
-    panel = figures_by_name(comparison_of(tmp_path, run))["throughput"].panels[0]
-    assert {(series.name, series.style, series.variant) for series in panel.series} == {
-        ("fsdp", "fsdp", 0),
-        ("fsdp (cpu_offload=true)", "fsdp", 1),
-    }
-
-
-def test_one_repeat_has_no_interval_and_says_so(tmp_path: Path) -> None:
-    figure = figures_by_name(comparison_of(tmp_path, trials(repeats=1)))["throughput"]
-    assert "no interval" in figure.caption
-    assert all(set(series.high or ()) == {None} for series in figure.panels[0].series)
 
 
 def test_without_a_result_there_is_no_figure(tmp_path: Path) -> None:
@@ -276,8 +251,78 @@ def test_of_many_settings_some_are_drawn_and_the_rest_is_told(tmp_path: Path) ->
     ranks = (two_epochs(0), two_epochs(1))
     run = [
         invented_trial("ddp", 2, varied={"recipe.global_batch": 2**number}, ranks=ranks)
-        for number in range(40)
+        for number in range(14)
     ]
     figures = figures_by_name(comparison_of(tmp_path, run))
     assert max(len(figure.panels) for figure in figures.values()) == 12
-    assert "28 more panels" in figures["epoch-seconds"].caption
+    assert "2 more panels" in figures["epoch-seconds"].caption
+
+
+def row_of(path: Path, **metrics: float | None) -> Row:
+    return comparison_of(path, [invented_trial("ddp", 2, metrics=metrics)]).rows[0]
+
+
+def test_thinning_keeps_ends_and_extremes() -> None:
+    points = [(float(x), float(x % 7)) for x in range(10_000)]
+    points[4321] = (4321.0, 99.0)
+    points[7654] = (7654.0, -99.0)
+    found = thinned(points)
+    assert len(found.x) <= MOST_POINTS
+    assert (found.x[0], found.x[-1]) == (0.0, 9999.0)
+    assert {99.0, -99.0} <= set(found.y)
+    assert list(found.x) == sorted(found.x)
+    assert set(zip(found.x, found.y, strict=True)) <= set(points)
+
+
+def test_broken_raw_files_give_nothing(tmp_path: Path) -> None:
+    row = row_of(tmp_path)
+    folder = tmp_path / "trials" / "ddp-2-0"
+    (folder / "samples.jsonl").write_bytes(b'\xff{"at_seconds": \n[1]\n{"at_seconds": 1e9}\n')
+    found = sampled(row)
+    assert found is not None
+    assert found.cpu_percent.x == ()
+    (folder / "samples.jsonl").unlink()
+    (folder / "steps.jsonl").unlink()
+    assert sampled(row) is None
+    assert loss_curve(row).by_step.x == ()
+
+
+QUARTERS = dict.fromkeys(("data", "forward", "backward"), 0.25)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "parts"),
+    [
+        (  # no more than the spans is taken out of them
+            {**QUARTERS, "step": 1.0, "optimizer": 0.0, "exposed_communication": 3.0},
+            {"forward": 0.0, "backward": 0.0, "exposed communication": 0.5, "rest": 0.25},
+        ),
+        (  # unknown communication stays in the spans, of which four take a second each
+            {"step": 4.0, "exposed_communication": None},
+            {"forward": 1.0, "exposed communication": None, "rest": 0.0},
+        ),
+        (  # a span that is not marked is in the rest
+            {"step": 5.0, "optimizer": None, "exposed_communication": 0.0},
+            {"optimizer": None, "rest": 2.0},
+        ),
+    ],
+)
+def test_parts_of_a_step(
+    tmp_path: Path, metrics: dict[str, float | None], parts: dict[str, float | None]
+) -> None:
+    named = {f"{name}_seconds": value for name, value in metrics.items()}
+    known = step_time(row_of(tmp_path, **named))
+    assert known is not None
+    assert {name: known.parts()[name] for name in parts} == pytest.approx(parts)
+
+
+def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
+    trial = invented_trial("ddp", 2, metrics={"exposed_communication_seconds": None})
+    forward = trial.metrics["forward_seconds"]
+    assert forward is not None
+    uneven = forward.model_copy(update={"value": 3.0, "maximum": 3.0, "mean": 2.0})
+    metrics = {**trial.metrics, "forward_seconds": uneven}
+    row = comparison_of(tmp_path, [trial.model_copy(update={"metrics": metrics})]).rows[0]
+    known = step_time(row)
+    assert known is not None
+    assert known.spans["forward"] == 2.0

@@ -14,9 +14,16 @@ from tests.golden.invented import invented_trial
 from tests.unit.figures.runs import comparison_of, two_epochs
 
 from shardmark.report.figures import Figure, Panel, Series, figures_of
-from shardmark.report.figures.chart import log_ticks, whole_ticks
-from shardmark.report.figures.drawing import WIDTH, Drawing, draw, panel_spec, write_images
-from shardmark.report.figures.looks import _COLOURS, _STYLES, look_of
+from shardmark.report.figures.drawing import (
+    _COLOURS,
+    _STYLES,
+    WIDTH,
+    Drawing,
+    draw,
+    look_of,
+    panel_spec,
+    write_images,
+)
 from shardmark.strategies import STRATEGIES
 
 HOSTILE = (
@@ -136,16 +143,6 @@ def test_missing_values_are_gaps() -> None:
     assert sum(mark["aria-label"].startswith("ddp, ") for mark in marks) == 2
 
 
-@pytest.mark.parametrize(
-    ("points", "marks"), [(30, ["area", "line"]), (5, ["rule", "line", "point"])]
-)
-def test_many_points_have_a_band_instead_of_whiskers(points: int, marks: list[str]) -> None:
-    x = tuple(map(float, range(points)))
-    series = Series(name="ddp", x=x, y=x, low=x, high=tuple(value + 1 for value in x))
-    layers = panel_spec(line_panel(series))["layer"]
-    assert [layer["mark"]["type"] for layer in layers] == marks
-
-
 def test_texts_beside_points_do_not_cover_one_another() -> None:
     """What finds no place is left to the pointer."""
     series = [
@@ -156,13 +153,6 @@ def test_texts_beside_points_do_not_cover_one_another() -> None:
     written = panel_spec(figure.panels[0])["layer"][-1]["data"]["values"]
     assert 4 <= len(written) < 24
     assert len({(each["x"], each["y"], each["dx"], each["dy"]) for each in written}) == len(written)
-
-
-def test_ticks_are_round() -> None:
-    assert whole_ticks(1, 2) == [1, 2]
-    assert whole_ticks(0, 30) == [0, 5, 10, 15, 20, 25, 30]
-    assert log_ticks(0.9, 25) == [1, 2, 5, 10, 20]
-    assert log_ticks(1.2, 6) == [1.5, 2, 3, 5]
 
 
 def test_wide_intervals_do_not_squeeze_the_values() -> None:
@@ -191,18 +181,3 @@ def test_strategies_differ_in_more_than_colour() -> None:
     first, second = look_of("ddp"), look_of("ddp", 1)
     assert first.colour == second.colour, "options of one strategy"
     assert (first.dash, first.marker) != (second.dash, second.marker)
-
-
-def test_points_have_whiskers_however_long_the_frontier_is() -> None:
-    x = tuple(map(float, range(30)))
-    frontier = Series(name="frontier", x=x, y=x, dashed=True)
-    cell = Series(name="ddp", x=(1.0,), y=(2.0,), low=(1.0,), high=(3.0,))
-    layers = panel_spec(line_panel(frontier, cell, kind="points"))["layer"]
-    assert [layer["mark"]["type"] for layer in layers] == ["rule", "line", "point"]
-
-
-def test_tens_of_thousands_are_told_without_an_exponent() -> None:
-    series = Series(name="ddp", style="ddp", x=("ddp",), y=(18728.7,))
-    (drawing,) = draw([figure_of(line_panel(series, kind="bars"))])
-    assert "18,729" in drawing.panels[0]
-    assert "e+04" not in drawing.panels[0]

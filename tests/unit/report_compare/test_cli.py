@@ -69,13 +69,6 @@ def test_a_view_works_in_every_format(
     assert len(list(csv.DictReader(io.StringIO(outputs[Format.CSV])))) == number
 
 
-def test_views_stand_below_one_another(capsys: pytest.CaptureFixture[str], folder: str) -> None:
-    options = [option for each, _, _ in reversed(VIEWS.values()) for option in each]
-    _, out, _ = answer(capsys, folder, *options)
-    places = [out.index(title) for _, title, _ in VIEWS.values()]
-    assert places == sorted(places)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

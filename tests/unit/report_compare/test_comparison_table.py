@@ -76,27 +76,6 @@ def test_columns_are_chosen_by_name() -> None:
         comparison_table(compared(own), ["step_second"])
 
 
-@pytest.mark.parametrize(
-    ("values", "cells"),
-    [
-        (
-            {"map": 0.36949, "map_50": 0.58, "accuracy_top1": None, "validation_loss": None},
-            {"mAP": ("0.3695",), "mAP@50": ("0.5800",), "top-1 %": None, "val. loss": None},
-        ),
-        (
-            {"accuracy_top1": None, "validation_loss": None, "train_loss": 2.3},
-            {"train loss": ("2.3000",)},
-        ),
-        ({"gradient_bytes": None}, {"state MiB": None}),  # a part of it is not known
-    ],
-)
-def test_columns_are_there_where_they_are_measured(
-    values: dict[str, float | None], cells: dict[str, tuple[str] | None]
-) -> None:
-    made = shown(invented_trial(metrics=values))
-    assert {title: made.get(title) for title in cells} == cells
-
-
 def test_every_axis_that_varies_names_the_row() -> None:
     varied = [
         {"recipe.global_batch": 64, "recipe.optimizer.name": "sgd", "workload.name": "a"},
@@ -114,13 +93,6 @@ def test_every_axis_that_varies_names_the_row() -> None:
     assert compared(*trials).rows[0].place.startswith("ddp on 2 ranks, bf16, recipe.global_batch")
 
 
-def test_options_name_a_strategy_that_has_several() -> None:
-    hybrid = invented_trial("fsdp", 2, strategy_options={"shard_group": 2})
-    cells = shown(hybrid, invented_trial("fsdp", 2))
-    assert set(cells["strategy"]) == {"fsdp (shard_group=2)", "fsdp"}
-    assert shown(hybrid)["strategy"] == ("fsdp",)
-
-
 def test_several_runs_and_workloads_are_told_apart() -> None:
     other = {"experiment": "second", "workload": {"name": "detection", "dataset": "coco"}}
     second = invented_trial("fsdp", 2).model_copy(update={"trial": other})
@@ -131,18 +103,6 @@ def test_several_runs_and_workloads_are_told_apart() -> None:
     table = comparison_table(compare(runs))
     assert set(table.values("experiment")) == {"invented", "second"}
     assert table.cells("workload")[1] == "detection coco"
-
-
-def test_nodes_have_one_name() -> None:
-    varied = [{"placement.nodes": nodes, "recipe.cpu_offload": nodes == 2} for nodes in (1, 2)]
-    trials = [
-        invented_trial("single", 1, varied=varied[0]),
-        *(invented_trial("ddp", 2, varied=keys) for keys in varied),
-    ]
-    assert sorted(shown(*trials)["nodes"]) == ["1", "1", "2"]
-    said = " ".join(comparison_table(compared(*trials)).notes)
-    assert "placement.nodes" not in said
-    assert "ddp on 2 ranks, nodes=2, recipe.cpu_offload=true is" in said
 
 
 def test_servers_and_lost_workers_are_told() -> None:

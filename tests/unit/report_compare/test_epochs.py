@@ -1,4 +1,4 @@
-"""Seconds of an epoch: training alone, on the slowest rank, the warm-up in the first."""
+"""Epoch by epoch, and the time to a target: training alone, on the slowest rank."""
 
 from __future__ import annotations
 
@@ -7,18 +7,27 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.epochs import epochs_of, training_seconds
+from shardmark.core.errors import InputError
 from shardmark.report.table.formats import records
 from shardmark.report.table.table import Table
-from shardmark.report.views.epochs import epochs_tables
+from shardmark.report.views.epochs import epochs_tables, time_to_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
-from tests.unit.report_compare.runs import compared
+from tests.golden.invented import invented_trial
+from tests.unit.report_compare.runs import compared, learning_trial
 from tests.unit.studies.runs import STEPS, detection_trial
 
 FAILED: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": Failure(reason="x")}
+TOP1 = "accuracy_top1"
+BY_STEPS = {**learning_trial().trial, "recipe": {"steps": 20, "global_batch": 8}}
 
 
-def viewed(*trials: TrialResult) -> Table:
+def by_epoch(*trials: TrialResult) -> Table:
     (table,) = epochs_tables(compared(*trials))
+    return table
+
+
+def time_to(text: str, *trials: TrialResult) -> Table:
+    (table,) = time_to_tables(compared(*trials), text)
     return table
 
 
@@ -27,29 +36,21 @@ def changed(trial: TrialResult, **fields: Any) -> TrialResult:
     return trial.model_copy(update={"ranks": ranks})
 
 
-def test_seconds_are_the_slowest_ranks_with_the_warm_up_in_the_first_epoch() -> None:
+def test_seconds_of_an_epoch() -> None:
+    """The slowest rank's, with the warm-up in the first; of all windows where it has several."""
     trial = detection_trial(seconds=10.0)
     assert training_seconds(trial, 0) == pytest.approx(10.0)
     assert training_seconds(trial, 1) == 11.0
-
-
-def test_an_epoch_inside_the_warm_up_has_no_seconds() -> None:
-    trial = detection_trial()
-    second = trial.ranks[0].windows[1]
+    first, second = trial.ranks[0].windows
     late = changed(trial, windows=(second.model_copy(update={"first_step": STEPS + 2}),))
     assert str(training_seconds(late, 0)).startswith("all its steps are warm-up")
     assert str(training_seconds(late, 1)).startswith("some of its steps are warm-up")
     assert training_seconds(changed(trial, epochs=()), 0) == "rank 0 did not record this epoch"
-
-
-def test_an_epoch_of_several_windows_has_the_seconds_of_all() -> None:
-    """Long epochs are measured in stretches; steps that were added later are in none."""
-    trial = detection_trial(seconds=10.0)
-    first, second = trial.ranks[0].windows
     middle = second.first_step + 1
     halves = (
         second.model_copy(update={"end_step": middle, "window_seconds": 4.0}),
         second.model_copy(update={"first_step": middle, "window_seconds": 5.0}),
+        # steps that were added later are in none
         second.model_copy(update={"first_step": second.end_step, "end_step": second.end_step + 9}),
     )
     cut = changed(trial, windows=(first, *halves))
@@ -59,7 +60,7 @@ def test_an_epoch_of_several_windows_has_the_seconds_of_all() -> None:
 
 def test_epochs_are_means_over_the_repeats_that_ended_ok() -> None:
     repeats = [detection_trial(repeat=n, seconds=s) for n, s in enumerate((10.0, 12.0))]
-    table = viewed(*repeats, detection_trial(repeat=2, **FAILED))
+    table = by_epoch(*repeats, detection_trial(repeat=2, **FAILED))
     first, second = records(table)
     seconds = second["epoch_seconds"]
     assert (seconds["value"], seconds["n"]) == (12.0, 2)
@@ -78,11 +79,11 @@ def test_why_there_is_no_epoch() -> None:
     ):
         epochs = epochs_of(compared(trial).rows[0])
         assert (epochs.epochs, epochs.reason) == ((), reason)
-    assert viewed(by_steps).notes == ("No epochs: the recipe counts 20 steps and no epochs.",)
+    assert by_epoch(by_steps).notes == ("No epochs: the recipe counts 20 steps and no epochs.",)
 
 
-def test_table_and_programs() -> None:
-    table = viewed(detection_trial())
+def test_the_table_of_epochs() -> None:
+    table = by_epoch(detection_trial())
     columns, rows = table.for_people()
     assert [column.key for column in columns] == [
         *("label", "ranks", "epoch", "train_loss", "epoch_seconds", "elapsed_seconds"),
@@ -90,6 +91,112 @@ def test_table_and_programs() -> None:
     ]
     assert rows[0] == ["ddp", "2", "1", "0.7500", "10.00", "10.00", "3.000", "0.1250"]
     assert rows[1] == ["ddp", "2", "2", "0.5000", "11.00", "21.00", "3.000", "0.2500"]
-    first, second = records(table)
-    assert (first["strategy"], first["world_size"], first["epoch"]) == ("ddp", 2, 1)
-    assert (second["map"]["value"], second["map_50"]) == (0.25, None)
+
+
+def untimed() -> TrialResult:
+    """The first epoch has no window of its own."""
+    trial = learning_trial(accuracies=(0.9, 0.9))
+    return changed(trial, windows=trial.ranks[0].windows[1:])
+
+
+@pytest.mark.parametrize(
+    ("trials", "text", "seconds", "at_least", "reason"),
+    [
+        # Epochs of eleven seconds on rank 1; the evaluation's three are not in it.
+        ([learning_trial(accuracies=(0.5, 0.75, 0.9))], f"{TOP1}=0.7", 22.0, None, None),
+        ([learning_trial(accuracies=(0.7, 0.2))], f"{TOP1}=0.7", 11.0, None, None),
+        ([learning_trial()], "train_loss=0.5", 22.0, None, None),  # losses are 1, 0.5
+        ([learning_trial()], f" {TOP1} = 5e-1 ", 11.0, None, None),
+        (
+            [learning_trial(repeat=0, seconds=9.0), learning_trial(repeat=1, seconds=11.0)],
+            *(f"{TOP1}=0.7", 22.0, None, None),
+        ),
+        (  # the mean of the one that reached it, 11 seconds, would be too short
+            [
+                learning_trial(repeat=0, accuracies=(0.8, 0.8)),
+                learning_trial(repeat=1, accuracies=(0.1, 0.2)),
+            ],
+            *(f"{TOP1}=0.7", None, (11.0 + 22.0) / 2, "not reached in 1 of 2 repeats"),
+        ),
+        (
+            [learning_trial(losses=(None, None))],
+            *("train_loss=1", None, 22.0, "not reached in 1 of 1 repeats"),
+        ),
+        ([learning_trial()], "map=0.1", None, None, "the metric was not recorded"),
+        (
+            [learning_trial(trial=BY_STEPS)],
+            *(f"{TOP1}=0.7", None, None, "the recipe counts 20 steps and no epochs"),
+        ),
+        (
+            [untimed()],
+            *(f"{TOP1}=0.7", None, None, "all its steps are warm-up, which is not timed"),
+        ),
+    ],
+)
+def test_time_ends_with_the_first_epoch_that_reached_it(
+    trials: list[TrialResult],
+    text: str,
+    seconds: float | None,
+    at_least: float | None,
+    reason: str | None,
+) -> None:
+    (line,) = records(time_to(text, *trials))
+    time: dict[str, Any] = line["seconds"] or {"value": None, "low": None}
+    assert (time["value"], line["more_than_seconds"]) == (seconds, at_least)
+    assert line.get("missing", {}).get("seconds") == reason
+    assert (time["low"] is not None) == (seconds is not None and len(trials) > 1)
+
+
+def test_without_a_value_the_target_is_what_every_repeat_of_every_row_reached() -> None:
+    """A row that failed or diverged at once sets none."""
+    trials = [
+        learning_trial("ddp", 2, 0, accuracies=(0.6, 0.9), losses=(1.0, 0.25)),
+        learning_trial("ddp", 2, 1, accuracies=(0.8, 0.7)),
+        learning_trial("fsdp", 2, 0, accuracies=(0.85, 0.1)),
+        learning_trial("zero-1", 2, 0, accuracies=(None, 0.9), losses=(None, None)),
+        invented_trial("zero-2", 2, **FAILED),
+    ]
+    table = time_to(TOP1, *trials)
+    assert table.title == "Training time to accuracy_top1 ≥ 0.8"
+    assert any("ddp on 2 ranks bounds it" in note for note in table.notes)
+    assert [line["reached"] for line in records(table)] == [2, 1, 1]
+    assert time_to("train_loss", *trials).title == "Training time to train_loss ≤ 0.5"
+
+
+def test_the_table_marks_what_is_only_a_bound() -> None:
+    table = time_to(
+        f"{TOP1}=0.7",
+        *(learning_trial("ddp", 2, repeat) for repeat in (0, 1)),
+        learning_trial("fsdp", 2, 0, accuracies=(0.2, 0.7)),
+        learning_trial("fsdp", 2, 1, accuracies=(0.2, 0.6)),
+        learning_trial("zero-1", 2, 0, accuracies=()),
+    )
+    columns, rows = table.for_people()
+    titles = ["strategy", "ranks", "time to", "after", "reached", "best"]
+    assert [column.title for column in columns] == titles
+    assert rows == [
+        ["ddp", "2", "22.00 ±0.00", "2", "2 of 2", "0.7500"],
+        ["fsdp", "2", "> 22.00", "2", "1 of 2", "0.6000"],
+        ["zero-1", "2", "-", "-", "0 of 1", "-"],
+    ]
+    assert any(note.startswith("> : some repeat") for note in table.notes)
+    missed = records(table)[1]["repeats"][1]
+    assert (missed["epoch"], missed["seconds"], missed["best"]) == (None, 22.0, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is no loss or quality; allowed are train_loss"),
+        ("speedup=1", "'speedup' is no loss or quality"),
+        (f"{TOP1}=80", "'80'; must be a fraction from 0 to 1"),
+        (f"{TOP1}=high", "'high'; must be a fraction"),
+        (f"{TOP1}=nan", "must be a fraction"),
+        ("train_loss=inf", "must be a number from 0"),
+        ("map", "no trial has map by epoch; recorded by epoch: train_loss, accuracy_top1"),
+    ],
+)
+def test_bad_input_names_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=r"^--time-to") as error:
+        time_to(text, learning_trial())
+    assert message in str(error.value)

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.cli import main
 from shardmark.report.table.formats import records
-from shardmark.report.views.per_node import NODE_METRICS, nodes_tables
+from shardmark.report.views.nodes import NODE_METRICS, nodes_tables
 from shardmark.results.schema import RankRecord, TrialResult, WindowRecord
 from shardmark.results.store import load_run
 from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial, write_run
@@ -152,14 +151,11 @@ def test_one_node_and_results_without_samples(tmp_path: Path) -> None:
     assert bare["missing"]["step_seconds"] == "rank 0 marked no step span"
 
 
-def test_the_table_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(tmp_path: Path) -> None:
     two_nodes(tmp_path / "run")
     (table,) = nodes_tables(compare([load_run(tmp_path / "run")]))
     columns = {column.key for column in table.for_people()[0]}
     assert {"placement.nodes", "node"} <= columns
     assert "gpu_utilization" not in columns
-    for form in ("text", "json"):
-        assert main(["compare", str(tmp_path / "run"), "--nodes", "--format", form]) == 0
-        assert "node1" in capsys.readouterr().out
     (empty,) = nodes_tables(compare([load_run(write_run(tmp_path / "empty", []))]))
     assert (empty.rows, empty.notes) == ((), ("No trial ended ok.",))

@@ -14,8 +14,8 @@ from tests.golden.invented import invented_trial
 from tests.unit.report_compare.runs import compared
 
 
-def texts(*trials: TrialResult, kind: NoteKind | None = None) -> list[str]:
-    return [note.text for note in notes_of(compared(*trials)) if kind in (None, note.kind)]
+def texts(*trials: TrialResult, kind: NoteKind) -> list[str]:
+    return [note.text for note in notes_of(compared(*trials)) if note.kind is kind]
 
 
 def pair(repeats: int, *, synthetic: bool = False, seed: int | None = None) -> list[TrialResult]:
@@ -25,17 +25,10 @@ def pair(repeats: int, *, synthetic: bool = False, seed: int | None = None) -> l
         for strategy, size in (("single", 1), ("ddp", 2))
         for repeat in range(repeats)
     ]
-    if seed is not None:
-        for trial in trials:
+    for trial in trials:
+        if seed is not None:
             trial.trial["recipe"]["seed"] = seed + trial.repeat
     return trials
-
-
-@pytest.mark.parametrize(("repeats", "said"), [(1, []), (3, ["3 repeats"])])
-def test_repeats(repeats: int, said: list[str]) -> None:
-    notes = texts(*pair(repeats), kind=NoteKind.REPEATS)
-    assert all(any(text in note for note in notes) for text in said)
-    assert bool(notes) is bool(said)
 
 
 def test_cautions_come_first_in_the_order_of_the_kinds() -> None:
@@ -55,16 +48,21 @@ def test_cautions_come_first_in_the_order_of_the_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trials", "told"),
+    ("trials", "shared_seed", "interval"),
     [
-        pytest.param(pair(2), True, id="no seed is an axis"),
-        pytest.param(pair(2, seed=3), False, id="a seed a repeat"),
-        pytest.param(pair(1), False, id="one repeat shows no interval"),
-        pytest.param(pair(2, synthetic=True), False, id="its quality means nothing"),
+        pytest.param(pair(3), True, "3 repeats", id="no seed is an axis"),
+        pytest.param(pair(2, seed=3), False, "2 repeats", id="a seed a repeat"),
+        pytest.param(pair(1), False, None, id="one repeat shows no interval"),
+        pytest.param(pair(2, synthetic=True), False, "2 repeats", id="its quality means nothing"),
     ],
 )
-def test_shared_seeds_are_told(trials: list[TrialResult], told: bool) -> None:
-    assert any("share one seed" in text for text in texts(*trials)) is told
+def test_repeats_and_shared_seeds_are_told(
+    trials: list[TrialResult], shared_seed: bool, interval: str | None
+) -> None:
+    notes = " ".join(texts(*trials, kind=NoteKind.REPEATS))
+    assert ("share one seed" in notes) is shared_seed
+    assert ("±" in notes) is (interval is not None)
+    assert (interval or "") in notes
 
 
 def test_a_missing_rate_or_baseline_is_told_and_other_gaps_are_not() -> None:

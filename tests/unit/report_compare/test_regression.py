@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -81,12 +79,6 @@ def test_what_became_of_a_cell(
     assert regression_table(result).cells("ratio")
 
 
-def test_the_threshold_is_the_reader_s() -> None:
-    less = {"ddp": (99.0, 99.1, 98.9)}
-    assert not regression({"ddp": STEADY}, less).regressions
-    assert regression({"ddp": STEADY}, less, 0.005).regressions
-
-
 def test_the_interval_is_welch_s() -> None:
     """That of `scipy.stats.ttest_ind`, on logarithms; its degrees are not rounded down."""
     before, after = (100.0, 103.0, 98.0, 101.0), (90.0, 92.0, 91.0, 95.0)
@@ -97,7 +89,7 @@ def test_the_interval_is_welch_s() -> None:
 
 
 def test_equal_runs_seldom_regress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six cells of one law: in at most 5 % of the runs any of them does; 200 draws, 3 sigma."""
+    """Six cells of one law: in at most 5 % of the runs any of them does; 120 draws, 3 sigma."""
     rng = random.Random(0)
     run = StoredRun(path=Path("none"), trials=tuple(trials({f"s{n}": STEADY for n in range(6)})))
     compared = compare([run])
@@ -110,8 +102,8 @@ def test_equal_runs_seldom_regress(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(compared, rows=tuple(rows))
 
     monkeypatch.setattr(regression_module, "compare", drawn)
-    found = (find_regressions(run, run, threshold=0.02).regressions for _ in range(200))
-    assert sum(map(bool, found)) / 200 <= 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
+    found = (find_regressions(run, run, threshold=0.02).regressions for _ in range(120))
+    assert sum(map(bool, found)) / 120 <= 0.05 + 3 * (0.05 * 0.95 / 120) ** 0.5
 
 
 def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None:
@@ -131,18 +123,6 @@ def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None
         assert said in notes
 
 
-def test_a_repeat_that_fails_now_is_a_regression() -> None:
-    failure = Failure(reason="rank 1 was killed")
-    failed = invented_trial("ddp", 2, 2, outcome=Outcome.FAILED, failure=failure)
-    after = [*trials({"ddp": STEADY[:2]}), failed]
-    runs = [
-        StoredRun(path=Path("none"), trials=(*each,)) for each in (trials({"ddp": STEADY}), after)
-    ]
-    (cell,) = find_regressions(*runs, threshold=0.02).regressions
-    assert cell.change == "fails now"
-    assert "rank 1 was killed" in str(cell.reason)
-
-
 def test_the_command_s_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = written(tmp_path / "before", {"ddp": STEADY, "fsdp": STEADY})
     slower = written(tmp_path / "after", {"ddp": (90.0, 90.1, 89.9), "fsdp": STEADY})
@@ -159,9 +139,6 @@ def test_the_command_s_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixt
     document = json.loads(capsys.readouterr().out)["regression"]
     assert (document["regression"], document["threshold"]) == (True, 0.02)
     assert document["cells"][0]["ratio"]["value"] == pytest.approx(0.9, rel=0.01)
-    assert main(["compare", before, slower, "--regression", "--format", "csv"]) == 1
-    first, _ = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert (first["strategy"], first["change"]) == ("ddp", "slower")
 
 
 @pytest.mark.parametrize(
@@ -182,29 +159,24 @@ def test_options_that_do_not_fit_are_refused(
     assert "two" in capsys.readouterr().err
 
 
-def test_runs_that_show_nothing_or_train_otherwise_are_refused(tmp_path: Path) -> None:
+def test_runs_that_show_nothing_or_train_otherwise_are_refused() -> None:
     with pytest.raises(InputError, match=r"measure\.repeats"):
         regression({"ddp": (100.0,)}, {"ddp": (50.0,)})
-    recipe = {"recipe": {"global_batch": 128, "per_rank_batch": None, "epochs": 2, "steps": None}}
-    content = {**invented_trial().trial, **recipe}
-    paths = [written(tmp_path / "a", {"ddp": STEADY}),
-             written(tmp_path / "b", {"ddp": STEADY}, trial=content)]  # fmt: skip
-    with pytest.raises(InputError, match=r"recipe\.global_batch 128, and before it was 64"):
-        find_regressions(*(load_run(Path(path)) for path in paths), threshold=0.02)
-
-
-def test_runs_of_other_text_are_not_compared() -> None:
-    def run(digest: str) -> StoredRun:
-        made = invented_trial("ddp", 2)
-        told = {"corpora": {"stdlib": digest}}
-        ranks = tuple(rank.model_copy(update=told) for rank in made.ranks)
-        return StoredRun(
-            path=Path(f"{digest}-run"), trials=(made.model_copy(update={"ranks": ranks}),)
-        )
-
-    before, after = run("old"), run("new")
-    assert compare([before, run("old")]).rows
-    with pytest.raises(InputError, match=r"new-run: .* stdlib than old-run"):
-        compare([before, after])
-    with pytest.raises(InputError, match=r"new-run: .* stdlib than old-run"):
-        find_regressions(before, after, threshold=0.02)
+    made = invented_trial("ddp", 2)
+    recipe = {**made.trial["recipe"], "global_batch": 128}
+    other_text = tuple(
+        rank.model_copy(update={"corpora": {"stdlib": "new"}}) for rank in made.ranks
+    )
+    text = tuple(rank.model_copy(update={"corpora": {"stdlib": "old"}}) for rank in made.ranks)
+    for ranks, fields, message in (
+        (text, {"ranks": other_text}, r"new-run: .* stdlib than old-run"),
+        (
+            text,
+            {"trial": {**made.trial, "recipe": recipe}},
+            r"global_batch 128, and before it was 64",
+        ),
+    ):
+        before = StoredRun(path=Path("old-run"), trials=(made.model_copy(update={"ranks": ranks}),))
+        after = StoredRun(path=Path("new-run"), trials=(made.model_copy(update=fields),))
+        with pytest.raises(InputError, match=message):
+            find_regressions(before, after, threshold=0.02)

@@ -105,8 +105,7 @@ def test_only_what_the_interval_shows_is_said(rates: tuple[float, float], said: 
     assert growth == ([] if said is None else [said])
 
 
-def test_servers_are_no_ranks_and_no_throughput_is_said() -> None:
-    assert any(note.startswith("Parameter servers") for note in viewed(trial("ps-async", 2)).notes)
+def test_no_throughput_is_said() -> None:
     table = viewed(invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x")))
     assert (table.rows, table.notes[0]) == ((), "No trial has a throughput.")
 

@@ -1,4 +1,4 @@
-"""The page as text: what is on it, what is escaped, what it refuses."""
+"""The page: what is on it, what is escaped, what it refuses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,27 @@ from pathlib import Path
 import pytest
 
 from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.compare.rows import Row
 from shardmark.cli import main
-from shardmark.report.page.page import render_page, sentence, template_text
-from shardmark.results.schema import Failure, Outcome
+from shardmark.report.page.page import render_page, template_text
+from shardmark.report.page.parts import (
+    LINE_CHARACTERS,
+    TAIL_BYTES,
+    TAIL_LINES,
+    definitions,
+    facts_of,
+    log_tail,
+    not_ok,
+    planned_trials,
+    progress_notes,
+    ranks_table,
+    trials_table,
+    verified,
+)
+from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import load_run
-from tests.golden.invented import invented_trial, write_run
+from shardmark.results.verification import Cause, Check, Verdict, Verification, write_verification
+from tests.golden.invented import invented_rank, invented_trial, write_run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 HOSTILE = "</script><script>alert(1)</script>\"'&\u2028"
@@ -88,14 +104,6 @@ def test_only_its_own_script_and_style_run_and_nothing_is_loaded() -> None:
     assert "@import" not in style
 
 
-def test_sentences_are_set_like_print() -> None:
-    text = sentence("`ddp` on 2 ranks: 5 % of 3 s, <b> `&`; 4 seconds")
-    assert text == (
-        "<code>ddp</code> on 2\N{NO-BREAK SPACE}ranks: 5\N{NO-BREAK SPACE}% of"
-        " 3\N{NO-BREAK SPACE}s, &lt;b&gt; <code>&amp;</code>; 4 seconds"
-    )
-
-
 def test_failures_have_reason_remedy_and_log(tmp_path: Path) -> None:
     failure = Failure(reason=f"it broke {HOSTILE}", remedy="mend it", rank=3)
     trials = [
@@ -113,13 +121,6 @@ def test_failures_have_reason_remedy_and_log(tmp_path: Path) -> None:
     assert len(page.scripts) == 4, "no text has ended a script"
 
 
-def test_only_failed_trials_make_a_page(tmp_path: Path) -> None:
-    trials = [invented_trial("ddp", 2, outcome=Outcome.TIMED_OUT)]
-    text = page_of(write_run(tmp_path / "run", trials)).text
-    assert "timed_out" in text
-    assert "no reason was recorded" in text
-
-
 def test_what_is_missing_or_damaged_is_told(run: Path) -> None:
     (run / "trials" / "ddp-2-7").mkdir()
     (run / "trials" / "ddp-2-0" / "result.json").write_text("{")
@@ -134,14 +135,6 @@ def test_what_is_missing_or_damaged_is_told(run: Path) -> None:
         "experiment.yaml cannot be read",
     ):
         assert fact in text
-
-
-def test_several_runs_are_told_apart(run: Path, tmp_path: Path) -> None:
-    other = write_run(tmp_path / "other", [invented_trial("single", 1)])
-    runs = [load_run(run), load_run(other)]
-    text = Parsed(render_page(runs, compare(runs), (), None)).text
-    assert f"invented ({other})" in text
-    assert f"All {len(runs[0].trials) + 1} trials" in text
 
 
 def test_the_command_writes_page_and_figures(
@@ -212,3 +205,135 @@ def test_a_page_is_written_whole_or_not_at_all(
     assert "No space left on device" in capsys.readouterr().err
     assert page.read_text() == "the old page"
     assert not list(run.glob(".report*"))
+
+
+def rows_of_trials(folder: Path, *trials: TrialResult) -> tuple[Row, ...]:
+    return compare([load_run(write_run(folder, trials))]).rows
+
+
+HUNDRED = [f"line {number}" for number in range(100)]
+
+
+@pytest.mark.parametrize(
+    ("content", "shown", "cut"),
+    [
+        ("\n".join(HUNDRED) + "\n\n\n", HUNDRED[-TAIL_LINES:], True),
+        ("one\ntwo", ["one", "two"], False),
+        ("first\n" + "y" * (2 * TAIL_BYTES) + "\nlast\n", ["last"], True),
+        ("\n \n", None, False),
+        (None, None, False),
+    ],
+    ids=["many lines", "few lines", "a huge line", "nothing in it", "no log"],
+)
+def test_a_log_ends_with_its_last_lines(
+    tmp_path: Path, content: str | None, shown: list[str] | None, cut: bool
+) -> None:
+    if content is not None:
+        (tmp_path / "log.txt").write_text(content)
+    tail = log_tail(tmp_path)
+    assert (tail is None) == (shown is None)
+    if tail is not None:
+        assert (tail.text.splitlines(), tail.lines) == (shown, len(shown or ()))
+        assert tail.cut is cut
+
+
+def test_a_log_is_shown_without_what_moves_a_cursor(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_bytes(
+        b"\x1b[1;31mred\x1b[0m \x1b]0;title\x07ok\x00\x08 \xff\n\ttab\r\n10 %\r20 %\r\n"
+        + b"x" * 5000
+    )
+    tail = log_tail(tmp_path)
+    assert tail is not None
+    long = "x" * LINE_CHARACTERS + " ..."
+    assert tail.text.split("\n") == ["red ok \ufffd", " tab", "20 %", long]
+
+
+def test_alike_failures_are_told_once(tmp_path: Path) -> None:
+    broke = Failure(reason="it broke", remedy="mend it", rank=1)
+    other = Failure(reason="it broke otherwise")
+    rows = rows_of_trials(
+        tmp_path / "run",
+        *(
+            invented_trial("ddp", 2, repeat, outcome=Outcome.FAILED, failure=failure)
+            for repeat, failure in enumerate((broke, broke, other))
+        ),
+        invented_trial("ddp", 2, 3),
+    )
+    assert [(group.repeats, group.failure, len(group.logs)) for group in not_ok(rows)] == [
+        ("0, 1", broke, 2),
+        ("2", other, 1),
+    ]
+
+
+def test_the_environment_is_shown_without_paths_and_long_lists(tmp_path: Path) -> None:
+    environment = {
+        "host": "here",
+        "date": "2026-11-22T10:00:00",
+        "cpu": {"model": "EPYC", "affinity": [0, 1]},
+        "python_executable": "/here",
+    }
+    facts = facts_of(load_run(write_run(tmp_path / "run", [], environment=environment)))
+    assert (facts.host, facts.date) == ("here", "2026-11-22")
+    assert "EPYC" in facts.environment
+    assert not any(word in facts.environment for word in ("affinity", "/here"))
+
+
+def test_the_plan_is_counted(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path / "run", [invented_trial("single", 1)]))
+    assert planned_trials(run) == 6, "single on one rank, ddp and fsdp on two; each twice"
+    (note,) = progress_notes([run])
+    assert note.startswith("1 of 6 planned trials")
+    (run.path / "experiment.yaml").write_text("workload: 3")
+    assert planned_trials(run) is None
+    assert progress_notes([run]) == []
+
+
+def test_every_trial_rank_and_known_metric_is_listed(tmp_path: Path) -> None:
+    lost = invented_rank(1).model_copy(update={"lost": "was killed"})
+    rows = rows_of_trials(
+        tmp_path / "run",
+        invented_trial("single", 1),
+        invented_trial("ddp", 2, ranks=(invented_rank(0), lost)),
+        invented_trial("fsdp", 2, outcome=Outcome.FAILED),
+    )
+    trials, ranks = trials_table(rows), ranks_table(rows)
+    assert trials.cells("label") == ("single", "ddp", "fsdp")
+    assert trials.cells("outcome") == ("ok", "ok", "failed")
+    assert ranks.cells("label") == ("single", "ddp", "ddp")
+    assert ranks.cells("rank") == ("0", "0", "1")
+    assert ranks.cells("ended early") == ("", "", "was killed")
+    assert ranks.cells("samples/s")[0] == "199.7", "1248 samples in windows of 2.75 and 3.5 seconds"
+    metrics = definitions(rows).cells("metric")
+    assert "samples_per_second" in metrics
+    assert "mfu" not in metrics
+
+
+def test_verdicts_tell_cause_and_checks(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [invented_trial("ddp", 2)])
+    assert verified([load_run(folder)]) == []
+    verdict = Verdict(
+        id="ddp",
+        strategy="ddp",
+        strategy_options={"bucket_mb": 1},
+        world_size=2,
+        precision="fp32",
+        varied={},
+        equivalent=False,
+        checks=(
+            Check(
+                name="losses", holds=False, found=2.0, expected=1.0, tolerance=0.5, in_tolerances=2
+            ),
+        ),
+        cause=Cause(text="summed", evidence="twice", setting="averaging", first_deviation="loss"),
+    )
+    write_verification(folder, Verification(reference="one", steps=3, verdicts=(verdict,)))
+    (run,) = verified([load_run(folder)])
+    assert run.verdicts.rows == (
+        (
+            "ddp (bucket_mb=1) on 2 ranks, fp32",
+            "not equivalent",
+            "2",
+            "summed. Evidence: twice. Setting: averaging. First deviation: loss.",
+        ),
+    )
+    assert [table.rows for table in run.checks] == [(("losses", "deviates", "2", "1", "0.5", ""),)]

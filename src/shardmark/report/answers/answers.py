@@ -16,8 +16,7 @@ from shardmark.analysis.compare.rows import Row, main_rate, plain
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.metrics import METRICS
 from shardmark.report.answers.wording import listed, name, rate, size
-from shardmark.report.table.columns import metric_column
-from shardmark.report.table.table import Column, Table, table_of
+from shardmark.report.table.table import Column, Table, metric_column, table_of
 
 Question = Literal["fastest", "memory", "equivalent", "caution"]
 RATE, PEAK = "samples_per_second", "peak_memory_bytes"
@@ -215,12 +214,12 @@ def answer_grid(comparison: Comparison) -> Table | None:
     ]
 
     def axis_column(axis: str) -> tuple[Column, Callable[[_GridLine], str]]:
-        column = Column(key=axis, title=axis, numeric=False, names_row=True)
+        column = Column(axis, axis, numeric=False, names_row=True)
         return column, lambda line: line.place[axis]
 
     speed = _shown_rate(groups)
-    fastest = Column(key="fastest", title="fastest", numeric=False)
-    least_memory = Column(key="memory", title="least memory", numeric=False)
+    fastest = Column("fastest", "fastest", numeric=False)
+    least_memory = Column("memory", "least memory", numeric=False)
     return table_of(
         "Best strategy by group",
         lines,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from shardmark.report.export.files import export_csv, export_parquet
-from shardmark.report.export.mlflow import export_mlflow
-from shardmark.report.export.source import Exported, Source, sources_of
-from shardmark.report.export.tensorboard import export_tensorboard
-from shardmark.report.export.wandb import export_wandb
+from shardmark.report.export.tables import (
+    Exported,
+    Source,
+    export_csv,
+    export_parquet,
+    sources_of,
+)
+from shardmark.report.export.trackers import export_mlflow, export_tensorboard, export_wandb
 from shardmark.results.store import StoredRun
 
 TARGETS: Mapping[str, Callable[[Sequence[Source], str | None], Exported]] = MappingProxyType(
@@ -26,7 +29,7 @@ TARGETS: Mapping[str, Callable[[Sequence[Source], str | None], Exported]] = Mapp
 def export_runs(runs: Sequence[StoredRun], to: str, out: str | None = None) -> Exported:
     """Hand the runs to the target of that name; exporting a trial twice leaves one record of it.
 
-    `out` is a folder, a file or a tracking URI; None for the usual place.  Raises `MissingExtra`
-    without the target's library, and `InputError` where `out` does not fit.
+    `out` is a folder, a file or a tracking URI; None for the usual place.  Raises `InputError`
+    without the target's library, and where `out` does not fit.
     """
     return TARGETS[to](sources_of(runs), out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,18 +22,15 @@ from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line
 from shardmark.core.version import __version__
 from shardmark.measure.system.environment import MASK
+from shardmark.report.table.formats import render_json
 from shardmark.results.files import write_files
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
 from shardmark.strategies.base import LaunchConfiguration
 from shardmark.trials.trial import Trial
 
-SCRIPT, SETTINGS, ACCELERATE, DEEPSPEED = (
-    "launch.sh",
-    "settings.json",
-    "accelerate.yaml",
-    "deepspeed.json",
-)
+SCRIPT, SETTINGS = "launch.sh", "settings.json"
+ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradient_clipping",
           "activation_checkpointing", "cpu_offload", "tf32", "seed")  # fmt: skip
@@ -82,7 +78,7 @@ def export_launch(
     result = _trial_of(run, trial_id) if trial_id is not None else _fastest_verified(run)
     chosen = _chosen(run, result)
     folder = Path(out or f"exports/{to}").expanduser()
-    contents = {SETTINGS: _json(_settings(to, chosen))}
+    contents = {SETTINGS: render_json(_settings(to, chosen))}
     if to != "torchrun":
         contents |= _files_of(to, chosen, folder)
     contents[SCRIPT] = _script(to, chosen, run)
@@ -116,11 +112,9 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
             "name the one to export: --trial ID",
         )
     if len(best) > 1:
-        raise InputError(
-            str(run.path),
-            f"it has {len(best)} tasks or recipes, and a fastest trial of each",
-            f"name one: --trial; the fastest are {', '.join(row.ok_trials[0].id for row in best)}",
-        )
+        ids = ", ".join(row.ok_trials[0].id for row in best)
+        reason = f"it has {len(best)} tasks or recipes, and a fastest trial of each"
+        raise InputError(str(run.path), reason, f"name one: --trial; the fastest are {ids}")
     if best[0].disturbed:
         reason = f"no trial is known to be the fastest: {best[0].disturbed}"
         raise InputError(str(run.path), reason, "name the one to export: --trial ID")
@@ -194,7 +188,7 @@ def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
     files = {}
     if configuration.deepspeed is not None:
         batch = {"train_micro_batch_size_per_gpu": chosen.micro_batch}
-        files[DEEPSPEED] = _json(dict(configuration.deepspeed) | batch)
+        files[DEEPSPEED] = render_json(dict(configuration.deepspeed) | batch)
     if to == "accelerate":
         files[ACCELERATE] = format_yaml(_accelerate(chosen, folder))
     return files
@@ -240,9 +234,8 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
     if chosen.trial.device_type == "cpu":
         lines.append("# It was measured on a CPU.")
         if to == "accelerate":
-            environment["ACCELERATE_USE_CPU"] = (
-                "true"  # its launcher passes `use_cpu` to one process
-            )
+            # Its launcher passes `use_cpu` to one process.
+            environment["ACCELERATE_USE_CPU"] = "true"
     lines.append('folder=$(dirname "$0")')
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     torchrun = f"torchrun --nproc-per-node {len(nodes[0])}"
@@ -250,16 +243,14 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
         torchrun += " --standalone"
     else:
         torchrun += f' --nnodes {len(nodes)} --rdzv-backend c10d --rdzv-endpoint "$MASTER:29500"'
-    lines.append(
-        {
-            "torchrun": f'exec {torchrun} "$@"',
-            "accelerate": f"exec accelerate launch{_machines(nodes)} --config_file"
-            f' "$folder/{ACCELERATE}" "$@"',
-            # What `deepspeed.add_config_arguments` reads.
-            "deepspeed": f'exec {torchrun} "$@" --deepspeed --deepspeed_config'
-            f' "$folder/{DEEPSPEED}"',
-        }[to]
-    )
+    launchers = {
+        "torchrun": f'{torchrun} "$@"',
+        "accelerate": f"accelerate launch{_machines(nodes)} --config_file"
+        f' "$folder/{ACCELERATE}" "$@"',
+        # What `deepspeed.add_config_arguments` reads.
+        "deepspeed": f'{torchrun} "$@" --deepspeed --deepspeed_config "$folder/{DEEPSPEED}"',
+    }
+    lines.append(f"exec {launchers[to]}")
     return "".join(f"{one_line(line)}\n" for line in lines)
 
 
@@ -267,7 +258,3 @@ def _machines(nodes: Sequence[object]) -> str:
     if len(nodes) == 1:
         return " --main_process_port 0"  # any that is free
     return ' --machine_rank "$NODE" --main_process_ip "$MASTER" --main_process_port 29500'
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, indent=2) + "\n"

@@ -1,11 +1,14 @@
-"""Trials, epochs, steps and samples as pandas frames of typed columns."""
+"""Trials, epochs, steps and samples of runs as pandas frames, CSV and Parquet files."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,9 +21,12 @@ from shardmark.analysis.trial.raw_files import mapping, objects
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.report.export.source import Source
-from shardmark.results.files import open_regular
+from shardmark.core.version import __version__
+from shardmark.report.table.formats import csv_cell
+from shardmark.results.files import open_regular, write_files
 from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import RunFolder, StoredRun
+from shardmark.trials.trial import cell_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,36 +44,72 @@ TABLES: Mapping[By, str] = {
 }
 """What a row is -> the table's name."""
 
-# fmt: off
 IDENTITY = ("experiment", "run", "id", "strategy", "strategy_options", "world_size", "precision",
-            "repeat")
-TRIALS = ("synthetic", "outcome", "failure", "equivalent", "started_at_seconds")
-EPOCHS = ("epoch", "end_step", "ended_at_seconds", "epoch_seconds", "elapsed_seconds",
-          "train_loss", "evaluation_seconds")
-STEPS = ("rank", "step", "epoch", "measured", "samples", "loss", "learning_rate",
-         "started_at_seconds", "step_seconds", "data_seconds", "forward_seconds",
-         "backward_seconds", "optimizer_seconds")
-SAMPLES = ("at_seconds", "subject", "rank", "pid", "cpu_seconds", "rss_bytes", "threads",
-           "processes", "open_files", "context_switches", "interface", "bytes_sent",
-           "bytes_received", "gpu_uuid", "utilization_percent", "power_watts", "energy_joules",
-           "temperature_celsius", "memory_used_bytes", "clock_limits", "other_processes",
-           "nvlink_sent_bytes", "nvlink_received_bytes", "cores",
-           "cpu_pressure_seconds", "memory_pressure_seconds", "throttled_seconds")
-TEXTS = ("experiment", "run", "id", "strategy", "strategy_options", "precision",
-         "outcome", "failure", "subject", "interface", "gpu_uuid")
-TRUTHS = ("synthetic", "equivalent", "measured")
-INTEGERS = ("world_size", "repeat", "epoch", "end_step", "rank", "step", "samples", "pid",
-            "rss_bytes", "threads", "processes", "open_files", "context_switches", "bytes_sent",
-            "bytes_received", "memory_used_bytes", "clock_limits", "other_processes",
-            "nvlink_sent_bytes", "nvlink_received_bytes", "cores")
-# fmt: on
-DTYPES = {
-    **dict.fromkeys(TEXTS, "string"),
-    **dict.fromkeys(TRUTHS, "boolean"),
-    **dict.fromkeys(INTEGERS, "Int64"),
-}
-"""All others are float64.  These take pandas' NA, so that whole numbers stay whole."""
+            "repeat")  # fmt: skip
+TRIALS = ("synthetic", "outcome", "failure", "equivalent", "started_at_seconds", *TRIAL_METRICS)
+DTYPES = {"failure": "string", "equivalent": "boolean"}
+"""Of columns that are often empty; all others have their values' own, metrics float64."""
 _UNITS = ("seconds", "bytes", "percent", "watts", "joules", "celsius")
+
+
+def require(target: str, library: str, module: str) -> None:
+    """Raise `InputError` unless the module can be imported."""
+    if find_spec(module) is None:
+        install = f"pip install 'shardmark[{target}]'"
+        raise InputError(f"--to {target}", f"{library} is not installed", install)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One run to be exported."""
+
+    run: StoredRun
+    label: str
+    """Its folder's name, with those above it where two runs share the name."""
+
+    def folder(self, trial_id: str) -> Path:
+        """Where the trial's raw files lie."""
+        return RunFolder(self.run.path).trial_folder(trial_id)
+
+    def equivalent(self, trial: TrialResult) -> bool | None:
+        """Whether the trial trains what the reference trains; None where that was not shown."""
+        verification = self.run.verification
+        verdict = None if verification is None else verification.of(cell_id(trial.trial))
+        return None if verdict is None else verdict.equivalent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an export did."""
+
+    where: str
+    """Folder, file or tracking URI."""
+    trials: int
+    """Written, or written anew."""
+    kept: int = 0
+    """Trials that the target held already and that were left as they are."""
+    look: str
+    """How to look at it: a command, or a line of Python."""
+
+
+def sources_of(runs: Sequence[StoredRun]) -> list[Source]:
+    """The runs with labels that differ.  Raises `InputError` for a run without a result."""
+    for run in runs:
+        if not run.trials:
+            raise InputError(
+                str(run.path),
+                "no trial has a result that can be read",
+                "finish the run: `shardmark run` with the same --out",
+            )
+    parts = [run.path.expanduser().resolve().parts for run in runs]
+    count = 1
+    while len({part[-count:] for part in parts}) < len({*parts}):
+        count += 1
+    labels = ("/".join(part[-count:]).lstrip("/") for part in parts)
+    return list(map(Source, runs, labels))
+
+
+# Frames
 
 
 def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
@@ -78,29 +120,24 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
 
     Raises `InputError` for another `by`, or a raw file that is damaged.
     """
+    import pandas as pd
+
+    if by not in TABLES:
+        raise InputError("by", f"found {by!r}", f"allowed: {', '.join(TABLES)}")
     rows_of: Mapping[By, Callable[[Source, TrialResult], Iterable[Record]]] = {
-        "trial": lambda source, trial: [_trial_row(source, trial)],
+        "trial": _trial_rows,
         "epoch": lambda _, trial: epoch_rows(trial),
         "step": step_rows,
         "sample": sample_rows,
     }
-    if by not in TABLES:
-        raise InputError("by", f"found {by!r}", f"allowed: {', '.join(TABLES)}")
-    listed = [
-        (source, trial, row)
-        for source in sources
-        for trial in source.trials
-        for row in rows_of[by](source, trial)
-    ]
-    trials = [trial for source in sources for trial in source.trials]
-    more = [name for _, _, row in listed for name in row] if by == "epoch" else []
+    pairs = [(source, trial) for source in sources for trial in source.run.trials]
+    listed = [(*pair, row) for pair in pairs for row in rows_of[by](*pair)]
+    own = dict.fromkeys(name for *_, row in listed for name in row)
     if by == "trial":
-        more = [*TRIAL_METRICS, *(name for trial in trials for name in trial.metrics)]
-    own = {"trial": TRIALS, "epoch": EPOCHS, "step": STEPS, "sample": SAMPLES}[by]
-    names = tuple(dict.fromkeys((*own, *more)))
+        own = dict.fromkeys((*TRIALS, *(name for _, trial in pairs for name in trial.metrics)))
     axes = {
         key: f"varied.{key}" if key in (*IDENTITY, *own) else key
-        for trial in trials
+        for _, trial in pairs
         for key in other_varied(trial)
     }
     records = [
@@ -109,30 +146,32 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
         | row
         for source, trial, row in listed
     ]
-    # A metric is a number, also where a sample's column of that name counts whole things.
-    dtypes = {name: DTYPES[name] for name in (*IDENTITY, *own) if name in DTYPES}
-    return _frame(records, (*IDENTITY, *axes.values(), *names), dtypes, {*axes.values()})
+    frame = pd.DataFrame(
+        {
+            name: _series(name, [record.get(name) for record in records], by)
+            for name in (*IDENTITY, *axes.values(), *own)
+        }
+    )
+    frame.attrs["units"] = {name: unit for name in map(str, frame) if (unit := unit_of(name))}
+    return frame
 
 
-def _frame(
-    records: Sequence[Record], names: Sequence[str], dtypes: Mapping[str, str], axes: set[str]
-) -> pd.DataFrame:
+def _series(name: str, values: Sequence[Any], by: By) -> pd.Series:
+    """Typed, with pandas' NA, so that whole numbers stay whole; text where types are mixed."""
     import pandas as pd
 
-    columns = {}
-    for name in names:
-        values = [record.get(name) for record in records]
-        dtype = _axis_dtype(values) if name in axes else dtypes.get(name, "float64")
-        if dtype == "string":
-            values = [None if value is None else plain(value) for value in values]
-        try:
-            columns[name] = pd.Series(values, dtype=dtype)
-        except (TypeError, ValueError, OverflowError):
-            found = f"values that are no {dtype}"
-            raise InputError(f"column {name}", found, "repeat the trial that holds them") from None
-    frame = pd.DataFrame(columns)
-    frame.attrs["units"] = {name: unit for name in names if (unit := unit_of(name))}
-    return frame
+    kinds = {"integer": "Int64", "boolean": "boolean", "floating": "float64",
+             "mixed-integer-float": "float64", "empty": "float64"}  # fmt: skip
+    dtype = DTYPES.get(name) or kinds.get(pd.api.types.infer_dtype(values, skipna=True), "string")
+    if name in METRICS and by in ("trial", "epoch"):
+        dtype = "float64"
+    if dtype == "string":
+        values = [None if value is None else plain(value) for value in values]
+    try:
+        return pd.Series(values, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        found = f"values that are no {dtype}"
+        raise InputError(f"column {name}", found, "repeat the trial that holds them") from None
 
 
 def unit_of(name: str) -> str:
@@ -142,15 +181,6 @@ def unit_of(name: str) -> str:
     if name in METRICS:
         return METRICS[name].unit
     return next((unit for unit in _UNITS if f"_{unit}" in f"_{name}"), "")
-
-
-def _axis_dtype(values: Sequence[object]) -> str:
-    """An axis of the experiment: its values' own type, or text where they have several."""
-    import pandas as pd
-
-    numbers = {"integer": "Int64", "floating": "float64", "mixed-integer-float": "float64"}
-    kind = pd.api.types.infer_dtype(values, skipna=True)
-    return "boolean" if kind == "boolean" else numbers.get(kind, "string")
 
 
 def _identity(source: Source, trial: TrialResult) -> Record:
@@ -166,15 +196,17 @@ def _identity(source: Source, trial: TrialResult) -> Record:
     }
 
 
-def _trial_row(source: Source, trial: TrialResult) -> Record:
-    return {
-        "synthetic": trial.synthetic,
-        "outcome": str(trial.outcome),
-        "failure": None if trial.failure is None else trial.failure.reason,
-        "equivalent": source.equivalent(trial),
-        "started_at_seconds": trial.started_at_seconds,
-        **values_of(trial),
-    }
+def _trial_rows(source: Source, trial: TrialResult) -> list[Record]:
+    return [
+        {
+            "synthetic": trial.synthetic,
+            "outcome": str(trial.outcome),
+            "failure": None if trial.failure is None else trial.failure.reason,
+            "equivalent": source.equivalent(trial),
+            "started_at_seconds": trial.started_at_seconds,
+            **values_of(trial),
+        }
+    ]
 
 
 def values_of(trial: TrialResult) -> dict[str, float]:
@@ -206,7 +238,10 @@ def epoch_rows(trial: TrialResult) -> list[Record]:
                 "epoch": record.epoch + 1,
                 "end_step": record.end_step,
                 "ended_at_seconds": max(ends, default=None),
-                **{n: None if isinstance(v, str) else finite(v) for n, v in values.items()},
+                **{
+                    name: None if isinstance(value, str) or not math.isfinite(value) else value
+                    for name, value in values.items()
+                },
             }
         )
     return rows
@@ -214,11 +249,14 @@ def epoch_rows(trial: TrialResult) -> list[Record]:
 
 def step_rows(source: Source, trial: TrialResult) -> list[Record]:
     """One a rank and step, as `steps.jsonl` has them; epochs are counted from 1."""
-    counts_steps = _counts_steps(trial)
-    return [
-        {**line, "epoch": None if counts_steps else _counted_from_1(line.get("epoch"))}
-        for line in _lines(source, trial, STEPS_FILE)
-    ]
+    rows = [dict(line) for line in _lines(source, trial, STEPS_FILE)]
+    for row in rows:
+        epoch = row.get("epoch")
+        if _counts_steps(trial):
+            row["epoch"] = None
+        elif isinstance(epoch, int):
+            row["epoch"] = epoch + 1
+    return rows
 
 
 def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
@@ -243,17 +281,6 @@ def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
 def _interfaces(subject: str, whose: Record, network: object) -> Iterator[Record]:
     for name, counters in mapping(network).items():
         yield {**whose, "subject": subject, "interface": name, **mapping(counters)}
-
-
-def _counted_from_1(epoch: object) -> object:
-    return epoch + 1 if isinstance(epoch, int) else epoch
-
-
-def finite(value: object) -> float | None:
-    """The number; None for anything that is none, or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[str, Any]]:
@@ -286,3 +313,65 @@ def _damaged(path: Path, reason: str) -> InputError:
 
 def _counts_steps(trial: TrialResult) -> bool:
     return trial.trial.get("recipe", {}).get("steps") is not None
+
+
+# Files
+
+
+def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
+    """Every table of the runs, in base units; what is missing is an empty cell."""
+    return _write(sources, out, "csv", _csv)
+
+
+def export_parquet(sources: Sequence[Source], out: str | None) -> Exported:
+    """Typed columns, each with its unit in the field's metadata."""
+    require("parquet", "pyarrow", "pyarrow")
+    return _write(sources, out, "parquet", _parquet)
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    cells = frame.astype(object).where(frame.notna(), None).map(csv_cell)
+    header = [csv_cell(str(name)) for name in cells]
+    return bytes(cells.to_csv(index=False, lineterminator="\n", header=header).encode())
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    units = frame.attrs["units"]
+    fields = [
+        field.with_metadata({"unit": units[field.name]} if field.name in units else {})
+        for field in table.schema
+    ]
+    schema = pa.schema(fields, metadata={"shardmark_version": __version__})
+    sink = io.BytesIO()
+    pq.write_table(table.cast(schema), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def _write(
+    sources: Sequence[Source], out: str | None, to: str, encode: Callable[[pd.DataFrame], bytes]
+) -> Exported:
+    """`out` with the suffix is the table of trials alone; otherwise a folder with all tables.
+
+    Files of the same names are replaced whole: they then hold these runs and nothing else.
+    """
+    place = Path(out or f"exports/{to}").expanduser()
+    single = place.suffix.lower() == f".{to}"
+    if (single and place.is_dir()) or (not single and place.is_file()):
+        kind = "folder" if single else "file"
+        allowed = f"name a folder, or a file that ends in .{to}"
+        raise InputError(str(place), f"is a {kind}", allowed)
+    encoded = {
+        place if single else place / f"{name}.{to}": encode(frame_of(sources, by))
+        for by, name in TABLES.items()
+        if by == "trial" or not single
+    }
+    write_files(encoded)
+    return Exported(
+        where=str(place),
+        trials=sum(len(source.run.trials) for source in sources),
+        look=f'pandas.read_{to}("{next(iter(encoded))}")',
+    )

@@ -5,13 +5,25 @@ from __future__ import annotations
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.report.figures.chart import Figure, Panel, Series
 from shardmark.report.figures.entries import groups_of
-from shardmark.report.figures.learning import learning_figures, staleness_figures
-from shardmark.report.figures.memory import memory_figures
-from shardmark.report.figures.over_time import interface_figures, over_time_figures
-from shardmark.report.figures.speed import scaling_figures, step_figures, throughput_figures
-from shardmark.report.figures.trade_off import trade_off_figures
+from shardmark.report.figures.measured import (
+    memory_figures,
+    scaling_figures,
+    step_figures,
+    throughput_figures,
+    trade_off_figures,
+)
+from shardmark.report.figures.over_time import (
+    epoch_figures,
+    interface_figures,
+    sampled_figures,
+    staleness_figures,
+    step_loss_figures,
+)
 
 __all__ = ["Figure", "Panel", "Series", "figures_of"]
+_MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figures, step_figures,
+           epoch_figures, step_loss_figures, sampled_figures, interface_figures,
+           staleness_figures)  # fmt: skip
 
 
 def figures_of(comparison: Comparison) -> tuple[Figure, ...]:
@@ -21,14 +33,4 @@ def figures_of(comparison: Comparison) -> tuple[Figure, ...]:
     Raw files are read of one repeat of each row.
     """
     groups = groups_of(comparison.rows)
-    return (
-        *trade_off_figures(groups),
-        *throughput_figures(groups),
-        *scaling_figures(groups),
-        *memory_figures(groups),
-        *step_figures(groups),
-        *learning_figures(groups),
-        *over_time_figures(groups),
-        *interface_figures(groups),
-        *staleness_figures(groups),
-    )
+    return tuple(drawn for figures in _MAKERS for drawn in figures(groups))

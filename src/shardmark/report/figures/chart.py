@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, exp, floor, isfinite, log, log10
+from math import exp, floor, isfinite, log, log10
 from typing import Literal
 
 WHISKER_SHARE = 0.5
@@ -12,7 +12,6 @@ WHISKER_SHARE = 0.5
 MOST_PANELS = 12
 _WIDEST_LINEAR = 10
 """Largest ratio of values that an ordinary axis still shows well."""
-_BYTES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 _RATES = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 
 
@@ -50,7 +49,7 @@ class Panel:
 
     title: str
     kind: Literal["line", "points", "bars", "stacked"]
-    x_label: str
+    x_label: str = ""
     y_label: str
     series: tuple[Series, ...]
     x_unit: str = ""
@@ -60,8 +59,6 @@ class Panel:
     y_logarithmic: bool = False
     x_ticks: tuple[float, ...] = ()
     """Where the ticks are; empty leaves it to the library."""
-    x_tick_labels: tuple[str, ...] = ()
-    """What stands at the ticks, where that is not their numbers."""
     x_whole: bool = False
     """Counts, such as epochs: no tick between two of them."""
     x_from_zero: bool = False
@@ -82,7 +79,25 @@ class Panel:
         Few repeats on a busy machine have intervals many times as long as what the values differ
         by: whiskers end at the border then, so that the values are not squeezed together.
         """
-        return None if self.kind == "stacked" else _range(self)
+
+        def usable(ends: Iterable[float | None]) -> list[float]:
+            numbers = [end for end in ends if end is not None and isfinite(end)]
+            return [log(end) for end in numbers if end > 0] if self.y_logarithmic else numbers
+
+        values = usable(y for series in self.series for y in series.y)
+        if self.kind == "stacked" or not values:
+            return None
+        bounds = (ends for series in self.series for ends in (series.low, series.high) if ends)
+        ends = usable(end for each in bounds for end in each)
+        zero = self.y_from_zero and not self.y_logarithmic and min(values) >= 0
+        base = 0.0 if zero else min(values)
+        span = (max(values) - base) or (max(ends, default=base) - min(ends, default=base))
+        if span <= 0:
+            return None
+        high = min(max([*values, *ends]), max(values) + WHISKER_SHARE * span) + 0.05 * span
+        low = max(min([*values, *ends]), min(values) - WHISKER_SHARE * span) - 0.05 * span
+        low = 0.0 if zero else low
+        return (exp(low), exp(high)) if self.y_logarithmic else (low, high)
 
     @property
     def longest(self) -> int:
@@ -107,11 +122,9 @@ class Figure:
         """Every name's first series; empty where the bars themselves are named."""
         if self.panels[0].kind == "bars":
             return {}
-        named: dict[str, Series] = {}
-        for panel in self.panels:
-            for series in panel.series:
-                named.setdefault(series.name, series)
-        return named if len(named) > 1 else {}
+        series = [series for panel in self.panels for series in panel.series]
+        named = {each.name: each for each in reversed(series)}
+        return {each.name: named[each.name] for each in series} if len(named) > 1 else {}
 
 
 def figure(name: str, title: str, panels: Iterable[Panel], *captions: str) -> list[Figure]:
@@ -136,38 +149,27 @@ def stacked_panel(
     kinds = dict.fromkeys(kind for *_, parts in bars for kind, value in parts.items() if value)
     series = []
     for kind in kinds:
-        known = [
-            (name, row, value)
-            for name, row, parts in bars
-            if (value := parts.get(kind)) is not None
-        ]
+        known = [bar for bar in bars if bar[2].get(kind) is not None]
         series.append(
             Series(
                 name=kind,
                 x=tuple(name for name, *_ in known),
-                y=tuple(value / unit_size for *_, value in known),
-                style=kind,
+                y=tuple((parts[kind] or 0.0) / unit_size for *_, parts in known),
                 rows=tuple(row for _, row, _ in known),
             )
         )
     return Panel(
         title=title,
         kind="stacked",
-        x_label="",
-        y_label=y_label,
+        y_label=f"{y_label} ({y_unit})",
         y_unit=y_unit,
         series=tuple(series),
         category_order=tuple(name for name, *_ in bars),
     )
 
 
-def byte_unit(largest_bytes: float) -> tuple[str, float]:
-    """Name and bytes of the binary unit that suits the largest value."""
-    return next((unit for unit in _BYTES if largest_bytes >= unit[1]), _BYTES[-1])
-
-
 def rate_unit(largest_bytes_per_second: float) -> tuple[str, float]:
-    """The same for network rates, in decimal units as networks have them."""
+    """Name and size of a unit of network rates, in decimal units as networks have them."""
     return next((unit for unit in _RATES if largest_bytes_per_second >= unit[1]), _RATES[-1])
 
 
@@ -188,31 +190,3 @@ def log_ticks(low: float, high: float) -> list[float]:
         steps = (1,)
     ticks = [step * 10.0**decade for decade in decades for step in steps]
     return [tick for tick in ticks if low <= tick <= high]
-
-
-def whole_ticks(low: float, high: float) -> list[int]:
-    """Round counts between the two, at most eight."""
-    steps = (factor * 10**power for power in range(12) for factor in (1, 2, 5))
-    step = next(step for step in steps if (high - low) / step <= 7)
-    return list(range(ceil(low / step) * step, floor(high) + 1, step))
-
-
-def _range(panel: Panel) -> tuple[float, float] | None:
-    def usable(ends: Iterable[float | None]) -> list[float]:
-        numbers = [end for end in ends if end is not None and isfinite(end)]
-        return [log(end) for end in numbers if end > 0] if panel.y_logarithmic else numbers
-
-    values = usable(y for line in panel.series for y in line.y)
-    if not values:
-        return None
-    bounds = (ends for line in panel.series for ends in (line.low, line.high) if ends)
-    ends = usable(end for each in bounds for end in each)
-    zero = panel.y_from_zero and not panel.y_logarithmic and min(values) >= 0
-    base = 0.0 if zero else min(values)
-    span = (max(values) - base) or (max(ends, default=base) - min(ends, default=base))
-    if span <= 0:
-        return None
-    high = min(max([*values, *ends]), max(values) + WHISKER_SHARE * span) + 0.05 * span
-    low = max(min([*values, *ends]), min(values) - WHISKER_SHARE * span) - 0.05 * span
-    low = 0.0 if zero else low
-    return (exp(low), exp(high)) if panel.y_logarithmic else (low, high)

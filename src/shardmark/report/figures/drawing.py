@@ -7,16 +7,16 @@ SVG has no script, no style, no identifier and no link.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape, unescape
 from itertools import pairwise
 from math import isfinite, log
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardmark.report.figures.chart import Figure, Panel, Series, log_ticks, whole_ticks
-from shardmark.report.figures.looks import DASHES, MARKERS, Look, look_of, plain_text, short
+from shardmark.report.figures.chart import Figure, Panel, Series, log_ticks
 from shardmark.results.files import write_files
 
 WIDTH, HEIGHT = 420, 290
@@ -32,6 +32,8 @@ MOST_WHISKERS = 12
 VEGA_LITE = "6.4"
 PIXELS_A_PIXEL = 2
 """Of the PNG, so that it can be printed."""
+REFERENCE = "reference"
+"""Style of what nobody measured: ideal scaling, the border of a pareto front."""
 _FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 _FONT_SIZE, _TEXT_SIZE = 12, 11
 _LETTER_PIXELS = 6.2
@@ -63,6 +65,91 @@ _CONFIG = {
     },
 }
 Spec = dict[str, Any]
+
+
+class Look(NamedTuple):
+    """Colour is never the only channel: lines differ in dash and marker, bars have names."""
+
+    colour: str
+    """`#rrggbb`, with a contrast of at least 3:1 on white and on #111111."""
+    dash: int
+    """Index into `DASHES`."""
+    marker: int
+    """Index into `MARKERS`."""
+
+
+DASHES = ((1, 0), (5, 2), (2, 2), (8, 2, 2, 2), (8, 2, 2, 2, 2, 2), (10, 3))
+"""Pixels drawn and left out."""
+MARKERS = {
+    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+    "square": "M-3.5-3.5h7v7h-7Z",
+    "diamond": "M0-5L4 0L0 5L-4 0Z",
+    "triangle-up": "M0-4.5L4.5 3.5H-4.5Z",
+    "triangle-down": "M0 4.5L4.5-3.5H-4.5Z",
+    "cross": "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3Z",
+    "triangle-right": "M4.5 0L-3.5 4.5V-4.5Z",
+    "triangle-left": "M-4.5 0L3.5 4.5V-4.5Z",
+}
+"""Vega's name -> path about the origin, for legends."""
+_COLOURS = ("#0072b2", "#d55e00", "#00a37a", "#cf66ae", "#b58900", "#7350d6", "#4d8b00", "#bc3f4c")
+_STYLES = {
+    "single": Look("#808080", 0, 0),
+    "dp": Look("#b58900", 4, 5),
+    "ddp": Look("#0072b2", 0, 1),
+    "fsdp": Look("#d55e00", 0, 2),
+    "fsdp-grad-op": Look("#bc3f4c", 1, 6),
+    "fsdp-hybrid": Look("#9c6a2b", 3, 2),
+    "zero-0": Look("#9c7bd0", 2, 1),
+    "zero-1": Look("#a63a86", 3, 5),
+    "zero-2": Look("#cf66ae", 1, 3),
+    "zero-3": Look("#7350d6", 4, 6),
+    "ps-sync": Look("#007a5e", 3, 7),
+    "ps-async": Look("#00a37a", 2, 4),
+    "ps-bounded": Look("#4d8b00", 1, 7),
+    # parts of a rank's memory
+    "parameters": Look("#0072b2", 0, 0),
+    "gradients": Look("#d55e00", 0, 0),
+    "optimizer state": Look("#00a37a", 0, 0),
+    "activations and other": Look("#808080", 0, 0),
+    # parts of a step
+    "data": Look("#b58900", 0, 0),
+    "forward": Look("#0072b2", 0, 0),
+    "backward": Look("#7350d6", 0, 0),
+    "optimizer": Look("#00a37a", 0, 0),
+    "exposed communication": Look("#d55e00", 0, 0),
+    "rest": Look("#808080", 0, 0),
+    REFERENCE: Look("#808080", 1, 0),
+    # interfaces of all nodes, in order
+    **{f"interface {n}": Look(colour, n % 6, n) for n, colour in enumerate(_COLOURS)},
+}
+
+
+def look_of(style: str, variant: int = 0) -> Look:
+    """That of the style; one that is not known gets one by its name, the same in every run."""
+    known = _STYLES.get(style)
+    if known is None:
+        number = int.from_bytes(sha256(style.encode(errors="replace")).digest()[:4])
+        known = Look(_COLOURS[number % len(_COLOURS)], number // 8, number // 64)
+    colour, dash, marker = known
+    return Look(colour, (dash + variant) % len(DASHES), (marker + variant) % len(MARKERS))
+
+
+def plain_text(text: str) -> str:
+    """On one line, and without the characters that vl-convert cannot take.
+
+    It aborts the process at a NUL, and where it cuts a long label it may cut a pair of surrogates.
+    """
+    line = " ".join(text.split())
+    return "".join(
+        sign if sign.isprintable() and sign <= "\uffff" else "\N{REPLACEMENT CHARACTER}"
+        for sign in line
+    )
+
+
+def short(text: str, longest: int) -> str:
+    """The same, cut where it is long."""
+    line = plain_text(text)
+    return line if len(line) <= longest else f"{line[: longest - 1].rstrip()}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,32 +190,15 @@ def _tagged(svg: str, panel: Panel) -> str:
     tags = {}
     for series in panel.series:
         name = plain_text(series.name)
-        labels = list(_labels(panel, series))
+        labels = [(record["label"], record["rows"]) for record in _records(panel, series)]
         if panel.kind == "line" or series.dashed:
-            labels.append((name, tuple(series.rows)))
+            labels.append((name, series.rows))
         for label, rows in labels:
             known = " ".join(map(str, sorted(set(rows))))
             tags[label] = f' data-series="{escape(name)}" data-rows="{known}"'
     return re.sub(
         r'aria-label="([^"]*)"', lambda found: found[0] + tags.get(unescape(found[1]), ""), svg
     )
-
-
-def _labels(panel: Panel, series: Series) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Each value in words, such as `ddp, 2 ranks: 812 samples/s (790 to 830)`, and its rows."""
-    lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
-    for index, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
-        low, high = lows[index], highs[index]
-        interval = "" if low is None or high is None else f" ({_number(low)} to {_number(high)})"
-        value = f"{_number(y)} {panel.y_unit}".rstrip() + interval
-        if isinstance(x, str):
-            place = f"{x}, {series.name}" if panel.kind == "stacked" else x
-        else:
-            name = series.places[index] if series.places else series.name
-            at = f"{_number(float(series.x[index]))} {panel.x_unit}"
-            place = f"{name}, {at if panel.x_unit else f'{panel.x_label.lower()} {at.rstrip()}'}"
-        rows = series.rows[index : index + 1] if len(series.rows) > 1 else series.rows
-        yield plain_text(f"{place}: {value}"), tuple(rows)
 
 
 def _number(value: float | None) -> str:
@@ -138,21 +208,22 @@ def _number(value: float | None) -> str:
 
 
 def _records(panel: Panel, series: Series) -> list[Spec]:
-    """One for each value that can be drawn; intervals end at the panel's range."""
+    """One for each value; `y` is None where it cannot be drawn, intervals end at the range."""
     look = look_of(series.style or series.name, series.variant)
     bottom, top = panel.y_range or (float("-inf"), float("inf"))
     lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
     records = []
-    for index, (label, _) in enumerate(_labels(panel, series)):
-        x, y, low, high = series.x[index], series.y[index], lows[index], highs[index]
+    for index, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
+        low, high = lows[index], highs[index]
         usable = y is not None and isfinite(y) and (not panel.y_logarithmic or y > 0)
         record: Spec = {
             "name": plain_text(series.name),
             "x": plain_text(x) if isinstance(x, str) else x,
             "y": y if usable else None,
-            "label": label,
+            "label": _label(panel, series, index, low, high),
+            "rows": series.rows[index : index + 1] if len(series.rows) > 1 else series.rows,
             "colour": look.colour,
-            "shape": MARKERS[look.marker],
+            "shape": list(MARKERS)[look.marker],
             "dash": _dash(look, series),
             "opacity": _FAINT if any(series.faint[index : index + 1] or series.faint[:1]) else 1,
         }
@@ -160,6 +231,20 @@ def _records(panel: Panel, series: Series) -> list[Spec]:
             record |= {"low": max(low, bottom), "high": min(high, top)}
         records.append(record)
     return records
+
+
+def _label(panel: Panel, series: Series, index: int, low: float | None, high: float | None) -> str:
+    """The value in words, such as `ddp, 2 ranks: 812 samples/s (790 to 830)`."""
+    x = series.x[index]
+    if isinstance(x, str):
+        place = f"{x}, {series.name}" if panel.kind == "stacked" else x
+    else:
+        name = series.places[index] if series.places else series.name
+        at = f"{_number(float(x))} {panel.x_unit}"
+        place = f"{name}, {at if panel.x_unit else f'{panel.x_label.lower()} {at.rstrip()}'}"
+    interval = "" if low is None or high is None else f" ({_number(low)} to {_number(high)})"
+    value = f"{_number(series.y[index])} {panel.y_unit}".rstrip()
+    return plain_text(f"{place}: {value}{interval}")
 
 
 def _dash(look: Look, series: Series) -> tuple[int, ...]:
@@ -286,14 +371,9 @@ def _x_channel(panel: Panel) -> Spec:
     if panel.kind == "points" and panel.x_from_zero:
         scale["domain"] = [0, high * 1.08]
     if panel.x_whole:
-        axis |= {"values": whole_ticks(low, high), "format": "d"}
+        axis |= {"tickMinStep": 1, "format": "d"}
     if panel.x_ticks:
         axis["values"] = list(panel.x_ticks)
-    if panel.x_tick_labels:
-        words = dict(zip(panel.x_ticks, map(plain_text, panel.x_tick_labels), strict=True))
-        cases = "".join(f"datum.value == {tick!r} ? {_quoted(text)} : "
-                        for tick, text in words.items())  # fmt: skip
-        axis["labelExpr"] = f"{cases}datum.label"
     return {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}
 
 
@@ -307,11 +387,6 @@ def _y_channel(panel: Panel) -> Spec:
         if panel.y_range is not None:
             axis |= {"values": log_ticks(*panel.y_range), "format": "~r"}
     return {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
-
-
-def _quoted(text: str) -> str:
-    """As a string of Vega's expressions."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 # Texts beside points: each where it covers nothing, or not at all; the pointer names every point.
@@ -426,25 +501,13 @@ def swatch(series: Series, figure: Figure) -> str:
     kind = figure.panels[0].kind
     if kind == "stacked":
         return f'<rect x="6" y="1" width="12" height="12" fill="{look.colour}"/>'
-    sign = f'<path transform="translate(12 7)" d="{_SIGNS[look.marker]}" fill="{look.colour}"/>'
+    path = list(MARKERS.values())[look.marker]
+    sign = f'<path transform="translate(12 7)" d="{path}" fill="{look.colour}"/>'
     if kind == "points" and not series.dashed:
         return sign
     dash = " ".join(map(str, _dash(look, series)))
     line = f'<path d="M0 7H24" stroke="{look.colour}" stroke-width="2" stroke-dasharray="{dash}"/>'
     return line if series.dashed else line + sign
-
-
-_SIGNS = (
-    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-    "M-3.5-3.5h7v7h-7Z",
-    "M0-5L4 0L0 5L-4 0Z",
-    "M0-4.5L4.5 3.5H-4.5Z",
-    "M0 4.5L4.5-3.5H-4.5Z",
-    "M-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3Z",
-    "M4.5 0L-3.5 4.5V-4.5Z",
-    "M-4.5 0L3.5 4.5V-4.5Z",
-)
-"""Paths of `MARKERS`, about the origin."""
 
 
 def _text(x: float, y: float, text: str, weight: int = 400) -> str:

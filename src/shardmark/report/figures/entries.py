@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from shardmark.analysis.compare.epochs import EpochsOfRow, epochs_of
 from shardmark.analysis.compare.rows import Row, plain
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.report.figures.chart import Series
-from shardmark.report.figures.looks import short
+from shardmark.report.figures.drawing import short
+from shardmark.report.table.table import ranks_of
 
 LONGEST_NAME = 40
 LONGEST_TITLE = 60
@@ -33,11 +35,8 @@ class Entry:
     @property
     def ranks(self) -> str:
         """Workers, and servers beside them."""
-        trials = self.row.trials
-        servers = max((sum(r.role == "server" for r in t.ranks) for t in trials), default=0)
-        if servers:
-            return f"{self.row.world_size}+{servers} ranks"
-        return "1 rank" if self.row.world_size == 1 else f"{self.row.world_size} ranks"
+        count = ranks_of(self.row)
+        return "1 rank" if count == "1" else f"{count} ranks"
 
     @property
     def bar(self) -> str:
@@ -84,10 +83,7 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
             groups.setdefault(_conditions(row), []).append(entry)
     columns = list(zip(*groups, strict=True))
     differing = [len(set(column)) > 1 for column in columns]
-    titles = [
-        ", ".join(part for part, shown in zip(conditions, differing, strict=True) if shown and part)
-        for conditions in groups
-    ]
+    titles = [", ".join(filter(None, compress(conditions, differing))) for conditions in groups]
     return [
         Group(title=title, entries=tuple(sorted(entries, key=lambda entry: entry.row.world_size)))
         for title, entries in zip(_distinct(titles, LONGEST_TITLE), groups.values(), strict=True)
@@ -110,7 +106,7 @@ def facets_of(groups: Sequence[Group]) -> list[Group]:
             here = [e for e in group.entries if e.row.world_size == size and e not in alone]
             if here or sizes == [1]:
                 ranks = "1 rank" if size == 1 else f"{size} ranks"
-                title = ", ".join(part for part in (group.title, ranks) if part)
+                title = ", ".join(filter(None, (group.title, ranks)))
                 facets.append(Group(title=title, entries=(*alone, *here)))
     if len(facets) == len(groups):  # one number of ranks each: nothing to tell apart
         return [replace(f, title=group.title) for f, group in zip(facets, groups, strict=True)]
@@ -144,15 +140,12 @@ def estimates_series(
     )
 
 
-# What captions say of more than one figure.
-
-
 def reliability(entries: Sequence[Entry]) -> str:
     """How many repeats there are, what the whiskers are, and what is faint."""
     counts = sorted({len(entry.row.ok_trials) for entry in entries})
     if not counts:
         return ""
-    repeats = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    repeats = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     text = f"Means of {repeats} repeats; whiskers or bands are 95 % intervals of the mean."
     if counts == [1]:
         text = "One repeat each: there is no interval."
@@ -181,6 +174,7 @@ def _conditions(row: Row) -> tuple[str, ...]:
 
 
 def _variants(rows: Sequence[Row]) -> dict[str, int]:
+    """Label -> which of its strategy's, fewest options first."""
     labels: dict[str, dict[str, int]] = {}
     for row in sorted(rows, key=lambda row: len(row.strategy_options)):
         of_strategy = labels.setdefault(row.strategy, {})

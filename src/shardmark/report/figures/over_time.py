@@ -1,29 +1,194 @@
-"""Network, CPU and GPUs while one trial of each row trained."""
+"""What went on while rows trained: loss and quality, stale gradients, network, CPU and GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import ceil, isfinite
 from typing import Any
 
-from shardmark.analysis.compare.series import OverTime, sampled
+from shardmark.analysis.compare.epochs import Epoch
+from shardmark.analysis.compare.series import LossCurve, OverTime, loss_curve, sampled
 from shardmark.analysis.network.traffic import traffic_of
-from shardmark.report.figures.chart import Figure, Panel, Series, figure, rate_unit
+from shardmark.report.figures.chart import Figure, Panel, Series, figure, rate_unit, readable
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,
     Entry,
     Group,
     entries_in,
+    estimates_series,
     facets_of,
     having,
+    reliability,
     rows_read,
 )
 
-_READ = "The first repeat of each row, from the first step to the end of the last epoch."
+_MOST_BINS = 20
+_FIRST_REPEAT = "The first repeat of each row, from the first step to the end of the last epoch."
+_BY_EPOCH = {
+    "train_loss": ("Training loss", "", 1),
+    "validation_loss": ("Validation loss", "", 1),
+    "accuracy_top1": ("Top-1 accuracy", "%", 100),
+    "map": ("mAP of boxes", "", 1),
+    "mask_map": ("mAP of masks", "", 1),
+    "bits_per_byte": ("Bits per byte", "", 1),
+    "perplexity": ("Perplexity", "", 1),
+    "epoch_seconds": ("Time of an epoch", "s", 1),
+}
+"""Metric of an epoch -> title, unit, and how many of that its base unit is."""
 
 
-def over_time_figures(groups: Sequence[Group]) -> list[Figure]:
-    """From raw files: one repeat of a limited number of rows."""
+# By epoch and step
+
+
+def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
+    """By epoch and by training time, save what is a time itself; made-up data have no quality."""
+    return [drawn for metric in _BY_EPOCH for drawn in _epoch_figure(groups, metric)]
+
+
+def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
+    title, unit, scale = _BY_EPOCH[metric]
+    is_time = metric == "epoch_seconds"
+    is_quality = not is_time and metric != "train_loss"
+
+    def line(entry: Entry, x_of: Callable[[Epoch], float | None]) -> list[Series]:
+        known = [
+            (x, estimate)
+            for epoch in entry.epochs.epochs
+            if (x := x_of(epoch)) is not None
+            and (estimate := epoch.metrics.get(metric)) is not None
+            and isfinite(estimate.value)
+        ]
+        if not known:
+            return []
+        xs, estimates = zip(*known, strict=True)
+        return [estimates_series([entry], xs, estimates, scale)]
+
+    def panel(facet: Group, x_of: Callable[[Epoch], float | None]) -> Panel:
+        by_epoch = x_of is _epoch_number
+        return Panel(
+            title=facet.title,
+            kind="line",
+            x_label="Epoch" if by_epoch else "Training time (s)",
+            y_label=f"{title} ({unit})" if unit else title,
+            series=tuple(series for entry in facet.entries for series in line(entry, x_of)),
+            x_unit="" if by_epoch else "s",
+            y_unit=unit,
+            x_whole=by_epoch,
+            x_from_zero=not by_epoch,
+            y_from_zero=is_time,
+        )
+
+    shown = having(
+        groups,
+        lambda entry: line(entry, _epoch_number) and not (is_quality and entry.row.synthetic),
+    )
+    facets = facets_of(shown)
+    axes = (_epoch_number,) if is_time else (_epoch_number, _epoch_end)
+    return figure(
+        metric.replace("_", "-"),
+        title,
+        readable(panel(facet, x_of) for facet in facets for x_of in axes),
+        "Training alone, on the slowest rank; evaluations are not in it.",
+        "The first epoch includes the warm-up steps." if is_time else "",
+        reliability(entries_in(facets)),
+    )
+
+
+def _epoch_number(epoch: Epoch) -> float | None:
+    return float(epoch.number)
+
+
+def _epoch_end(epoch: Epoch) -> float | None:
+    elapsed = epoch.metrics.get("elapsed_seconds")
+    return None if elapsed is None else elapsed.value
+
+
+def step_loss_figures(groups: Sequence[Group]) -> list[Figure]:
+    """Where the recipe counts no epochs; from raw files of one repeat of a number of rows."""
+    counted = [entry for entry in entries_in(groups) if not entry.epochs.epochs]
+    curves = {entry: loss_curve(entry.row) for entry in counted[:MOST_ROWS_READ]}
+    facets = facets_of(having(groups, lambda entry: entry in curves and curves[entry].by_step.x))
+    axes: dict[str, Callable[[LossCurve], Sequence[float]]] = {
+        "Step": lambda curve: curve.by_step.x,
+        "Tokens (millions)": lambda curve: [count / 1e6 for count in curve.tokens],
+        "Time since the first step (s)": lambda curve: curve.seconds,
+    }
+    return figure(
+        "loss-by-step",
+        "Training loss by step",
+        readable(
+            Panel(
+                title=facet.title,
+                kind="line",
+                x_label=label,
+                y_label="Training loss",
+                series=tuple(
+                    entry.line(x, curves[entry].by_step.y)
+                    for entry in facet.entries
+                    if (x := x_of(curves[entry]))
+                ),
+                x_unit="s" if label.endswith("(s)") else "",
+                x_whole=label == "Step",
+                x_from_zero=label != "Step",
+                y_from_zero=False,
+            )
+            for facet in facets
+            for label, x_of in axes.items()
+        ),
+        "Training loss by optimizer step, by tokens where there are any, and by time, in the first"
+        " repeat: mean over the samples or tokens of all ranks. Long series are thinned to each"
+        " stretch's extremes.",
+        rows_read(len(counted)),
+    )
+
+
+def staleness_figures(groups: Sequence[Group]) -> list[Figure]:
+    """Share of gradients by their staleness, where servers counted any."""
+    counts = {entry: count for entry in entries_in(groups) if (count := _staleness(entry))}
+    largest = max((max(count) for count in counts.values()), default=0)
+    width = ceil((largest + 1) / _MOST_BINS)
+    starts = range(0, largest + 1, width)
+
+    def binned(entry: Entry) -> Series:
+        count = counts[entry]
+        sums = [sum(count[at] for at in range(start, start + width)) for start in starts]
+        return entry.line(starts, [100 * each / count.total() for each in sums])
+
+    return figure(
+        "staleness",
+        "Staleness of gradients",
+        [
+            Panel(
+                title=facet.title,
+                kind="line",
+                x_label=f"Staleness (updates{f', in bins of {width}' if width > 1 else ''})",
+                y_label="Gradients (%)",
+                y_unit="%",
+                series=tuple(map(binned, facet.entries)),
+                x_whole=True,
+            )
+            for facet in facets_of(having(groups, counts.__contains__))
+        ],
+        "How many updates a server took between handing out parameters and using the gradient that"
+        " was computed from them; all repeats and servers together.",
+    )
+
+
+def _staleness(entry: Entry) -> Counter[int]:
+    counts: Counter[int] = Counter()
+    for trial in entry.row.ok_trials:
+        for rank in trial.ranks:
+            if rank.role == "server" and rank.exchange is not None:
+                counts.update({int(key): n for key, n in rank.exchange.staleness.items()})
+    return +counts
+
+
+# Sampled while one repeat of each row trained, from raw files of a number of rows
+
+
+def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
     entries = entries_in(groups)
     read = {e: series for e in entries[:MOST_ROWS_READ] if (series := sampled(e.row))}
     unit, size = rate_unit(_largest(series.network_bytes_per_second for series in read.values()))
@@ -34,7 +199,7 @@ def over_time_figures(groups: Sequence[Group]) -> list[Figure]:
         return [
             _panel(
                 facet.title,
-                label,
+                f"{label} ({unit})",
                 unit,
                 [_line(entry, getattr(read[entry], name), size) for entry in facet.entries],
             )
@@ -47,10 +212,10 @@ def over_time_figures(groups: Sequence[Group]) -> list[Figure]:
             "network-and-cpu",
             "Network and CPU over time",
             panels(
-                ("network_bytes_per_second", f"Network, sent ({unit})", unit, size),
-                ("cpu_percent", "CPU (% of one core)", "%", 1),
+                ("network_bytes_per_second", "Network, sent", unit, size),
+                ("cpu_percent", "CPU, all ranks", "%", 1),
             ),
-            _READ,
+            _FIRST_REPEAT,
             "Network: sent over all interfaces of all nodes, loopback included. CPU: all ranks and"
             " their children, 100 % being one busy core.",
             rows_read(len(entries)),
@@ -58,8 +223,8 @@ def over_time_figures(groups: Sequence[Group]) -> list[Figure]:
         *figure(
             "gpu",
             "GPUs over time",
-            panels(("gpu_percent", "GPU busy (%)", "%", 1), ("power_watts", "Power (W)", "W", 1)),
-            _READ,
+            panels(("gpu_percent", "GPU busy", "%", 1), ("power_watts", "Power", "W", 1)),
+            _FIRST_REPEAT,
             "Busy: share of time in which some kernel ran, mean over the GPUs in use; power: their"
             " sum (NVML).",
             rows_read(len(entries)),
@@ -79,7 +244,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
         "Bandwidth over time by interface",
         [
             _panel(
-                ", ".join(part for part in (entry.bar, group.title) if part),
+                ", ".join(filter(None, (entry.bar, group.title))),
                 f"Sent ({unit})",
                 unit,
                 [
@@ -89,7 +254,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
             )
             for group, entry, interfaces in read
         ],
-        _READ,
+        _FIRST_REPEAT,
         "Sent, by the interfaces' own counters; lo is the loopback, which joins the ranks of one"
         " node.",
         rows_read(len(pairs)),

@@ -23,15 +23,20 @@ from shardmark.core.version import __version__
 from shardmark.report.answers.answers import LABELS, answer_grid, answers, answers_json
 from shardmark.report.answers.why import why_lines
 from shardmark.report.figures import figures_of
-from shardmark.report.figures.drawing import Drawing, draw, swatch, write_images
-from shardmark.report.figures.looks import plain_text
-from shardmark.report.page.facts import facts_of, progress_notes
-from shardmark.report.page.outcomes import not_ok
-from shardmark.report.page.tables import definitions, ranks_table, trials_table, verified
-from shardmark.report.table.columns import row_columns
+from shardmark.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
+from shardmark.report.page.parts import (
+    definitions,
+    facts_of,
+    not_ok,
+    progress_notes,
+    ranks_table,
+    trials_table,
+    verified,
+)
 from shardmark.report.table.comparison import WIDE, comparison_json, comparison_table
 from shardmark.report.table.formats import render_csv, render_json
 from shardmark.report.table.notes import NoteKind, notes_of
+from shardmark.report.table.table import row_columns
 from shardmark.report.views.network import network_tables
 from shardmark.results.files import write_files
 from shardmark.results.store import StoredRun

@@ -5,42 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_quality, main_rate, rate_of, task_of
 from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.diagnose.stability import warnings_of
-from shardmark.analysis.statistics.effects import Effect
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
-from shardmark.report.table.columns import RowColumn, identity_of, metric, row_columns
 from shardmark.report.table.formats import json_value
 from shardmark.report.table.notes import notes_of
-from shardmark.report.table.table import BYTES, Column, Table, Value, table_of
+from shardmark.report.table.table import (
+    BYTES,
+    Column,
+    Table,
+    Value,
+    identity_of,
+    metric,
+    row_columns,
+    table_of,
+)
 
 STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
 BRIEF = ("marks", "rate", "speedup", "peak_memory_bytes", "quality", "outcome")
 """Fits 80 characters."""
-WIDE = (
-    "marks",
-    "rate",
-    "step_seconds",
-    "speedup",
-    "verdict",
-    "scaling_efficiency",
-    "peak_memory_bytes",
-    "memory_ratio",
-    "state_bytes",
-    "worker_state_bytes",
-    "staleness_mean",
-    "server_wait_seconds",
-    "quality",
-    "map_50",
-    "validation_loss",
-    "recorded",
-    "outcome",
-)
+WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficiency",
+        "peak_memory_bytes", "memory_ratio", "state_bytes", "worker_state_bytes", "staleness_mean",
+        "server_wait_seconds", "quality", "map_50", "validation_loss", "recorded",
+        "outcome")  # fmt: skip
 
 
 def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> Table:
@@ -63,12 +56,12 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """`rows` with every metric, and `warnings`."""
+    """`rows` with every metric and the effect on which the verdict rests, and `warnings`."""
     return {
         "rows": [
             identity_of(row)
             | {
-                "effect": None if row.effect is None else _effect(row.effect),
+                "effect": _effect(row),
                 "metrics": {
                     name: json_value(estimate, METRICS[name].unit if name in METRICS else "")
                     for name, estimate in row.metrics.items()
@@ -82,22 +75,21 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _effect(effect: Effect) -> dict[str, object]:
-    """The effect on which the verdict rests; `p_corrected` decides."""
-    ratio = effect.ratio
+def _effect(row: Row) -> dict[str, object] | None:
+    """`p_corrected` decides."""
+    if row.effect is None:
+        return None
+    ratio = asdict(row.effect.ratio)
     return {
         "metric": METRIC,
-        "percent": effect.percent,
-        "ratio": ratio.value,
-        "low": ratio.low,
-        "high": ratio.high,
-        "p_value": effect.p_value,
-        "p_corrected": effect.p_corrected,
-        "n": ratio.n,
+        "percent": row.effect.percent,
+        "ratio": ratio["value"],
+        **{key: ratio[key] for key in ("low", "high", "n")},
+        **{key: getattr(row.effect, key) for key in ("p_value", "p_corrected")},
     }
 
 
-def _columns(name: str, rows: Sequence[Row]) -> list[RowColumn]:
+def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
     recorded = list(dict.fromkeys(key for row in rows for key in row.metrics if key not in METRICS))
     quality = main_quality(rows)
     main = recorded[:1] or ([quality] if quality else [])  # the user's own says more
@@ -113,13 +105,6 @@ def _columns(name: str, rows: Sequence[Row]) -> list[RowColumn]:
     raise InputError(
         "--columns", f"no column {name!r}", f"{hint}`shardmark list metrics` has the names"
     )
-
-
-def _people(
-    key: str, title: str, value_of: Callable[[Row], Value], *, numeric: bool = False, unit: str = ""
-) -> RowColumn:
-    column = Column(key=key, title=title, unit=unit, numeric=numeric, shown_to="people")
-    return column, value_of
 
 
 def _marks(row: Row) -> str:
@@ -138,30 +123,26 @@ def _outcomes(row: Row) -> str:
 
 def _state_bytes(row: Row) -> float | None:
     """Parameters, gradients and optimizer state of the fullest rank; None if one is not known."""
-    parts = [row.metrics[name] for name in STATE_METRICS]
-    known = [part.value for part in parts if part is not None]
-    return sum(known) if len(known) == len(parts) else None
+    known = [part.value for name in STATE_METRICS if (part := row.metrics[name]) is not None]
+    return sum(known) if len(known) == len(STATE_METRICS) else None
 
 
 def _worker_state_bytes(row: Row) -> float | None:
     """What the fullest worker holds, where servers hold the rest; None without servers."""
-    probes = [
-        rank.probe
-        for trial in row.ok_trials
-        for rank in trial.ranks
-        if row.servers and rank.role == "worker" and rank.probe is not None
-    ]
+    ranks = [rank for trial in row.ok_trials for rank in trial.ranks if row.servers]
+    probes = [rank.probe for rank in ranks if rank.role == "worker" and rank.probe is not None]
     held = (sum(getattr(probe, name) or 0 for name in STATE_METRICS) for probe in probes)
     return max(held, default=None)
 
 
-_EXTRA = {
+_people = partial(Column, numeric=False, shown_to="people")
+_EXTRA: dict[str, tuple[Column, Callable[[Row], Value]]] = {
     column.key: (column, value_of)
     for column, value_of in (
-        _people("marks", "marks", _marks),
-        _people("verdict", "verdict", lambda row: row.verdict or ""),
-        _people("state_bytes", "state", _state_bytes, numeric=True, unit=BYTES),
-        _people("worker_state_bytes", "worker", _worker_state_bytes, numeric=True, unit=BYTES),
-        _people("outcome", "outcomes", _outcomes),
+        (_people("marks", "marks"), _marks),
+        (_people("verdict", "verdict"), lambda row: row.verdict or ""),
+        (_people("state_bytes", "state", numeric=True, unit=BYTES), _state_bytes),
+        (_people("worker_state_bytes", "worker", numeric=True, unit=BYTES), _worker_state_bytes),
+        (_people("outcome", "outcomes"), _outcomes),
     )
 }

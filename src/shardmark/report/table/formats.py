@@ -20,7 +20,6 @@ GUTTER = "  "
 NOTE_WIDTH = 98
 LEAST_WIDTH = 40
 """Notes are not made narrower than this; a terminal may be."""
-LATEX_PACKAGES = "% needs \\usepackage{booktabs,adjustbox}\n"
 FORMULA_SIGNS = ("=", "+", "-", "@")
 
 
@@ -54,14 +53,14 @@ def render_tables(
         return render_csv(tables)
     if form is Format.JSON:
         return render_json([record for table in tables for record in records(table)])
-    parts = [LATEX_PACKAGES] if form is Format.LATEX else []
+    if form is Format.LATEX:
+        return "\n".join(["% needs \\usepackage{booktabs,adjustbox}\n", *map(_latex, tables)])
+    parts = []
     for table in tables:
         heading = table.title if headings else ""
         if form is Format.MARKDOWN:
             title = f"### {escape_markdown(heading)}\n\n" if heading else ""
             parts.append(title + _markdown(table))
-        elif form is Format.LATEX:
-            parts.append(_latex(table))
         else:
             parts.append((f"{one_line(heading)}\n\n" if heading else "") + _text(table, width))
     return "\n".join(parts)
@@ -72,11 +71,11 @@ def render_points(points: Sequence[str], form: Format, width: int | None = None)
     if form is Format.MARKDOWN:
         return "\n".join(_bullets(points)) + "\n"
     if form is Format.LATEX:
-        return "\n".join(_latex_list(points, "")) + "\n"
-    return "".join(wrapped(point, width) for point in points)
+        return "\n".join(_latex_list(points)) + "\n"
+    return "".join(_wrapped(point, width) for point in points)
 
 
-def wrapped(text: str, width: int | None = None) -> str:
+def _wrapped(text: str, width: int | None) -> str:
     """A paragraph whose further lines are indented; ends with a line break."""
     filled = textwrap.fill(
         one_line(text),
@@ -93,46 +92,42 @@ def wrapped(text: str, width: int | None = None) -> str:
 
 def _text(table: Table, width: int | None) -> str:
     columns, rows = table.for_people()
-    parts = ["\n".join(_text_lines(*block)) for block in _blocks(columns, rows, width) if rows]
-    return "\n\n".join([*parts, "".join(wrapped(note, width) for note in table.notes)])
+    parts = ["\n".join(lines) for lines in (_blocks(columns, rows, width) if rows else ())]
+    return "\n\n".join([*parts, "".join(_wrapped(note, width) for note in table.notes)])
 
 
 def _blocks(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
-) -> list[tuple[list[Column], list[list[str]]]]:
-    """The columns by blocks that fit; each has the columns that name the rows."""
-    widths = [
-        len(GUTTER) + max(len(cell) for cell in (column.title, column.unit, *cells))
-        for column, *cells in zip(columns, *rows, strict=True)
+) -> list[list[str]]:
+    """Lines of as many blocks of columns as the width needs; each names the rows."""
+    cells = [
+        [column.title, column.unit, *texts] for column, *texts in zip(columns, *rows, strict=True)
     ]
+    widths = [len(GUTTER) + max(map(len, texts)) for texts in cells]
     names = [index for index, column in enumerate(columns) if column.names_row]
-    room = 10**6 if width is None else width - sum(widths[index] for index in names)
-    blocks: list[list[int]] = [[]]
+    used = sum(widths[index] for index in names)
+    blocks, filled = [list(names)], used
     for index in (index for index in range(len(columns)) if index not in names):
-        if blocks[-1] and sum(widths[each] for each in (*blocks[-1], index)) > room + len(GUTTER):
-            blocks.append([])
+        if width is not None and filled + widths[index] > width + len(GUTTER) and filled > used:
+            blocks.append(list(names))
+            filled = used
         blocks[-1].append(index)
-    chosen = [
-        sorted([*names, *block]) if len(blocks) == 1 else [*names, *block] for block in blocks
-    ]
-    return [
-        ([columns[index] for index in block], [[row[index] for index in block] for row in rows])
-        for block in chosen
-    ]
+        filled += widths[index]
+    chosen = [sorted(block) if len(blocks) == 1 else block for block in blocks]
+    return [_text_lines([columns[i] for i in block], [cells[i] for i in block]) for block in chosen]
 
 
-def _text_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+def _text_lines(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[str]:
     """Titles, their units where one has any, a rule, the rows."""
-    lines = [[column.title for column in columns], [column.unit for column in columns]]
-    lines = lines if any(lines[1]) else lines[:1]
-    widths = [max(map(len, cells)) for cells in zip(*lines, *rows, strict=True)]
-    lines += [["-" * width for width in widths], *map(list, rows)]
+    widths = [max(map(len, texts)) for texts in cells]
+    titles, units, *rows = zip(*cells, strict=True)
+    rule = tuple("-" * width for width in widths)
     return [
         GUTTER.join(
             cell.rjust(width) if column.numeric else cell.ljust(width)
             for cell, width, column in zip(line, widths, columns, strict=True)
         ).rstrip()
-        for line in lines
+        for line in (titles, *([units] if any(units) else []), rule, *rows)
     ]
 
 
@@ -143,7 +138,7 @@ def _markdown(table: Table) -> str:
     columns, rows = table.for_people()
     lines: list[str] = []
     if rows:
-        titles = [" ".join(filter(None, (column.title, column.unit))) for column in columns]
+        titles = [f"{column.title} {column.unit}".rstrip() for column in columns]
         aligned = ("---:" if column.numeric else ":---" for column in columns)
         lines = [_pipes(titles), _pipes(aligned), *map(_pipes, rows), ""]
     return "\n".join([*lines, *_bullets(table.notes)]) + "\n"
@@ -208,24 +203,21 @@ def _latex(table: Table) -> str:
     if table.title:
         lines.append(rf"  \caption{{{escape_latex(table.title)}}}")
     if rows:
-        lines += _tabular(columns, rows)
+        form = "".join("r" if column.numeric else "l" for column in columns)
+        units = [escape_latex(column.unit) for column in columns]
+        lines += [
+            rf"  \begin{{adjustbox}}{{max width=\linewidth}}\begin{{tabular}}{{@{{}}{form}@{{}}}}",
+            r"    \toprule",
+            _ampersands(escape_latex(column.title) for column in columns),
+            *([_ampersands(units)] if any(units) else []),
+            r"    \midrule",
+            *(_ampersands(map(_latex_cell, row, columns)) for row in rows),
+            r"    \bottomrule",
+            r"  \end{tabular}\end{adjustbox}",
+        ]
     if table.notes:
-        lines += ["", r"  \raggedright\footnotesize", *_latex_list(table.notes, "  ")]
+        lines += ["", r"  \raggedright\footnotesize", *_latex_list(table.notes)]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
-
-
-def _tabular(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    form = "".join("r" if column.numeric else "l" for column in columns)
-    heads = [_ampersands(escape_latex(column.title) for column in columns)]
-    if any(column.unit for column in columns):
-        heads.append(_ampersands(escape_latex(column.unit) for column in columns))
-    body = [_ampersands(map(_latex_cell, row, columns)) for row in rows]
-    inner = [r"\toprule", *heads, r"\midrule", *body, r"\bottomrule"]
-    return [
-        rf"  \begin{{adjustbox}}{{max width=\linewidth}}\begin{{tabular}}{{@{{}}{form}@{{}}}}",
-        *(f"    {line}" for line in inner),
-        r"  \end{tabular}\end{adjustbox}",
-    ]
 
 
 def _latex_cell(text: str, column: Column) -> str:
@@ -239,14 +231,14 @@ def _latex_cell(text: str, column: Column) -> str:
 
 
 def _ampersands(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    return f"    {' & '.join(cells)} \\\\"
 
 
-def _latex_list(points: Sequence[str], indent: str) -> list[str]:
+def _latex_list(points: Sequence[str]) -> list[str]:
     if not points:
         return []
-    items = (rf"{indent}  \item {escape_latex(point)}" for point in points)
-    return [rf"{indent}\begin{{itemize}}", *items, rf"{indent}\end{{itemize}}"]
+    items = (rf"    \item {escape_latex(point)}" for point in points)
+    return [r"  \begin{itemize}", *items, r"  \end{itemize}"]
 
 
 # CSV and JSON
@@ -257,11 +249,15 @@ def render_csv(tables: Sequence[Table]) -> str:
     header: dict[str, None] = {}
     lines: list[dict[str, Value]] = []
     for table in tables:
-        for column in table.columns:
-            header |= dict.fromkeys(_csv_names(column) if column.shown_to != "people" else ())
+        given = [column for column in table.columns if column.shown_to != "people"]
+        header |= dict.fromkeys(name for column in given for name in _csv_names(column))
         for row in table.rows:
-            values = zip(table.columns, row, strict=True)
-            lines.append({k: v for c, value in values for k, v in _csv_values(c, value).items()})
+            lines.append({})
+            for column, value in zip(table.columns, row, strict=True):
+                bounds: tuple[Value, ...] = (value,)
+                if isinstance(value, Estimate):
+                    bounds = (value.value, value.low, value.high)
+                lines[-1] |= dict(zip(_csv_names(column), bounds, strict=False))
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow(map(csv_cell, header))
@@ -270,16 +266,7 @@ def render_csv(tables: Sequence[Table]) -> str:
 
 
 def _csv_names(column: Column) -> tuple[str, ...]:
-    if not column.estimated:
-        return (column.key,)
-    return column.key, f"{column.key}_low", f"{column.key}_high"
-
-
-def _csv_values(column: Column, value: Value) -> dict[str, Value]:
-    if isinstance(value, Estimate):
-        bounds = (value.value, value.low, value.high)
-        return dict(zip(_csv_names(column), bounds, strict=False))
-    return {column.key: value}
+    return column.key, *((f"{column.key}_low", f"{column.key}_high") if column.estimated else ())
 
 
 def csv_cell(value: Value) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
@@ -13,7 +13,6 @@ from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
 from shardmark.core.metrics import METRICS
-from shardmark.results.schema import TrialResult
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
 """Metrics whose absence is worth a note; the reasons of all others are in JSON."""
@@ -39,8 +38,7 @@ class NoteKind(StrEnum):
     VERDICTS = "verdicts"
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """One sentence or two below the table."""
 
     kind: NoteKind
@@ -52,8 +50,7 @@ def notes_of(
 ) -> tuple[Note, ...]:
     """The notes below the table, most important first; `warnings` where they are known already."""
     rows = comparison.rows
-    if warnings is None:
-        warnings = warnings_of(comparison)
+    trials = [(row.place, trial) for row in rows for trial in row.ok_trials]
     unfinished = "; ".join(comparison.missing)
     parts = {
         NoteKind.EMPTY: [] if rows else ["No trial has a result."],
@@ -64,11 +61,10 @@ def notes_of(
         ),
         NoteKind.DAMAGED: [f"Damaged, left out: {damaged}" for damaged in comparison.damaged],
         NoteKind.UNFINISHED: [f"Begun without a result: {unfinished}."] if unfinished else [],
-        NoteKind.UNSTABLE: _unstable(warnings),
+        NoteKind.UNSTABLE: _unstable(warnings_of(comparison) if warnings is None else warnings),
         NoteKind.LOST: [
-            f"LOST: {row.place}: rank {rank.rank} {rank.lost}; the numbers are those of the others."
-            for row in rows
-            for trial in row.ok_trials
+            f"LOST: {place}: rank {rank.rank} {rank.lost}; the numbers are those of the others."
+            for place, trial in trials
             for rank in trial.ranks
             if rank.lost is not None
         ],
@@ -81,7 +77,10 @@ def notes_of(
             )
         ],
         NoteKind.RESTARTED: [
-            text for row in rows for trial in row.ok_trials for text in _restarted(row, trial)
+            f"RESTARTED: {place}: trial {trial.id} {_counted(len(trial.restarts), 'time')}, lost"
+            f" {lost.value:.3g} s; the first time because {trial.restarts[0].reason}."
+            for place, trial in trials
+            if trial.restarts and (lost := trial.metrics.get("lost_seconds")) is not None
         ],
         NoteKind.GAP: _gaps([row for row in rows if row.ok_trials]),
         NoteKind.LABEL: _labels(rows),
@@ -129,12 +128,12 @@ def _by_place(said_of: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{'; '.join(places)}: {text}" for text, places in _places(said_of).items()]
 
 
-def _places(said_of: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def _places(said_of: Iterable[tuple[str, str]]) -> dict[str, dict[str, None]]:
     """Text -> the places that it is said of, each once."""
     places: dict[str, dict[str, None]] = {}
     for text, place in said_of:
         places.setdefault(text, {})[place] = None
-    return {text: list(there) for text, there in places.items()}
+    return places
 
 
 def _unstable(warnings: Sequence[Instability]) -> list[str]:
@@ -145,18 +144,6 @@ def _unstable(warnings: Sequence[Instability]) -> list[str]:
         f"UNSTABLE: {worst[kind].place}: {worst[kind].text}"
         f"{f' ({count - 1} more)' if count > 1 else ''}; {worst[kind].remedy}."
         for kind, count in counts.items()
-    ]
-
-
-def _restarted(row: Row, trial: TrialResult) -> list[str]:
-    """How often the trial went on from a checkpoint, why, and what it took."""
-    lost = trial.metrics.get("lost_seconds")
-    if not trial.restarts or lost is None:
-        return []
-    times = f"{len(trial.restarts)} time{'' if len(trial.restarts) == 1 else 's'}"
-    return [
-        f"RESTARTED: {row.place}: trial {trial.id} {times}, lost {lost.value:.3g} s; the first"
-        f" time because {trial.restarts[0].reason}."
     ]
 
 
@@ -198,7 +185,7 @@ def _repeats(rows: Sequence[Row]) -> list[str]:
     counts = sorted({len(row.ok_trials) for row in rows} - {0})
     if not counts or counts == [1]:
         return []
-    number = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
     trimmed = ", without the outer tenth at either end" if counts[-1] >= ROBUST_FROM else ""
     return [f"± 95 % interval of the mean of {number} repeats{trimmed}."]
 
@@ -207,6 +194,10 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     count = sum(row.effect is not None for row in rows)
     if not count:
         return []
-    comparisons = f"{count} comparison{'' if count == 1 else 's'}"
     risk = f"{100 * FAMILY_ERROR_RATE:.0f} % chance of any false verdict"
-    return [f"{comparisons} with the baseline; {risk} (docs/method/statistics.md)."]
+    compared = _counted(count, "comparison")
+    return [f"{compared} with the baseline; {risk} (docs/method/statistics.md)."]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

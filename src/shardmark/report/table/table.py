@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import KW_ONLY, dataclass, replace
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.core.metrics import METRICS
 from shardmark.core.text import one_line
+
+if TYPE_CHECKING:
+    from shardmark.analysis.compare.rows import Row
 
 NOTHING = "-"
 """A cell without a value, as people see it."""
@@ -17,6 +22,7 @@ BYTES = "bytes"
 _BYTE_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 
 Item = TypeVar("Item")
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +35,14 @@ class Missing:
 Value = str | bool | int | float | Estimate | Missing | Mapping[str, Any] | Sequence[Any] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """What a column holds and how people see it."""
 
     key: str
     """Its name in CSV and JSON."""
     title: str
+    _: KW_ONLY
     unit: str = ""
     """As people see it; empty for none."""
     scale: float = 1.0
@@ -93,27 +100,20 @@ class Table:
     """Rows of values, each in the order of the columns, with notes below."""
 
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[Value, ...], ...] = ()
     notes: tuple[str, ...] = ()
 
     def for_people(self) -> tuple[list[Column], list[list[str]]]:
         """Columns that show something, and the rows' cells as text."""
-        cells = [
-            [column.show(row[index]) for row in self.rows]
-            for index, column in enumerate(self.columns)
-        ]
-        shown = [
-            index
-            for index, column in enumerate(self.columns)
-            if column.shown_to != "programs"
-            and (column.names_row or any(cell not in ("", NOTHING) for cell in cells[index]))
-        ]
-        columns = [
-            replace(self.columns[index], title=one_line(self.columns[index].title))
-            for index in shown
-        ]
-        return columns, [list(row) for row in zip(*(cells[i] for i in shown), strict=True)]
+        columns, cells = [], []
+        for index, column in enumerate(self.columns):
+            texts = [column.show(row[index]) for row in self.rows]
+            filled = column.names_row or any(text not in ("", NOTHING) for text in texts)
+            if filled and column.shown_to != "programs":
+                columns.append(replace(column, title=one_line(column.title)))
+                cells.append(texts)
+        return columns, [list(row) for row in zip(*cells, strict=True)]
 
     def values(self, key: str) -> tuple[Value, ...]:
         """A column's values by its key; `KeyError` for none."""
@@ -127,15 +127,38 @@ class Table:
 
 
 def table_of(
-    title: str,
-    items: Sequence[Item],
-    columns: Columns[Item],
-    notes: Sequence[str] = (),
+    title: str, items: Sequence[Item], columns: Columns[Item], notes: Sequence[str] = ()
 ) -> Table:
     """One row an item, its values by the columns' functions."""
     rows = tuple(tuple(value_of(item) for _, value_of in columns) for item in items)
     fitted = (_fitted(column, [row[i] for row in rows]) for i, (column, _) in enumerate(columns))
     return Table(title=title, columns=tuple(fitted), rows=rows, notes=tuple(notes))
+
+
+def table_by_row(
+    title: str,
+    items: Sequence[tuple[Row, Item]],
+    columns: Columns[Item],
+    notes: Sequence[str] = (),
+) -> Table:
+    """One line an item: what tells its row apart, then the item's own columns."""
+    rows = row_columns([row for row, _ in items])
+    own = [*for_items(rows, itemgetter(0)), *for_items(columns, itemgetter(1))]
+    return table_of(title, items, own, notes)
+
+
+def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Columns[Item]:
+    """The columns for items that have such a part, as a point of a curve has a row."""
+
+    def through(value_of: Callable[[Part], Value]) -> Callable[[Item], Value]:
+        return lambda item: value_of(part_of(item))
+
+    return [(column, through(value_of)) for column, value_of in columns]
+
+
+def for_programs(key: str) -> Column:
+    """A column of CSV and JSON alone."""
+    return Column(key, key, shown_to="programs")
 
 
 def _fitted(column: Column, values: Sequence[Value]) -> Column:
@@ -144,8 +167,13 @@ def _fitted(column: Column, values: Sequence[Value]) -> Column:
         return column
     numbers = (value.value if isinstance(value, Estimate) else value for value in values)
     largest = max((value for value in numbers if isinstance(value, int | float)), default=0)
-    unit, size = next((pair for pair in _BYTE_UNITS if largest >= pair[1]), _BYTE_UNITS[-1])
+    unit, size = byte_unit(largest)
     return replace(column, unit=unit, scale=1 / size)
+
+
+def byte_unit(largest_bytes: float) -> tuple[str, float]:
+    """Name and bytes of the binary unit that suits the largest value."""
+    return next((unit for unit in _BYTE_UNITS if largest_bytes >= unit[1]), _BYTE_UNITS[-1])
 
 
 def number(value: float, *, decimals: int | None = None) -> str:
@@ -156,3 +184,124 @@ def number(value: float, *, decimals: int | None = None) -> str:
         if abs(value) >= limit:
             return f"{value:.{digits}f}"
     return f"{value:.4g}"
+
+
+# Metrics of the catalogue
+
+_SHOWN = {
+    column.key: column
+    for column in (
+        Column("samples_per_second", "samples/s", interval="±"),
+        Column("tokens_per_second", "tokens/s", interval="±"),
+        Column("step_seconds", "step", unit="ms", scale=1000),
+        Column("exposed_communication_seconds", "exposed", unit="ms", scale=1000),
+        Column("epoch_seconds", "epoch", unit="s"),
+        Column("elapsed_seconds", "since start", unit="s", base_unit="seconds"),
+        Column("total_seconds", "total", unit="s"),
+        Column("evaluation_seconds", "eval.", unit="s"),
+        Column("speedup", "speed-up", decimals=2, interval="to"),
+        Column("scaling_efficiency", "eff.", unit="%", scale=100, decimals=0),
+        Column("memory_ratio", "peak ratio", decimals=2),
+        Column("peak_memory_bytes", "peak", unit=BYTES),
+        Column("peak_rss_bytes", "RSS", unit=BYTES),
+        Column("device_used_bytes", "GPU used", unit=BYTES),
+        Column("cpu_percent", "CPU", unit="%", decimals=0),
+        Column("gpu_utilization", "GPU", unit="%", decimals=0),
+        Column("power_watts", "GPUs", unit="W", decimals=0),
+        Column("processes", "proc.", decimals=0),
+        Column("threads", "threads", decimals=0),
+        Column("train_loss", "train loss", decimals=4),
+        Column("validation_loss", "val. loss", decimals=4),
+        Column("bits_per_byte", "bits/byte", decimals=3),
+        Column("perplexity", "perplexity", decimals=2),
+        Column("map", "mAP", decimals=4),
+        Column("map_50", "mAP@50", decimals=4),
+        Column("map_75", "mAP@75", decimals=4),
+        Column("accuracy_top1", "top-1", unit="%", scale=100, decimals=1),
+        Column("accuracy_top5", "top-5", unit="%", scale=100, decimals=1),
+        Column("staleness_mean", "stale", decimals=2),
+        Column("server_wait_seconds", "server wait", unit="ms", scale=1000),
+    )
+}
+
+
+def metric_column(name: str, **changes: Any) -> Column:
+    """How a metric is shown; one that is not in the catalogue bare, under its own name."""
+    known = METRICS.get(name)
+    column = _SHOWN.get(name) or Column(name, name, unit=known.unit if known else "")
+    base_unit = known.unit if known else column.base_unit
+    return replace(column, **{"estimated": True, "base_unit": base_unit, **changes})
+
+
+def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Any], Value]]:
+    """The estimate of the metric, or why there is none; of whatever has `metrics` and `missing`."""
+
+    def value_of(item: Any) -> Value:
+        return item.metrics.get(name) or Missing(item.missing.get(name, "not recorded"))
+
+    return metric_column(name, **changes), value_of
+
+
+# What tells rows apart
+
+
+def row_columns(rows: Sequence[Row]) -> Columns[Row]:
+    """For people every axis that varies, for programs all that the row is."""
+    # Here, since every command imports this file for the names of the formats.
+    from shardmark.analysis.compare.rows import plain
+    from shardmark.config.axes import title_of
+
+    keys = list(dict.fromkeys(key for row in rows for key in row.varied))
+    by_axis = any(key.startswith("workload") for key in keys)
+    fields = ["experiment", *([] if by_axis else ["workload"]), "precision"]
+    varying = [name for name in fields if len({getattr(row, name) for row in rows}) > 1]
+    short = [title_of(key).rpartition(".")[2] for key in keys]
+    labels = {row.label: row.strategy for row in rows}
+    several = {name for name in labels.values() if list(labels.values()).count(name) > 1}
+
+    def label(row: Row) -> str:
+        return row.label if row.strategy in several else row.strategy
+
+    def axis(key: str, title: str) -> tuple[Column, Callable[[Row], Value]]:
+        column = replace(_name(key), title=key if short.count(title) > 1 else title, numeric=True)
+        return column, lambda row: None if row.varied.get(key) is None else plain(row.varied[key])
+
+    def field(key: str) -> tuple[Column, Callable[[Row], Value]]:
+        return for_programs(key), lambda row: identity_of(row).get(key)
+
+    return [
+        *((_name(name), attrgetter(name)) for name in varying),
+        (replace(_name("label"), title="strategy"), label),
+        (replace(_name("ranks"), numeric=True), ranks_of),
+        *map(axis, keys, short),
+        *map(field, dict.fromkeys(key for row in rows for key in identity_of(row))),
+    ]
+
+
+def _name(key: str) -> Column:
+    return Column(key, key, numeric=False, names_row=True, shown_to="people")
+
+
+def identity_of(row: Row) -> dict[str, Any]:
+    """What the row is; a varied key stands beside the fixed ones under its dotted name."""
+    return {
+        "experiment": row.experiment,
+        "workload": row.workload,
+        "strategy": row.strategy,
+        "strategy_options": dict(row.strategy_options),
+        "world_size": row.world_size,
+        "precision": row.precision,
+        **row.varied,
+        "synthetic": row.synthetic,
+        "weak_scaling": row.weak_scaling,
+        "equivalent": row.equivalent,
+        "deviation": row.deviation,
+        "baseline": row.baseline,
+        "verdict": row.verdict,
+        "outcomes": dict(row.outcomes),
+    }
+
+
+def ranks_of(row: Row) -> str:
+    """Ranks that train, and servers beside them: `2+1`."""
+    return f"{row.world_size}+{row.servers}" if row.servers else str(row.world_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 from shardmark.analysis.studies.against import (
@@ -14,52 +15,45 @@ from shardmark.analysis.studies.against import (
     Pair,
 )
 from shardmark.analysis.studies.study import Claim
-from shardmark.report.table.columns import metric_column
 from shardmark.report.table.notes import left_out
-from shardmark.report.table.table import Column, Columns, Table, table_of
+from shardmark.report.table.table import Column, Columns, Table, metric_column, table_of
 
 _ONE_SIDED = 4
 """Trainings named that only one side has."""
+_name = partial(Column, numeric=False, names_row=True)
 
 
 def against_tables(against: Against) -> tuple[Table, ...]:
     """The joined table with what differs, then the claims where the study states some."""
-    title = f"Against {against.study.name}: published (publ.) and measured (meas.)"
-    trainings = table_of(title, against.pairs, _trainings(against), _notes(against))
-    if not against.claims:
-        return (trainings,)
-    notes = () if against.study.figures else _notes(against)
-    claims = table_of(f"Claims of {against.study.name}", against.claims, _CLAIM_COLUMNS, notes)
-    return (trainings, claims) if against.study.figures else (claims,)
-
-
-def _text_column(key: str) -> Column:
-    return Column(key=key, title=key, numeric=False, names_row=key != "conditions")
+    study, notes = against.study, _notes(against)
+    title = f"Against {study.name}: published (publ.) and measured (meas.)"
+    tables = []
+    if study.figures or not against.claims:
+        tables.append(table_of(title, against.pairs, _trainings(against), notes))
+    if against.claims:
+        told = () if study.figures else notes
+        tables.append(table_of(f"Claims of {study.name}", against.claims, _CLAIMS, told))
+    return tuple(tables)
 
 
 def _trainings(against: Against) -> Columns[Pair]:
     """One line a training, published and measured side by side."""
     shown = {name for pair in against.pairs for name in pair.published}
     titles = {SPEEDUP: "speed-up", RELATIVE_TIME: f"time/{against.study.reference}"}
-    ratios = [
-        Column(key=key, title=title, decimals=2, estimated=True)
-        for key, title in titles.items()
-        if key in shown
+    ratio = partial(Column, decimals=2, estimated=True)
+    columns = [
+        *map(metric_column, against.metrics),
+        *(ratio(key, title) for key, title in titles.items() if key in shown),
     ]
     return [
-        (_text_column("strategy"), attrgetter("title")),
-        (_text_column("conditions"), attrgetter("conditions")),
-        (Column(key="ranks", title="ranks", names_row=True), attrgetter("world_size")),
-        *(
-            both
-            for column in (*map(metric_column, against.metrics), *ratios)
-            for both in _both(column)
-        ),
+        (_name("strategy", "strategy"), attrgetter("title")),
+        (_name("conditions", "conditions", names_row=False), attrgetter("conditions")),
+        (Column("ranks", "ranks", names_row=True), attrgetter("world_size")),
+        *(side for column in columns for side in _both_sides(column)),
     ]
 
 
-def _both(column: Column) -> Columns[Pair]:
-    """The metric's column twice, once a side."""
+def _both_sides(column: Column) -> Columns[Pair]:
     key, title = column.key, column.title
     published = replace(
         column, key=f"{key}_published", title=f"{title} publ.", estimated=False, interval=""
@@ -93,21 +87,22 @@ def _range(claim: Claim) -> str:
         return f"{claim.value:.3g}"
     if claim.low is None:
         return f"up to {claim.high:.3g}"
-    high = "" if claim.high is None else f" to {claim.high:.3g}"
-    return f"{claim.low:.3g}{high}" if high else f"down to {claim.low:.3g}"
+    return (
+        f"down to {claim.low:.3g}" if claim.high is None else f"{claim.low:.3g} to {claim.high:.3g}"
+    )
 
 
-_CLAIM_COLUMNS: Columns[ClaimPair] = [
-    (_text_column("claim"), _claim),
-    (_text_column("measured of"), _measured_of),
-    (_text_column("conditions"), _conditions),
-    (Column(key="ranks", title="ranks"), lambda pair: pair.row.world_size if pair.row else None),
-    (_text_column("published"), lambda pair: _range(pair.claim)),
+_CLAIMS: Columns[ClaimPair] = [
+    (_name("claim", "claim"), _claim),
+    (_name("measured of", "measured of"), _measured_of),
+    (_name("conditions", "conditions", names_row=False), _conditions),
+    (Column("ranks", "ranks"), lambda pair: pair.row.world_size if pair.row else None),
+    (_name("published", "published"), lambda pair: _range(pair.claim)),
     (
-        Column(key="measured", title="meas.", decimals=2, interval="±", estimated=True),
+        Column("measured", "meas.", decimals=2, interval="±", estimated=True),
         attrgetter("measured"),
     ),
-    (_text_column("place"), attrgetter("claim.place")),
+    (_name("place", "place"), attrgetter("claim.place")),
 ]
 
 
@@ -128,7 +123,7 @@ def _notes(against: Against) -> tuple[str, ...]:
         f"The study: {study.authors}: {study.title}.",
         f"What it leaves open: docs/studies/{study.name}.md.",
     ]
-    return tuple(note for note in notes if note)
+    return tuple(filter(None, notes))
 
 
 def _some(what: str, places: list[str]) -> str:

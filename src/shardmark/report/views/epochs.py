@@ -1,27 +1,45 @@
-"""Every row epoch by epoch: loss, seconds and quality."""
+"""Every row epoch by epoch, and the training seconds until a loss or a quality is reached."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from statistics import fmean
+from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.epochs import EpochsOfRow, epochs_of
-from shardmark.report.table.columns import metric, table_by_row
+from shardmark.analysis.compare.epochs import Epoch, EpochsOfRow, epochs_of
+from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.statistics.intervals import estimate_mean
+from shardmark.core.errors import InputError
+from shardmark.core.metrics import METRICS
 from shardmark.report.table.notes import by_reason, left_out, seeds_note
-from shardmark.report.table.table import Column, Table
-
-SHOWN = (
-    "train_loss",
-    "epoch_seconds",
-    "elapsed_seconds",
-    "evaluation_seconds",
-    "map",
-    "map_50",
-    "accuracy_top1",
-    "bits_per_byte",
-    "perplexity",
+from shardmark.report.table.table import (
+    Column,
+    Missing,
+    Table,
+    Value,
+    for_programs,
+    metric,
+    metric_column,
+    number,
+    table_by_row,
 )
+from shardmark.results.schema import TrialResult
+
+SHOWN = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds", "map", "map_50",
+         "accuracy_top1", "bits_per_byte", "perplexity")  # fmt: skip
 """For people; CSV and JSON hold every quality."""
+OPTION = "--time-to"
+NOT_REACHED = "not reached"
+TARGET_METRICS = tuple(
+    metric.name
+    for metric in METRICS.values()
+    if metric.group == "quality" and metric.better is not None
+)
 
 
 def epochs_tables(comparison: Comparison) -> list[Table]:
@@ -30,24 +48,27 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
     lines = [(epochs.row, epoch) for epochs in known for epoch in epochs.epochs]
     recorded = dict.fromkeys(name for _, epoch in lines for name in epoch.metrics)
     names = dict.fromkeys((*(name for name in SHOWN if name in recorded), *recorded))
-    measured = [epochs.row for epochs in known if epochs.epochs]
     table = table_by_row(
         "Epoch by epoch",
         lines,
         [
-            (Column(key="epoch", title="epoch", names_row=True), lambda epoch: epoch.number),
+            (Column("epoch", "epoch", names_row=True), lambda epoch: epoch.number),
             *(
                 metric(name, interval="±", shown_to="all" if name in SHOWN else "programs")
                 for name in names
             ),
         ],
-        [*_notes(known, SHOWN), *seeds_note(measured), *left_out(comparison.rows)],
+        [
+            *_epoch_notes(known),
+            *seeds_note([epochs.row for epochs in known if epochs.epochs]),
+            *left_out(comparison.rows),
+        ],
     )
     return [table]
 
 
-def _notes(known: Sequence[EpochsOfRow], names: Collection[str]) -> list[str]:
-    """What the seconds of an epoch are, and why a row or one of these metrics is not there."""
+def _epoch_notes(known: Sequence[EpochsOfRow]) -> list[str]:
+    """What the seconds of an epoch are, and why a row or a metric is not there."""
     timed = [epochs for epochs in known if epochs.epochs]
     notes = []
     if timed:
@@ -66,7 +87,208 @@ def _notes(known: Sequence[EpochsOfRow], names: Collection[str]) -> list[str]:
             for epochs in measured
             for epoch in epochs.epochs
             for name in epoch.missing
-            if name in names
+            if name in SHOWN
         ),
     ]
     return [*notes, *by_reason(reasons, len(measured))]
+
+
+class Reach(NamedTuple):
+    """What one repeat did with the target."""
+
+    repeat: int
+    epoch: int | None
+    """Counted from 1: the first epoch at whose end the target was reached; None if none."""
+    seconds: float | None
+    """Training time to the end of that epoch; of all epochs where none reached it."""
+    best: float | None
+    """The best value at the end of any epoch; None where none is finite."""
+    reason: str | None
+    """Why there is no time to the target."""
+
+
+def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
+    """One line for each row that has a trial that ended ok.
+
+    `text` is `METRIC=VALUE`, or `METRIC` for the best value that every row reached.  Raises
+    `InputError` for a metric that is no quality, a value that is no number or that no such metric
+    can have, and a metric that no row recorded.
+    """
+    metric, target, note = _target(comparison.rows, text)
+    times = [
+        (row, [_reach(row, trial, metric, target) for trial in row.ok_trials])
+        for row in comparison.rows
+        if row.ok_trials
+    ]
+    shown = metric_column("elapsed_seconds", interval="±")
+    people = partial(Column, shown_to="people")
+
+    def time_to(repeats: list[Reach]) -> str:
+        bound = _more_than_seconds(repeats)
+        return shown.show(_seconds(repeats)) if bound is None else f"> {number(bound)}"
+
+    table = table_by_row(
+        f"Training time to {metric} {'≥' if _higher(metric) else '≤'} {target:g}",
+        times,
+        [
+            (for_programs("metric"), lambda _: metric),
+            (for_programs("target"), lambda _: target),
+            (metric_column("total_seconds", key="seconds", shown_to="programs"), _seconds),
+            (for_programs("more_than_seconds"), _more_than_seconds),
+            (people("time to", "time to", unit="s"), time_to),
+            (people("after", "after", unit="epoch"), _epochs),
+            (
+                people("reached_of", "reached"),
+                lambda repeats: f"{_reached(repeats)} of {len(repeats)}",
+            ),
+            (for_programs("reached"), _reached),
+            (
+                Column("best", "best", decimals=4),
+                lambda repeats: _worst(metric, (reach.best for reach in repeats)),
+            ),
+            (for_programs("repeats"), lambda repeats: [reach._asdict() for reach in repeats]),
+        ],
+        [*note, *_time_notes(times, metric), *left_out(comparison.rows)],
+    )
+    return [table]
+
+
+def _target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]]:
+    """Metric, value, and where a value comes from that was not given."""
+    metric, equals, given = (part.strip() for part in text.partition("="))
+    if metric not in TARGET_METRICS:
+        allowed = f"allowed are {', '.join(TARGET_METRICS)}"
+        raise InputError(OPTION, f"{metric!r} is no loss or quality", allowed)
+    if equals:
+        return metric, _value(metric, given), []
+    bounds = []
+    for row in rows:
+        bests = [_best(metric, _history(row, trial).epochs) for trial in row.ok_trials]
+        known = [best for best in bests if best is not None]
+        # A row that never recorded the metric, or diverged at once, sets no target.
+        if known and len(known) == len(bests):
+            bounds.append(((min if _higher(metric) else max)(known), row.place))
+    if not bounds:
+        epochs = [epoch for row in rows for epoch in epochs_of(row).epochs]
+        recorded = [n for n in TARGET_METRICS if any(epoch.metrics.get(n) for epoch in epochs)]
+        allowed = f"recorded by epoch: {', '.join(recorded) or 'none'}"
+        raise InputError(OPTION, f"no trial has {metric} by epoch", allowed)
+    value, place = (min if _higher(metric) else max)(bounds, key=itemgetter(0))
+    return metric, value, [f"Target: the best value that every row reached; {place} bounds it."]
+
+
+def _value(metric: str, given: str) -> float:
+    fraction = METRICS[metric].unit == "fraction"
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if 0 <= value <= (1 if fraction else math.inf) and value != math.inf:
+        return value
+    allowed = "a fraction from 0 to 1" if fraction else "a number from 0"
+    raise InputError(f"{OPTION} {metric}", repr(given), f"must be {allowed}")
+
+
+def _reach(row: Row, trial: TrialResult, metric: str, target: float) -> Reach:
+    """To the end of the first epoch whose value is at least that good: nothing is interpolated."""
+    history = _history(row, trial)
+
+    def reached(epoch: Epoch) -> bool:
+        value = _number(epoch, metric)
+        return value is not None and (value >= target if _higher(metric) else value <= target)
+
+    first = next(filter(reached, history.epochs), None)
+    recorded = [epoch for epoch in history.epochs if metric in epoch.metrics]
+    last = first or (history.epochs[-1] if recorded else None)
+    reason = NOT_REACHED if last else history.reason or "the metric was not recorded"
+    return Reach(
+        repeat=trial.repeat,
+        epoch=None if first is None else first.number,
+        seconds=None if last is None else _number(last, "elapsed_seconds"),
+        best=_best(metric, history.epochs),
+        reason=reason if first is None else first.missing.get("elapsed_seconds"),
+    )
+
+
+def _history(row: Row, trial: TrialResult) -> EpochsOfRow:
+    """The epochs of one repeat."""
+    return epochs_of(replace(row, trials=(trial,)))
+
+
+def _number(epoch: Epoch, name: str) -> float | None:
+    estimate = epoch.metrics.get(name)
+    return None if estimate is None or not math.isfinite(estimate.value) else estimate.value
+
+
+def _higher(metric: str) -> bool:
+    return METRICS[metric].better == "higher"
+
+
+def _best(metric: str, epochs: Sequence[Epoch]) -> float | None:
+    values = [value for epoch in epochs if (value := _number(epoch, metric)) is not None]
+    return (max if _higher(metric) else min)(values, default=None)
+
+
+def _worst(metric: str, values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return (min if _higher(metric) else max)(known, default=None)
+
+
+def _reached(repeats: Sequence[Reach]) -> int:
+    return sum(reach.epoch is not None for reach in repeats)
+
+
+def _known_seconds(repeats: Sequence[Reach]) -> list[float]:
+    """Of every repeat; nothing where one is not known."""
+    known = [reach.seconds for reach in repeats if reach.seconds is not None]
+    return known if len(known) == len(repeats) else []
+
+
+def _seconds(repeats: Sequence[Reach]) -> Value:
+    """Missing unless every repeat reached it: a mean over the survivors would be too short."""
+    missed, known = len(repeats) - _reached(repeats), _known_seconds(repeats)
+    if known and not missed:
+        return estimate_mean(known)
+    reasons = [reach.reason for reach in repeats if reach.reason is not None]
+    if NOT_REACHED in reasons:
+        return Missing(f"{NOT_REACHED} in {missed} of {len(repeats)} repeats")
+    return Missing(reasons[0])
+
+
+def _more_than_seconds(repeats: Sequence[Reach]) -> float | None:
+    """What the mean exceeds where some repeat missed the target after all of its training."""
+    known = _known_seconds(repeats)
+    return fmean(known) if known and _reached(repeats) < len(repeats) else None
+
+
+def _epochs(repeats: Sequence[Reach]) -> str | None:
+    """Of the repeats that reached it; several where they differ."""
+    epochs = sorted({reach.epoch for reach in repeats if reach.epoch is not None})
+    return " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))) if epochs else None
+
+
+def _time_notes(times: Sequence[tuple[Row, list[Reach]]], metric: str) -> list[str]:
+    notes = []
+    bounded = [repeats for _, repeats in times if _more_than_seconds(repeats) is not None]
+    if bounded:
+        notes.append(
+            "> : some repeat never reached the target. It counts with all of its training, so the"
+            " mean is longer than that."
+        )
+    unknown = [
+        (f"Not known: {seconds.reason}", row.place)
+        for row, repeats in times
+        if isinstance(seconds := _seconds(repeats), Missing) and repeats not in bounded
+    ]
+    notes += by_reason(unknown, len(times))
+    notes.append(
+        "Time of training alone, warm-up included, to the end of the first epoch that reached the"
+        " target; nothing is interpolated between epochs."
+    )
+    if metric == "train_loss":
+        notes.append("The loss of an epoch is the mean over its steps, not the loss at its end.")
+    if any(len(repeats) > 1 for _, repeats in times):
+        notes.append("Mean over the repeats, ± 95 % interval; best: of the repeat that did worst.")
+    else:
+        notes.append("One repeat: no interval.")
+    return notes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,24 @@ from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.network.links import COSTS
 from shardmark.analysis.network.traffic import Interface, TrafficOfRow, traffic_of
-from shardmark.analysis.network.wire import Kind, WireOfRow, wires_of
+from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.errors import InputError
-from shardmark.report.table.columns import table_by_row
 from shardmark.report.table.formats import records
 from shardmark.report.table.notes import by_reason, left_out
-from shardmark.report.table.table import Column, Columns, Missing, Table, Value, table_of
+from shardmark.report.table.table import (
+    Column,
+    Columns,
+    Missing,
+    Table,
+    Value,
+    for_programs,
+    table_by_row,
+    table_of,
+)
 from shardmark.results.network import (
     NETWORK_FILE,
     Bounds,
-    LinkFit,
     MeasuredOperation,
     NetworkRecord,
     read_network,
@@ -62,6 +70,12 @@ KINDS_NOTE = (
     " own part for a gather), beside the formula's."
 )
 
+_text = partial(Column, numeric=False)
+_ratio = partial(Column, decimals=2)
+_megabytes = partial(Column, unit="MB", scale=1e-6, decimals=2, base_unit="bytes")
+_estimated_megabytes = partial(_megabytes, interval="±", estimated=True)
+_speed = partial(Column, unit="MB/s", scale=1e-6)
+
 
 def network_tables(comparison: Comparison) -> list[Table]:
     """Bytes against formula, collectives, interfaces, and each run's links."""
@@ -72,12 +86,12 @@ def network_tables(comparison: Comparison) -> list[Table]:
     ]
     traffic = [traffic_of(wire.row) for wire in wires]
     folders = dict.fromkeys(row.folder for row in comparison.rows if row.folder is not None)
-    return [
-        _bytes_table(wires, comparison.rows),
-        *_collectives([(wire.row, kind) for wire in wires for kind in wire.kinds]),
-        *_interfaces(traffic),
-        *(_run_links(folder) for folder in folders),
-    ]
+    tables = [_bytes_table(wires, comparison.rows)]
+    if kinds := [(wire.row, kind) for wire in wires for kind in wire.kinds]:
+        tables.append(table_by_row(COLLECTIVES, kinds, _KINDS, [KINDS_NOTE]))
+    if traffic:
+        tables.append(_interfaces_table(traffic))
+    return [*tables, *map(_run_links, folders)]
 
 
 def network_json(tables: Sequence[Table]) -> dict[str, Any]:
@@ -91,8 +105,7 @@ def network_json(tables: Sequence[Table]) -> dict[str, Any]:
 def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
     """Formula, measured and ratio of every row that sends anything."""
     if not wires:
-        none = ("No trial of several ranks ended ok.", *left_out(rows))
-        return Table(title=BYTES, columns=(), rows=(), notes=none)
+        return Table(title=BYTES, notes=("No trial of several ranks ended ok.", *left_out(rows)))
 
     def known(field: str, name: str) -> Callable[[WireOfRow], Value]:
         def value_of(wire: WireOfRow) -> Value:
@@ -106,7 +119,7 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         (_megabytes("collective_bytes", "collectives"), known("counted_bytes", "counted")),
         (_ratio("collective_ratio", "ratio"), attrgetter("counted_ratio")),
         (
-            _megabytes("interface_bytes", "interfaces", estimated=True),
+            _estimated_megabytes("interface_bytes", "interfaces"),
             known("interface_bytes", "interfaces"),
         ),
         (_ratio("interface_ratio", "ratio"), attrgetter("interface_ratio")),
@@ -122,9 +135,8 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         for wire in wires
         for name, reason in wire.missing.items()
     ]
-    on_gpus = any(
-        trial.trial.get("device_type") == "cuda" for wire in wires for trial in wire.row.ok_trials
-    )
+    trials = [trial for wire in wires for trial in wire.row.ok_trials]
+    on_gpus = any(trial.trial.get("device_type") == "cuda" for trial in trials)
     notes = [
         *BYTES_NOTES,
         *([GPU_NOTE] if on_gpus else []),
@@ -135,50 +147,53 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
     return table_by_row(BYTES, [(wire.row, wire) for wire in wires], columns, notes)
 
 
-def _collectives(kinds: Sequence[tuple[Row, Kind]]) -> Iterable[Table]:
-    """One line for each kind of each row; no table where no row calls or defines any."""
-    columns: Columns[Kind] = [
-        (_text("kind", "collective"), lambda kind: kind.kind.replace("_", " ")),
-        (Column(key="counted_calls", title="calls"), attrgetter("counted_calls")),
-        (_megabytes("counted_payload_bytes", ""), attrgetter("counted_bytes")),
-        (_megabytes("formula_payload_bytes", "formula"), attrgetter("defined_bytes")),
-    ]
-    return [table_by_row(COLLECTIVES, kinds, columns, [KINDS_NOTE])] if kinds else []
+_KINDS: Columns[Any] = [
+    (_text("kind", "collective"), lambda kind: kind.kind.replace("_", " ")),
+    (Column("counted_calls", "calls"), attrgetter("counted_calls")),
+    (_megabytes("counted_payload_bytes", ""), attrgetter("counted_bytes")),
+    (_megabytes("formula_payload_bytes", "formula"), attrgetter("defined_bytes")),
+]
 
 
-def _interfaces(traffic: Sequence[TrafficOfRow]) -> Iterable[Table]:
+def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
     """One line for each node and interface of each row."""
     items = [(each.row, interface) for each in traffic for interface in each.interfaces]
     columns: Columns[Interface] = [
-        (Column(key="node", title="node", names_row=True), attrgetter("node")),
+        (Column("node", "node", names_row=True), attrgetter("node")),
         (_text("interface", "interface", names_row=True), attrgetter("name")),
         *_one_way("sent"),
         *_one_way("received"),
     ]
     notes = [INTERFACES_NOTE] if items else ["No interface was sampled."]
     notes += _missing(traffic, "peaks", "Peak left out")
-    notes += _missing(traffic, "interfaces")
-    return [table_by_row(INTERFACES, items, columns, notes)] if traffic else []
+    return table_by_row(INTERFACES, items, columns, [*notes, *_missing(traffic, "interfaces")])
 
 
 def _one_way(name: str) -> Columns[Interface]:
     """Columns of `sent` or `received`."""
-    over_time = Column(key=f"{name}_over_time", title="over time", shown_to="programs")
 
     def curve(interface: Interface) -> Value:
         points = getattr(interface, name).over_time
         return {"seconds": list(points.x), "bytes_per_second": list(points.y)}
 
-    def speed(which: str) -> tuple[Column, Callable[[Interface], Value]]:
-        field = f"{which}_bytes_per_second"
-        return _speed(f"{name}_{field}", f"{name} {which}"), attrgetter(f"{name}.{field}")
+    def own(column: Callable[..., Column], field: str, title: str, **how: Any) -> Any:
+        return column(f"{name}_{field}", title, **how), attrgetter(f"{name}.{field}")
 
     return [
-        (_megabytes(f"{name}_step_bytes", name, estimated=True), attrgetter(f"{name}.step_bytes")),
-        speed("mean"),
-        speed("peak"),
-        (over_time, curve),
+        own(_estimated_megabytes, "step_bytes", name),
+        own(_speed, "mean_bytes_per_second", f"{name} mean"),
+        own(_speed, "peak_bytes_per_second", f"{name} peak"),
+        (for_programs(f"{name}_over_time"), curve),
     ]
+
+
+def _missing(traffic: Sequence[TrafficOfRow], what: str, said: str = "Not known") -> list[str]:
+    reasons = (
+        (f"{said}: {each.missing[what]}", each.row.place)
+        for each in traffic
+        if what in each.missing
+    )
+    return by_reason(reasons, len(traffic))
 
 
 def _run_links(folder: Path) -> Table:
@@ -192,32 +207,36 @@ def _run_links(folder: Path) -> Table:
             return links_table(record)
         told = RunFolder(folder).read_environment().get(LINKS_REASON)
         reason = HOW_TO_MEASURE if told is None else f"Links could not be measured: {told}."
-    return Table(title=f"Links, {folder.name}", columns=(), rows=(), notes=(reason,))
+    return Table(title=f"Links, {folder.name}", notes=(reason,))
 
 
 def links_table(record: NetworkRecord) -> Table:
     """One line for each operation: latency and bandwidth with their intervals."""
 
-    def fitted(of: Callable[[LinkFit], Bounds]) -> Callable[[MeasuredOperation], Value]:
+    def fitted(field: str) -> Callable[[MeasuredOperation], Value]:
         def value_of(operation: MeasuredOperation) -> Value:
             if operation.fit is None:
                 return Missing(operation.reason or "not fitted")
-            bounds = of(operation.fit)
-            return Estimate(value=bounds.value, low=bounds.low, high=bounds.high, n=1)
+            bounds: Bounds = getattr(operation.fit, field)
+            noisy = bounds.low is None or (bounds.high or 0.0) > WIDEST_FACTOR * bounds.low
+            return Estimate(
+                value=bounds.value, low=bounds.low, high=bounds.high, n=1, too_noisy=noisy
+            )
 
         return value_of
 
     how: dict[str, Any] = {"interval": "to", "estimated": True}
-    latency = Column(key="latency_seconds", title="latency", unit="us", scale=1e6, **how)
-    bandwidth = _speed("bytes_per_second", "bandwidth", **how)
     columns: Columns[MeasuredOperation] = [
         (_text("operation", "operation", names_row=True), _operation),
         (_text("reach", "reach"), lambda operation: REACHES[operation.reach]),
-        (Column(key="ranks", title="ranks"), lambda operation: len(operation.ranks)),
-        (latency, fitted(attrgetter("latency_seconds"))),
-        (bandwidth, fitted(attrgetter("bytes_per_second"))),
+        (Column("ranks", "ranks"), lambda operation: len(operation.ranks)),
         (
-            Column(key="residual", title="scatter", unit="%", scale=100, decimals=0),
+            Column("latency_seconds", "latency", unit="us", scale=1e6, **how),
+            fitted("latency_seconds"),
+        ),
+        (_speed("bytes_per_second", "bandwidth", **how), fitted("bytes_per_second")),
+        (
+            Column("residual", "scatter", unit="%", scale=100, decimals=0),
             lambda operation: operation.fit.residual if operation.fit else None,
         ),
         (
@@ -248,58 +267,8 @@ def _links_notes(record: NetworkRecord) -> list[str]:
         notes.append(
             "gloo's reduce-scatter is an all-reduce: its bandwidth here is half of the link's."
         )
-    places = {
-        f"{_operation(operation)} ({REACHES[operation.reach]})": operation
-        for operation in record.operations
-    }
-    notes += [f"No fit of {name}: {each.reason}." for name, each in places.items() if each.reason]
-    noisy = [
-        name
-        for name, each in places.items()
-        if each.fit is not None and _too_wide(each.fit.bytes_per_second)
-    ]
-    if noisy:
-        notes.append(
-            f"Bandwidth too noisy: {', '.join(noisy)}.  Measure longer, on a machine at rest."
-        )
+    for operation in record.operations:
+        if operation.reason:
+            name = f"{_operation(operation)} ({REACHES[operation.reach]})"
+            notes.append(f"No fit of {name}: {operation.reason}.")
     return notes
-
-
-def _too_wide(bounds: Bounds) -> bool:
-    if bounds.low is None or bounds.high is None:
-        return True
-    return bounds.high > WIDEST_FACTOR * bounds.low
-
-
-def _missing(traffic: Sequence[TrafficOfRow], what: str, said: str = "Not known") -> list[str]:
-    reasons = (
-        (f"{said}: {each.missing[what]}", each.row.place)
-        for each in traffic
-        if what in each.missing
-    )
-    return by_reason(reasons, len(traffic))
-
-
-def _text(key: str, title: str, *, names_row: bool = False) -> Column:
-    return Column(key=key, title=title, numeric=False, names_row=names_row)
-
-
-def _megabytes(key: str, title: str, *, estimated: bool = False) -> Column:
-    return Column(
-        key=key,
-        title=title,
-        unit="MB",
-        scale=1e-6,
-        decimals=2,
-        interval="±" if estimated else "",
-        estimated=estimated,
-        base_unit="bytes",
-    )
-
-
-def _speed(key: str, title: str, **how: Any) -> Column:
-    return Column(key=key, title=title, unit="MB/s", scale=1e-6, **how)
-
-
-def _ratio(key: str, title: str) -> Column:
-    return Column(key=key, title=title, decimals=2)

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.edges import Edge, edges_of
 from shardmark.analysis.compare.rows import Row, main_quality, main_rate, plain, rate_of, task_of
 from shardmark.core.metrics import METRICS, RATES
-from shardmark.report.table.columns import for_items, for_programs, metric, table_by_row
 from shardmark.report.table.notes import left_out
-from shardmark.report.table.table import Column, Table, number
+from shardmark.report.table.table import (
+    Column,
+    Table,
+    for_items,
+    for_programs,
+    metric,
+    number,
+    table_by_row,
+)
 
 MARGIN = 0.05
 """A loss of this size and more must be ruled out in every other goal."""
 _WORDS = {rate: METRICS[rate].unit for rate in RATES} | {"peak_memory_bytes": "peak memory"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dominance:
+class Dominance(NamedTuple):
     """A row that beats another one."""
 
     by: Row
-    gains: tuple[Edge, ...]
+    gains: Sequence[Edge]
     """Goals in which it is shown to be better."""
 
     def __str__(self) -> str:
@@ -38,24 +44,19 @@ class Dominance:
         return f"{self.by.place}: {', '.join(parts)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(NamedTuple):
     """A row with those that beat it."""
 
     row: Row
-    dominated_by: tuple[Dominance, ...] = ()
+    dominated_by: Sequence[Dominance] = ()
     """Largest gain first; none on the front."""
-    perhaps_by: tuple[Dominance, ...] = ()
-    """Shown to be better in some goal; the noise could hide a larger loss in another."""
     reason: str | None = None
     """Why it is not eligible."""
 
     def __str__(self) -> str:
         if self.reason is not None:
             return f"not eligible: {self.reason}"
-        if self.dominated_by:
-            return f"dominated by {self.dominated_by[0].by.place}"
-        return f"front, unless {self.perhaps_by[0].by.place}" if self.perhaps_by else "front"
+        return f"dominated by {self.dominated_by[0].by.place}" if self.dominated_by else "front"
 
 
 def pareto_tables(comparison: Comparison) -> list[Table]:
@@ -69,7 +70,7 @@ def pareto_tables(comparison: Comparison) -> list[Table]:
     measured = [rows for rows in tasks.values() if any(row.ok_trials for row in rows)]
     if not measured:
         notes = ("No trial ended ok.", *left_out(comparison.rows))
-        return [Table(title="Pareto front", columns=(), rows=(), notes=notes)]
+        return [Table(title="Pareto front", notes=notes)]
     return [_table(rows, several=len(measured) > 1) for rows in measured]
 
 
@@ -83,9 +84,8 @@ def _table(same_task: Sequence[Row], *, several: bool) -> Table:
         [(standing.row, standing) for standing in standings],
         [
             *for_items([metric(name) for name in goals], attrgetter("row")),
-            (Column(key="standing", title="standing", numeric=False), str),
+            (Column("standing", "standing", numeric=False), str),
             (for_programs("dominated_by"), lambda each: [*map(str, each.dominated_by)]),
-            (for_programs("perhaps_dominated_by"), lambda each: [*map(str, each.perhaps_by)]),
         ],
         [*_notes(standings, goals), *left_out(same_task)],
     )
@@ -106,10 +106,10 @@ def _goals(rows: Sequence[Row]) -> tuple[str, ...]:
 
 def _standings(rows: Sequence[Row], goals: Sequence[str]) -> list[Standing]:
     """The front first, then by throughput; what is not eligible last."""
-    reasons = [_not_eligible(row, goals) for row in rows]
+    reasons = [(row, _not_eligible(row, goals)) for row in rows]
     standings = [
-        *_compared([row for row, why in zip(rows, reasons, strict=True) if why is None], goals),
-        *(Standing(row=r, reason=why) for r, why in zip(rows, reasons, strict=True) if why),
+        *_compared([row for row, reason in reasons if reason is None], goals),
+        *(Standing(row, reason=reason) for row, reason in reasons if reason is not None),
     ]
     return sorted(
         standings,
@@ -133,26 +133,21 @@ def _compared(rows: Sequence[Row], goals: Sequence[str]) -> list[Standing]:
     from scipy.sparse.csgraph import connected_components
 
     sure: dict[tuple[int, int], Dominance] = {}
-    perhaps: dict[tuple[int, int], Dominance] = {}
     for pair, edges in edges_of(rows, goals).items():
-        gains = tuple(edge for edge in edges if edge.shown)
-        if gains and not any(edge.worse for edge in edges):
-            dominance = Dominance(by=rows[pair[0]], gains=gains)
-            (sure if _safe(edges, gains) else perhaps)[pair] = dominance
+        gains = [edge for edge in edges if edge.shown]
+        if gains and _safe(edges, gains) and not any(edge.worse for edge in edges):
+            sure[pair] = Dominance(rows[pair[0]], gains)
     above, below = zip(*sure, strict=True) if sure else ((), ())
     beats = coo_array(([1] * len(sure), (above, below)), shape=(len(rows), len(rows)))
     ring = connected_components(beats, connection="strong")[1]
     outside = {pair: by for pair, by in sure.items() if ring[pair[0]] != ring[pair[1]]}
-    return [
-        Standing(row=row, dominated_by=_over(index, outside), perhaps_by=_over(index, perhaps))
-        for index, row in enumerate(rows)
-    ]
+    return [Standing(row, _over(index, outside)) for index, row in enumerate(rows)]
 
 
-def _over(index: int, dominances: Mapping[tuple[int, int], Dominance]) -> tuple[Dominance, ...]:
+def _over(index: int, dominances: Mapping[tuple[int, int], Dominance]) -> list[Dominance]:
     """Those that beat the row of that index, the largest gain first."""
     chosen = [dominance for (_, below), dominance in dominances.items() if below == index]
-    return tuple(sorted(chosen, key=lambda each: -max(gain.factor for gain in each.gains)))
+    return sorted(chosen, key=lambda each: -max(gain.factor for gain in each.gains))
 
 
 def _safe(edges: Sequence[Edge], gains: Sequence[Edge]) -> bool:
@@ -162,8 +157,7 @@ def _safe(edges: Sequence[Edge], gains: Sequence[Edge]) -> bool:
     """
     sure = max(gain.low or 1.0 for gain in gains)
     bound = max(1 / sure, 1 - MARGIN)
-    others = [edge.low for edge in edges if not edge.shown]
-    return all(low is not None and low > bound for low in others)
+    return all(e.low is not None and e.low > bound for e in edges if not e.shown)
 
 
 def _words(name: str) -> str:
@@ -176,10 +170,6 @@ def _notes(standings: Sequence[Standing], goals: Sequence[str]) -> list[str]:
         "Dominated is what is shown to be worse in some goal and at most 5 % better in any other."
         " Inside the noise nothing dominates."
     ]
-    if any(standing.perhaps_by for standing in standings):
-        notes.append("Unless: more repeats decide whether that row dominates.")
-    if rows and max(len(row.ok_trials) for row in rows) < 2:
-        notes.append("One repeat: no difference can be shown, so every row is on the front.")
     unproven = "; ".join(row.place for row in rows if row.equivalent is None)
     if unproven:
         notes.append(f"Eligible though not proven to train the same thing: {unproven}.")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison, ratio_between, single_baseline
 from shardmark.analysis.compare.rows import Row, main_rate, plain
 from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.config.axes import NODES
-from shardmark.report.table.columns import for_items, metric, metric_column, table_by_row
 from shardmark.report.table.notes import left_out
-from shardmark.report.table.table import Table
+from shardmark.report.table.table import Table, for_items, metric, metric_column, table_by_row
 
 _TITLES = {
     False: "Strong scaling: the ranks share one global batch",
@@ -21,8 +20,7 @@ _TITLES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(NamedTuple):
     """One number of ranks of one strategy under fixed conditions."""
 
     row: Row
@@ -43,37 +41,32 @@ def scaling_tables(comparison: Comparison) -> list[Table]:
         if (part := [point for point in points if point.row.weak_scaling is weak])
     ]
     notes = ("No trial has a throughput.", *left_out(comparison.rows))
-    return tables or [Table(title="Scaling", columns=(), rows=(), notes=notes)]
+    return tables or [Table(title="Scaling", notes=notes)]
 
 
 def _points(rows: Sequence[Row]) -> list[Point]:
     """In the order of the rows; rows without a throughput are left out.
 
-    Runs, workloads, precisions, options and varied keys are never mixed; nodes are, where each
-    number of them has ranks of its own.
+    Runs, workloads, precisions, options and varied keys are never mixed; nodes are, where more
+    nodes only are how there come to be more ranks.
     """
     measured = [row for row in rows if row.values.get(METRIC)]
-    return [
-        point
-        for group in _grouped(measured, {NODES})
-        for part in ([group] if _one_row_a_size(group) else _grouped(group, set()))
-        for point in _scaling(part, measured)
-    ]
+    points: list[Point] = []
+    for group in _grouped(measured, NODES):
+        several_rows_a_size = len({row.world_size for row in group}) < len(group)
+        for part in _grouped(group) if several_rows_a_size else [group]:
+            points += _scaling(part, measured)
+    return points
 
 
-def _grouped(rows: Sequence[Row], without: Set[str]) -> list[list[Row]]:
-    """By their conditions, those varied keys aside."""
+def _grouped(rows: Sequence[Row], without: str = "") -> list[list[Row]]:
+    """By their conditions, that varied key aside."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        varied = {key: value for key, value in row.varied.items() if key not in without}
-        conditions = (row.experiment, row.workload, row.precision, row.label, plain(varied))
+        varied = plain({key: value for key, value in row.varied.items() if key != without})
+        conditions = (row.experiment, row.workload, row.precision, row.label, varied)
         groups.setdefault((*conditions, row.weak_scaling), []).append(row)
     return list(groups.values())
-
-
-def _one_row_a_size(rows: Sequence[Row]) -> bool:
-    """Whether more nodes only are how there come to be more ranks."""
-    return len({row.world_size for row in rows}) == len(rows)
 
 
 def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
@@ -89,12 +82,7 @@ def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
         return ratio_between(row, reference, METRIC, per_device=per_device)
 
     return [
-        Point(
-            row=row,
-            reference=reference,
-            speedup=over_reference(row, per_device=False),
-            efficiency=over_reference(row, per_device=True),
-        )
+        Point(row, reference, *(over_reference(row, per_device=each) for each in (False, True)))
         for row in ordered
     ]
 
@@ -103,7 +91,6 @@ def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Ta
     fewest = metric_column("fewest_ranks", title="from", unit="ranks", estimated=False)
     efficiency = metric_column("scaling_efficiency", key="efficiency_over_fewest")
     own = [metric("epoch_seconds", interval="±"), metric("peak_memory_bytes")]
-    failed = [row for row in comparison.rows if row.weak_scaling is weak]
     return table_by_row(
         _TITLES[weak],
         [(point.row, point) for point in points],
@@ -114,33 +101,28 @@ def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Ta
             (efficiency, attrgetter("efficiency")),
             *for_items(own, attrgetter("row")),
         ],
-        [*_notes(points), *left_out(failed)],
+        [*_notes(points), *left_out([r for r in comparison.rows if r.weak_scaling is weak])],
     )
 
 
 def _notes(points: Sequence[Point]) -> list[str]:
-    notes = [
-        *_growth([point for point in points if point.row is not point.reference]),
+    """Where more ranks are shown to be slower, where nothing is shown, and what the columns are."""
+    slower, unclear = [], []
+    for point in points:
+        gain = point.speedup
+        if point.row is point.reference or gain is None:
+            continue
+        if gain.too_noisy or (gain.low is not None and gain.low <= 1 <= (gain.high or 1)):
+            unclear.append(point.row.place)
+        elif gain.high is not None and gain.high < 1:
+            slower.append(point.row.place)
+    notes = [f"More ranks are slower: {'; '.join(slower)}."] if slower else []
+    if unclear:
+        notes.append(f"No difference shown to the fewest ranks: {'; '.join(unclear)}.")
+    notes.append(
         "Speed-up: throughput over that on the fewest ranks (from), where `single` stands in for"
-        " a strategy that needs more. Efficiency (eff.): speed-up over growth in ranks.",
-    ]
-    if any(point.row.servers for point in points):
-        notes.append("Parameter servers stand behind the + and are not counted as ranks.")
+        " a strategy that needs more. Efficiency (eff.): speed-up over growth in ranks."
+    )
     repeats = max(len(point.row.ok_trials) for point in points)
     interval = "± and brackets: 95 % interval, over the repeats that both numbers of ranks have."
     return [*notes, interval if repeats > 1 else "One repeat: no interval."]
-
-
-def _growth(points: Sequence[Point]) -> list[str]:
-    """Where more ranks are shown to be slower, and where nothing is shown."""
-    slower: list[str] = []
-    unclear: list[str] = []
-    for row, gain in ((point.row, point.speedup) for point in points if point.speedup is not None):
-        if gain.low is not None and gain.high is not None and gain.low <= 1:
-            (slower if gain.high < 1 else unclear).append(row.place)
-        elif gain.too_noisy:
-            unclear.append(row.place)
-    return [
-        *([f"More ranks are slower: {'; '.join(slower)}."] if slower else []),
-        *([f"No difference shown to the fewest ranks: {'; '.join(unclear)}."] if unclear else []),
-    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_rate
@@ -12,32 +12,21 @@ from shardmark.analysis.trial.raw_files import Line, number, raw_lines, samples_
 from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import STEPS_FILE
-from shardmark.report.table.columns import for_programs, metric, table_by_row
 from shardmark.report.table.notes import by_reason, left_out
-from shardmark.report.table.table import Column, Table
+from shardmark.report.table.table import Column, Table, for_programs, metric, table_by_row
 from shardmark.results.schema import RankRecord, Summary, TrialResult
 from shardmark.results.store import RunFolder
 
 GROUPS = ("time", "rate", "memory", "network", "processes", "device")
 OF_NO_NODE = ("epoch_seconds", "total_seconds", "model_flops_per_second", "mfu", "hfu")
-ERROR_METRICS = ("nonfinite_steps", "skipped_steps", "data_errors")
 NODE_METRICS = (
     *(n for n in TRIAL_METRICS if METRICS[n].group in GROUPS and n not in OF_NO_NODE),
-    *ERROR_METRICS,
+    *("nonfinite_steps", "skipped_steps", "data_errors"),
 )
 """Of the catalogue: what differs from node to node."""
-SHOWN = (
-    "step_seconds",
-    "exposed_communication_seconds",
-    "peak_memory_bytes",
-    "peak_rss_bytes",
-    "device_used_bytes",
-    "cpu_percent",
-    "gpu_utilization",
-    "power_watts",
-    "processes",
-    "threads",
-)
+SHOWN = ("step_seconds", "exposed_communication_seconds", "peak_memory_bytes", "peak_rss_bytes",
+         "device_used_bytes", "cpu_percent", "gpu_utilization", "power_watts", "processes",
+         "threads")  # fmt: skip
 """For people, beside the rate; CSV and JSON hold every metric."""
 EXPLANATION = (
     "A node's numbers are those of its own ranks: rates and processes together, CPU and GPU %"
@@ -46,12 +35,11 @@ EXPLANATION = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOfRow:
+class NodeOfRow(NamedTuple):
     """One node of one row, over the trials that ended ok."""
 
     node: int
-    records: tuple[RankRecord, ...]
+    records: Sequence[RankRecord]
     """Its ranks in every repeat, servers included."""
     metrics: Mapping[str, Estimate | None]
     """`NODE_METRICS`; each comes from the ranks as the catalogue says."""
@@ -78,9 +66,9 @@ def nodes_tables(comparison: Comparison) -> list[Table]:
         "Node by node",
         nodes,
         [
-            (Column(key="node", title="node", names_row=True), lambda node: node.node),
-            (Column(key="hosts", title="host", numeric=False), lambda node: node.hosts),
-            (Column(key="its", title="its", unit="ranks", shown_to="people"), _ranks),
+            (Column("node", "node", names_row=True), lambda node: node.node),
+            (Column("hosts", "host", numeric=False), lambda node: node.hosts),
+            (Column("its", "its", unit="ranks", shown_to="people"), _ranks),
             (for_programs("ranks"), lambda node: node.ranks),
             (for_programs("servers"), lambda node: node.servers),
             *(metric(name) for name in shown),
@@ -120,21 +108,23 @@ def _nodes_of(row: Row) -> list[NodeOfRow]:
     """Every node of the trials that ended ok; reads their raw files."""
     raw = [(trial, *_raw(row, trial)) for trial in row.ok_trials]
     nodes = []
-    for place in sorted({rank.node for trial in row.ok_trials for rank in trial.ranks}):
+    for place in sorted({rank.node for trial, *_ in raw for rank in trial.ranks}):
+        ranks = [[r for r in trial.ranks if r.node == place] for trial, *_ in raw]
         summaries = [
-            _summary(trial, place, steps, samples.get(place, []))
-            for trial, steps, samples in raw
-            if any(rank.node == place for rank in trial.ranks)
+            _summary(place, own, *files) for own, files in zip(ranks, raw, strict=True) if own
         ]
-        metrics: dict[str, Estimate | None] = {}
-        missing: dict[str, str] = {}
-        for name in NODE_METRICS:
-            known = [value.value for values, _ in summaries if (value := values[name]) is not None]
-            metrics[name] = estimate_mean(known) if known else None
-            if not known:
-                missing[name] = summaries[0][1][name]
-        records = tuple(r for trial in row.ok_trials for r in trial.ranks if r.node == place)
-        nodes.append(NodeOfRow(node=place, records=records, metrics=metrics, missing=missing))
+        values = {
+            name: [value.value for known, _ in summaries if (value := known[name]) is not None]
+            for name in NODE_METRICS
+        }
+        nodes.append(
+            NodeOfRow(
+                node=place,
+                records=[rank for own in ranks for rank in own],
+                metrics={n: estimate_mean(known) if known else None for n, known in values.items()},
+                missing={n: summaries[0][1][n] for n, known in values.items() if not known},
+            )
+        )
     return nodes
 
 
@@ -152,7 +142,11 @@ def _raw(row: Row, trial: TrialResult) -> tuple[list[Line], Mapping[int, list[Li
 
 
 def _summary(
-    trial: TrialResult, node: int, steps: Sequence[Line], samples: Sequence[Line]
+    node: int,
+    ranks: Sequence[RankRecord],
+    trial: TrialResult,
+    steps: Sequence[Line],
+    samples: Mapping[int, Sequence[Line]],
 ) -> tuple[Mapping[str, Summary | None], Mapping[str, str]]:
     """The catalogue's own computations, given one node's ranks and samples.
 
@@ -160,9 +154,9 @@ def _summary(
     on a node that only holds parameters, to those of the trial's slowest.
     """
     return summarise(
-        [rank for rank in trial.ranks if rank.node == node],
+        ranks,
         steps,
-        samples,
+        samples.get(node, ()),
         launched_at_seconds=trial.started_at_seconds,
         total_seconds=trial.total_seconds,
         device_type=str(trial.trial.get("device_type", "cpu")),

@@ -1,0 +1,312 @@
+"""What each row came to: speed against memory, throughput, scaling, memory by kind, step time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from shardmark.analysis.compare.rows import main_rate
+from shardmark.analysis.compare.step_time import step_time
+from shardmark.core.metrics import METRICS
+from shardmark.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
+from shardmark.report.figures.drawing import REFERENCE
+from shardmark.report.figures.entries import (
+    Entry,
+    Group,
+    entries_in,
+    estimates_of,
+    estimates_series,
+    having,
+    reliability,
+)
+from shardmark.report.table.table import byte_unit
+from shardmark.results.schema import RankRecord
+
+_RATE, _PEAK, _EFFICIENCY = "samples_per_second", "peak_memory_bytes", "scaling_efficiency"
+_MOST_NAMED = 12
+"""Cells of a panel that have their strategy's name beside them; more have their ranks alone."""
+_WIDEST_LINEAR = 8
+"""Largest ratio of numbers of ranks that an ordinary axis still shows well."""
+_STATE = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer state": "optimizer_state_bytes",
+}
+
+
+def _rate_of(group: Group) -> str:
+    return main_rate([entry.row for entry in group.entries])
+
+
+# Throughput against peak memory: one mark a cell, and the frontier
+
+
+def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
+    both = having(groups, lambda entry: entry.row.metrics[_RATE] and entry.row.metrics[_PEAK])
+    drawn = [group for group in both if len(group.entries) > 1]
+    entries = entries_in(drawn)
+    unit, size = byte_unit(max((peak.value for peak in estimates_of(entries, _PEAK)), default=0.0))
+    different = any(e.row.equivalent is False or e.row.guarantee for e in entries)
+    return figure(
+        "speed-and-memory",
+        "Speed against memory",
+        [_trade_off(group, unit, size) for group in drawn],
+        "Throughput against the peak memory of the fullest rank. Better is up and to the left:"
+        " nothing measured beats the dashed frontier in both.",
+        "What trains something else is not on it." if different else "",
+        reliability(entries),
+    )
+
+
+def _trade_off(group: Group, unit: str, size: float) -> Panel:
+    cells, same_training = [], []
+    metric = _rate_of(group)
+    for entries in group.by_name():
+        rates = estimates_of(entries, metric)
+        peaks = [peak.value / size for peak in estimates_of(entries, _PEAK)]
+        points = estimates_series(entries, peaks, rates)
+        texts = tuple(_text(entry, group) for entry in entries)
+        places = tuple(entry.bar for entry in entries)
+        cells.append(replace(points, text=texts, places=places))
+        same_training += [
+            (peak, rate.value)
+            for entry, peak, rate in zip(entries, peaks, rates, strict=True)
+            if entry.row.equivalent is not False and entry.row.guarantee is None
+        ]
+    return trade_off_panel(group.title, cells, same_training, unit, METRICS[metric].unit)
+
+
+def trade_off_panel(
+    title: str,
+    cells: Sequence[Series],
+    candidates: Iterable[tuple[float, float]],
+    unit: str,
+    rate_unit: str = METRICS[_RATE].unit,
+) -> Panel:
+    """Throughput over memory in `unit`; the frontier is that of the `candidates`, in the same."""
+    peaks = [float(x) for series in cells for x in series.x]
+    corners = _frontier(candidates)
+    if corners:  # it ends where the cells end, so that a single corner is seen, too
+        lowest = min(y for series in cells for y in series.y if y is not None)
+        corners = [(corners[0][0], lowest), *corners, (max(peaks), corners[-1][1])]
+    frontier = Series(
+        name="frontier",
+        x=tuple(x for x, _ in corners),
+        y=tuple(y for _, y in corners),
+        style=REFERENCE,
+        dashed=True,
+    )
+    return Panel(
+        title=title,
+        kind="points",
+        x_label=f"Peak memory ({unit})",
+        y_label=f"Throughput ({rate_unit})",
+        x_unit=unit,
+        y_unit=rate_unit,
+        series=(frontier, *cells),
+        x_from_zero=min(peaks) < max(peaks) / 2,
+    )
+
+
+def _text(entry: Entry, group: Group) -> str:
+    ranks = entry.ranks.partition(" ")[0]
+    if len(group.entries) > _MOST_NAMED:
+        return ranks
+    several = sum(other.name == entry.name for other in group.entries) > 1
+    return f"{entry.name}, {ranks}" if several else entry.name
+
+
+def _frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Steps through the points that no other beats in both, from the left up."""
+    corners: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not corners or y > corners[-1][1]:
+            corners += [(x, corners[-1][1]), (x, y)] if corners else [(x, y)]
+    return corners
+
+
+# Throughput, the fastest first, and against the number of ranks
+
+
+def throughput_figures(groups: Sequence[Group]) -> list[Figure]:
+    measured = having(groups, lambda entry: entry.row.metrics[_RATE])
+    return figure(
+        "throughput",
+        "Throughput",
+        map(_throughput, measured),
+        "Work of all ranks over the slowest rank's measured windows; the fastest first.",
+        reliability(entries_in(measured)),
+    )
+
+
+def _throughput(group: Group) -> Panel:
+    rate = _rate_of(group)
+    fastest = sorted(group.entries, key=lambda e: -estimates_of([e], _RATE)[0].value)
+    return Panel(
+        title=group.title,
+        kind="bars",
+        y_label=f"Throughput ({METRICS[rate].unit})",
+        y_unit=METRICS[rate].unit,
+        series=tuple(
+            estimates_series(entries, [entry.bar for entry in entries], estimates_of(entries, rate))
+            for entries in group.by_name()
+        ),
+        category_order=tuple(entry.bar for entry in fastest),
+    )
+
+
+def scaling_figures(groups: Sequence[Group]) -> list[Figure]:
+    """Throughput and efficiency, where there are several numbers of ranks."""
+    scaled = [
+        group
+        for group in having(groups, lambda entry: entry.row.metrics[_RATE])
+        if len({entry.row.world_size for entry in group.entries}) > 1
+    ]
+    entries = entries_in(scaled)
+    ranks = [rank for entry in entries for trial in entry.row.ok_trials for rank in trial.ranks]
+    return figure(
+        "scaling",
+        "Scaling",
+        [
+            _scaling_panel(group, metric)
+            for group in scaled
+            for metric in (_rate_of(group), _EFFICIENCY)
+        ],
+        "Throughput against the number of ranks, the dashed line being as many times one rank's;"
+        " and the efficiency: throughput per rank over that of the same strategy on its fewest"
+        " ranks, or of `single`.",
+        "Ranks on one machine share its cores." if any(r.device == "cpu" for r in ranks) else "",
+        reliability(entries),
+    )
+
+
+def _scaling_panel(group: Group, metric: str) -> Panel:
+    """The ideal throughput grows with the ranks; the ideal efficiency is 100 % everywhere."""
+    is_rate = metric != _EFFICIENCY
+    title, unit, scale = "Scaling efficiency", "%", 100
+    if is_rate:
+        title, unit, scale = "Throughput", METRICS[metric].unit, 1
+    sizes = sorted({entry.row.world_size for entry in group.entries})
+    wide = sizes[-1] / sizes[0] > _WIDEST_LINEAR
+    best = _best_rate_per_rank(group, metric, sizes[0]) if is_rate else 0.0
+    ideal = Series(
+        name="ideal",
+        x=tuple(map(float, sizes)),
+        y=tuple(best * size if is_rate else 100.0 for size in sizes),
+        style=REFERENCE,
+        dashed=True,
+    )
+    lines = []
+    for entries in group.by_name():
+        known = [entry for entry in entries if entry.row.metrics[metric] is not None]
+        if known:
+            x = [float(entry.row.world_size) for entry in known]
+            lines.append(estimates_series(known, x, estimates_of(known, metric), scale))
+    return Panel(
+        title=group.title,
+        kind="line",
+        x_label="Ranks",
+        y_label=f"{title} ({unit})",
+        x_unit="ranks",
+        y_unit=unit,
+        series=(ideal, *lines),
+        x_logarithmic=wide,
+        y_logarithmic=wide and is_rate,
+        x_whole=True,
+        x_ticks=tuple(map(float, sizes)),
+    )
+
+
+def _best_rate_per_rank(group: Group, rate: str, fewest: int) -> float:
+    """That of `single`; without it the best on the fewest ranks."""
+    entries = [entry for entry in group.entries if entry.row.strategy == "single"]
+    entries = entries or [entry for entry in group.entries if entry.row.world_size == fewest]
+    return max(estimates_of([e], rate)[0].value / e.row.world_size for e in entries)
+
+
+# Stacked bars: what a rank's memory holds, and where a step's time goes
+
+
+def memory_figures(groups: Sequence[Group]) -> list[Figure]:
+    """One bar a row, and one for its servers where there are some."""
+    bars = {entry: held for entry in entries_in(groups) if (held := _memory_bars(entry))}
+    peaks = [sum(parts.values()) for held in bars.values() for *_, parts in held]
+    unit, size = byte_unit(max(peaks, default=0.0))
+    return figure(
+        "memory",
+        "Peak memory by kind",
+        [
+            stacked_panel(
+                group.title,
+                "Peak memory",
+                unit,
+                [bar for entry in group.entries for bar in bars[entry]],
+                size,
+            )
+            for group in having(groups, bars.__contains__)
+        ],
+        "The most that tensors held at once on the fullest rank, mean over the repeats."
+        " Activations and other: the peak without parameters, gradients and optimizer state, which"
+        " are counted in an untimed step.",
+    )
+
+
+def _memory_bars(entry: Entry) -> list[tuple[str, int, Mapping[str, float]]]:
+    """Name, row and bytes by kind: of the fullest worker, and of the fullest server."""
+    bars: list[tuple[str, int, Mapping[str, float]]] = []
+    for role in ("worker", "server"):
+        fullest = []
+        for trial in entry.row.ok_trials:
+            ranks = [rank for rank in trial.ranks if rank.role == role and rank.lost is None]
+            if ranks:
+                fullest.append(max(ranks, key=lambda rank: peak_bytes(rank) or 0))
+        if parts := _memory_parts(fullest):
+            name = entry.bar if role == "worker" else f"{entry.bar}: server"
+            bars.append((name, entry.number, parts))
+    return bars
+
+
+def _memory_parts(ranks: Sequence[RankRecord]) -> dict[str, float]:
+    """Means; the other bytes only where the peak and all kinds are known."""
+    probes = [rank.probe for rank in ranks if rank.probe is not None]
+    parts = {}
+    for kind, attribute in _STATE.items():
+        known = [value for probe in probes if (value := getattr(probe, attribute)) is not None]
+        if known:
+            parts[kind] = fmean(known)
+    peaks = [peak for rank in ranks if (peak := peak_bytes(rank)) is not None]
+    if peaks and len(parts) == len(_STATE):
+        parts["activations and other"] = max(0.0, fmean(peaks) - sum(parts.values()))
+    return parts
+
+
+def peak_bytes(rank: RankRecord) -> int | None:
+    """The rank's own peak; on a CPU that of the probe."""
+    if rank.peak_memory_bytes is not None:
+        return rank.peak_memory_bytes
+    return None if rank.probe is None else rank.probe.peak_memory_bytes
+
+
+def step_figures(groups: Sequence[Group]) -> list[Figure]:
+    """One bar a row."""
+    parts = {e: known.parts() for e in entries_in(groups) if (known := step_time(e.row))}
+    longest = max((sum(filter(None, known.values())) for known in parts.values()), default=0.0)
+    unit, size = ("s", 1.0) if longest >= 10 else ("ms", 0.001)
+    return figure(
+        "step-time",
+        "Where a step's time goes",
+        [
+            stacked_panel(
+                group.title,
+                "Time of a step",
+                unit,
+                [(entry.bar, entry.number, parts[entry]) for entry in group.entries],
+                size,
+            )
+            for group in having(groups, parts.__contains__)
+        ],
+        "Median step, mean over ranks and repeats. Exposed communication, while nothing was"
+        " computed, comes from a profiled step; it is taken out of forward, backward and optimizer"
+        " in proportion to their lengths.",
+    )

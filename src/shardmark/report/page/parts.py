@@ -1,0 +1,388 @@
+"""What the page holds beside figures and comparison: machine, failures, verdicts, trials, ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any
+
+from shardmark.analysis.compare.rows import Row, plain
+from shardmark.config.axes import title_of
+from shardmark.core.errors import ShardmarkError
+from shardmark.core.metrics import METRICS
+from shardmark.core.run_files import LOG_FILE
+from shardmark.core.strict_yaml import MOST_CHARACTERS
+from shardmark.core.text import one_line
+from shardmark.report.figures.measured import peak_bytes
+from shardmark.report.table.table import (
+    BYTES,
+    Column,
+    Columns,
+    Table,
+    for_items,
+    metric_column,
+    row_columns,
+    table_of,
+)
+from shardmark.results.files import open_regular, read_regular
+from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
+from shardmark.results.store import EXPERIMENT_FILE, RunFolder, StoredRun
+from shardmark.results.verification import Check, Verdict, deviation_text
+
+TAIL_LINES = 40
+TAIL_BYTES = 64 * 1024
+LINE_CHARACTERS = 400
+TRIAL_METRICS = ("samples_per_second", "tokens_per_second", "step_seconds", "peak_memory_bytes",
+                 "validation_loss", "accuracy_top1", "map", "bits_per_byte",
+                 "cpu_percent")  # fmt: skip
+_NOT_SHOWN = ("python_executable", "affinity")
+"""A path of the machine, and what the number of cores says."""
+
+
+# Machine and experiment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """One run's machine and experiment."""
+
+    run: str
+    date: str
+    host: str
+    environment: str
+    """As indented JSON; empty where nothing was recorded."""
+    experiment_yaml: str
+    """Or why the file cannot be read."""
+
+
+def facts_of(run: StoredRun) -> Facts:
+    """From `environment.json` and `experiment.yaml`."""
+    try:
+        text = read_regular(run.path / EXPERIMENT_FILE, MOST_CHARACTERS).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        text = f"{EXPERIMENT_FILE} cannot be read: {reason}"
+    known = RunFolder(run.path).read_environment()
+    return Facts(
+        run=run.name,
+        date=str(known.get("date") or "")[:10],
+        host=str(known.get("host") or ""),
+        environment=_environment_text(known),
+        experiment_yaml=text,
+    )
+
+
+def _environment_text(known: dict[str, Any]) -> str:
+    shown = {
+        key: _without(value) if isinstance(value, dict) else value
+        for key, value in _without(known).items()
+    }
+    try:
+        return json.dumps(shown, indent=2, ensure_ascii=False) if shown else ""
+    except RecursionError:
+        return "environment.json is nested too deeply"
+
+
+def _without(known: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in known.items() if key not in _NOT_SHOWN}
+
+
+def planned_trials(run: StoredRun) -> int | None:
+    """How many trials the experiment asks for at least; None where that cannot be told here."""
+    from shardmark.config.load import from_mapping
+    from shardmark.trials.matrix import expand
+
+    device_types = {trial.trial.get("device_type") for trial in run.trials}
+    try:
+        experiment = from_mapping(RunFolder(run.path).read_experiment())
+        plan = expand(experiment, "cuda" if "cuda" in device_types else "cpu")
+    except ShardmarkError:
+        return None  # another version's experiment, or no whole file
+    return sum(trial.repeat < trial.measure.repeats.at_least for trial in plan.trials)
+
+
+def progress_notes(runs: Sequence[StoredRun]) -> list[str]:
+    """What of each run has no result yet."""
+    notes = []
+    for run in runs:
+        planned = planned_trials(run)
+        begun = f"; begun without a result: {', '.join(run.missing)}" if run.missing else ""
+        if planned is not None and len(run.trials) < planned:
+            text = f"{len(run.trials)} of {planned} planned trials have a result{begun}."
+        elif run.missing:
+            text = f"The run is not complete{begun}."
+        else:
+            continue
+        name = f"{run.name}: " if len(runs) > 1 else ""
+        notes.append(f"{name}{text} `shardmark run` with `--out` and this folder finishes the run.")
+    return notes
+
+
+# Trials that did not end ok: why, what helps, and the last of what their ranks printed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTail:
+    trial: str
+    text: str
+    lines: int
+    cut: bool
+    """More stands before it in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotOk:
+    """Trials of one row that ended alike."""
+
+    place: str
+    outcome: str
+    failure: Failure
+    repeats: str
+    logs: tuple[LogTail, ...]
+
+
+def not_ok(rows: Sequence[Row]) -> list[NotOk]:
+    """By row, outcome and reason; in the order of the comparison."""
+    groups: dict[object, tuple[Row, Failure, list[TrialResult]]] = {}
+    for number, row in enumerate(rows):
+        for trial in row.trials:
+            if trial.outcome is not Outcome.OK:
+                failure = trial.failure or Failure(reason="no reason was recorded")
+                group = groups.setdefault((number, trial.outcome, failure), (row, failure, []))
+                group[2].append(trial)
+    return [
+        NotOk(
+            place=row.place,
+            outcome=str(trials[0].outcome),
+            failure=failure,
+            repeats=", ".join(str(trial.repeat) for trial in trials),
+            logs=tuple(
+                tail
+                for trial in trials
+                if row.folder is not None
+                and (tail := log_tail(RunFolder(row.folder).trial_folder(trial.id))) is not None
+            ),
+        )
+        for row, failure, trials in groups.values()
+    ]
+
+
+def log_tail(folder: Path) -> LogTail | None:
+    """The last lines of a trial's log as plain text; None where there is nothing to show."""
+    try:
+        with open_regular(folder / LOG_FILE) as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size_bytes - TAIL_BYTES))
+            content = file.read()
+    except OSError:
+        return None
+    lines = content.decode("utf-8", errors="replace").rstrip().split("\n")
+    if size_bytes > TAIL_BYTES:
+        lines = lines[1:]  # the first one may be a part
+    if not any(lines):
+        return None
+    shown = [_shortened(line) for line in lines[-TAIL_LINES:]]
+    cut = size_bytes > TAIL_BYTES or len(lines) > len(shown)
+    return LogTail(trial=folder.name, text="\n".join(shown), lines=len(shown), cut=cut)
+
+
+def _shortened(line: str) -> str:
+    """No longer than a reader can use."""
+    text = one_line(line.rstrip().rpartition("\r")[2])  # of a line that was overwritten
+    return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]} ..."
+
+
+# Tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """What was verified of one run."""
+
+    run: str
+    reference: str
+    steps: int
+    verdicts: Table
+    checks: tuple[Table, ...]
+    """Of each verdict that has some."""
+
+
+def verified(runs: Sequence[StoredRun]) -> list[Verified]:
+    """The stored verdicts of each run that has some, few ranks before many."""
+    tables = []
+    for run in runs:
+        if run.verification is not None:
+            verdicts = sorted(run.verification.verdicts, key=_order)
+            tables.append(
+                Verified(
+                    run=run.name,
+                    reference=run.verification.reference,
+                    steps=run.verification.steps,
+                    verdicts=table_of("Verdicts on equivalence", verdicts, _VERDICT),
+                    checks=tuple(
+                        table_of(f"Checks of {_place(verdict)}", verdict.checks, _CHECK)
+                        for verdict in verdicts
+                        if verdict.checks
+                    ),
+                )
+            )
+    return tables
+
+
+def trials_table(rows: Sequence[Row]) -> Table:
+    """One line a trial, in the order of the comparison."""
+    listed = [(row, trial) for row in rows for trial in row.trials]
+    columns = [*_names(rows), *for_items(_TRIAL, itemgetter(1))]
+    return table_of(f"All {len(listed)} trials", listed, columns)
+
+
+def ranks_table(rows: Sequence[Row]) -> Table:
+    """One line a rank that left a record; memory is the rank's own peak."""
+    listed = [
+        (row, trial.repeat, rank) for row in rows for trial in row.trials for rank in trial.ranks
+    ]
+    repeat: Columns[Any] = [(Column("repeat", "repeat"), itemgetter(1))]
+    columns = [*_names(rows), *repeat, *for_items(_RANK, itemgetter(2))]
+    return table_of(f"All {len(listed)} ranks", listed, columns)
+
+
+def definitions(rows: Sequence[Row]) -> Table:
+    """The catalogue's entries for what is not missing everywhere."""
+    known = {name for row in rows for name, value in row.metrics.items() if value is not None}
+    metrics = [metric for metric in METRICS.values() if metric.name in known]
+    return table_of("Metrics with a value", metrics, _DEFINITION)
+
+
+def _names(rows: Sequence[Row]) -> Columns[Any]:
+    """The columns that name the row, which is the first of what a line shows."""
+    return for_items([pair for pair in row_columns(rows) if pair[0].names_row], itemgetter(0))
+
+
+def _number(title: str, unit: str = "") -> Column:
+    return Column(title, title, unit=unit)
+
+
+def _text(title: str) -> Column:
+    return Column(title, title, numeric=False)
+
+
+def _order(verdict: Verdict) -> tuple[object, ...]:
+    options, varied = plain(verdict.strategy_options), plain(verdict.varied)
+    return (varied, verdict.strategy, options, verdict.world_size)
+
+
+def _place(verdict: Verdict) -> str:
+    options = ", ".join(f"{key}={plain(value)}" for key, value in verdict.strategy_options.items())
+    label = f"{verdict.strategy} ({options})" if options else verdict.strategy
+    ranks = "1 rank" if verdict.world_size == 1 else f"{verdict.world_size} ranks"
+    varied = "".join(f", {title_of(key)}={plain(value)}" for key, value in verdict.varied.items())
+    return f"{label} on {ranks}, {verdict.precision}{varied}"
+
+
+def _word(verdict: Verdict) -> str:
+    if verdict.equivalent is not None:
+        return "equivalent" if verdict.equivalent else "not equivalent"
+    return "not tried" if verdict.guarantee is None else f"differs by design: {verdict.guarantee}"
+
+
+def _worst(verdict: Verdict) -> str | None:
+    """Of what rounding may make; None where nothing was compared so."""
+    compared = verdict.checks and verdict.guarantee is None and verdict.worst is not None
+    return deviation_text(verdict.worst) if compared else None
+
+
+def _cause(verdict: Verdict) -> str:
+    """Why it deviates, or was not tried; nothing where the verdict says it."""
+    cause = verdict.cause
+    deviates = verdict.equivalent is False or not verdict.checks
+    if cause is None or not deviates or cause.text == _word(verdict):
+        return ""
+    parts = {"": cause.text, "Evidence: ": cause.evidence, "Setting: ": cause.setting,
+             "First deviation: ": cause.first_deviation}  # fmt: skip
+    return " ".join(f"{title}{text}." for title, text in parts.items() if text)
+
+
+def _rounded(value: float | str | None, digits: int = 6) -> str:
+    return value if isinstance(value, str) else "" if value is None else f"{value:.{digits}g}"
+
+
+def _value_of(name: str) -> Callable[[TrialResult], float | None]:
+    return lambda trial: None if (summary := trial.metrics.get(name)) is None else summary.value
+
+
+def _started(trial: TrialResult) -> str | None:
+    try:
+        return f"{datetime.fromtimestamp(trial.started_at_seconds, UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _per_second(rank: RankRecord, done: int | None) -> float | None:
+    seconds = sum(window.window_seconds for window in rank.windows)
+    return done / seconds if seconds and done else None
+
+
+def _state_bytes(rank: RankRecord) -> float | None:
+    probe = rank.probe
+    if probe is None:
+        return None
+    parts = (probe.parameter_bytes, probe.gradient_bytes, probe.optimizer_state_bytes)
+    return None if None in parts else sum(filter(None, parts))
+
+
+def _ended_early(rank: RankRecord) -> str:
+    if rank.lost is not None:
+        return rank.lost
+    return "" if rank.error is None else f"{rank.error.kind}: {rank.error.message}"
+
+
+_VERDICT: Columns[Verdict] = [
+    (_text("strategy"), _place),
+    (_text("verdict"), _word),
+    (_number("worst"), _worst),
+    (_text("cause"), _cause),
+]
+_CHECK: Columns[Check] = [
+    (_text("check"), attrgetter("name")),
+    (_text("result"), lambda check: "holds" if check.holds else "deviates"),
+    (_text("found"), lambda check: _rounded(check.found)),
+    (_text("expected"), lambda check: _rounded(check.expected)),
+    (_text("tolerance"), lambda check: _rounded(check.tolerance, 3)),
+    (_text("where"), lambda check: check.where or ""),
+]
+_TRIAL: Columns[TrialResult] = [
+    (_number("repeat"), attrgetter("repeat")),
+    (_number("order"), attrgetter("order")),
+    (_text("outcome"), lambda trial: str(trial.outcome)),
+    *((metric_column(name), _value_of(name)) for name in TRIAL_METRICS),
+    (metric_column("total_seconds"), attrgetter("total_seconds")),
+    (_text("started (UTC)"), _started),
+    (_text("trial"), attrgetter("id")),
+]
+_RANK: Columns[RankRecord] = [
+    (_number("rank"), attrgetter("rank")),
+    *((_text(name), attrgetter(name)) for name in ("role", "host", "device")),
+    *((_number(name), attrgetter(name)) for name in ("threads", "samples")),
+    (_number("windows", "s"), lambda rank: sum(w.window_seconds for w in rank.windows) or None),
+    (_number("samples/s"), lambda rank: _per_second(rank, rank.samples)),
+    (_number("tokens/s"), lambda rank: _per_second(rank, rank.tokens)),
+    (_number("peak", BYTES), peak_bytes),
+    (_number("state", BYTES), _state_bytes),
+    (_text("first weights"), lambda rank: (rank.initial_weights_sha256 or "")[:8]),
+    (_text("last weights"), lambda rank: (rank.final_weights_sha256 or "")[:8]),
+    (_text("ended early"), _ended_early),
+]
+_DEFINITION: Columns[Any] = [
+    (_text("metric"), attrgetter("name")),
+    (_text("unit"), attrgetter("unit")),
+    (_text("over ranks"), lambda metric: "" if metric.over == "trial" else metric.over),
+    (
+        _text("definition"),
+        lambda metric: f"{metric.definition}{f' Source: {metric.source}.' * bool(metric.source)}",
+    ),
+]
