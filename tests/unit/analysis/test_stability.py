@@ -152,7 +152,7 @@ def test_the_step_in_which_it_changed_lies_between(
 def test_quiet_repeats_raise_few_alarms(repeats: int) -> None:
     """Of each kind at most the promised rate and three standard errors of it."""
     draw = random.Random(repeats)
-    runs = 150
+    runs = 100
     alarms = 0
     for _ in range(runs):
         rates = {

@@ -32,7 +32,7 @@ from shardmark.analysis.statistics.effects import (
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.results.store import StoredRun
 
-FAMILIES = 400
+FAMILIES = 250
 
 
 def most_wrong(families: int) -> float:

@@ -139,7 +139,7 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
     first, last = int(sent_bytes.argmin()), int(sent_bytes.argmax())
     start = np.log([seconds[first] / messages[first], seconds[last] / sent_bytes[last]])
     solved = least_squares(
-        residuals, start, jac=shares, x_scale=1.0, xtol=1e-12, ftol=1e-14, gtol=1e-14
+        residuals, start, jac=shares, method="lm", xtol=1e-12, ftol=1e-14, gtol=1e-14
     )
     degrees = len(timings) - 2
     variance = 2 * float(solved.cost) / degrees
