@@ -286,11 +286,11 @@ def test_repeats_are_paired_where_both_have_them_and_it_is_said() -> None:
     effect = effect_of(comparison, "ddp")
     assert (row(comparison, "ddp").verdict, effect.ratio.n) == ("faster", 3)
     assert effect.percent == pytest.approx(100, abs=1)
-    assert any("3 common repeats (of 4 and 4)" in note for note in comparison.notes)
+    assert any("share 3 repeats" in note for note in comparison.notes)
     comparison = compared({"single": BASE, "ddp": {3: 200.0, 4: 210.0}})
     alone = row(comparison, "ddp")
     assert (alone.verdict, alone.effect) == (None, None)
-    assert any("1 common repeat (of 2 and 4)" in note for note in comparison.notes)
+    assert any("share 1 repeat: no" in note for note in comparison.notes)
 
 
 def test_ratio_and_difference_between_any_two_rows() -> None:

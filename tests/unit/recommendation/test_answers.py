@@ -64,6 +64,14 @@ def test_one_repeat_is_provisional(tmp_path: Path) -> None:
     assert command.endswith(f"{folder}/experiment.yaml --out {folder} --set measure.repeats=3")
 
 
+def test_one_repeat_in_common_is_provisional(tmp_path: Path) -> None:
+    """As an interrupted run leaves it: each has several, and no pair has two."""
+    cells = [SINGLE, replace(DDP, disturbed=(1, 2)), replace(FSDP, disturbed=(0, 1))]
+    caution = answers(compared(tmp_path, cells))[1]
+    assert caution.text.startswith("PROVISIONAL: ")
+    assert "single and fsdp share fewer than 2 repeats with the fastest" in caution.text
+
+
 @pytest.mark.parametrize(
     ("cells", "whose"),
     [
@@ -97,6 +105,8 @@ def test_a_disturbed_trial_does_not_count_beside_others(tmp_path: Path) -> None:
     assert caution.text == "1 disturbed trial does not count."
     assert (fastest.decided, fastest.strategy) == (True, "ddp")
     assert fastest.text.startswith("ddp, 180 samples/s")
+    (command,) = next_commands(comparison)
+    assert command.endswith("--retry")
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,9 @@ def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[str]:
     own, others = row.values[METRIC], base.values[METRIC]
     common = len(common_repeats(row, base, METRIC))
     if own.keys() != others.keys():
-        repeats = f"{common} common repeat{'' if common == 1 else 's'} (of {len(own)} and"
-        with_base = f"{row.place} with {base.place}: {repeats} {len(others)})"
-        notes.append(
-            f"paired {with_base}" if common >= 2 else f"no interval and no verdict: {with_base}"
-        )
+        shared = f"{common} repeats" if common > 1 else "1 repeat" if common else "no repeat"
+        effect = "only these are compared" if common > 1 else "no interval and no verdict"
+        notes.append(f"{row.place} and {base.place} share {shared}: {effect}")
     return notes
 
 

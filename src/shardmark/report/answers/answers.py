@@ -14,6 +14,7 @@ from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_rate, plain
 from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.analysis.statistics.verdicts import common_repeats
 from shardmark.core.metrics import METRICS
 from shardmark.report.answers.wording import listed, name, rate, size
 from shardmark.report.table.table import Column, Table, metric_column, table_of
@@ -48,7 +49,10 @@ def answers(comparison: Comparison) -> list[Answer]:
     groups = _competing(comparison)
     labels = group_labels(groups)
     return [
-        *(Answer(question="caution", decided=False, text=text) for text in _cautions(measured)),
+        *(
+            Answer(question="caution", decided=False, text=text)
+            for text in _cautions(measured, groups)
+        ),
         _over_groups("fastest", list(map(_fastest, groups)), labels),
         _over_groups("memory", list(map(_memory, groups)), labels),
         _equivalent(measured),
@@ -80,8 +84,8 @@ def next_commands(comparison: Comparison) -> list[str]:
     experiment = shlex.quote(f"{folder}/experiment.yaml")
     again = f"shardmark run {experiment} --out {shlex.quote(folder)}"
     commands = []
-    if any(row.disturbed for row in measured):
-        marked = any(row.disturbed_trials for row in measured)
+    marked = any(row.disturbed_trials for row in measured)
+    if marked or any(row.disturbed for row in measured):
         option = "--retry" if marked else "--remeasure"
         commands.append(f"Again, with other programs stopped:  {again} {option}")
     elif any(not each.decided for each in given if each.question in ("fastest", "memory")):
@@ -97,7 +101,7 @@ def _competing(comparison: Comparison) -> list[ComparableGroup]:
     return [group for group in groups_of(comparison.rows) if group.candidates]
 
 
-def _cautions(measured: Sequence[Row]) -> list[str]:
+def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> list[str]:
     disturbed = [row for row in measured if row.disturbed]
     texts = []
     if disturbed:
@@ -109,7 +113,25 @@ def _cautions(measured: Sequence[Row]) -> list[str]:
         texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")
     if len(disturbed) < len(measured) and max(len(row.ok_trials) for row in measured) == 1:
         texts.append("PROVISIONAL: 1 repeat; the order may be chance.")
+    elif unpaired := list(dict.fromkeys(text for group in groups for text in _unpaired(group))):
+        share = "share" if len(unpaired) > 1 else "shares"
+        texts.append(
+            f"PROVISIONAL: {listed(unpaired)} {share} fewer than 2 repeats with the fastest;"
+            " the order may be chance."
+        )
     return texts
+
+
+def _unpaired(group: ComparableGroup) -> list[str]:
+    """Who has too few repeats in common with the fastest for any test between the two."""
+    chosen = select(group.candidates, RATE)
+    if chosen is None or chosen.state == "disturbed":
+        return []
+    return [
+        name(row, with_ranks=_several_sizes(group))
+        for row, _ in chosen.values[1:]
+        if len(common_repeats(row, chosen.best, RATE)) < 2
+    ]
 
 
 def _fastest(group: ComparableGroup) -> Answer:
