@@ -209,6 +209,8 @@ def run(
     from shardmark.progress.display import listener
     from shardmark.results.runs_folder import RUNS, fresh_folder, removed_if_empty
 
+    if isinstance(budget, str):
+        budget = parse_seconds(budget, "budget")
     given = None if out is None else Path(out).expanduser()
     models = (RUNS if given is None else given.parent) / "models"
     if not isinstance(experiment, Experiment):
@@ -216,13 +218,16 @@ def run(
     resolved = resolve(experiment, by_name(overrides, models))
     folder = given or fresh_folder(resolved.name)
     fresh = folder if given is None else None
-    with removed_if_empty(fresh), listener(folder, quiet=not progress) as told:
+    with (
+        removed_if_empty(fresh),
+        listener(folder, quiet=not progress, budget_seconds=budget) as told,
+    ):
         run_experiment(
             resolved,
             folder,
             progress=told,
             retry=retry,
             remeasure=remeasure,
-            budget_seconds=parse_seconds(budget, "budget") if isinstance(budget, str) else budget,
+            budget_seconds=budget,
         )
     return load(folder)

@@ -7,17 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardmark.config.axes import title_of
-from shardmark.core.durations import duration
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.launch.agenda import cell_of, expected_seconds
 from shardmark.progress.lines import shown
-from shardmark.results.runs_folder import runs_of
-from shardmark.results.store import is_run, load_run
-from shardmark.trials.trial import Trial, cell_id
+from shardmark.trials.trial import Trial
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from shardmark.core.machine import Machine
     from shardmark.trials.matrix import Plan
 
@@ -62,30 +56,6 @@ def duration_lines(plan: Plan) -> list[str]:
             added = "where the recipe is shorter, steps are added after its end"
             lines[f"measured: at least {window_seconds:g} s; {added}"] = None
     return list(lines)
-
-
-def time_lines(plan: Plan, out: Path | None, budget_seconds: float | None) -> list[str]:
-    """What the trials will take, as earlier ones of the same cells took: in `out`, or else in the
-    newest run of the experiment."""
-    folders = [out] if out is not None and is_run(out) else runs_of(plan.trials[0].experiment)
-    stored = load_run(folders[0]).trials if folders else ()
-    cells = {cell_of(trial) for trial in plan.trials}
-    known = [result for result in stored if cell_id(result.trial) in cells]
-    done = {result.id for result in known} if folders == [out] else set()
-    todo = [trial for trial in plan.trials if trial.id not in done]
-    repeats, limits = plan.trials[0].measure.repeats, plan.trials[0].limits
-    sure = [trial for trial in todo if trial.repeat < repeats.at_least]
-    least, most = (expected_seconds(trials, known) for trials in (sure, todo))
-    if least is None or most is None:
-        longest = duration(limits.trial_seconds)
-        return [f"time: not known before a trial has run; each ends after {longest} at most"]
-    range_text = duration(least) + (f" to {duration(most)}" if repeats.adaptive else "")
-    lines = [f"time: about {range_text} and the verification, by trials of {folders[0]}"]
-    if budget_seconds is not None:
-        rounds = int(budget_seconds / most * len({trial.repeat for trial in todo})) if most else 0
-        enough = "all of it" if budget_seconds >= most else f"about {rounds} of {repeats} repeats"
-        lines.append(f"budget: {duration(budget_seconds)}, enough for {enough}")
-    return lines
 
 
 def unavailable_lines(trials: Iterable[Trial], machine: Machine) -> list[str]:

@@ -89,10 +89,10 @@ def run(
     words = ["shardmark", "run", experiment]
     words += [word for change in overrides or () for word in ("--set", change)]
     words += [] if engine is None else ["--engine", engine]
-    again = shlex.join([*words, *(["--retry"] if retry else []), "--out", str(folder)])
-    given = {"--retry": retry, "--quiet": quiet, "--remeasure": remeasure}
-    options = [option for option, wanted in given.items() if wanted]
+    options = [option for option, on in (("--retry", retry), ("--quiet", quiet)) if on]
     options += [] if budget is None else ["--budget", budget]
+    again = shlex.join([*words, *options, "--out", str(folder)])
+    options += ["--remeasure"] if remeasure else []
     if remeasure and REQUEUED_VARIABLE in os.environ:
         say("requeued job: it goes on, --remeasure was for its first start", error=True)
         remeasure = False
@@ -101,7 +101,7 @@ def run(
         with _terminable(), storing(folder), removed_if_empty(fresh):
             done = _delegated(resolved, plan, folder, options, quiet=quiet)
             if done is None:
-                with listener(folder, quiet=quiet) as progress:
+                with listener(folder, quiet=quiet, budget_seconds=budget_seconds) as progress:
                     run_experiment(
                         resolved,
                         folder,
@@ -172,11 +172,14 @@ def _print_plan(
     remeasure: bool,
 ) -> None:
     """The trials in their order, the cells left out, the time; asks no device, fetches nothing."""
-    from shardmark.cli.plan import duration_lines, plan_lines, time_lines, unavailable_lines
-    from shardmark.launch.controller import check_folder, check_plan
+    from shardmark.cli.plan import duration_lines, plan_lines, unavailable_lines
+    from shardmark.launch.controller import check_folder, check_plan, verification_note
     from shardmark.launch.engines import submission
+    from shardmark.launch.estimate import time_lines
     from shardmark.launch.fingerprint import fingerprint_of
+    from shardmark.launch.verification import cells_of
     from shardmark.measure.system.environment import machine
+    from shardmark.results.store import is_run, load_run
 
     there = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
     check_plan(replace(plan, trials=there))
@@ -184,7 +187,13 @@ def _print_plan(
         check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
-    say(*plan_lines(plan), *duration_lines(plan), *time_lines(plan, out, budget_seconds))
+    stored = load_run(out).trials if out is not None and is_run(out) and not remeasure else ()
+    todo = [trial for trial in plan.trials if trial.id not in {result.id for result in stored}]
+    verify = experiment.measure.verify
+    say(*plan_lines(plan), *duration_lines(plan))
+    say(*time_lines(todo, None if remeasure else out, budget_seconds, verify=verify))
+    if there and verify and (note := verification_note(there, cells_of(there))):
+        say(note)
     without = [word for word in sys.argv[1:] if word != "--dry-run"]
     engine = experiment.engine.name
     lacking = unavailable_lines(plan.trials, here) if engine == "local" else []

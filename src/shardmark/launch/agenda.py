@@ -33,6 +33,7 @@ class Agenda:
         results: Iterable[TrialResult],
         *,
         budget_seconds: float | None = None,
+        began: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.results = {result.id: result for result in results}
@@ -44,9 +45,10 @@ class Agenda:
         self.hopeless: frozenset[str] = frozenset()
         """Cells that mostly fail or are disturbed."""
         self._round = 0
-        self._budget_seconds = budget_seconds
+        self.budget_seconds = budget_seconds
         self._clock = clock
-        self._began = clock()
+        self._began = clock() if began is None else began
+        """When the budget began to run out, by the clock."""
 
     @property
     def todo(self) -> list[tuple[int, Trial]]:
@@ -69,20 +71,14 @@ class Agenda:
                 todo = self.todo
         return todo[0] if todo and self._in_time(todo) else None
 
-    def left_seconds(self) -> float | None:
-        """What the trials to do will take; None before anything was measured."""
-        return expected_seconds([trial for _, trial in self.todo], self.results.values())
-
     def has_seconds(self, expected_seconds: float) -> bool:
         """Whether something that takes so long ends within the budget."""
         gone_seconds = self._clock() - self._began
-        return (
-            self._budget_seconds is None or gone_seconds + expected_seconds <= self._budget_seconds
-        )
+        return self.budget_seconds is None or gone_seconds + expected_seconds <= self.budget_seconds
 
     def _in_time(self, todo: Sequence[tuple[int, Trial]]) -> bool:
         """Whether the rest of the round fits into the budget; of the first one, its next trial."""
-        if self._budget_seconds is None:
+        if self.budget_seconds is None:
             return True
         rest = [trial for _, trial in todo if trial.repeat == self._round]
         expected = expected_seconds(rest if self._round else rest[:1], self.results.values())

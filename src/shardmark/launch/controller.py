@@ -19,6 +19,7 @@ from shardmark.launch import fingerprint
 from shardmark.launch.agenda import Agenda, cell_of
 from shardmark.launch.engine import Engine
 from shardmark.launch.engines import build_engine
+from shardmark.launch.estimate import time_lines
 from shardmark.launch.links import measure_run_links
 from shardmark.launch.listener import ProgressListener, Silent
 from shardmark.launch.trial import TrialRunner
@@ -69,6 +70,7 @@ def run_experiment(
     folder that cannot be used, `StorageError` for a disk that takes no more,
     `KeyboardInterrupt` after storing an interrupted trial.
     """
+    began = time.monotonic()
     listener = progress or Silent()
     plan = plan or expand(experiment)
     check_plan(plan)
@@ -102,6 +104,7 @@ def run_experiment(
                 experiment.measure.repeats,
                 _results(folder, plan, listener, retry=retry),
                 budget_seconds=budget_seconds,
+                began=began,
             )
             runner = TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener)
             _run(experiment, plan, agenda, runner)
@@ -191,12 +194,13 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     listener.planned(finished + len(trials), finished, plan.left_out)
     if not trials:
         return
-    if (seconds := agenda.left_seconds()) is not None:
-        listener.note(f"about {duration(seconds)} to go, as the same cells took before")
+    out, verify = runner.folder.path, experiment.measure.verify
+    for line in time_lines(trials, out, agenda.budget_seconds, verify=verify):
+        listener.note(line)
     check_given(trials)
     engine.load(_modules(trials), machine.device_type)
     began = time.monotonic()
-    if experiment.measure.verify:
+    if verify:
         _verify(trials, runner)
     shutil.rmtree(runner.folder.path / SCRATCH, ignore_errors=True)  # of a killed command
     verified_seconds = time.monotonic() - began
@@ -233,7 +237,10 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
             last = attempt == attempts or not agenda.has_seconds(result.total_seconds)
             if result.disturbed is None or last:
                 break
-            listener.note(f"{trial.title}: {result.disturbed}; it is measured again")
+            listener.note(
+                f"{trial.title}: {result.disturbed}; measured again,"
+                f" {attempts} times at most (measure.max_remeasure)"
+            )
         # On a machine that stays busy, all that follow would be measured in vain several times.
         stays_busy = result.disturbed is not None
         agenda.results[trial.id] = result
@@ -261,6 +268,7 @@ def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
     if not missing:
         return
     fresh: list[Verdict] = []
+    began = time.monotonic()
     try:
         for verdict in verify_cells(
             missing,
@@ -276,7 +284,9 @@ def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
         made = verification_of(missing, fresh)
         judged = {verdict.id for verdict in fresh}
         every = (*(v for v in known if v.id not in judged), *made.verdicts)
-        write_verification(folder.path, made.model_copy(update={"verdicts": every}))
+        seconds = time.monotonic() - began + ((stored and stored.seconds) or 0.0)
+        told = {"verdicts": every, "seconds": seconds}
+        write_verification(folder.path, made.model_copy(update=told))
 
 
 def _results(

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.columns import Columns
@@ -29,9 +30,13 @@ class Display(Lines):
     """What is under way is drawn in one place; what has ended stays, a line each."""
 
     def __init__(
-        self, console: Console, draw: Callable[[RenderableType], object], folder: Path | None
+        self,
+        console: Console,
+        draw: Callable[[RenderableType], object],
+        folder: Path | None,
+        budget_seconds: float | None = None,
     ) -> None:
-        super().__init__(folder)
+        super().__init__(folder, budget_seconds=budget_seconds)
         self._console = console
         self._draw_now = draw
         self._drawn_at = float("-inf")
@@ -72,7 +77,9 @@ def _line(text: str, style: str = "") -> Text:
 
 
 @contextmanager
-def listener(folder: Path | None = None, *, quiet: bool = False) -> Iterator[ProgressListener]:
+def listener(
+    folder: Path | None = None, *, quiet: bool = False, budget_seconds: float | None = None
+) -> Iterator[ProgressListener]:
     """The listener that fits standard output; it tells the run's folder once that is there.
 
     Lines where nothing can be drawn: in a pipe, or on a terminal without a cursor to move.
@@ -84,12 +91,13 @@ def listener(folder: Path | None = None, *, quiet: bool = False) -> Iterator[Pro
         from IPython.display import display
 
         cell = display(Text(""), display_id=True)
-        yield Display(console, cell.update, folder)
+        yield Display(console, cell.update, folder, budget_seconds)
         cell.update(Text(""))
     # Not rich's own question: FORCE_COLOR would make a pipe a terminal, and fill it with codes.
     elif not sys.stdout.isatty() or console.is_dumb_terminal or not console.is_terminal:
-        yield Lines(folder)
+        yield Lines(folder, budget_seconds=budget_seconds)
     else:
         # No thread of its own: it would draw more often than there is anything new to tell.
         with Live(console=console, auto_refresh=False, transient=True) as live:
-            yield Display(console, lambda drawn: live.update(drawn, refresh=True), folder)
+            update = partial(live.update, refresh=True)
+            yield Display(console, update, folder, budget_seconds)

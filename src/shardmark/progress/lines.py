@@ -28,11 +28,17 @@ LINE_EVERY_SECONDS = 30.0
 class Lines:
     """A line when a trial has ended, and before that one each half minute."""
 
-    def __init__(self, folder: Path | None = None, *, error: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        budget_seconds: float | None = None,
+        error: bool = False,
+    ) -> None:
         self._folder = folder
         self._error = error
         """Print to standard error, since standard output is for something else."""
-        self._pace = Pace()
+        self._pace = Pace(budget_seconds)
         self._title = ""
         self._lined_at = 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from math import inf
 from statistics import fmean
 
 RATE_SECONDS = 10.0
@@ -19,7 +20,11 @@ Reached = tuple[float, int]
 class Pace:
     """Watches steps go by.  All times are of the monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget_seconds: float | None = None) -> None:
+        """With a budget, which runs out from now on, no trial begins after its end."""
+        self._budget_ends_at = time.monotonic() + (
+            inf if budget_seconds is None else budget_seconds
+        )
         self._trials_left = 0
         self._ended_after: list[float] = []
         self.trial_started(samples_per_step=0)
@@ -78,7 +83,8 @@ class Pace:
         return still if still > max(STILL_SECONDS, usual) else 0.0
 
     def run_left_seconds(self, *, between_trials: bool = False) -> float | None:
-        """The trial's own steps, and for each trial to come the mean of those that ran through.
+        """The trial's own steps, and for each trial to come the mean of those that ran through; no
+        more than a budget has left.
 
         Before one has, the trial under way stands for all, and between trials nothing is known.
         """
@@ -92,7 +98,8 @@ class Pace:
             return None
         else:
             each = self.trial_seconds + own
-        return own + self._trials_left * each
+        budget_left = self._budget_ends_at - time.monotonic()
+        return max(own, min(own + self._trials_left * each, budget_left))
 
     def _step_seconds(self, since: Reached) -> float:
         """Mean time of a step since then; there are at least two readings."""

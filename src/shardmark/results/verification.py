@@ -76,6 +76,8 @@ class Verification(Stored):
     reference: str
     steps: int
     verdicts: tuple[Verdict, ...]
+    seconds: float | None = None
+    """That the ranks and the comparison took; of all commands that added verdicts."""
 
     def of(self, verdict_id: str) -> Verdict | None:
         return next((verdict for verdict in self.verdicts if verdict.id == verdict_id), None)

@@ -24,6 +24,7 @@ from shardmark.results.files import write_model
 from shardmark.results.fingerprint import FINGERPRINT_FILE, Fingerprint
 from shardmark.results.schema import Failure, Outcome
 from shardmark.results.store import load_run
+from shardmark.results.verification import Verification, write_verification
 from shardmark.trials.matrix import expand
 from tests.golden.invented import invented_trial, write_run
 
@@ -269,13 +270,27 @@ def test_dry_run_expects_what_the_same_cells_took(
     _, printed, _ = answer("quickstart", "--dry-run", *changes)
     assert "then up to 3 more repeats" in printed
     assert "3 to 6 trials" in printed
-    assert "time: about 2 min to 4 min" in printed
-    assert "runs/quickstart-2" in printed
+    assert (
+        "time: about 2 min to 4 min, as in runs/quickstart-2; loading and verifying comes"
+        in printed
+    )
+    assert "measure.verify" not in printed
     write_run(Path("here"), [measured], experiment=experiment.model_dump(mode="json"))
     write_model(Path("here") / FINGERPRINT_FILE, Fingerprint())
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--out", "here", "--budget", "2m")
     assert "time: about 80 s to 3 min" in printed, "one trial has its result"
-    assert "budget: 2 min, enough for about 3 of 3 to 6 repeats" in printed
+    assert "budget: 2 min, enough for 3 of 3 to 6 repeats at most" in printed
+    verified = Verification(reference="one process", steps=3, verdicts=(), seconds=30.0)
+    write_verification(Path("here"), verified)
+    for budget, reach in (
+        ("2m", "2 of 3 to 6 repeats at most"),
+        ("10m", "all if loading takes under 6"),
+    ):
+        _, printed, _ = answer(
+            "quickstart", "--dry-run", *changes, "--out", "here", "--budget", budget
+        )
+        assert "time: about 2 min to 4 min, as in here; loading comes on top" in printed
+        assert f"enough for {reach}" in printed
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--set", "steps=20")
     assert "time: not known" in printed, "other cells tell nothing"
 

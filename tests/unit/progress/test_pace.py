@@ -25,8 +25,8 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return fake
 
 
-def started(trials: int = 1) -> Pace:
-    watch = Pace()
+def started(trials: int = 1, budget_seconds: float | None = None) -> Pace:
+    watch = Pace(budget_seconds)
     watch.planned(trials)
     watch.trial_started(samples_per_step=8)
     return watch
@@ -88,6 +88,16 @@ def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> 
     watch.trial_started(samples_per_step=8)  # beyond the plan, and longer than the mean
     time.now += 150
     assert watch.run_left_seconds() == 0.0
+
+
+@pytest.mark.parametrize(("budget_seconds", "left"), [(1000.0, 130.0), (100.0, 80.0), (25.0, 30.0)])
+def test_a_budget_ends_the_run(time: Time, budget_seconds: float, left: float) -> None:
+    """The trial under way goes on to its end all the same."""
+    watch = started(3, budget_seconds)
+    for seconds, steps in ((10, 0), (10, 10)):
+        time.now += seconds
+        watch.stepped(steps, 40)
+    assert watch.run_left_seconds() == left
 
 
 def test_what_broke_off_says_nothing_of_the_time_to_come(time: Time) -> None:
