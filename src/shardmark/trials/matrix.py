@@ -48,6 +48,8 @@ class LeftOut:
     """None where it does not matter."""
     reason: str
     nodes: int = 1
+    runs_on: tuple[str, ...] = ()
+    """Sizes on which the strategy is run, in words."""
 
     @property
     def cell(self) -> str:
@@ -55,7 +57,8 @@ class LeftOut:
         return " on ".join(str(part) for part in (self.strategy, size) if part is not None)
 
     def __str__(self) -> str:
-        return f"{self.cell}: {self.reason}"
+        runs = f" (it runs on {', '.join(self.runs_on)})" if self.runs_on else ""
+        return f"{self.cell}{runs}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,13 +252,20 @@ def _sizes(
     reasons = {size: _unsupported_reason(strategy, *size) for size in asked}
     sizes = [size for size, reason in reasons.items() if reason is None]
     alone = not sizes and _unsupported_reason(strategy, 1, 1) is None
+    sizes = [(1, 1)] if alone else sizes
     if not alone or not experiment.matrix.keys().isdisjoint(SIZE_AXES):
         left_out += (
-            LeftOut(strategy=spec, world_size=world_size, nodes=nodes, reason=reason)
+            LeftOut(
+                strategy=spec,
+                world_size=world_size,
+                nodes=nodes,
+                reason=reason,
+                runs_on=tuple(ranks_and_nodes(*size) for size in sizes),
+            )
             for (world_size, nodes), reason in reasons.items()
             if reason is not None
         )
-    return [(1, 1)] if alone else sizes
+    return sizes
 
 
 def _unsupported_reason(strategy: Strategy, world_size: int, nodes: int) -> str | None:

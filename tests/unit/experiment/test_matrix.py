@@ -35,9 +35,9 @@ def test_leaves_out_what_makes_no_sense_and_says_why(make: Make) -> None:
     plan = expand(make("matrix.world_size=[1, 2, 4]"))
     assert _cells(plan) == {("single", 1), ("ddp", 2), ("ddp", 4)}
     assert [str(item) for item in plan.left_out] == [
-        "single on 2 ranks: single is one device",
-        "single on 4 ranks: single is one device",
-        "ddp on 1 rank: one rank has nobody to share the work with",
+        "single on 2 ranks (it runs on 1 rank): single is one device",
+        "single on 4 ranks (it runs on 1 rank): single is one device",
+        "ddp on 1 rank (it runs on 2 ranks, 4 ranks): one rank has nobody to share the work with",
     ]
 
 
@@ -304,8 +304,8 @@ def test_nodes_are_an_axis_and_a_varied_key(make: Make) -> None:
     assert cells == {("single", 1, 1), ("ddp", 4, 1), ("ddp", 4, 2)}
     assert [str(cell) for cell in plan.left_out] == [
         "4 ranks: 4 ranks cannot be shared out equally to 3 nodes",
-        "single on 4 ranks: single is one device",
-        "single on 4 ranks of 2 nodes: single is one device",
+        "single on 4 ranks (it runs on 1 rank): single is one device",
+        "single on 4 ranks of 2 nodes (it runs on 1 rank): single is one device",
     ]
     assert {trial.varied["placement.nodes"] for trial in plan.trials} == {1, 2}
     assert {"-w4-n2-" in trial.id for trial in plan.trials if trial.nodes == 2} == {True}
