@@ -137,7 +137,12 @@ def _try_gpus(*, as_json: bool) -> None:
     }
     sections = gpu_sections(here, can_run, Lines(error=True))
     bad = problems(check for section in sections for check in section.checks)
-    answer = f"not well: {', '.join(dict.fromkeys(bad))}" if bad else "all that was tried works"
+    if here.device_type != "cuda":
+        answer = "nothing to check: no GPU can be used here"
+    elif bad:
+        answer = f"failed: {', '.join(dict.fromkeys(bad))}"
+    else:
+        answer = "all that was tried works"
     if as_json:
         findings = {"answer": answer, "sections": sections}
         say(*json.dumps(findings, default=asdict, indent=2).split("\n"))
@@ -146,7 +151,7 @@ def _try_gpus(*, as_json: bool) -> None:
         say(f"{answer} (shardmark {__version__}, {time.monotonic() - began:.0f} s)")
         for section in sections:
             say("", f"{section.title}:", *_lines(_rows(section.checks), width))
-    if bad:
+    if bad or here.device_type != "cuda":
         raise typer.Exit(1)
 
 

@@ -19,7 +19,7 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(metavar="KIND", help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"),
-    ],
+    ] = "",
 ) -> None:
     """List what there is, one line each."""
     lines = listing(kind)
@@ -42,7 +42,8 @@ def listing(kind: str) -> Mapping[str, str]:
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise InputError("list", f"unknown kind {kind!r}", f"allowed: {', '.join(KINDS)}{hint}")
+        found = f"unknown kind {kind!r}" if kind else "no kind is named"
+        raise InputError("list", found, f"allowed: {', '.join(KINDS)}{hint}")
     listings: dict[str, Mapping[str, str]] = {
         "strategies": _strategies(),
         "workloads": {name: _summary(options) for name, options in WORKLOADS.items()},

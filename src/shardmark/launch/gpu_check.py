@@ -70,7 +70,7 @@ def _sections(
     there = all_cuda_devices()
     device_found, *driver = device_checks(here, there)
     if here.device_type != "cuda":
-        yield "GPUs", [replace(device_found, state=State.FAILED)]
+        yield "GPUs", [replace(device_found, state=State.MISSING)]
         return
     variables = [f"{name}={value}" for name, value in relevant_variables(os.environ).items()]
     told = [_fine("variables", ", ".join(variables))] if variables else []

@@ -183,7 +183,7 @@ def test_without_a_gpu_nothing_is_tried(
     there.versions["torch"] = torch_version
     text, progress = there.doctor(code=1)
     assert fact in text
-    assert "CUDA devices" in text.splitlines()[0]
+    assert text.startswith("nothing to check: ")
     assert (there.collectives, there.experiments, progress) == ([], [], "")
 
 
