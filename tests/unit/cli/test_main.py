@@ -44,7 +44,6 @@ def test_help_version_and_schema(capsys: Captured) -> None:
         (["list", "--all"], "No such option: --all"),
         (["list", "metric"], "did you mean 'metrics'?"),
         (["list"], "allowed: strategies, workloads, models"),
-        (["list"], "allowed: strategies, workloads, models"),
         (["compare"], "runs/latest leads to no run"),
         (["report"], "runs/latest leads to no run"),
         (["export", "--to", "csv"], "runs/latest leads to no run"),
