@@ -23,11 +23,9 @@ class Reading:
     """Mean over the ranks that have told one."""
     loss_steps: int | None = None
     """Steps that had been taken at that loss: on a GPU it is told at the ends of epochs alone."""
-    memory_bytes: int | None = None
-    """Of the fullest rank or device."""
 
     @classmethod
-    def of(cls, ranks: Sequence[Reached], memory_bytes: int | None) -> Self:
+    def of(cls, ranks: Sequence[Reached]) -> Self:
         """At least one rank is needed."""
         furthest = max(ranks, key=lambda rank: rank.steps)
         losses = [rank.loss for rank in ranks if rank.loss is not None]
@@ -36,7 +34,6 @@ class Reading:
             total_steps=furthest.total_steps,
             loss=sum(losses) / len(losses) if losses else None,
             loss_steps=max((r.loss_steps for r in ranks if r.loss_steps is not None), default=None),
-            memory_bytes=memory_bytes,
         )
 
 

@@ -144,7 +144,7 @@ class TrialRunner:
             # Not the first rank's alone: it may be slow, or dead while the others train on.
             progress = [told for rank in ranks if (told := reached(directory, rank)) is not None]
             if progress:
-                self.listener.trial_stepped(Reading.of(progress, sampler.memory_bytes))
+                self.listener.trial_stepped(Reading.of(progress))
 
         with nullcontext() if self.engine.samples else sampler:
             return self.engine.run(

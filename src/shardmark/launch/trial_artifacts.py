@@ -74,11 +74,6 @@ class RankSampler:
         if error is None and isinstance(stopped, OSError) and stopped.errno in FULL:
             raise storage_error(self._file, stopped)
 
-    @property
-    def memory_bytes(self) -> int | None:
-        """Of the fullest rank or device, when last looked at."""
-        return self._sampler.memory_bytes
-
     def look(self) -> None:
         """See which ranks have come or come back, and whether they have done their last step."""
         for rank in self._ranks:

@@ -14,6 +14,7 @@ from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line, say
 from shardmark.launch.listener import Reading, Silent
 from shardmark.progress.pace import Pace
+from shardmark.report.answers.wording import size
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.trials.trial import Trial
 
@@ -126,8 +127,6 @@ def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
         # A CPU's ranks are read while they step; only a loss of some time ago needs its place.
         late = reading.steps - reading.loss_steps > 1
         parts.append(f"loss {reading.loss:.4g}" + (f" at step {reading.loss_steps}" * late))
-    if reading.memory_bytes is not None:
-        parts.append(f"memory {memory(reading.memory_bytes)}")
     parts.append(f"{duration(pace.trial_seconds)} gone")
     left = pace.run_left_seconds()
     if left is not None and left >= 1:
@@ -146,11 +145,7 @@ def ending(result: TrialResult) -> str:
         return f"{result.outcome} after {seconds}{reason}{remedy} (trials/{result.id})"
     rates = [(name, rate) for name in RATES if (rate := result.metrics.get(name)) is not None]
     speed = "".join(f", {rate.value:.1f} {METRICS[name].unit}" for name, rate in rates[:1])
+    peak = result.metrics.get("peak_memory_bytes")
+    memory = "" if peak is None else f", peak {size(peak.value)}"
     disturbed = f", disturbed: {result.disturbed}" if result.disturbed else ""
-    return f"ok in {seconds}{speed}{disturbed}"
-
-
-def memory(size_bytes: int) -> str:
-    """`812 MiB` or `1.25 GiB`."""
-    small = size_bytes < 2**30
-    return f"{size_bytes / 2**20:.0f} MiB" if small else f"{size_bytes / 2**30:.2f} GiB"
+    return f"ok in {seconds}{speed}{memory}{disturbed}"

@@ -33,6 +33,7 @@ def trials(*overrides: str) -> tuple[Trial, ...]:
 
 TRIAL = trials()[0]
 TITLE = "ddp on 2 ranks"
+MEASURED = {"samples_per_second": 412.04, "peak_memory_bytes": 128.6 * 2**20}
 
 
 @pytest.fixture
@@ -78,10 +79,11 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
         f"[1/2] {TITLE}: step 120 of 200, 16.0 samples/s, 60 s gone, about 2 min left",
     ]
     time.now = 220.0
-    told.trial_ended(1, 2, invented_trial(metrics={"samples_per_second": 412.04}))
-    assert printed() == [f"[1/2] {TITLE}: ok in 21.5 s, 412.0 samples/s, about 2 min left"]
+    told.trial_ended(1, 2, invented_trial(metrics=MEASURED))
+    ended = f"[1/2] {TITLE}: ok in 21.5 s, 412.0 samples/s, peak 129 MiB, about 2 min left"
+    assert printed() == [ended]
     told.trial_started(2, 2, TRIAL)
-    told.trial_ended(2, 2, invented_trial(metrics={"samples_per_second": None}))
+    told.trial_ended(2, 2, invented_trial(metrics=dict.fromkeys(MEASURED)))
     assert printed() == [f"[2/2] {TITLE}: ok in 21.5 s"]
 
 
@@ -130,8 +132,8 @@ def test_figures_are_those_that_are_known(time: Time) -> None:
     watch.planned(1)
     watch.trial_started(samples_per_step=8)
     assert figures(Reading(steps=0, total_steps=9), watch) == ("step 0 of 9", "0 s gone")
-    reading = Reading(steps=3, total_steps=9, loss=1.23456, loss_steps=2, memory_bytes=3 * 2**29)
-    assert figures(reading, watch)[1:3] == ("loss 1.235", "memory 1.50 GiB"), "as good as now"
+    reading = Reading(steps=3, total_steps=9, loss=1.23456, loss_steps=2)
+    assert figures(reading, watch)[1] == "loss 1.235", "as good as now"
     late = Reading(steps=8, total_steps=9, loss=float("nan"), loss_steps=4)
     assert figures(late, watch)[1] == "loss nan at step 4", "that of a GPU's last epoch"
     assert figures(Reading(steps=9, total_steps=9), watch)[1] == "finishing"

@@ -47,8 +47,6 @@ class SystemSampler:
     ) -> None:
         self.error: Exception | None = None
         """Why the sampling ended early."""
-        self.memory_bytes: int | None = None
-        """Of the fullest device, or of the fullest rank where there is none, when last sampled."""
         self._path = path
         self._sample_seconds = sample_seconds
         self._clock = clock
@@ -158,7 +156,6 @@ class SystemSampler:
             {"rank": rank, **values, "network": sent.get(rank)} for rank, values in readings.items()
         ]
         gpus = self._gpus.read(pids) if self._gpus is not None else []
-        self.memory_bytes = _most(gpus, "memory_used_bytes") or _most(ranks, "rss_bytes")
         return {
             "at_seconds": at_seconds,
             "machine": self._machine.read(),
@@ -182,8 +179,3 @@ class SystemSampler:
     def _close_gpus(self) -> None:
         if self._gpus is not None:
             self._gpus.close()
-
-
-def _most(readings: Iterable[Mapping[str, object]], field: str) -> int | None:
-    values = [value for reading in readings if isinstance(value := reading.get(field), int)]
-    return max(values, default=None)
