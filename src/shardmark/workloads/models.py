@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -37,6 +37,8 @@ OTHER_MODELS: dict[str, str] = {
 
 _USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+_SETS_ATTRIBUTES = frozenset({"setattr", "__setattr__", "__getattr__", "__dict__", "vars"})
+"""With one of them a class may have methods that its source does not name."""
 _REGISTERED = re.compile(r"^@register_model\b(\([^)]*\))?\s*\n(?:.*\n)*?def (\w+)\(", re.MULTILINE)
 
 
@@ -102,8 +104,8 @@ def _timm_base(name: str) -> str:
     return name.removeprefix("timm:").partition(".")[0]
 
 
-def user_function_problem(name: str) -> str | None:
-    """Why the user's function cannot be imported, as far as its source tells."""
+def user_function_problem(name: str, methods: Collection[str] = ()) -> str | None:
+    """Why the user's function, or class with those methods, cannot be used, by its source."""
     module, _, function = name.rpartition(":")
     if module.endswith(".py"):
         origin: str | None = str(Path(module).expanduser())
@@ -122,9 +124,13 @@ def user_function_problem(name: str) -> str | None:
         tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
         return f"{origin} is no Python source: {error}"
-    if function in _bound_names(tree) or "*" in _bound_names(tree):
-        return None
-    return f"{origin} has no {function!r}"
+    names = _bound_names(tree)
+    if function not in names and "*" not in names:
+        return f"{origin} has no {function!r}"
+    if missing := _missing_methods(tree, function, methods):
+        needed = f"needed are {', '.join(methods)}"
+        return f"{origin}: class {function} has no {', '.join(missing)}; {needed}"
+    return None
 
 
 def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
@@ -146,8 +152,24 @@ def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec
     return spec
 
 
-def _bound_names(tree: ast.Module) -> set[str]:
-    """Every name that the module binds somewhere, and `*` where it imports everything."""
+def _missing_methods(tree: ast.Module, name: str, methods: Collection[str]) -> list[str]:
+    """None are where something may bring them that the class itself does not show."""
+    classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == name]
+    if len(classes) != 1 or classes[0].bases or classes[0].keywords or classes[0].decorator_list:
+        return []
+    inside = list(ast.walk(classes[0]))
+    attributes = [node for node in inside if isinstance(node, ast.Attribute)]
+    there = _bound_names(classes[0])
+    used = {node.id for node in inside if isinstance(node, ast.Name)}
+    used |= {node.attr for node in attributes}
+    if not _SETS_ATTRIBUTES.isdisjoint(there | used):
+        return []
+    there |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    return [method for method in methods if method not in there]
+
+
+def _bound_names(tree: ast.AST) -> set[str]:
+    """Every name that is bound somewhere below, and `*` where everything is imported."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.shares import Shard
@@ -231,6 +232,33 @@ def test_what_cannot_be_cut_cannot_be_accumulated(tmp_path: Path) -> None:
     assert batch.split(1) == (batch,)
     with pytest.raises(InputError, match="cannot be cut into micro-batches"):
         batch.split(2)
+
+
+@pytest.mark.parametrize(
+    ("bases", "body", "lacks"),
+    [
+        ("", "def train_data(self): ...", "has no model, validation_data, loss; needed are model"),
+        (
+            "",
+            "def __init__(self):\n        self.train_data, self.model = 1, 2",
+            "no validation_data",
+        ),
+        ("(Base)", "pass", None),
+        ("", "def __init__(self):\n        setattr(self, 'x', 1)", None),
+    ],
+    ids=["one of four", "set in __init__", "inherited", "set by name"],
+)
+def test_methods_that_a_class_lacks_are_told_from_its_source(
+    tmp_path: Path, bases: str, body: str, lacks: str | None
+) -> None:
+    """Before a rank imports it, as far as the source is sure."""
+    (tmp_path / "bare.py").write_text(f"class Task{bases}:\n    {body}\n")
+    asked = {"name": "own", "task": f"{tmp_path}/bare.py:Task"}
+    if lacks is None:
+        assert options(asked)
+        return
+    with pytest.raises(ValidationError, match=lacks):
+        options(asked)
 
 
 def test_files_among_the_options_are_part_of_what_was_trained(tmp_path: Path) -> None:

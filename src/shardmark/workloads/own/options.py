@@ -9,6 +9,9 @@ from pydantic import Field, PositiveInt, field_validator
 from shardmark.workloads.models import is_user_function, user_function_problem
 from shardmark.workloads.options import WorkloadOptions
 
+NEEDED = ("model", "train_data", "validation_data", "loss")
+"""Methods of every task."""
+
 
 class OwnOptions(WorkloadOptions):
     """A task of your own: one class with its model, data and loss."""
@@ -30,7 +33,7 @@ class OwnOptions(WorkloadOptions):
             raise ValueError(
                 f"task {name!r} names no class; package.module:Class or folder/file.py:Class"
             )
-        problem = user_function_problem(name)
+        problem = user_function_problem(name, NEEDED)
         if problem is not None:
             raise ValueError(f"task {name!r}: {problem}")
         return name

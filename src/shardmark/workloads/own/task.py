@@ -20,6 +20,7 @@ from shardmark.core.metrics import METRICS, Better
 from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup
 from shardmark.workloads.model_building import user_function
 from shardmark.workloads.order import Share, checked_weights, seed_of
+from shardmark.workloads.own.options import NEEDED
 from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Batch
     from shardmark.workloads.own.options import OwnOptions
 
-NEEDED = ("model", "train_data", "validation_data", "loss")
 DEFAULT_METRIC = "validation_loss"
 
 TAKEN_OVER = {
