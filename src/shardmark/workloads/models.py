@@ -127,10 +127,8 @@ def user_function_problem(name: str, methods: Collection[str] = ()) -> str | Non
     names = _bound_names(tree)
     if function not in names and "*" not in names:
         return f"{origin} has no {function!r}"
-    if missing := _missing_methods(tree, function, methods):
-        needed = f"needed are {', '.join(methods)}"
-        return f"{origin}: class {function} has no {', '.join(missing)}; {needed}"
-    return None
+    missing, needed = ", ".join(_missing_methods(tree, function, methods)), ", ".join(methods)
+    return f"{origin}: class {function} has no {missing}; needed are {needed}" if missing else None
 
 
 def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
