@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 from torch._C._autograd import DeviceType  # exported under no public name
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.profiler import ProfilerActivity, profile
 
 from shardmark.core.recipe import Recipe
@@ -188,6 +189,10 @@ def model_counts(workload: Workload, model: nn.Module, recipe: Recipe) -> dict[s
     counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "batch_norm": any(
+            isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+            for module in model.modules()
+        ),
         "flops_per_sample": (flops := workload.sample_input_flops(model)),
     }
     if recipe.activation_checkpointing:

@@ -80,7 +80,6 @@ def test_ranks_appear_and_vanish(tmp_path: Path, sampler: SystemSampler) -> None
     write_process(tmp_path / "proc", 20)
     sampler.start()
     sampler.set_ranks({0: 10})
-    assert 0 < (sampler.memory_bytes or 0) < 2**20, "without a device, of the fullest rank"
     sampler.set_ranks({0: 10, 1: 20})
     end_process(tmp_path / "proc", 10)
     sampler.stop()
@@ -145,7 +144,6 @@ def test_devices(tmp_path: Path, sampler: SystemSampler) -> None:
     first = sampler._gpus
     sampler.set_ranks({}, gpu_uuids=["a", "b"])
     assert sampler._gpus is first  # still open
-    assert sampler.memory_bytes == 7 * 2**30, "of the fullest device"
     sampler.stop()
     networks = [set(line["network"]) for line in lines(tmp_path)]
     assert networks[0] == {"lo"}, "no device is known yet"

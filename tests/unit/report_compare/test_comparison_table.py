@@ -19,7 +19,7 @@ from shardmark.report.table.comparison import WIDE, comparison_json, comparison_
 from shardmark.report.table.formats import Format, render_json, render_tables
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
-from tests.golden.invented import invented_trial
+from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.report_compare.runs import compared
 
 
@@ -158,6 +158,22 @@ def test_synthetic_data_and_weak_scaling_are_told() -> None:
     (row,) = document(compared(trial))["rows"]
     assert row["synthetic"] is row["weak_scaling"] is True
     assert "top-1 %" not in shown(trial)
+
+
+@pytest.mark.parametrize(
+    ("other", "batch_norm", "told"),
+    [(("single", 1), True, True), (("fsdp", 2), True, False), (("single", 1), False, False)],
+)
+def test_batch_norm_is_named_where_shares_differ(
+    *, other: tuple[str, int], batch_norm: bool, told: bool
+) -> None:
+    rank = invented_rank(0)
+    assert rank.probe is not None
+    probe = rank.probe.model_copy(update={"batch_norm": batch_norm})
+    measured = (rank.model_copy(update={"probe": probe}),)
+    trials = [invented_trial(*cell, ranks=measured) for cell in (("ddp", 2), other)]
+    notes = " ".join(comparison_table(compared(*trials)).notes)
+    assert ("Batch norm" in notes) == told
 
 
 def test_an_empty_run_says_so() -> None:

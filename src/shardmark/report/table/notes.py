@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.rows import Row, main_quality
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
@@ -168,7 +168,21 @@ def _labels(rows: Sequence[Row]) -> list[str]:
         notes.append("Synthetic data: speed and memory count, accuracy and loss mean nothing.")
     if any(row.weak_scaling for row in rows):
         notes.append("Weak scaling: each rank keeps its batch, so more ranks train something else.")
+    shares = {count for row in rows for count in _shares_of_batch_norm(row)}
+    if main_quality(rows) and len(shares) > 1:
+        seen = "Batch norm sees one rank's share of a batch"
+        notes.append(f"{seen}: quality depends on the number of ranks.")
     return notes
+
+
+def _shares_of_batch_norm(row: Row) -> set[int]:
+    """Into how many parts a batch falls, of each of which batch norm takes statistics."""
+    return {
+        trial.layout.shares
+        for trial in row.ok_trials
+        for rank in trial.ranks
+        if rank.probe and rank.probe.batch_norm and not row.weak_scaling
+    }
 
 
 def _relations(comparison: Comparison) -> list[str]:
