@@ -5,6 +5,11 @@
 # gigabytes smaller: --build-arg PIP_EXTRA_INDEX_URL=INDEX --build-arg CONSTRAINTS=
 FROM python:3.13-slim-trixie
 
+# `recipe.compile` has it compile kernels for the CPU.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+
 ARG PIP_EXTRA_INDEX_URL
 ARG CONSTRAINTS=constraints.txt
 COPY constraints.txt pyproject.toml README.md LICENSE /source/

@@ -104,6 +104,12 @@ def test_image_is_made_of_files_that_are_there(name: str, base: str) -> None:
     assert {step[0] for step in steps} <= INSTRUCTIONS
     (image,) = [rest for word, rest in steps if word == "FROM"]
     assert image.startswith(base)
+    runtime = re.search(
+        r"^nvidia-cuda-runtime==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(), re.M
+    )
+    assert runtime is not None
+    cuda = re.search(r"^ARG CUDA=(\d+\.\d+)", text, re.M)
+    assert (cuda[1] if cuda else None) == (runtime[1] if "cuda" in name else None)
     allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     copied = [one for word, rest in steps if word == "COPY" for one in rest.split()[:-1]]
     assert {"pyproject.toml", "src"} <= set(copied)
