@@ -238,8 +238,8 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
             if result.disturbed is None or last:
                 break
             listener.note(
-                f"{trial.title}: {result.disturbed}; measured again,"
-                f" {attempts} times at most (measure.max_remeasure)"
+                f"{trial.title}: {result.disturbed}; measured again, up to"
+                f" {trial.measure.max_remeasure} times (measure.max_remeasure)"
             )
         # On a machine that stays busy, all that follow would be measured in vain several times.
         stays_busy = result.disturbed is not None
