@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,13 @@ def path_of(text: str) -> Path:
     if "\0" in text:
         raise InputError(text[:60], "is no path: it holds a NUL character", "name another")
     return path
+
+
+class TextOrJson(StrEnum):
+    """How findings are printed."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 ExperimentName = Annotated[

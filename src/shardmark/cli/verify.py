@@ -6,14 +6,19 @@ import json
 import secrets
 import shutil
 import tempfile
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, with_engine
+from shardmark.cli.arguments import (
+    EngineOption,
+    ExperimentName,
+    Overrides,
+    TextOrJson,
+    with_engine,
+)
 from shardmark.core.storage import temporary_folder
 from shardmark.core.text import say, say_text
 
@@ -25,17 +30,12 @@ if TYPE_CHECKING:
 NOT_EQUIVALENT = 1
 
 
-class Format(StrEnum):
-    """How the verdicts are printed."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def verify(
     experiment: ExperimentName,
     overrides: Overrides = None,
-    form: Annotated[Format, typer.Option("--format", help="json holds every check.")] = Format.TEXT,
+    form: Annotated[
+        TextOrJson, typer.Option("--format", help="json holds every check.")
+    ] = TextOrJson.TEXT,
     engine: EngineOption = None,
 ) -> None:
     """Hold a few steps of every strategy against one process that plays all ranks.
@@ -56,10 +56,10 @@ def verify(
     if done is not None:
         raise typer.Exit(done)
     with tempfile.TemporaryDirectory(prefix="shardmark-verify-", dir=temporary_folder()) as folder:
-        listener = Silent() if form is Format.JSON else Lines()
+        listener = Silent() if form is TextOrJson.JSON else Lines()
         scratch = Path(folder) / "verification"
         verification = verify_experiment(resolved, scratch, plan=plan, progress=listener)
-    if form is Format.JSON:
+    if form is TextOrJson.JSON:
         say_text(render_json(json.loads(verification.model_dump_json())))
     else:
         say(*_text(verification))
@@ -67,7 +67,7 @@ def verify(
         raise typer.Exit(NOT_EQUIVALENT)
 
 
-def _delegated(experiment: Experiment, plan: Plan, form: Format) -> int | None:
+def _delegated(experiment: Experiment, plan: Plan, form: TextOrJson) -> int | None:
     """The exit code, where another process does it; its folder stays only if that says nothing."""
     from shardmark.config.load import to_yaml
     from shardmark.launch.engine import RemoteCommand
@@ -80,7 +80,7 @@ def _delegated(experiment: Experiment, plan: Plan, form: Format) -> int | None:
         options=("--format", form.value),
         folder=folder,
     )
-    done = delegate(experiment, plan, command, partial(say, error=form is Format.JSON))
+    done = delegate(experiment, plan, command, partial(say, error=form is TextOrJson.JSON))
     if done in (0, NOT_EQUIVALENT):
         shutil.rmtree(folder, ignore_errors=True)
     return done

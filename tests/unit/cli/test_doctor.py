@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +20,7 @@ from shardmark.measure.system.machine_checks import (
     host_checks,
     software_checks,
 )
-from shardmark.results.network import NetworkRecord, read_network
-from shardmark.results.store import RunFolder
+from shardmark.results.network import NetworkRecord
 from shardmark.strategies import STRATEGIES
 from tests.golden.test_golden import GOLDEN
 
@@ -160,9 +158,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_links_are_fitted_printed_and_stored_with_a_run(
-    asked: list[dict[str, Any]], tmp_path: Path, capsys: Captured
-) -> None:
+def test_links_are_fitted_and_printed(asked: list[dict[str, Any]], capsys: Captured) -> None:
     assert main(["doctor", "--network"]) == 0
     assert asked == [{"ranks": 2, "device": "auto", "seconds": network_probe.DEFAULT_SECONDS}]
     text = capsys.readouterr().out
@@ -170,25 +166,9 @@ def test_links_are_fitted_printed_and_stored_with_a_run(
     assert "fewer than 3 sizes were measured" in text, "why there is no fit"
     line = next(line for line in text.splitlines() if line.startswith("point to point"))
     assert "100.00 (" in line
-    (tmp_path / "trials").mkdir()
-    assert main(["doctor", "--network", "--format", "json", "--run", str(tmp_path)]) == 0
+    assert main(["doctor", "--network", "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["operations"][0]["fit"]["bytes_per_second"]["value"] == pytest.approx(1.2e8)
-    stored = read_network(tmp_path)
-    assert stored is not None
-    assert stored.model_dump(mode="json") == printed
-
-
-def test_as_many_ranks_as_an_experiment_has(tmp_path: Path, asked: list[dict[str, Any]]) -> None:
-    """Three workers and two servers."""
-    path = tmp_path / "experiment.yaml"
-    path.write_text(
-        "name: x\nworkload: {name: classification, model: resnet18, dataset: digits}\n"
-        "recipe: {global_batch: 12, steps: 1}\n"
-        "matrix: {strategy: [ddp, {name: ps-sync, servers: 2}], world_size: [2, 3]}\n"
-    )
-    assert main(["doctor", "--network", "--for", str(path)]) == 0
-    assert asked[0]["ranks"] == 5
 
 
 @pytest.mark.parametrize(
@@ -196,15 +176,12 @@ def test_as_many_ranks_as_an_experiment_has(tmp_path: Path, asked: list[dict[str
     [
         ("--network --device tpu", "--device: found 'tpu'; allowed are auto, cuda, cpu"),
         ("--network --seconds 0", "--seconds: found 0"),
-        ("--network --run nowhere", "--run nowhere: is no run's folder"),
-        ("--network --ranks 2 --for quickstart", "--ranks, --for: both are given"),
         ("--network --ranks 0", "--ranks: found 0; allowed are 1 to 256"),
         ("--network --ranks 257", "--ranks: found 257; allowed are 1 to 256"),
         ("--network --gpu", "--gpu, --network: both are given"),
         ("--gpu --ranks 3", "--ranks: found without --network"),
         ("--ranks 3", "--ranks: found without --network; add --network"),
-        ("--device cpu --for quickstart", "--for, --device: found without --network"),
-        ("--run nowhere --seconds 1", "--run, --seconds: found without --network"),
+        ("--device cpu --seconds 0", "--device, --seconds: found without --network"),
     ],
 )
 def test_wrong_options(options: str, message: str, capsys: Captured) -> None:
@@ -217,29 +194,3 @@ def test_under_torchrun_it_says_how_many(monkeypatch: pytest.MonkeyPatch, capsys
         monkeypatch.setenv(name, "1")
     assert main(["doctor", "--network", "--ranks", "2"]) == 2
     assert "found under torchrun" in capsys.readouterr().err
-
-
-def test_links_are_not_stored_where_they_would_harm_a_run(
-    asked: list[dict[str, Any]], tmp_path: Path, capsys: Captured
-) -> None:
-    run, stored = tmp_path / "run", tmp_path / "run" / "network.json"
-    (run / "trials").mkdir(parents=True)
-    command = ["doctor", "--network", "--run", str(run)]
-    stored.write_text(newer := STORED.model_dump_json().replace('_version":1', '_version":2'))
-    assert main(command) == 2
-    assert "of a newer shardmark" in capsys.readouterr().err
-    assert stored.read_text() == newer
-    stored.unlink()
-    stored.symlink_to(tmp_path / "private")
-    assert main(command) == 2
-    assert "is a link" in capsys.readouterr().err
-    stored.unlink()
-    assert asked == [], "it is told before anything is measured"
-    with RunFolder(run).locked(print):
-        assert main(command) == 2
-    assert "another command runs trials into it" in capsys.readouterr().err
-    assert not stored.exists()
-    stored.write_text("{")
-    assert main(command) == 0
-    assert read_network(run) is not None
-    assert (run / "set-aside" / "network.json.damaged-1").read_text() == "{"

@@ -217,7 +217,7 @@ PATHS = ("a\0b", "x" * 5000, "a/" * 3000, "~nobody-of-this-name/x")
     "command",
     [
         "compare {}", "report {}", "report GOLDEN --no-images --out {}",
-        "doctor --network --run {}", "export GOLDEN --to csv --out {}",
+        "export GOLDEN --to csv --out {}",
         "export GOLDEN --to torchrun --trial {}",
         "run {} --dry-run", "run quickstart --dry-run --engine {}",
         "run cifar10-strategies --dry-run --set workload.data_dir={}",
