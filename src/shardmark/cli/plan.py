@@ -1,25 +1,63 @@
-"""What `run --dry-run` prints: the trials in their order, and the cells left out."""
+"""What `run --dry-run` prints: the trials, the cells left out, the time, what is missing here."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from shardmark.config.axes import title_of
+from shardmark.config.experiment import Experiment
 from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.text import say
+from shardmark.launch.controller import check_folder, check_plan
+from shardmark.launch.engines import submission
+from shardmark.launch.estimate import time_lines
+from shardmark.launch.fingerprint import fingerprint_of
+from shardmark.measure.system.environment import machine
 from shardmark.progress.lines import shown
+from shardmark.results.store import is_run, load_run
+from shardmark.trials.matrix import Plan
 from shardmark.trials.trial import Trial
-
-if TYPE_CHECKING:
-    from shardmark.core.machine import Machine
-    from shardmark.trials.matrix import Plan
 
 GAP = "  "
 """Between columns; no column has it inside."""
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def print_plan(
+    experiment: Experiment,
+    plan: Plan,
+    out: Path | None,
+    budget_seconds: float | None,
+    *,
+    remeasure: bool,
+) -> None:
+    """Print what the command would do; asks no device, fetches nothing.
+
+    Raises `InputError` or `DataError` for what could not be measured.
+    """
+    there = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
+    check_plan(replace(plan, trials=there))
+    if out is not None:
+        check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
+    here = machine(experiment.device)
+    plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
+    goes_on = out if out is not None and is_run(out) and not remeasure else None
+    done = {result.id for result in load_run(goes_on).trials} if goes_on else set()
+    todo = [trial for trial in plan.trials if trial.id not in done]
+    say(*_trial_lines(plan), *_duration_lines(plan))
+    say(*time_lines(todo, goes_on, budget_seconds, verify=experiment.measure.verify))
+    command = ["shardmark", *(word for word in sys.argv[1:] if word != "--dry-run")]
+    engine = experiment.engine.name
+    lacking = _unavailable_lines(plan, here) if engine == "local" else ()
+    for line in (*submission(experiment, plan, command), *lacking):
+        say(f"{engine}: {line}")
+
+
+def _trial_lines(plan: Plan) -> Iterator[str]:
     """Number, id, strategy, ranks, repeat, then each option and varied key as KEY=VALUE.
 
     Repeats that come only where they are needed are counted in one line.
@@ -28,50 +66,17 @@ def plan_lines(plan: Plan) -> list[str]:
     sure = [trial for trial in plan.trials if trial.repeat < repeats.at_least]
     rows = [_row(number, trial) for number, trial in enumerate(sure, start=1)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        GAP.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    for row in rows:
+        yield GAP.join(t.ljust(width) for t, width in zip(row, widths, strict=True)).rstrip()
     if repeats.adaptive:
         more = repeats.at_most - repeats.at_least
-        lines.append(
-            f"then up to {more} more repeats, until the rate is known to {repeats.until:.0%}"
-            " or the differences are decided"
-        )
-    lines += [f"left out: {cell}" for cell in plan.left_out]
+        known = f"the rate is known to {repeats.until:.0%} or the differences are decided"
+        yield f"then up to {more} more repeats, until {known}"
+    for cell in plan.left_out:
+        yield f"left out: {cell}"
     most = f" to {len(plan.trials)}" if repeats.adaptive else ""
     trials = f"{len(sure)}{most} trial{'' if len(plan.trials) == 1 else 's'}"
-    return [*lines, f"{trials}, {_counted(len(plan.left_out), 'cell')} left out"]
-
-
-def duration_lines(plan: Plan) -> list[str]:
-    """How long trials warm up and are measured at least; nothing where steps alone count."""
-    lines: dict[str, None] = {}
-    for trial in plan.trials:
-        warmup_seconds, window_seconds = trial.least_seconds
-        if warmup_seconds:
-            steps = _counted(trial.measure.warmup_steps, "step")
-            lines[f"warm-up: at least {steps} and {warmup_seconds:g} s"] = None
-        if window_seconds:
-            added = "where the recipe is shorter, steps are added after its end"
-            lines[f"measured: at least {window_seconds:g} s; {added}"] = None
-    return list(lines)
-
-
-def unavailable_lines(trials: Iterable[Trial], machine: Machine) -> list[str]:
-    """What this machine lacks for the trials of one node, each reason once, with its remedy."""
-    counts: Counter[str] = Counter()
-    for trial in trials:
-        try:
-            if trial.nodes == 1:
-                trial.built_strategy.check(trial.world_size, machine, trial.recipe)
-        except StrategyUnavailable as error:
-            counts[f"{error.reason}; {error.remedy}" if error.remedy else error.reason] += 1
-    return [
-        f"{_counted(count, 'trial')} {'is' if count == 1 else 'are'} recorded as unavailable here:"
-        f" {reason}"
-        for reason, count in counts.items()
-    ]
+    yield f"{trials}, {_counted(len(plan.left_out), 'cell')} left out"
 
 
 def _row(number: int, trial: Trial) -> list[str]:
@@ -85,6 +90,34 @@ def _row(number: int, trial: Trial) -> list[str]:
         f"repeat {trial.repeat + 1} of {trial.measure.repeats}",
         GAP.join(f"{key}={' '.join(shown(value).split())}" for key, value in varied.items()),
     ]
+
+
+def _duration_lines(plan: Plan) -> list[str]:
+    """How long trials warm up and are measured at least; nothing where steps alone count."""
+    lines: dict[str, None] = {}
+    for trial in plan.trials:
+        warmup_seconds, window_seconds = trial.least_seconds
+        if warmup_seconds:
+            steps = _counted(trial.measure.warmup_steps, "step")
+            lines[f"warm-up: at least {steps} and {warmup_seconds:g} s"] = None
+        if window_seconds:
+            added = "where the recipe is shorter, steps are added after its end"
+            lines[f"measured: at least {window_seconds:g} s; {added}"] = None
+    return list(lines)
+
+
+def _unavailable_lines(plan: Plan, here: Machine) -> Iterator[str]:
+    """What this machine lacks for the trials of one node, each reason once, with its remedy."""
+    counts: Counter[str] = Counter()
+    for trial in plan.trials:
+        try:
+            if trial.nodes == 1:
+                trial.built_strategy.check(trial.world_size, here, trial.recipe)
+        except StrategyUnavailable as error:
+            counts[f"{error.reason}; {error.remedy}" if error.remedy else error.reason] += 1
+    for reason, count in counts.items():
+        verb = "is" if count == 1 else "are"
+        yield f"{_counted(count, 'trial')} {verb} recorded as unavailable here: {reason}"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,7 +76,9 @@ def run(
     plan = expand(resolved)
     budget_seconds = None if budget is None else parse_seconds(budget, "--budget")
     if dry_run:
-        _print_plan(resolved, plan, out, budget_seconds, remeasure=remeasure)
+        from shardmark.cli.plan import print_plan
+
+        print_plan(resolved, plan, out, budget_seconds, remeasure=remeasure)
         return
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.slurm.job import JobEndedError
@@ -161,44 +161,6 @@ def _print_results(folder: Path, *, quiet: bool) -> int:
         say(f"report: shardmark report {shown}")
     failed = any(result.outcome in ("failed", "timed_out") for result in stored.trials)
     return SOME_FAILED if failed else 0
-
-
-def _print_plan(
-    experiment: Experiment,
-    plan: Plan,
-    out: Path | None,
-    budget_seconds: float | None,
-    *,
-    remeasure: bool,
-) -> None:
-    """The trials in their order, the cells left out, the time; asks no device, fetches nothing."""
-    from shardmark.cli.plan import duration_lines, plan_lines, unavailable_lines
-    from shardmark.launch.controller import check_folder, check_plan, verification_note
-    from shardmark.launch.engines import submission
-    from shardmark.launch.estimate import time_lines
-    from shardmark.launch.fingerprint import fingerprint_of
-    from shardmark.launch.verification import cells_of
-    from shardmark.measure.system.environment import machine
-    from shardmark.results.store import is_run, load_run
-
-    there = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
-    check_plan(replace(plan, trials=there))
-    if out is not None:
-        check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
-    here = machine(experiment.device)
-    plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
-    stored = load_run(out).trials if out is not None and is_run(out) and not remeasure else ()
-    todo = [trial for trial in plan.trials if trial.id not in {result.id for result in stored}]
-    verify = experiment.measure.verify
-    say(*plan_lines(plan), *duration_lines(plan))
-    say(*time_lines(todo, None if remeasure else out, budget_seconds, verify=verify))
-    if there and verify and (note := verification_note(there, cells_of(there))):
-        say(note)
-    without = [word for word in sys.argv[1:] if word != "--dry-run"]
-    engine = experiment.engine.name
-    lacking = unavailable_lines(plan.trials, here) if engine == "local" else []
-    for line in [*submission(experiment, plan, ["shardmark", *without]), *lacking]:
-        say(f"{engine}: {line}")
 
 
 @contextmanager

@@ -274,7 +274,6 @@ def test_dry_run_expects_what_the_same_cells_took(
         "time: about 2 min to 4 min, as in runs/quickstart-2; loading and verifying comes"
         in printed
     )
-    assert "measure.verify" not in printed
     write_run(Path("here"), [measured], experiment=experiment.model_dump(mode="json"))
     write_model(Path("here") / FINGERPRINT_FILE, Fingerprint())
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--out", "here", "--budget", "2m")
