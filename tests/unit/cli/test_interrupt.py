@@ -13,14 +13,11 @@ import pytest
 
 from shardmark import cli
 from shardmark.launch import controller
-from shardmark.launch.listener import Silent
 from shardmark.launch.outcome import Ending
-from shardmark.launch.trial import TrialRunner
 from shardmark.launch.trial_artifacts import KEPT, clear
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, load_run
-from shardmark.trials.matrix import expand
-from tests.unit.launch.fakes import CPU, FakeEngine, experiment
+from tests.unit.launch.fakes import FakeEngine
 
 SETTINGS = (
     "matrix.strategy=[single]",
@@ -83,7 +80,7 @@ PHASES = BEFORE_A_TRIAL | IN_A_TRIAL
     ("phase", "stop", "quiet"),
     [*((phase, interrupt, False) for phase in PHASES), ("starting", terminate, True)],
 )
-def test_the_way_on_is_told_whatever_the_phase(
+def test_the_way_on_is_told_and_the_trial_is_stored_whatever_the_phase(
     *,
     phase: str,
     stop: Stop,
@@ -94,49 +91,34 @@ def test_the_way_on_is_told_whatever_the_phase(
     capsys: Captured,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = [*CHANGES, "--budget", "1h", *(["--quiet"] if quiet else [])]
+    given = [*CHANGES, "--retry", "--budget", "1h", *(["--quiet"] if quiet else [])]
     command = ["run", "quickstart", *given]
+    before = signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patched:
         PHASES[phase](engine, patched, stop)
         assert cli.main(command) == cli.INTERRUPTED
+    assert signal.getsignal(signal.SIGTERM) is before
     printed = capsys.readouterr()
-    before, _, again = printed.err.rstrip("\n").rpartition("interrupted; go on with: shardmark ")
-    assert before == "", "and nothing else on standard error"
+    others, _, again = printed.err.rstrip("\n").rpartition("interrupted; go on with: shardmark ")
+    assert others == "", "and nothing else on standard error"
     words = shlex.split(again)
     folder = Path(words[-1])
     assert sorted(words) == sorted([*command, "--out", str(folder)])
     assert folder.parent == Path("runs"), "the folder that was made, though none was named"
     assert not (quiet and printed.out)
     assert (f"writing to {folder}\n" in printed.out) == (not quiet and phase != "machine")
+    if phase in IN_A_TRIAL:
+        run = load_run(folder, verify=True)
+        (trial,) = run.trials
+        assert (trial.outcome, run.damaged, run.missing) == (Outcome.INTERRUPTED, (), ())
+        assert quiet or ": interrupted after " in printed.out.splitlines()[-1]
+        left = {path.name for path in (folder / "trials" / trial.id).iterdir()}
+        assert left <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
     engine.ends.clear()
     assert cli.main(words) == 0
     outcomes = [trial.outcome for trial in load_run(folder).trials]
     assert outcomes == [Outcome.OK, Outcome.OK]
     assert {path.name for path in Path("runs").iterdir()} == {folder.name, "latest"}
-
-
-@pytest.mark.parametrize("phase", IN_A_TRIAL)
-def test_the_trial_under_way_is_stored_as_interrupted(
-    phase: str,
-    engine: FakeEngine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Captured,
-) -> None:
-    out = tmp_path / "a run"
-    with monkeypatch.context() as patched:
-        PHASES[phase](engine, patched, interrupt)
-        command = ["run", "quickstart", *CHANGES, "--retry", "--out", str(out)]
-        assert cli.main(command) == cli.INTERRUPTED
-    printed = capsys.readouterr()
-    assert printed.err.endswith(f" --retry --out '{out}'\n")
-    run = load_run(out, verify=True)
-    (trial,) = run.trials
-    assert (trial.outcome, run.damaged, run.missing) == (Outcome.INTERRUPTED, (), ())
-    assert printed.out.splitlines()[-1].startswith("[1/2] single on 1 rank, repeat ")
-    assert ": interrupted after " in printed.out.splitlines()[-1]
-    left = {path.name for path in (out / "trials" / trial.id).iterdir()}
-    assert left <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
 
 
 @pytest.mark.usefixtures("engine")
@@ -155,12 +137,3 @@ def test_a_result_that_is_there_already_stays(
     assert cli.main(["run", "quickstart", *CHANGES, "--out", str(out)]) == cli.INTERRUPTED
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK]
 
-
-def test_the_runner_alone_gives_the_interrupted_result(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path / "run")
-    engine = FakeEngine({"single": KeyboardInterrupt()})
-    runner = TrialRunner(engine=engine, machine=CPU, folder=folder, listener=Silent())
-    (trial,) = expand(experiment("matrix.strategy=[single]"), "cpu").trials
-    result = runner.run(trial, order=3)
-    assert (result.outcome, result.order) == (Outcome.INTERRUPTED, 3)
-    assert folder.read_result(trial.id) == result

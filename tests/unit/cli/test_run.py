@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from shardmark import cli
 from shardmark.analysis.compare.comparison import compare
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import load_experiment
-from shardmark.core.errors import ShardmarkError
 from shardmark.launch import controller
 from shardmark.progress.lines import Quiet
 from shardmark.report.answers.overview import overview
@@ -118,45 +115,6 @@ def test_exit_code_tells_of_failures(
     ended, printed, _ = answer("quickstart", "--out", str(tmp_path / "run"))
     assert ended == code
     assert "files: " in printed, "the table comes all the same"
-
-
-def interrupted(*_: Any, **__: Any) -> Path:
-    raise KeyboardInterrupt
-
-
-def terminated(*_: Any, **__: Any) -> Path:
-    os.kill(os.getpid(), signal.SIGTERM)
-    raise AssertionError("the signal's handler raises before")
-
-
-def refused(*_: Any, **__: Any) -> Path:
-    raise ShardmarkError("torch cannot be imported")
-
-
-@pytest.mark.parametrize(
-    ("stop", "code", "message"),
-    [
-        (interrupted, 130, "interrupted; go on with: shardmark run quickstart"),
-        (terminated, 130, "interrupted; go on with: shardmark run quickstart"),
-        (refused, 2, "error: torch cannot be imported\n"),
-    ],
-)
-def test_what_ends_a_run_has_its_exit_code(
-    *,
-    answer: Answer,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    stop: Callable[..., Path],
-    code: int,
-    message: str,
-) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(controller, "run_experiment", stop)
-    ended, printed, err = answer("quickstart", "--out", str(tmp_path / "run"))
-    assert ended == code
-    assert err.startswith(message)
-    assert "Traceback" not in printed + err
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(
