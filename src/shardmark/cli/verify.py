@@ -103,7 +103,7 @@ def _text(verification: Verification) -> list[str]:
         lines.append(f"{head}  {verdict_text(verdict)}")
         others = sum(other.tried_as == verdict.id for other in verification.verdicts)
         if others:
-            lines.append(f"    stands for {others} more with other ranks, batches or seeds")
+            lines.append(f"    holds for {others} more cells: other ranks, batches or seeds")
         if verdict.cause is not None:
             lines.append(f"    cause: {verdict.cause.text} ({verdict.cause.evidence})")
             if verdict.equivalent is False:

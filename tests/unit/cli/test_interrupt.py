@@ -136,4 +136,3 @@ def test_a_result_that_is_there_already_stays(
     out = tmp_path / "run"
     assert cli.main(["run", "quickstart", *CHANGES, "--out", str(out)]) == cli.INTERRUPTED
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK]
-

@@ -174,7 +174,7 @@ def test_a_matrix_is_answered_along_its_axes(tmp_path: Path) -> None:
     comparison = compared(tmp_path, cells)
     fastest = one_of(comparison, "fastest")
     assert (fastest.strategy, fastest.decided) == ("ddp", True)
-    assert fastest.text == "ddp in 2 of 2"
+    assert fastest.text == "ddp in 2 of 2 groups"
     grid = answer_grid(comparison)
     assert grid is not None
     assert set(grid.cells("precision")) == {"fp32", "bf16"}

@@ -199,23 +199,23 @@ def _equivalent(measured: Sequence[Row]) -> Answer:
     return Answer(question="equivalent", decided=decided, text=text)
 
 
-def _over_groups(question: Question, each: Sequence[Answer], labels: Sequence[str]) -> Answer:
+def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
     """Of one group its answer; of several, who wins in how many and the exceptions."""
-    if not each:
+    if not by_group:
         text = "not decided: no strategy is shown to train what the reference trains"
         return Answer(question=question, decided=False, text=text)
-    if len(each) == 1:
-        return each[0]
-    wins = Counter(one.strategy for one in each if one.strategy is not None and one.decided)
+    if len(by_group) == 1:
+        return by_group[0]
+    winners = [answer.strategy if answer.decided else None for answer in by_group]
+    wins = Counter(strategy for strategy in winners if strategy is not None)
     if not wins:
-        text = f"not decided in any of {len(each)} groups"
+        text = f"not decided in any of {len(by_group)} groups"
         return Answer(question=question, decided=False, text=text)
     (winner, most), *others = wins.most_common()
-    parts = [f"{winner} in {most} of {len(each)}"]
+    parts = [f"{winner} in {most} of {len(by_group)} groups"]
     for strategy, _ in others[:MOST_EXCEPTIONS]:
-        where = next(at for at, one in enumerate(each) if one.strategy == strategy and one.decided)
-        parts.append(f"{strategy} for {labels[where]}")
-    if rest := len(each) - wins.total():
+        parts.append(f"{strategy} for {labels[winners.index(strategy)]}")
+    if rest := winners.count(None):
         parts.append(f"{rest} not decided")
     return Answer(question=question, decided=not rest, strategy=winner, text="; ".join(parts))
 
@@ -257,19 +257,37 @@ def answer_grid(comparison: Comparison) -> Table | None:
 
 
 def axis_lines(groups: Sequence[ComparableGroup]) -> list[str]:
-    """What an axis does by itself: its values compared where all else is the same."""
+    """What an axis does by itself: its values compared where all else is the same.
+
+    Of each group the best row counts, over the same strategy's where the axis has its first value.
+    """
     lines = []
-    shown = _shown_rate(groups)
+    rate_name = _shown_rate(groups)
     axes = _axes(groups)
-    for axis, values in axes.items():
-        first = values[0]
-        for value in dict.fromkeys(values):
-            ratios = _axis_ratios(groups, axes, axis, value, first, shown=shown)
-            if value == first or not ratios:
+    by_place = dict(zip(zip(*axes.values(), strict=True), groups, strict=True))
+    for at, (axis, (first, *_)) in enumerate(axes.items()):
+        ratios: dict[str, list[float]] = {}
+        for place, group in by_place.items():
+            reference = by_place.get((*place[:at], first, *place[at + 1 :]))
+            if reference is None or reference is group:
                 continue
-            low, high = min(ratios), max(ratios)
-            factor = f"{low:.2f}x" if high / low < 1.02 else f"{low:.2f}x to {high:.2f}x"
-            lines.append(f"{axis} {value} against {first}: {factor} the {METRICS[shown].unit}.")
+            chosen = select(group.candidates, RATE)
+            if chosen is None or chosen.state == "disturbed":
+                continue
+            best = chosen.best
+            ratios.setdefault(place[at], []).extend(
+                _value(best, rate_name) / _value(row, rate_name)
+                for row in reference.candidates
+                if (row.label, row.world_size) == (best.label, best.world_size)
+                and _value(row, rate_name)
+                and not row.disturbed
+            )
+        for value, factors in ratios.items():
+            if factors:
+                low, high = min(factors), max(factors)
+                factor = f"{low:.2f}x" if high / low < 1.02 else f"{low:.2f}x to {high:.2f}x"
+                unit = METRICS[rate_name].unit
+                lines.append(f"{axis} {value} against {first}: {factor} the {unit}.")
     return lines
 
 
@@ -295,38 +313,6 @@ def _axes(groups: Sequence[ComparableGroup]) -> dict[str, list[str]]:
     for key in keys:
         axes[key.rpartition(".")[2]] = [plain(group.varied.get(key, "")) for group in groups]
     return {axis: values for axis, values in axes.items() if len(set(values)) > 1}
-
-
-def _axis_ratios(
-    groups: Sequence[ComparableGroup],
-    axes: dict[str, list[str]],
-    axis: str,
-    value: str,
-    first: str,
-    *,
-    shown: str,
-) -> list[float]:
-    """Throughput of the best row at this value over that of the same strategy at the first."""
-    rest = [tuple(axes[key][at] for key in axes if key != axis) for at in range(len(groups))]
-    ratios = []
-    for at, group in enumerate(groups):
-        same = [
-            other
-            for place, other in enumerate(groups)
-            if axes[axis][at] == value and axes[axis][place] == first and rest[place] == rest[at]
-        ]
-        chosen = select(group.candidates, RATE) if same else None
-        if chosen is None or chosen.state == "disturbed":
-            continue
-        best = chosen.best
-        ratios += [
-            _value(best, shown) / _value(row, shown)
-            for row in same[0].candidates
-            if (row.label, row.world_size) == (best.label, best.world_size)
-            and _value(row, shown)
-            and not row.disturbed
-        ]
-    return ratios
 
 
 def _several_sizes(group: ComparableGroup) -> bool:
