@@ -94,7 +94,7 @@ def run(
     again = shlex.join([*words, *options, "--out", str(folder)])
     options += ["--remeasure"] if remeasure else []
     if remeasure and REQUEUED_VARIABLE in os.environ:
-        say("requeued job: it goes on, --remeasure was for its first start", error=True)
+        say("requeued job: it goes on; --remeasure counted for its first start alone", error=True)
         remeasure = False
     try:
         fresh = folder if out is None else None

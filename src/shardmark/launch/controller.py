@@ -247,10 +247,9 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
         listener.trial_ended(number, total, result)
         if result.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt
-    if agenda.known or agenda.hopeless:
-        told = f"repeats: {len(agenda.known)} cells were known well enough"
-        more = f"; {len(agenda.hopeless)} mostly failed or were disturbed" * bool(agenda.hopeless)
-        listener.note(told + more)
+    ended = {"known well enough": agenda.known, "failed or disturbed too often": agenda.hopeless}
+    if reasons := [f"{len(cells)} {why}" for why, cells in ended.items() if cells]:
+        listener.note(f"cells that need no more repeats: {', '.join(reasons)}")
     if left := agenda.todo:
         cells = Counter(trial.title for _, trial in left)
         listed = ", ".join(f"{title} ({count})" for title, count in cells.items())
