@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -66,11 +66,6 @@ def answer_lines(comparison: Comparison) -> list[str]:
         f"{LABELS[each.question]:<{width}}{each.text}" if each.question in LABELS else each.text
         for each in answers(comparison)
     ]
-
-
-def answers_json(comparison: Comparison) -> list[dict[str, object]]:
-    """`{"question", "decided", "strategy", "text"}` each."""
-    return [asdict(each) for each in answers(comparison)]
 
 
 def next_commands(comparison: Comparison) -> list[str]:

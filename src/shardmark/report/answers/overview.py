@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.report.answers.answers import (
     answer_grid,
     answer_lines,
-    answers_json,
+    answers,
     next_commands,
 )
 from shardmark.report.answers.why import why_lines
@@ -45,5 +46,5 @@ def overview(
 
 def overview_json(comparison: Comparison, views: Mapping[str, object] | None = None) -> str:
     """`answers`, `rows` and `warnings`, then the views by name."""
-    document = {"answers": answers_json(comparison), **comparison_json(comparison)}
-    return render_json(document | dict(views or {}))
+    given = [asdict(answer) for answer in answers(comparison)]
+    return render_json({"answers": given, **comparison_json(comparison), **(views or {})})

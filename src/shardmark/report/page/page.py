@@ -20,7 +20,8 @@ from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError
 from shardmark.core.text import one_line, printable
 from shardmark.core.version import __version__
-from shardmark.report.answers.answers import LABELS, answer_grid, answers, answers_json
+from shardmark.report.answers.answers import LABELS, answer_grid, answers
+from shardmark.report.answers.overview import overview_json
 from shardmark.report.answers.why import why_lines
 from shardmark.report.figures import figures_of
 from shardmark.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
@@ -33,8 +34,8 @@ from shardmark.report.page.parts import (
     trials_table,
     verified,
 )
-from shardmark.report.table.comparison import WIDE, comparison_json, comparison_table
-from shardmark.report.table.formats import render_csv, render_json
+from shardmark.report.table.comparison import WIDE, comparison_table
+from shardmark.report.table.formats import render_csv
 from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.report.table.table import row_columns
 from shardmark.report.views.network import network_tables
@@ -127,7 +128,7 @@ def render_page(
             table=comparison_table(comparison, WIDE),
             **_axes(rows),
             csv=render_csv([comparison_table(comparison)]),
-            json=render_json({"answers": answers_json(comparison), **comparison_json(comparison)}),
+            json=overview_json(comparison),
             network=network_tables(comparison) if several else [],
             verified=verified(runs),
             not_ok=not_ok(rows),
