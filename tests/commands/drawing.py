@@ -19,7 +19,6 @@ from tests.golden.invented import invented_trial
 from tests.unit.launch.fakes import experiment
 
 NOW = [100.0]
-MIB = 2**20
 
 
 def main(arguments: list[str]) -> None:
@@ -38,7 +37,6 @@ def main(arguments: list[str]) -> None:
                     total_steps=400,
                     loss=2.0 - step / 100,
                     loss_steps=10 * step,
-                    memory_bytes=512 * MIB,
                 )
             )
             if step == 30 and "ctrl-c" in arguments:

@@ -21,12 +21,13 @@ COLOUR = re.compile(r"\x1b\[[\d;]*[349]\dm")
 ERASE_LINE, SHOW_CURSOR, HIDE_CURSOR = "\x1b[2K", "\x1b[?25h", "\x1b[?25l"
 ENDED = [
     "2 trials; loading libraries",
-    "[1/2] ddp on 2 ranks, repeat 1 of 2: ok in 21.5 s, 80.0 samples/s, about 40 s left",
+    "[1/2] ddp on 2 ranks, repeat 1 of 2: ok in 21.5 s, 80.0 samples/s, peak 291 MiB,"
+    " about 40 s left",
     "[2/2] ddp on 2 ranks, repeat 2 of 2: failed after 21.5 s: rank 1: broken;"
     " mend it (trials/ddp-2-0)",
     "the table",
 ]
-FIGURES = ("step 210 of 400", "80.0 samples/s", "loss 1.79", "512 MiB", "about 59 s left")
+FIGURES = ("step 210 of 400", "80.0 samples/s", "loss 1.79", "about 59 s left")
 
 
 def environment(variables: dict[str, str]) -> dict[str, str]:
@@ -106,4 +107,4 @@ def test_pipe_gets_lines_without_control_characters_even_with_colours_forced() -
     assert [line for line in lines if line in ENDED] == ENDED
     verifying, stepped = [line for line in lines if line not in ENDED]
     assert verifying == "verifying [1/1] ddp"
-    assert "step 300 of 400, 80.0 samples/s, loss 1.7, memory 512 MiB" in stepped
+    assert "step 300 of 400, 80.0 samples/s, loss 1.7, 30 s gone" in stepped

@@ -86,8 +86,8 @@ class ProbeRecord(Stored):
     """Floating-point operations of forward and backward, from the model's operators."""
     hardware_flops_per_sample: int | None = None
     """With what activation checkpointing computes again."""
-    batch_norm: bool = False
-    """Whether the model has batch norm, whose statistics are those of one rank's share."""
+    batch_norms: int | None = None
+    """Modules of the whole model that take statistics of one rank's share of a batch."""
     reasons: dict[str, str] = {}
     """Why a field is None."""
 

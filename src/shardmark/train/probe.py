@@ -189,7 +189,7 @@ def model_counts(workload: Workload, model: nn.Module, recipe: Recipe) -> dict[s
     counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "batch_norm": any(
+        "batch_norms": sum(
             isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             for module in model.modules()
         ),

@@ -161,15 +161,15 @@ def test_synthetic_data_and_weak_scaling_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "batch_norm", "told"),
-    [(("single", 1), True, True), (("fsdp", 2), True, False), (("single", 1), False, False)],
+    ("other", "batch_norms", "told"),
+    [(("single", 1), 20, True), (("fsdp", 2), 20, False), (("single", 1), 0, False)],
 )
 def test_batch_norm_is_named_where_shares_differ(
-    *, other: tuple[str, int], batch_norm: bool, told: bool
+    *, other: tuple[str, int], batch_norms: int, told: bool
 ) -> None:
     rank = invented_rank(0)
     assert rank.probe is not None
-    probe = rank.probe.model_copy(update={"batch_norm": batch_norm})
+    probe = rank.probe.model_copy(update={"batch_norms": batch_norms})
     measured = (rank.model_copy(update={"probe": probe}),)
     trials = [invented_trial(*cell, ranks=measured) for cell in (("ddp", 2), other)]
     notes = " ".join(comparison_table(compared(*trials)).notes)

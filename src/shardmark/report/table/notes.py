@@ -181,7 +181,7 @@ def _shares_of_batch_norm(row: Row) -> set[int]:
         trial.layout.shares
         for trial in row.ok_trials
         for rank in trial.ranks
-        if rank.probe and rank.probe.batch_norm and not row.weak_scaling
+        if rank.probe and rank.probe.batch_norms and not row.weak_scaling
     }
 
 
