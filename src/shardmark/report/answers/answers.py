@@ -13,8 +13,8 @@ from shardmark.analysis.advise.groups import ComparableGroup, groups_of, is_by_d
 from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_rate, plain
+from shardmark.analysis.compare.verdicts import common_repeats
 from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.analysis.statistics.verdicts import common_repeats
 from shardmark.core.metrics import METRICS
 from shardmark.report.answers.wording import listed, name, rate, size
 from shardmark.report.table.table import Column, Table, metric_column, table_of
