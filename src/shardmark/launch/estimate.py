@@ -45,7 +45,7 @@ def time_lines(
     between = duration(before + least_seconds)
     if repeats.adaptive:
         between += f" to {duration(before + seconds)}"
-    lines = [f"time: about {between}, as in {told.path}; {unknown} comes on top"]
+    lines = [f"time: about {between}, as in {told.path}; plus {unknown}"]
     if budget_seconds is not None:
         reach = _reach(todo, seconds, budget_seconds - before, unknown)
         lines.append(f"budget: {duration(budget_seconds)}, enough for {reach}")
@@ -55,6 +55,6 @@ def time_lines(
 def _reach(todo: Sequence[Trial], seconds: float, budget_seconds: float, unknown: str) -> str:
     """What of the trials, which take so many seconds, fits into what is left of a budget."""
     if budget_seconds > seconds:
-        return f"all if {unknown} takes under {duration(budget_seconds - seconds)}"
+        return f"all, with {duration(budget_seconds - seconds)} for {unknown}"
     rounds = int(max(0.0, budget_seconds) / seconds * len({trial.repeat for trial in todo}))
     return f"{rounds} of {todo[0].measure.repeats} repeats at most"

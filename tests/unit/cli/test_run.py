@@ -229,7 +229,7 @@ def test_dry_run_expects_what_the_same_cells_took(
     assert "then up to 3 more repeats" in printed
     assert "3 to 6 trials" in printed
     assert (
-        "time: about 2 min to 4 min, as in runs/quickstart-2; loading and verifying comes"
+        "time: about 2 min to 4 min, as in runs/quickstart-2; plus loading and verifying\n"
         in printed
     )
     write_run(Path("here"), [measured], experiment=experiment.model_dump(mode="json"))
@@ -241,12 +241,12 @@ def test_dry_run_expects_what_the_same_cells_took(
     write_verification(Path("here"), verified)
     for budget, reach in (
         ("2m", "2 of 3 to 6 repeats at most"),
-        ("10m", "all if loading takes under 6"),
+        ("10m", "all, with 6 min for loading"),
     ):
         _, printed, _ = answer(
             "quickstart", "--dry-run", *changes, "--out", "here", "--budget", budget
         )
-        assert "time: about 2 min to 4 min, as in here; loading comes on top" in printed
+        assert "time: about 2 min to 4 min, as in here; plus loading\n" in printed
         assert f"enough for {reach}" in printed
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--set", "steps=20")
     assert "time: not known" in printed, "other cells tell nothing"
