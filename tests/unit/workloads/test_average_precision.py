@@ -21,6 +21,7 @@ from shardmark.workloads.detection.annotated import (
     Objects,
     RunLengths,
 )
+from shardmark.workloads.detection.average_precision import average_precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,15 +35,6 @@ NAMES = ("map", "map_50", "map_75")
 ALL_NAMES = (*NAMES, *(f"mask_{name}" for name in NAMES))
 BOX = np.array([[0, 0, 10, 10]], np.float32)
 NO_BOX = BOX[:0]
-
-
-def average_precision(
-    pictures: Sequence[EvaluatedPicture], *, masks: bool
-) -> dict[str, float | None]:
-    """Its library takes seconds, which not every worker that collects this file needs."""
-    from shardmark.workloads.detection import average_precision as module
-
-    return module.average_precision(pictures, masks=masks)
 
 
 def drawn_boxes(random: np.random.Generator, count: int) -> NDArray[np.float32]:
@@ -163,10 +155,9 @@ def expected(pictures: Sequence[EvaluatedPicture]) -> dict[str, float]:
     return results
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_agrees_with_pycocotools(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agrees_with_pycocotools(capsys: pytest.CaptureFixture[str]) -> None:
     """However ranks share the pictures, although many scores are equal."""
-    pictures = drawn_pictures(seed)
+    pictures = drawn_pictures(0)
     averages = average_precision(pictures, masks=True)
     assert averages == pytest.approx(expected(pictures), abs=1e-6, rel=0)
     assert tuple(averages) == ALL_NAMES

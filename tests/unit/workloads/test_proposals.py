@@ -60,7 +60,7 @@ def test_sizes_are_torchvisions(positive: int, negative: int, expected: tuple[in
 
 def test_choice_is_uniform() -> None:
     """Counts of what is chosen, for many seeds, against a uniform draw without replacement."""
-    matched, pictures = matches(12, 30, 5), 3000
+    matched, pictures = matches(12, 30, 5), 1000
     seeds = [seed_of(0, "proposals", number) for number in range(pictures)]
     chosen = choose(sampler(), seeds, [matched] * pictures)
     for which, kind, wanted in ((0, matched >= 1, 2), (1, matched == 0, 6)):

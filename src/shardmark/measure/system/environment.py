@@ -43,7 +43,7 @@ PACKAGES = (
     "psutil",
     "nvidia-ml-py",
     "timm",
-    "torchmetrics",
+    "faster-coco-eval",
     "transformers",
 )
 """Those whose version can change what is measured."""

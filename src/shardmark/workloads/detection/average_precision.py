@@ -1,4 +1,4 @@
-"""Average precision of detections, as COCO defines it.  Imports torch, by way of torchmetrics."""
+"""Average precision of detections, as COCO defines it.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torchmetrics.detection import MeanAveragePrecision
+from faster_coco_eval import COCO, COCOeval_faster
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from shardmark.workloads.detection.annotated import EvaluatedPicture
 
-    from shardmark.workloads.detection.annotated import EvaluatedPicture, RunLengths
-
-AVERAGES = ("map", "map_50", "map_75")
-# The library's own thresholds are float32: 0.55000001 would refuse an overlap of exactly 0.55.
-OVERLAPS: list[float] = np.linspace(0.5, 0.95, 10).tolist()
-RECALLS: list[float] = np.linspace(0.0, 1.0, 101).tolist()
-DETECTIONS = [1, 10, 100]
-"""The last one counts: so many of a category are looked at in one picture, the best first."""
+AVERAGES = {"map": slice(None), "map_50": slice(0, 1), "map_75": slice(5, 6)}
+"""Name -> which of the ten overlaps from 0.5 to 0.95 are averaged."""
 
 
 def average_precision(
@@ -29,66 +22,54 @@ def average_precision(
 
     None where the pictures mark no object, crowds aside (COCO's own code says -1).  Detections on a
     crowd count neither for nor against the model; those in a picture without objects count against
-    it.  Equal scores are ranked by the picture's id, then by their order in the picture, so that
-    the result does not depend on how ranks shared the pictures.
+    it.  At most 100 detections of a category are looked at in one picture, the best first.  Equal
+    scores are ranked by the picture's id, then by their order in the picture, so that the result
+    does not depend on how ranks shared the pictures.
     Source: Lin et al., arXiv 1405.0312, and COCOeval of pycocotools, which agrees to 1e-6.
     """
-    names = {name: f"bbox_{name}" if masks else name for name in AVERAGES}
-    if masks:
-        names |= {f"mask_{name}": f"segm_{name}" for name in AVERAGES}
+    kinds = {"": "bbox", "mask_": "segm"} if masks else {"": "bbox"}
+    averages: dict[str, float | None] = {p + name: None for p in kinds for name in AVERAGES}
     if all(picture.truth.crowds.all() for picture in pictures):
-        return dict.fromkeys(names)
+        return averages
     ordered = sorted(pictures, key=lambda picture: picture.image_id)
-    ids = [picture.image_id for picture in ordered]
-    assert len(set(ids)) == len(ids), "no picture is evaluated twice"
-    metric = _Metric(
-        iou_type=("bbox", "segm") if masks else "bbox",
-        iou_thresholds=OVERLAPS,
-        rec_thresholds=RECALLS,
-        max_detection_thresholds=DETECTIONS,
-        backend="faster_coco_eval",
-        sync_on_compute=False,  # every rank has all pictures already
-        dist_sync_on_step=False,
+    assert len({picture.image_id for picture in ordered}) == len(ordered), "none is evaluated twice"
+    truth, found = (_indexed(ordered, which, masks=masks) for which in ("truth", "found"))
+    for prefix, kind in kinds.items():
+        evaluation = COCOeval_faster(truth, found, iouType=kind)
+        evaluation.evaluate()
+        evaluation.accumulate()
+        # (overlaps, recalls, categories) of objects of all sizes; -1 for categories without any
+        precision = evaluation.eval["precision"][..., 0, -1]
+        for name, overlaps in AVERAGES.items():
+            averages[prefix + name] = float(precision[overlaps][precision[overlaps] >= 0].mean())
+    return averages
+
+
+def _indexed(pictures: Sequence[EvaluatedPicture], which: str, *, masks: bool) -> COCO:
+    """What is marked, or found, as the library reads it from files."""
+    entries: list[dict[str, Any]] = []
+    for picture in pictures:
+        marks: Any = getattr(picture, which)
+        boxes = marks.boxes.astype(np.float64)
+        boxes[:, 2:] -= boxes[:, :2]  # width and height, without another rounding
+        columns = {
+            "category_id": marks.labels.tolist(),
+            "bbox": boxes.tolist(),
+            **({"segmentation": marks.masks} if masks else {}),
+        }
+        if which == "truth":
+            columns |= {"area": marks.areas.tolist(), "iscrowd": marks.crowds.astype(int).tolist()}
+        else:
+            columns |= {"area": boxes[:, 2:].prod(axis=1).tolist(), "score": marks.scores.tolist()}
+        for values in zip(*columns.values(), strict=True):
+            entry = dict(zip(columns, values, strict=True))
+            entries.append(entry | {"id": len(entries) + 1, "image_id": picture.image_id})
+    labels = {label for p in pictures for label in (*p.truth.labels, *p.found.labels)}
+    size = {"height": 0, "width": 0}  # asked for, though run lengths know theirs
+    return COCO(
+        {
+            "images": [{"id": picture.image_id, **size} for picture in pictures],
+            "categories": [{"id": label} for label in sorted(map(int, labels))],
+            "annotations": entries,
+        }
     )
-    for picture in ordered:
-        metric.update(picture)
-    averages = metric.compute()
-    return {name: _fraction(averages[theirs]) for name, theirs in names.items()}
-
-
-class _Metric(MeanAveragePrecision):
-    """Takes masks as run lengths, which is how the library keeps them, too.
-
-    Its own `update` wants pixels: 2 ms for each mask to unpack and pack it, half a million times
-    for COCO's validation set.
-    """
-
-    def update(self, picture: EvaluatedPicture) -> None:  # type: ignore[override]
-        truth, found = picture.truth, picture.found
-        self.groundtruth_box.append(_corner_and_size(truth.boxes))
-        self.groundtruth_labels.append(torch.tensor(truth.labels))
-        self.groundtruth_crowds.append(torch.tensor(truth.crowds, dtype=torch.int64))
-        self.groundtruth_area.append(torch.tensor(truth.areas))
-        self.detection_box.append(_corner_and_size(found.boxes))
-        self.detection_labels.append(torch.tensor(found.labels))
-        self.detection_scores.append(torch.tensor(found.scores))
-        if "segm" in self.iou_type:
-            self.groundtruth_mask.append(_sizes_and_counts(truth.masks))
-            self.detection_mask.append(_sizes_and_counts(found.masks))
-
-
-def _corner_and_size(boxes: NDArray[np.float32]) -> torch.Tensor:
-    """Left, top, width, height, shape (n, 4), without another rounding."""
-    # A copy: what comes out of a cache may be read-only, of which torch warns.
-    corners = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
-    return torch.cat((corners[:, :2], corners[:, 2:] - corners[:, :2]), dim=1)
-
-
-def _sizes_and_counts(masks: Sequence[RunLengths] | None) -> Any:
-    assert masks is not None, "whoever wants averages of masks reads and predicts them"
-    return tuple((tuple(mask["size"]), mask["counts"]) for mask in masks)
-
-
-def _fraction(average: torch.Tensor) -> float | None:
-    value = float(average)
-    return None if value < 0 else value

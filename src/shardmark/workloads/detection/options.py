@@ -66,9 +66,6 @@ class DetectionOptions(PictureOptions):
     pictures_without_objects: Literal["keep", "drop"] = "keep"
     """Whether pictures without any object to learn take part in training."""
 
-    def loads(self) -> tuple[str, ...]:
-        return ("shardmark.workloads.detection.average_precision",)
-
     @field_validator("model")
     @classmethod
     def _known(cls, name: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from shardmark.core.errors import InputError
 from shardmark.workloads.base import BatchPlan, LossSum
 from shardmark.workloads.detection.annotated import Detections, EvaluatedPicture
+from shardmark.workloads.detection.average_precision import average_precision
 from shardmark.workloads.detection.batch import DetectionBatch, decoded_masks, mirrored
 from shardmark.workloads.detection.building import build_detector
 from shardmark.workloads.detection.data import CocoSplit, load
@@ -142,9 +143,6 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
         """`map`, `map_50` and `map_75`, and the same of masks for Mask R-CNN."""
-        # It takes seconds, which only an evaluation needs.
-        from shardmark.workloads.detection.average_precision import average_precision
-
         pictures = [picture for part in parts for picture in cast("list[EvaluatedPicture]", part)]
         masks = self._options.with_masks and all(
             None not in (picture.found.masks, picture.truth.masks) for picture in pictures
