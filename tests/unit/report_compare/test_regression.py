@@ -89,7 +89,7 @@ def test_the_interval_is_welch_s() -> None:
 
 
 def test_equal_runs_seldom_regress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six cells of one law: in at most 5 % of the runs any of them does; 120 draws, 3 sigma."""
+    """Six cells of one law: in at most 5 % of the runs any of them does; 60 draws, 3 sigma."""
     rng = random.Random(0)
     run = StoredRun(path=Path("none"), trials=tuple(trials({f"s{n}": STEADY for n in range(6)})))
     compared = compare([run])
@@ -102,8 +102,8 @@ def test_equal_runs_seldom_regress(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(compared, rows=tuple(rows))
 
     monkeypatch.setattr(regression_module, "compare", drawn)
-    found = (find_regressions(run, run, threshold=0.02).regressions for _ in range(120))
-    assert sum(map(bool, found)) / 120 <= 0.05 + 3 * (0.05 * 0.95 / 120) ** 0.5
+    found = (find_regressions(run, run, threshold=0.02).regressions for _ in range(60))
+    assert sum(map(bool, found)) / 60 <= 0.05 + 3 * (0.05 * 0.95 / 60) ** 0.5
 
 
 def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None:

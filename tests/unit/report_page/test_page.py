@@ -13,6 +13,7 @@ import pytest
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
 from shardmark.cli import main
+from shardmark.report.figures import figures_of
 from shardmark.report.page.page import render_page, template_text
 from shardmark.report.page.parts import (
     LINE_CHARACTERS,
@@ -81,7 +82,9 @@ def page_of(folder: Path) -> Parsed:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The golden run, of which one figure is drawn: others draw all."""
+    monkeypatch.setattr("shardmark.report.page.page.figures_of", lambda run: figures_of(run)[:1])
     return Path(shutil.copytree(GOLDEN, tmp_path / "run"))
 
 
@@ -189,22 +192,6 @@ def test_a_run_without_any_result_is_told(
     assert main(["report", str(folder)]) == 2
     assert "1 damaged" in capsys.readouterr().err
     assert not (folder / "report.html").exists()
-
-
-def test_a_page_is_written_whole_or_not_at_all(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page = run / "report.html"
-    page.write_text("the old page")
-
-    def full(self: Path, target: Path) -> None:  # noqa: ARG001
-        raise OSError(28, "No space left on device", str(self))
-
-    monkeypatch.setattr(Path, "replace", full)
-    assert main(["report", str(run), "--no-images"]) == 2
-    assert "No space left on device" in capsys.readouterr().err
-    assert page.read_text() == "the old page"
-    assert not list(run.glob(".report*"))
 
 
 def rows_of_trials(folder: Path, *trials: TrialResult) -> tuple[Row, ...]:
@@ -337,3 +324,19 @@ def test_verdicts_tell_cause_and_checks(tmp_path: Path) -> None:
         ),
     )
     assert [table.rows for table in run.checks] == [(("losses", "deviates", "2", "1", "0.5", ""),)]
+
+
+def test_a_page_is_written_whole_or_not_at_all(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = run / "report.html"
+    page.write_text("the old page")
+
+    def full(self: Path, target: Path) -> None:  # noqa: ARG001
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert main(["report", str(run), "--no-images"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert page.read_text() == "the old page"
+    assert not list(run.glob(".report*"))
