@@ -186,13 +186,3 @@ def test_programs_get_base_units_and_reasons() -> None:
     assert json.loads(render_tables([made, other], Format.JSON))[2] == {"more": True}
     with pytest.raises(ValueError, match="Out of range"):
         render_json([math.inf])
-
-
-def test_points_are_a_list_or_paragraphs() -> None:
-    points = ("Fastest: ddp <2>.", "many words " * 30)
-    text = render_points(points, Format.TEXT, 60)
-    assert text.startswith("Fastest: ddp <2>.\nmany words")
-    assert max(map(len, text.splitlines())) <= 60
-    markdown = render_points(points, Format.MARKDOWN)
-    assert markdown.startswith("- Fastest: ddp &lt;2>.\n- many")
-    check_tex(render_points(points, Format.LATEX))

@@ -157,7 +157,6 @@ def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
 
 
 def _settings(to: str, chosen: Chosen) -> dict[str, Any]:
-    """All that the training is, for the user's own code."""
     trial, configuration = chosen.trial, chosen.configuration
     recipe = trial.recipe.model_dump(mode="json")
     renamed = configuration.accelerate_arguments if to == "accelerate" else {}
@@ -195,7 +194,6 @@ def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
 
 
 def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
-    """Accelerate's configuration file."""
     trial, own = chosen.trial, dict(chosen.configuration.accelerate or {})
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -217,7 +215,6 @@ def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
 
 
 def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
-    """A shell script that takes the user's own script and its arguments."""
     nodes = chosen.trial.layout.ranks_by_node
     lines = [
         "#!/bin/sh",

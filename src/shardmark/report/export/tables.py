@@ -68,7 +68,6 @@ class Source:
     """Its folder's name, with those above it where two runs share the name."""
 
     def folder(self, trial_id: str) -> Path:
-        """Where the trial's raw files lie."""
         return RunFolder(self.run.path).trial_folder(trial_id)
 
     def equivalent(self, trial: TrialResult) -> bool | None:

@@ -69,12 +69,10 @@ class TrackedTrial:
 
     @property
     def ended_at_seconds(self) -> float:
-        """Unix time."""
         return self.result.started_at_seconds + self.result.total_seconds
 
     @property
     def final(self) -> dict[str, float]:
-        """Metric -> value, without the missing."""
         return values_of(self.result)
 
     @property
@@ -241,7 +239,6 @@ def _event_file(trial: TrackedTrial) -> bytes:
 
 
 def _setting(value: object) -> bool | float | str:
-    """What the HPARAMS page can hold."""
     if isinstance(value, bool):
         return value
     return float(value) if isinstance(value, int | float) else plain(value)

@@ -316,7 +316,6 @@ def _bar_layers(panel: Panel) -> list[Spec]:
 
 
 def _whiskers(records: Sequence[Spec], place: Spec, axis: str, value: Spec) -> list[Spec]:
-    """Thin lines over the intervals, where there are some."""
     ends = [record for record in records if "low" in record]
     channels = {axis: {**value, "field": "low"}, f"{axis}2": {"field": "high"}}
     mark = {"type": "rule", "strokeWidth": 1.5, "color": "currentColor", "opacity": 0.75}
@@ -424,7 +423,6 @@ def _texts(panel: Panel, measured: Sequence[Series], x: Spec, y: Spec) -> Spec:
 
 
 def _pixels(record: Spec, x: Spec, y: Spec, panel: Panel) -> tuple[float, float]:
-    """About where the point is drawn, from the left and from the top."""
 
     def share(axis: str, scale: Spec) -> float:
         values = [

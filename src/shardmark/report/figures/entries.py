@@ -12,6 +12,7 @@ from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.report.figures.chart import Series
 from shardmark.report.figures.drawing import short
 from shardmark.report.table.table import ranks_of
+from shardmark.trials.trial import ranks_and_nodes
 
 LONGEST_NAME = 40
 LONGEST_TITLE = 60
@@ -40,11 +41,9 @@ class Entry:
 
     @property
     def bar(self) -> str:
-        """Name of its bar."""
         return f"{self.name}, {self.ranks}"
 
     def line(self, x: Sequence[float], y: Sequence[float]) -> Series:
-        """The entry's line without intervals."""
         return Series(name=self.name, x=tuple(x), y=tuple(y), style=self.row.strategy,
                       variant=self.variant, rows=(self.number,))  # fmt: skip
 
@@ -105,8 +104,7 @@ def facets_of(groups: Sequence[Group]) -> list[Group]:
         for size in sizes:
             here = [e for e in group.entries if e.row.world_size == size and e not in alone]
             if here or sizes == [1]:
-                ranks = "1 rank" if size == 1 else f"{size} ranks"
-                title = ", ".join(filter(None, (group.title, ranks)))
+                title = ", ".join(filter(None, (group.title, ranks_and_nodes(size, 1))))
                 facets.append(Group(title=title, entries=(*alone, *here)))
     if len(facets) == len(groups):  # one number of ranks each: nothing to tell apart
         return [replace(f, title=group.title) for f, group in zip(facets, groups, strict=True)]

@@ -207,7 +207,6 @@ def _check(runs: Sequence[StoredRun], comparison: Comparison, out: Path) -> None
 
 
 def _figure(drawing: Drawing, images: str | None) -> tuple[str, dict[str, object]]:
-    """The figure's name, and the figure as the template shows it."""
     figure = drawing.figure
     return figure.name, {
         "name": figure.name,

@@ -33,6 +33,7 @@ from shardmark.results.files import open_regular, read_regular
 from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, RunFolder, StoredRun
 from shardmark.results.verification import Check, Verdict, deviation_text
+from shardmark.trials.trial import ranks_and_nodes
 
 TAIL_LINES = 40
 TAIL_BYTES = 64 * 1024
@@ -192,7 +193,6 @@ def log_tail(folder: Path) -> LogTail | None:
 
 
 def _shortened(line: str) -> str:
-    """No longer than a reader can use."""
     text = one_line(line.rstrip().rpartition("\r")[2])  # of a line that was overwritten
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]} ..."
 
@@ -279,9 +279,8 @@ def _order(verdict: Verdict) -> tuple[object, ...]:
 def _place(verdict: Verdict) -> str:
     options = ", ".join(f"{key}={plain(value)}" for key, value in verdict.strategy_options.items())
     label = f"{verdict.strategy} ({options})" if options else verdict.strategy
-    ranks = "1 rank" if verdict.world_size == 1 else f"{verdict.world_size} ranks"
     varied = "".join(f", {title_of(key)}={plain(value)}" for key, value in verdict.varied.items())
-    return f"{label} on {ranks}, {verdict.precision}{varied}"
+    return f"{label} on {ranks_and_nodes(verdict.world_size, 1)}, {verdict.precision}{varied}"
 
 
 def _word(verdict: Verdict) -> str:

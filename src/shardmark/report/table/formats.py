@@ -118,7 +118,6 @@ def _blocks(
 
 
 def _text_lines(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> list[str]:
-    """Titles, their units where one has any, a rule, the rows."""
     widths = [max(map(len, texts)) for texts in cells]
     titles, units, *rows = zip(*cells, strict=True)
     rule = tuple("-" * width for width in widths)

@@ -37,7 +37,6 @@ def against_tables(against: Against) -> tuple[Table, ...]:
 
 
 def _trainings(against: Against) -> Columns[Pair]:
-    """One line a training, published and measured side by side."""
     shown = {name for pair in against.pairs for name in pair.published}
     titles = {SPEEDUP: "speed-up", RELATIVE_TIME: f"time/{against.study.reference}"}
     ratio = partial(Column, decimals=2, estimated=True)

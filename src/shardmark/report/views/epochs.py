@@ -211,7 +211,6 @@ def _reach(row: Row, trial: TrialResult, metric: str, target: float) -> Reach:
 
 
 def _history(row: Row, trial: TrialResult) -> EpochsOfRow:
-    """The epochs of one repeat."""
     return epochs_of(replace(row, trials=(trial,)))
 
 

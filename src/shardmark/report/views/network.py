@@ -103,7 +103,6 @@ def network_json(tables: Sequence[Table]) -> dict[str, Any]:
 
 
 def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
-    """Formula, measured and ratio of every row that sends anything."""
     if not wires:
         return Table(title=BYTES, notes=("No trial of several ranks ended ok.", *left_out(rows)))
 
@@ -156,7 +155,6 @@ _KINDS: Columns[Any] = [
 
 
 def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
-    """One line for each node and interface of each row."""
     items = [(each.row, interface) for each in traffic for interface in each.interfaces]
     columns: Columns[Interface] = [
         (Column("node", "node", names_row=True), attrgetter("node")),
@@ -170,7 +168,6 @@ def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
 
 
 def _one_way(name: str) -> Columns[Interface]:
-    """Columns of `sent` or `received`."""
 
     def curve(interface: Interface) -> Value:
         points = getattr(interface, name).over_time
