@@ -21,18 +21,6 @@ class ComparableGroup:
     """Rows that are not meant to be equivalent, such as asynchronous servers."""
 
     @property
-    def experiment(self) -> str:
-        return self.rows[0].experiment
-
-    @property
-    def workload(self) -> str:
-        return self.rows[0].workload
-
-    @property
-    def precision(self) -> str:
-        return self.rows[0].precision
-
-    @property
     def varied(self) -> Mapping[str, Any]:
         """What varies and changes the training, by dotted key."""
         return conditions_of(self.rows[0])

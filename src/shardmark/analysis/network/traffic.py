@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.compare.series import OverTime, rates_between, thinned
@@ -43,8 +43,6 @@ class Interface:
 
     node: int
     name: str
-    ranks: int
-    """That run on the node."""
     sent: OneWay
     received: OneWay
 
@@ -65,91 +63,74 @@ class TrafficOfRow:
     """`interfaces`, `peaks`: why there are none, or some are not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trial:
-    """One trial's samples by node.  Nodes' clocks need not agree."""
+class _Node(NamedTuple):
+    """What one trial left on one node.  Nodes' clocks need not agree."""
 
-    result: TrialResult
+    samples: Sequence[Line]
+    windows: Windows
+    """Of the slowest worker there, by that node's clock; of all where none trains there."""
+    first_step_at_seconds: float
     steps: float
-    """That a worker took in its windows, mean over the workers."""
-    nodes: Mapping[int, Sequence[Line]]
-    windows: Mapping[int, Windows]
-    """Of the slowest worker of each node, by that node's clock; of all where none trains there."""
-    first_step_at_seconds: Mapping[int, float]
+    """That a worker took in its windows, mean over all workers."""
 
 
 def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
     """From the raw samples of the trials that count, or of the first `repeats` of them."""
-    read = (_read(row, trial) for trial in row.ok_trials[:repeats])
-    trials = [trial for trial in read if trial is not None]
+    trials = [nodes for trial in row.ok_trials[:repeats] if (nodes := _read(row, trial))]
     if not trials:
         return TrafficOfRow(row=row, missing={"interfaces": "no samples were stored"})
     missing: dict[str, str] = {}
     places = {
-        (node, str(name))
-        for trial in trials
-        for node, samples in trial.nodes.items()
-        for sample in samples
+        (number, str(name))
+        for nodes in trials
+        for number, node in nodes.items()
+        for sample in node.samples
         for name in mapping(sample.get("network"))
     }
-    interfaces = [
-        Interface(
-            node=node,
-            name=name,
-            ranks=sum(rank.node == node for rank in trials[0].result.ranks),
-            sent=_one_way(trials, node, name, "bytes_sent", missing),
-            received=_one_way(trials, node, name, "bytes_received", missing),
-        )
-        for node, name in sorted(places)
-    ]
+    interfaces = []
+    for number, name in sorted(places):
+        repeated = [nodes[number] for nodes in trials if number in nodes]
+        sent = _one_way(repeated, name, "bytes_sent", missing)
+        received = _one_way(repeated, name, "bytes_received", missing)
+        interfaces.append(Interface(node=number, name=name, sent=sent, received=received))
     least = IDLE_SHARE * max((each.carried_bytes_per_second for each in interfaces), default=0.0)
     shown = tuple(each for each in interfaces if each.carried_bytes_per_second > least)
     return TrafficOfRow(row=row, interfaces=shown, missing=missing)
 
 
-def _read(row: Row, result: TrialResult) -> _Trial | None:
-    """None where there are no samples, or nothing was measured."""
+def _read(row: Row, result: TrialResult) -> dict[int, _Node]:
+    """By number; none where there are no samples, or nothing was measured."""
     workers = workers_of(result)
     steps = sum(map(measured_steps, workers))
     if row.folder is None or not steps:
-        return None
+        return {}
     samples = samples_by_node(RunFolder(row.folder).trial_folder(result.id))
-    windows: dict[int, Windows] = {}
-    began: dict[int, float] = {}
-    for node in {*samples, *(rank.node for rank in result.ranks)}:
-        there = [rank for rank in workers if rank.node == node] or workers
-        windows[node] = windows_of(slowest(there))
-        began[node] = min((rank.first_step_at_seconds or 0.0 for rank in there), default=0.0)
-        if not windows[node].spans or not began[node]:
-            return None
-    if not samples:
-        return None
-    return _Trial(
-        result=result,
-        steps=steps / len(workers),
-        nodes=samples,
-        windows=windows,
-        first_step_at_seconds=began,
-    )
+    nodes = {}
+    for number in {*samples, *(rank.node for rank in result.ranks)} if samples else ():
+        there = [rank for rank in workers if rank.node == number] or workers
+        windows = windows_of(slowest(there))
+        began = min((rank.first_step_at_seconds or 0.0 for rank in there), default=0.0)
+        if not windows.spans or not began:
+            return {}
+        nodes[number] = _Node(samples.get(number, ()), windows, began, steps / len(workers))
+    return nodes
 
 
-def _one_way(
-    trials: Sequence[_Trial], node: int, name: str, way: Way, missing: dict[str, str]
-) -> OneWay:
-    points = [interface_points(trial.nodes.get(node, ()), name, way) for trial in trials]
+def _one_way(nodes: Sequence[_Node], name: str, way: Way, missing: dict[str, str]) -> OneWay:
+    """On one node, over the repeats."""
+    points = [interface_points(node.samples, name, way) for node in nodes]
     step_bytes: list[float] = []
     means: list[float] = []
     peaks: list[float] = []
     most_readings = 0
-    for trial, read in zip(trials, points, strict=True):
-        windows = trial.windows[node]
-        increase = counter_increase(read, windows)
+    for node, read in zip(nodes, points, strict=True):
+        increase = counter_increase(read, node.windows)
         if isinstance(increase, str):
             missing["interfaces"] = increase
         else:
-            step_bytes.append(increase / trial.steps)
-            means.append(increase / windows.seconds)
-        within = [speed for middle, speed in rates_between(read) if windows.hold(middle)]
+            step_bytes.append(increase / node.steps)
+            means.append(increase / node.windows.seconds)
+        within = [speed for middle, speed in rates_between(read) if node.windows.hold(middle)]
         most_readings = max(most_readings, len(within))
         if len(within) >= FEWEST_READINGS:
             peaks.append(max(within))
@@ -159,11 +140,10 @@ def _one_way(
             f" {FEWEST_READINGS}: train longer, or shorten measure.sample_seconds"
         )
     # To the end of the last window, evaluations included.
-    start = trials[0].first_step_at_seconds[node]
-    stop = trials[0].windows[node].spans[-1][1]
+    start, stop = nodes[0].first_step_at_seconds, nodes[0].windows.spans[-1][1]
     rates = [(at - start, speed) for at, speed in rates_between(points[0]) if start <= at <= stop]
     return OneWay(
-        step_bytes=estimate_mean(step_bytes) if len(step_bytes) == len(trials) else None,
+        step_bytes=estimate_mean(step_bytes) if len(step_bytes) == len(nodes) else None,
         mean_bytes_per_second=fmean(means) if means else None,
         peak_bytes_per_second=max(peaks, default=None),
         over_time=thinned(rates),

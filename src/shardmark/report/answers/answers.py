@@ -299,7 +299,7 @@ def group_labels(groups: Sequence[ComparableGroup]) -> list[str]:
 def _axes(groups: Sequence[ComparableGroup]) -> dict[str, list[str]]:
     """Axis in words -> its value in each group, for what tells the groups apart."""
     axes = {
-        key: [str(getattr(group, key)) for group in groups]
+        key: [str(getattr(group.rows[0], key)) for group in groups]
         for key in ("experiment", "workload", "precision")
     }
     keys = dict.fromkeys(key for group in groups for key in group.varied)
