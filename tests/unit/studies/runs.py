@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmark.analysis.studies.study import load_study
 from shardmark.cli import main
 from shardmark.results.schema import RankRecord, TrialResult
 from tests.golden.invented import invented_rank, invented_trial, trained, write_run
@@ -14,27 +15,18 @@ if TYPE_CHECKING:
     import pytest
 
 STEPS, WARMUP = 10, 4
-WORKLOAD = {
-    "name": "detection",
-    "model": "fasterrcnn_resnet50_fpn",
-    "dataset": "coco",
-    "training_samples": 12000,
-    "validation_samples": 2000,
-    "weights": "coco",
-    "augment": "none",
-    "loader_workers": 4,
-}
-RECIPE: dict[str, Any] = {
-    "global_batch": None,
-    "per_rank_batch": 8,
-    "epochs": 2,
-    "steps": None,
-    "optimizer": {"name": "sgd", "lr": 0.005, "momentum": 0.9, "weight_decay": 0.0005},
-    "schedule": {"name": "constant"},
-    "precision": "fp32",
-    "activation_checkpointing": False,
-    "cpu_offload": False,
-}
+
+
+def as_published() -> dict[str, dict[str, Any]]:
+    """Workload and recipe of `lamsal-2025`."""
+    content: dict[str, dict[str, Any]] = {"workload": {}, "recipe": {"per_rank_batch": 8}}
+    for key, value in load_study("lamsal-2025").conditions.items():
+        section, name, *of = key.split(".")
+        if of:
+            content[section].setdefault(name, {})[of[0]] = value
+        else:
+            content[section][name] = value
+    return content
 
 
 def detection_trial(
@@ -50,10 +42,11 @@ def detection_trial(
     **fields: Any,
 ) -> TrialResult:
     """Two epochs of ten steps, four of them warm-up; each epoch takes `seconds` on rank 0."""
+    published = as_published()
     trial = {
         "experiment": "invented",
-        "workload": WORKLOAD | (workload or {}),
-        "recipe": RECIPE | (recipe or {}),
+        "workload": published["workload"] | (workload or {}),
+        "recipe": published["recipe"] | (recipe or {}),
         "measure": {"warmup_steps": WARMUP},
         "device_type": "cpu",
     }
