@@ -173,8 +173,9 @@ def json_values(content: bytes) -> int:
 def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """All that a regular file holds; `OSError` for a larger one."""
     with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
+        large = os.fstat(file.fileno()).st_size > most_bytes
+        content = b"" if large else file.read(most_bytes + 1)  # it may grow meanwhile
+    if large or len(content) > most_bytes:
         size = f"it is larger than {most_bytes // 2**20} MiB"
         raise OSError(errno.EFBIG, size, str(path))
     return content

@@ -234,12 +234,12 @@ def test_a_node_sends_its_own_ranks_files_and_no_others(
 SAID = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
+    max_leaves=4,
 )
 WORDS = st.sampled_from(["number", "host", "address", "with_files", "key", "beat", "file", "last"])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(raw=st.binary(max_size=200), said=st.dictionaries(WORDS, SAID), joins=st.booleans())
 def test_whatever_is_said_ends_one_connection_at_most(
     registry: NodeRegistry, tmp_path: Path, raw: bytes, said: Message, *, joins: bool
