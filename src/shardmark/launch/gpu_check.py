@@ -147,7 +147,10 @@ def _kernels_and_copies() -> Iterator[Check]:
     yield _fine("libraries", f"{libraries}; {kernels}")
     for kernel in probe.kernels:
         yield _kernel(kernel)
-    for name, copies in _grouped(probe.copies).items():
+    groups: dict[str, list[Copy]] = {}
+    for copy in probe.copies:
+        groups.setdefault(re.sub(r"\d+", "GPU", _path(copy)), []).append(copy)
+    for name, copies in groups.items():
         yield _copies(name, copies)
 
 
@@ -163,15 +166,6 @@ def _kernel(kernel: Kernel) -> Check:
     else:
         words += f", {100 * kernel.flops_per_second / peak:.0f} % of the peak ({source})"
     return _fine(name, words)
-
-
-def _grouped(copies: Sequence[Copy]) -> dict[str, list[Copy]]:
-    groups: dict[str, list[Copy]] = {}
-    for copy in copies:
-        kind = "host to GPU" if copy.source is None else "GPU to host"
-        between = copy.source is not None and copy.target is not None
-        groups.setdefault("GPU to GPU" if between else kind, []).append(copy)
-    return groups
 
 
 def _copies(name: str, copies: Sequence[Copy]) -> Check:
