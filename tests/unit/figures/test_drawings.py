@@ -20,6 +20,7 @@ from shardmark.report.figures.drawing import (
     WIDTH,
     Drawing,
     draw,
+    figure_svg,
     look_of,
     panel_spec,
     write_images,
@@ -105,10 +106,10 @@ def test_hostile_names_stay_text(kind: str, tmp_path: Path) -> None:
     ]  # fmt: skip
     labels = {"x_label": HOSTILE[1], "y_label": HOSTILE[0], "title": HOSTILE[3]}
     (drawing,) = draw([figure_of(line_panel(*series, kind=kind, **labels))])
-    png, svg = write_images([drawing], tmp_path)
-    with Image.open(png) as image:
-        image.verify()
-    nodes = list(ElementTree.fromstring(svg.read_bytes()).iter())
+    nodes = list(ElementTree.fromstring(figure_svg(drawing)).iter())
+    if kind == "line":
+        with Image.open(write_images([drawing], tmp_path)[0]) as image:
+            image.verify()
     assert not [node for node in nodes if node.tag.endswith(("script", "}a"))]
     assert any("<script>" in "".join(node.itertext()) for node in nodes)
     assert "<script" not in drawing.panels[0]
@@ -128,10 +129,10 @@ def test_hostile_names_of_a_run_stay_apart(tmp_path: Path) -> None:
 
 
 def test_images_are_one_drawing_in_two_forms(drawings: list[Drawing], tmp_path: Path) -> None:
-    paths = write_images(drawings[:2], tmp_path / "one")
-    again = write_images(drawings[:2], tmp_path / "two")
+    paths = write_images(drawings[1:2], tmp_path / "one")
+    again = write_images(drawings[1:2], tmp_path / "two")
     assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
-    for drawing in drawings[:2]:
+    for drawing in drawings[1:2]:
         svg = ElementTree.parse(tmp_path / "one" / f"{drawing.figure.name}.svg").getroot()
         with Image.open(tmp_path / "one" / f"{drawing.figure.name}.png") as image:
             assert image.size == (2 * int(svg.attrib["width"]), 2 * int(svg.attrib["height"]))
