@@ -16,6 +16,7 @@ from torch import nn
 from shardmark.core.errors import InputError
 from shardmark.strategies.blocks import checkpoint_blocks
 from shardmark.workloads import model_building
+from shardmark.workloads.models import registered_names
 from shardmark.workloads.vision.options import ClassificationOptions
 from shardmark.workloads.vision.task import Classification
 
@@ -40,13 +41,12 @@ def weights_hash(model: nn.Module) -> str:
         ("vit_cifar", {"image_size": 16, "model_options": {"num_layers": 1, "hidden_dim": 64}}),
         ("vit_b_16", {"image_size": 48}),
         ("googlenet", {}),
-        ("timm:resnet10t", {}),
         ("vit_tiny_patch16_224", {"image_size": 64}),
     ],
 )
 def test_model_of_the_size_of_the_pictures(name: str, fields: dict[str, Any]) -> None:
     """One tensor of logits, in training mode, too; bare names that only timm has are timm's."""
-    if name.startswith(("timm", "vit_tiny")):
+    if name.startswith("vit_tiny"):
         pytest.importorskip("timm", reason="needs timm")
     size = fields.get("image_size", 32)
     made = task(name, **fields)
@@ -185,3 +185,11 @@ def test_flops_unknown() -> None:
             return pictures.flatten(1)[:, :10] * float(pictures.sum())
 
     assert task("resnet18").sample_input_flops(Looks()) is None
+
+
+def test_names_read_from_source_are_those_that_the_libraries_register() -> None:
+    from torchvision import models
+
+    assert registered_names("torchvision") == set(models.list_models(module=models))
+    timm = pytest.importorskip("timm", reason="needs timm")
+    assert registered_names("timm") == set(timm.list_models())
