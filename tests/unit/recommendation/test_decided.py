@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.analysis.advise.decided import decided_cells, undecided_rows
-from shardmark.analysis.compare.verdicts import FASTER, SLOWER, judged
+from shardmark.analysis.compare.verdicts import FASTER, SLOWER, with_verdicts
 from shardmark.results.schema import Outcome
 from shardmark.trials.trial import cell_id
 from tests.unit.recommendation.invented_rows import Cell, compared
@@ -61,7 +61,7 @@ def test_looking_after_each_repeat_leaves_the_verdicts_their_level() -> None:
             for own in values:
                 own.append(draw.lognormvariate(0, 0.03))
             rows = [replace(row, baseline="s0 on 1 rank") for row in rows_with(values)]
-            rows = list(judged(rows, [rows[0]] * len(rows)))
+            rows = list(with_verdicts(rows, [rows[0]] * len(rows)))
             if repeat >= 2 and not undecided_rows(rows, until=0.0):
                 break
         wrong += any(row.verdict in (FASTER, SLOWER) for row in rows)

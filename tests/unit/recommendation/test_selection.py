@@ -11,7 +11,7 @@ import pytest
 
 from shardmark.analysis.advise.selection import Selection, select
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.compare.verdicts import METRIC, NO_DIFFERENCE, judged
+from shardmark.analysis.compare.verdicts import METRIC, NO_DIFFERENCE, with_verdicts
 
 DRAWS = 100
 PEAK = "peak_memory_bytes"
@@ -130,7 +130,7 @@ def test_never_contradicts_the_verdicts() -> None:
         levels = [100 * math.exp(draw.gauss(0, 0.06)) for _ in range(6)]
         values = [[level * draw.lognormvariate(0, 0.02) for _ in range(3)] for level in levels]
         rows = [replace(row, baseline="s0 on 1 rank") for row in rows_with(values)]
-        rows = list(judged(rows, [rows[0]] * len(rows)))
+        rows = list(with_verdicts(rows, [rows[0]] * len(rows)))
         chosen, base = fastest(rows), rows[0]
         states.add(chosen.state)
         if chosen.best is base:

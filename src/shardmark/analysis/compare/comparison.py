@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row, rows_of
-from shardmark.analysis.compare.verdicts import METRIC, common_repeats, judged
+from shardmark.analysis.compare.verdicts import METRIC, common_repeats, with_verdicts
 from shardmark.analysis.statistics.intervals import Estimate, estimate_difference, estimate_ratio
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
@@ -49,7 +49,7 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
     bases = [_baseline_of(row, rows, strategy) for row in rows]
     related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
     return Comparison(
-        rows=judged([row for row, _ in related], bases),
+        rows=with_verdicts([row for row, _ in related], bases),
         baseline=strategy,
         notes=tuple(dict.fromkeys(note for _, notes in related for note in notes)),
         damaged=tuple(damaged for run in runs for damaged in run.damaged),

@@ -26,7 +26,7 @@ LEAST_GAIN = 0.02
 METRIC = "samples_per_second"
 
 
-def judged(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
+def with_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
     """The rows with verdict and effect beside their baselines, None where there is none.
 
     All are one family; the noise is shared by those with the same baseline.  A row whose baseline

@@ -17,7 +17,7 @@ SENT = "network_sent_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class CollectiveBytes:
     """One kind of collective in a step of one rank."""
 
     kind: str
@@ -43,7 +43,7 @@ class WireOfRow:
 
     row: Row
     wire: WireBytes | None
-    kinds: tuple[Kind, ...]
+    kinds: tuple[CollectiveBytes, ...]
     counted_bytes: float | None
     """Carried for the collectives that were counted, if each moves what it must and no more."""
     interface_bytes: Estimate | None
@@ -88,7 +88,7 @@ def _wire_of(row: Row) -> WireOfRow:
     defined = {} if wire is None else {part.kind: part for part in wire.traffic}
     everybody = len(row.ok_trials[0].layout.training_ranks)
     kinds = tuple(
-        Kind(
+        CollectiveBytes(
             kind=kind,
             ranks=defined[kind].ranks if kind in defined else everybody,
             defined_bytes=defined[kind].payload_bytes if kind in defined else 0.0,
