@@ -29,18 +29,16 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 DEFAULT_GROUP = 2
-WRAP_POLICIES = {
-    "blocks": "TRANSFORMER_BASED_WRAP",
-    "layers": "SIZE_BASED_WRAP",
-    "root": "NO_WRAP",
+WRAPS = {
+    "blocks": (
+        "TRANSFORMER_BASED_WRAP",
+        "Wrap each repeated block, then the model; Accelerate takes the blocks' class as"
+        " fsdp_transformer_layer_cls_to_wrap.",
+    ),
+    "layers": ("SIZE_BASED_WRAP", "Wrap each layer, then the model."),
+    "root": ("NO_WRAP", "Wrap the model alone."),
 }
-"""What Accelerate calls them."""
-WRAP_NOTES = {
-    "blocks": "Wrap each repeated block, then the model; Accelerate takes the blocks' class as"
-    " fsdp_transformer_layer_cls_to_wrap.",
-    "layers": "Wrap each layer, then the model.",
-    "root": "Wrap the model alone.",
-}
+"""What Accelerate calls them, and what one's own code has to do."""
 AUTOCAST_NOTE = (
     "Measured with fp32 parameters under torch.autocast: call it around your forward pass."
     " Accelerate's own mixed precision casts the parameters too."
@@ -184,11 +182,12 @@ class FSDP(Strategy):
     ) -> LaunchConfiguration:
         mesh = {"replicate": layout.data} if layout.data > 1 else {}
         mesh["shard"] = layout.shard
+        wrap_policy, wrap_note = WRAPS[self.wrap]
         native = self.mixed_precision == "native" and recipe.precision != "fp32"
         fsdp_config: dict[str, Any] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": self.reshard_after_forward,
-            "fsdp_auto_wrap_policy": WRAP_POLICIES[self.wrap],
+            "fsdp_auto_wrap_policy": wrap_policy,
             "fsdp_offload_params": recipe.cpu_offload,
             "fsdp_activation_checkpointing": recipe.activation_checkpointing,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
@@ -200,7 +199,7 @@ class FSDP(Strategy):
             accelerate["parallelism_config"] = {
                 f"parallelism_config_dp_{name}_size": size for name, size in mesh.items()
             }
-        notes = [WRAP_NOTES[self.wrap]]
+        notes = [wrap_note]
         if recipe.precision != "fp32":
             notes.append(f"Accelerate reduces gradients in {recipe.precision}; measured was fp32.")
         if recipe.precision != "fp32" and not native:

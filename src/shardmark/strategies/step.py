@@ -28,13 +28,6 @@ from shardmark.workloads.model_building import user_function
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-OPTIMIZER_KEYS = {
-    "sgd": ("momentum_buffer",),
-    "adam": ("exp_avg", "exp_avg_sq"),
-    "adamw": ("exp_avg", "exp_avg_sq"),
-}
-"""The tensors of torch's optimizers that have their parameter's shape."""
-
 RATE_FACTOR = "rate_factor"
 """Key of a group of the optimizer: its learning rate by the recipe's."""
 
@@ -370,14 +363,12 @@ def loss_scaler(recipe: Recipe, device: torch.device) -> torch.amp.GradScaler:
 
 def state_keys(spec: Optimizer) -> tuple[str, ...]:
     """Keys of the optimizer's state that have their parameter's shape."""
-    if spec.path is not None:
-        tried = nn.Parameter(torch.ones(2, 3))
-        tried.grad = torch.ones(2, 3)
-        optimizer = made_optimizer([tried], spec)
-        optimizer.step()
-        state = optimizer.state[tried].items()
-        return tuple(k for k, v in state if isinstance(v, Tensor) and v.shape == tried.shape)
-    return () if spec.name == "sgd" and not spec.momentum else OPTIMIZER_KEYS[spec.name]
+    tried = nn.Parameter(torch.ones(2, 3))
+    tried.grad = torch.ones(2, 3)
+    optimizer = made_optimizer([tried], spec)
+    optimizer.step()
+    state = optimizer.state[tried].items()
+    return tuple(k for k, v in state if isinstance(v, Tensor) and v.shape == tried.shape)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -388,9 +379,6 @@ def whole(tensor: Tensor) -> Tensor:
     return detached.full_tensor() if isinstance(detached, DTensor) else detached.clone()
 
 
-def state_tensors(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
-    """Every tensor of the optimizer's state."""
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, Tensor):
-                yield value
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    held = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in held if isinstance(value, Tensor)]
