@@ -17,11 +17,12 @@ from shardmark.strategies.base import HeldState
 from shardmark.strategies.step import EagerWorker
 from shardmark.train import probe as probe_module
 from shardmark.train.probe import (
+    HeldSpans,
     exposed_communication_seconds,
     held_bytes,
     probe,
 )
-from tests.unit.training.toy import CPU, ToyWorkload, recipe
+from tests.unit.training.toy import CPU, FakeWorker, ToyWorkload, recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,42 @@ def test_probe_of_one_device(monkeypatch: pytest.MonkeyPatch, fails: bool) -> No
         assert (record.exposed_communication_seconds, record.reasons) == (0, {})
         assert record.peak_memory_bytes is not None
         assert record.peak_memory_bytes >= 3 * 58 * 4
+
+
+class Holding(FakeWorker):
+    """Holds most parameters before backward, most gradients before the update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared, moments = torch.zeros(5), torch.zeros(2)
+        self.states = [
+            HeldState(
+                parameters=(shared, torch.zeros(4)),
+                gradients=(shared[1:],),  # a view: it counts as parameters
+                optimizer_state=(moments, shared),
+            ),
+            HeldState(
+                parameters=(torch.zeros(4),),
+                gradients=(torch.zeros(4),),
+                optimizer_state=(moments,),
+                untracked_bytes=8,
+            ),
+        ]
+
+    def held_state(self) -> HeldState:
+        return self.states.pop(0)
+
+
+def test_held_spans_keep_the_larger_value_of_each_kind() -> None:
+    spans = HeldSpans(Holding(), CPU)
+    for name in ("forward", "backward", "optimizer"):
+        with spans.span(name):
+            pass
+    assert spans.largest == {
+        "parameter_bytes": 36,
+        "gradient_bytes": 24,
+        "optimizer_state_bytes": 8,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,5 @@ class StalenessGate:
             if self._states[rank] in ("closed", "lost"):
                 return
             self._states[rank] = how
-            self._given.pop(rank, None)
             self._end_gathering()
             self.changed.notify_all()
