@@ -102,7 +102,7 @@ def test_disturbed_runs_widen_the_tolerance_of_their_own_quantity_alone() -> Non
 
 @pytest.mark.parametrize("given", ["sample_ids", "weights", "draws"])
 def test_what_reads_alike_when_it_is_cut_short_is_not_equal(given: str) -> None:
-    """Another order after the eighth id, weights after the sixth digit, draws of the same number."""
+    """Ids in another order after the eighth, weights after the sixth digit, equally many draws."""
     entries: dict[str, Any] = {
         "sample_ids": (tuple(range(10)), (*range(8), 9, 8)),
         "weights": (1234567.0, 1234568.0),
