@@ -29,9 +29,9 @@ def test_the_posters_preset_is_its_recipe() -> None:
     sizes = Counter((trial.nodes, trial.world_size) for trial in plan.trials)
     assert sizes == {(1, 4): 5 * 3 * 2 * 2, (2, 8): 6 * 3 * 2 * 2}
     (left_out,) = map(str, plan.left_out)
-    assert left_out.startswith("fsdp-hybrid (shard_group=4) on 4 ranks: 4 ranks do not make two")
+    assert left_out.startswith("fsdp-hybrid (shard_group=4) on 4 ranks")
     (told,) = submission(experiment, plan, ["shardmark"])
-    assert told.startswith("trials on 2 nodes are recorded as unavailable")
+    assert "unavailable" in told
 
 
 @pytest.mark.parametrize("name", study_names())
