@@ -105,7 +105,11 @@ def verify_cells(
                 yield _untried(waiting.pop(0), problem.text)
         if captured:
             for verdict in _judged(captured, scratch, engine, listener):
-                yield from _verdicts_of(verdict, captured[verdict.id])
+                tried, *others = captured[verdict.id]
+                own = verdict.model_copy(update=_names_of(tried))
+                yield own
+                for cell in others:  # the verdict stands for them
+                    yield own.model_copy(update=_names_of(cell) | {"tried_as": own.id})
     except Exception:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -141,13 +145,8 @@ def verification_of(cells: Sequence[Trial], verdicts: Iterable[Verdict]) -> Veri
     return Verification(reference=REFERENCE, steps=steps, verdicts=tuple(ordered))
 
 
-def _verdicts_of(verdict: Verdict, cells: Sequence[Trial]) -> Iterator[Verdict]:
-    """The verdict on the first of the cells, and the same on those that it stands for."""
-    tried = cell_of(cells[0])
-    for cell in cells:
-        own = {"id": cell_of(cell), "world_size": cell.world_size, "varied": cell.varied}
-        stands_for_it = {} if cell is cells[0] else {"tried_as": tried}
-        yield verdict.model_copy(update=own | stands_for_it)
+def _names_of(cell: Trial) -> dict[str, object]:
+    return {"id": cell_of(cell), "world_size": cell.world_size, "varied": cell.varied}
 
 
 def steps_of(cell: Trial) -> int:
