@@ -96,6 +96,8 @@ def test_a_row_says_who_beats_it_and_programs_get_the_gains() -> None:
     assert by_strategy("dominated_by", *rows) == {"ddp": ["fsdp on 2 ranks: peak memory -50 %"]}
     assert viewed(*rows).cells("standing") == ("front", "dominated by fsdp on 2 ranks")
     assert any("not proven" in note and "fsdp on 2 ranks" in note for note in viewed(*rows).notes)
+    once = viewed(row("ddp", (200.0,), (50.0,), (0.9,)))
+    assert any(note.startswith("One repeat") for note in once.notes)
 
 
 def test_what_trains_something_else_or_lacks_a_goal_is_left_out() -> None:

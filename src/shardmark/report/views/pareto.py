@@ -170,6 +170,8 @@ def _notes(standings: Sequence[Standing], goals: Sequence[str]) -> list[str]:
         "Dominated is what is shown to be worse in some goal and at most 5 % better in any other."
         " Inside the noise nothing dominates."
     ]
+    if rows and max(len(row.ok_trials) for row in rows) < 2:
+        notes.append("One repeat: no difference can be shown, so every row is on the front.")
     unproven = "; ".join(row.place for row in rows if row.equivalent is None)
     if unproven:
         notes.append(f"Eligible though not proven to train the same thing: {unproven}.")
