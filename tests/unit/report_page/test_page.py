@@ -220,7 +220,7 @@ def test_a_log_ends_with_its_last_lines(
     tail = log_tail(tmp_path)
     assert (tail is None) == (shown is None)
     if tail is not None:
-        assert (tail.text.splitlines(), tail.lines) == (shown, len(shown or ()))
+        assert tail.text.splitlines() == shown
         assert tail.cut is cut
 
 
@@ -262,7 +262,8 @@ def test_the_environment_is_shown_without_paths_and_long_lists(tmp_path: Path) -
     facts = facts_of(load_run(write_run(tmp_path / "run", [], environment=environment)))
     assert (facts.host, facts.date) == ("here", "2026-11-22")
     assert "EPYC" in facts.environment
-    assert not any(word in facts.environment for word in ("affinity", "/here"))
+    assert "/here" not in facts.environment
+    assert '"affinity": null' in facts.environment
 
 
 def test_the_plan_is_counted(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
         metric.replace("_", "-"),
         title,
         readable(panel(facet, x_of) for facet in facets for x_of in axes),
-        "Training alone, on the slowest rank; evaluations are not in it.",
+        "Time is that of training alone, on the slowest rank; evaluations are not in it.",
         "The first epoch includes the warm-up steps." if is_time else "",
         reliability(entries_in(facets)),
     )

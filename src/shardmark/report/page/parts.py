@@ -41,8 +41,6 @@ LINE_CHARACTERS = 400
 TRIAL_METRICS = ("samples_per_second", "tokens_per_second", "step_seconds", "peak_memory_bytes",
                  "validation_loss", "accuracy_top1", "map", "bits_per_byte",
                  "cpu_percent")  # fmt: skip
-_NOT_SHOWN = ("python_executable", "affinity")
-"""A path of the machine, and what the number of cores says."""
 
 
 # Machine and experiment
@@ -79,18 +77,14 @@ def facts_of(run: StoredRun) -> Facts:
 
 
 def _environment_text(known: dict[str, Any]) -> str:
-    shown = {
-        key: _without(value) if isinstance(value, dict) else value
-        for key, value in _without(known).items()
-    }
+    """Without a path of the machine, and what the number of cores says."""
+    cpu = known.get("cpu")
+    shown = known | ({"cpu": {**cpu, "affinity": None}} if isinstance(cpu, dict) else {})
+    shown.pop("python_executable", None)
     try:
         return json.dumps(shown, indent=2, ensure_ascii=False) if shown else ""
     except RecursionError:
         return "environment.json is nested too deeply"
-
-
-def _without(known: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in known.items() if key not in _NOT_SHOWN}
 
 
 def planned_trials(run: StoredRun) -> int | None:
@@ -131,7 +125,6 @@ def progress_notes(runs: Sequence[StoredRun]) -> list[str]:
 class LogTail:
     trial: str
     text: str
-    lines: int
     cut: bool
     """More stands before it in the file."""
 
@@ -189,7 +182,7 @@ def log_tail(folder: Path) -> LogTail | None:
         return None
     shown = [_shortened(line) for line in lines[-TAIL_LINES:]]
     cut = size_bytes > TAIL_BYTES or len(lines) > len(shown)
-    return LogTail(trial=folder.name, text="\n".join(shown), lines=len(shown), cut=cut)
+    return LogTail(trial=folder.name, text="\n".join(shown), cut=cut)
 
 
 def _shortened(line: str) -> str:
