@@ -48,7 +48,7 @@ WIDEST_FACTOR = 4.0
 REACHES = {"same_host": "one host", "between_hosts": "between hosts"}
 HOW_TO_MEASURE = (
     f"No {NETWORK_FILE} is stored with this run. measure.link_seconds measures links before the"
-    " trials, `shardmark doctor --network --run RUN` at any time."
+    " trials; `shardmark doctor --network` prints them at any time."
 )
 BYTES_NOTES = (
     "MB (10^6 bytes) that the network carries for one training rank in one step.",
