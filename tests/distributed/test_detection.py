@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(400)
 def torchvisions_sampler(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """Proposals from the global generator, as a plain training script draws them."""
     started = ddp(workload, recipe, process)
-    for owner in (started.worker.module.rpn, started.worker._module.roi_heads):
+    for owner in (started.worker.module.rpn, started.worker.module.roi_heads):
         ours = owner.fg_bg_sampler
         assert isinstance(ours, PictureSampler)
         del owner.fg_bg_sampler
