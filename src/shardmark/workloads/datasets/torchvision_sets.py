@@ -24,8 +24,8 @@ IMAGE_SIZE = 32
 class TorchvisionSet:
     """One of torchvision's data sets, all its pictures in memory."""
 
-    kind: str
-    """Its class in torchvision.datasets."""
+    class_name: str
+    """In torchvision.datasets."""
     training_samples: int
     validation_samples: int = 10_000
     mean: tuple[float, float, float]
@@ -51,13 +51,13 @@ class TorchvisionSet:
 
         from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 
-        kind, folder = getattr(datasets, self.kind), options.folder
+        data_set, folder = getattr(datasets, self.class_name), options.folder
         missing = self._missing(options)
         try:
             if missing:
                 with _one_process_at_a_time(folder):
-                    kind(root=folder, train=True, download=True)
-            splits = [kind(root=folder, train=train) for train in (True, False)]
+                    data_set(root=folder, train=True, download=True)
+            splits = [data_set(root=folder, train=train) for train in (True, False)]
         except (RuntimeError, OSError, ValueError, AssertionError, EOFError) as error:
             raise DataError(
                 str(folder),
@@ -109,21 +109,21 @@ def _cifar10_pictures(split: Any) -> Tensor:
 
 
 MNIST = TorchvisionSet(
-    kind="MNIST",
+    class_name="MNIST",
     training_samples=60_000,
     mean=(0.1307, 0.1307, 0.1307),  # at 28 x 28
     std=(0.3081, 0.3081, 0.3081),
     files=tuple(
-        f"MNIST/raw/{split}-{kind}-ubyte"
+        f"MNIST/raw/{split}-{content}-ubyte"
         for split in ("train", "t10k")
-        for kind in ("images-idx3", "labels-idx1")
+        for content in ("images-idx3", "labels-idx1")
     ),
     pictures_of=lambda split: split.data[:, None],
 )
 """LeCun et al., 1998."""
 
 CIFAR10 = TorchvisionSet(
-    kind="CIFAR10",
+    class_name="CIFAR10",
     training_samples=50_000,
     mean=(0.4914, 0.4822, 0.4465),
     std=(0.2470, 0.2435, 0.2616),

@@ -91,8 +91,8 @@ def _check_taken(
 ) -> None:
     """Raise `InputError` for options that torchvision's classes swallow without a word."""
     taken = {*signature(constructor).parameters}
-    for kind in made.__mro__:
-        names = signature(kind).parameters
+    for base in made.__mro__:
+        names = signature(base).parameters
         if "num_classes" in names:  # a detector that is built by name, not the base of all
             taken.update(names)
     for key in options.model_options.keys() - taken:

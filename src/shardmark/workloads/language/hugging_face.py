@@ -35,19 +35,21 @@ def build_model(options: LanguageOptions, vocabulary: int, seed: int) -> nn.Modu
             "pip install 'shardmark[transformers]'",
         ) from error
     causal = options.objective == "causal"
-    kind: Any = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    auto_class: Any = (
+        transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
+    )
     name = options.model.removeprefix("hf:")
     place = Path(name).expanduser()
     settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     try:
         with seeded(seed):
             if options.model not in HUGGING_FACE and place.is_dir():
-                model: nn.Module = kind.from_pretrained(
+                model: nn.Module = auto_class.from_pretrained(
                     place, local_files_only=True, use_safetensors=True, **settings
                 )
                 _check_sizes(options, model.config, vocabulary)
             else:
-                model = kind.from_config(_configuration(options, vocabulary), **settings)
+                model = auto_class.from_config(_configuration(options, vocabulary), **settings)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise InputError(
             "workload.model",
