@@ -262,8 +262,7 @@ def test_the_environment_is_shown_without_paths_and_long_lists(tmp_path: Path) -
     facts = facts_of(load_run(write_run(tmp_path / "run", [], environment=environment)))
     assert (facts.host, facts.date) == ("here", "2026-11-22")
     assert "EPYC" in facts.environment
-    assert "/here" not in facts.environment
-    assert '"affinity": null' in facts.environment
+    assert not any(word in facts.environment for word in ("affinity", "/here"))
 
 
 def test_the_plan_is_counted(tmp_path: Path) -> None:

@@ -78,9 +78,9 @@ def facts_of(run: StoredRun) -> Facts:
 
 def _environment_text(known: dict[str, Any]) -> str:
     """Without a path of the machine, and what the number of cores says."""
-    cpu = known.get("cpu")
-    shown = known | ({"cpu": {**cpu, "affinity": None}} if isinstance(cpu, dict) else {})
-    shown.pop("python_executable", None)
+    shown = {key: value for key, value in known.items() if key != "python_executable"}
+    if isinstance(cpu := known.get("cpu"), dict):
+        shown["cpu"] = {key: value for key, value in cpu.items() if key != "affinity"}
     try:
         return json.dumps(shown, indent=2, ensure_ascii=False) if shown else ""
     except RecursionError:
