@@ -86,7 +86,7 @@ def test_json_is_the_contracts_and_nothing_else(
 ) -> None:
     verified.extend([GOOD, BAD, UNAVAILABLE])
     printed: dict[str, Any] = json.loads(answer(capsys, "--format", "json")[1])
-    assert printed.keys() == {"schema_version", "reference", "steps", "verdicts"}
+    assert printed.keys() == {"schema_version", "reference", "steps", "verdicts", "seconds"}
     assert Verification.model_validate(printed).verdicts == tuple(verified)
 
 
