@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 
 from shardmark.cli import main
 from shardmark.config.load import load_experiment, preset_names, preset_text, to_yaml
-from shardmark.core.errors import ShardmarkError
+from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
 from shardmark.launch.nodes.protocol import Channel, ChannelEndedError, own_versions
 from shardmark.launch.nodes.registry import NodeRegistry
@@ -209,6 +209,11 @@ def experiment_text(given: tuple[int, Any, Any, bool]) -> str:
     return text if edits is None else edited(text, edits)
 
 
+def untrained(*_: object) -> None:
+    raise InputError("workload.tokenizer", "training one is work, not reading", "take another")
+
+
+@patch("shardmark.workloads.language.tokenizers._trained", untrained)
 def read_experiment(given: tuple[Any, list[tuple[str, str]], bool], folder: Path) -> None:
     """Read, resolve, write, read again, expand; by the command where the last says so."""
     text, overrides, whole = experiment_text(given[0]), given[1], given[2]

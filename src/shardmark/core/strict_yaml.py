@@ -11,6 +11,7 @@ from shardmark.core.errors import InputError
 
 _EXPONENT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
 """YAML 1.1 wants a point and a sign in `5e-4`."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MOST_CHARACTERS = 2**20
 MOST_VALUES = 50_000
 """Values in one document, each alias counted as what it stands for."""
@@ -38,9 +39,20 @@ class _Loader(yaml.SafeLoader):
         self._composed += 1
         if node is not None:
             _check_count(node, self._composed)
-            if isinstance(node, yaml.ScalarNode) and "\0" in node.value:
-                raise _Mistake(node.start_mark.line + 1, "a NUL character", "leave it out")
+            if isinstance(node, yaml.ScalarNode):
+                self._check_characters(node)
         return node
+
+    def _check_characters(self, node: yaml.ScalarNode) -> None:
+        line = node.start_mark.line + 1
+        if "\0" in node.value:
+            raise _Mistake(line, "a NUL character", "leave it out")
+        if _SURROGATE.search(node.value):
+            # JSON writes some characters as two halves, which PyYAML leaves apart.
+            try:
+                node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
+            except UnicodeDecodeError:
+                raise _Mistake(line, "half of a character", "write the whole one") from None
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
         self._check_level(self.flow_level)

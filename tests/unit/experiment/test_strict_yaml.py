@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -86,6 +87,12 @@ _DATA = st.recursive(
 )
 
 
+def test_reads_what_json_writes_as_two_halves() -> None:
+    assert parse_yaml(json.dumps({"\U0001f600": "\U0001f680"}), "FILE") == {
+        "\U0001f600": "\U0001f680"
+    }
+
+
 @given(_DATA)
 def test_reads_back_what_it_writes(data: Any) -> None:
     assert parse_yaml(format_yaml(data), "FILE") == data
@@ -104,8 +111,9 @@ def _bomb(levels: int, line: str) -> str:
         ("#" * (2**20 + 1), "FILE: larger than 1 MiB"),
         ("a: 1\nb: 1" + "0" * 400, "FILE, line 2: too large a whole number; at most 10^18"),
         ('a: "x\\0y"', "FILE, line 1: a NUL character"),
+        ('{"\\ud83d": 1}', "FILE, line 1: half of a character"),
     ],
-    ids=["lists", "mappings", "large", "integer", "NUL"],
+    ids=["lists", "mappings", "large", "integer", "NUL", "surrogate"],
 )
 def test_small_texts_do_not_make_much_work(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
