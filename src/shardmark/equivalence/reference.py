@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
@@ -377,6 +378,12 @@ class ReferenceRuns:
             disturbed=disturbed([1], compute),
             floor=4 * compute,
         )
+        if first.disturbed[0].initial_sha256 != reference.initial_sha256:
+            raise InputError(
+                "workload.model",
+                "it begins with other weights each time that it is built",
+                "return a new, whole model each time; draw its weights by torch, numpy or random",
+            )
         if first.hide_errors:
             runs = disturbed(range(2, 2 + DISTURBED_RUNS), 0.0)
             return replace(first, disturbed=runs, exact_forward=True)

@@ -54,7 +54,7 @@ def check_weight(loss: LossSum, batch: Batch) -> None:
         raise InputError(
             "the workload's loss",
             f"it returned the weight {weight:g} for samples that weigh {batch.weight:g} together",
-            "return the sum of the weights that the data set gives its samples",
+            "the sum of its samples' weights, which an own task tells by weights(data)",
         )
 
 

@@ -202,6 +202,14 @@ def test_a_loss_of_another_weight_than_its_batch_is_refused(
         Court("plain", uneven=True)
 
 
+def test_a_model_that_goes_on_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each run of the reference would begin where the last one ended."""
+    kept = MODELS["plain"]()
+    monkeypatch.setattr(Task, "build_model", lambda _: kept)
+    with pytest.raises(InputError, match=r"other weights each time.*return a new"):
+        Court("plain")
+
+
 @pytest.mark.parametrize(
     ("accumulation", "factor", "text"),
     [

@@ -89,6 +89,25 @@ def test_a_scalar_loss_is_a_mean_and_the_default_metric(tmp_path: Path) -> None:
     assert workload.quality([{}]) == {}
 
 
+def test_the_mean_over_nothing_is_refused(tmp_path: Path) -> None:
+    """Unless it is a number all the same."""
+    workload = written(
+        tmp_path,
+        """
+        weights = lambda self, data: [float(row[0] % 2) for row in data]
+
+        def loss(self, model, rows):
+            kept = rows[:, 0] % 2 == 1
+            return model(rows[kept]).square().mean()
+        """,
+    )
+    model, (batch, *_) = workload.build_model(), taken(workload)
+    parts = sorted(batch.split(8), key=lambda part: part.weight)
+    assert workload.loss(model, parts[-1]).weight == 1
+    with pytest.raises(InputError, match=r"weighs nothing.*return \(sum, weight\)"):
+        workload.loss(model, parts[0])
+
+
 def test_a_mean_in_half_precision_is_weighed_in_full(tmp_path: Path) -> None:
     workload = written(
         tmp_path,
@@ -160,6 +179,22 @@ def test_parameter_groups_are_known_by_name(tmp_path: Path) -> None:
     assert workload.better == {"accuracy": "higher"}
 
 
+def by_itself(line: str) -> str:
+    """A loss that does what strategies do."""
+    return f"""
+def loss(self, model, rows):
+    loss = model(rows).square().mean()
+    {line}
+    return loss
+"""
+
+
+def beside(part: str, sign: str = "") -> str:
+    """A task with a part that its loss uses, beside the model."""
+    call = f"self.head {sign} model(rows)" if sign else "self.head(model(rows))"
+    return f"head = {part}\nloss = lambda self, model, rows: {call}.square().mean()"
+
+
 @pytest.mark.parametrize(
     ("extra", "found"),
     [
@@ -186,16 +221,40 @@ def test_parameter_groups_are_known_by_name(tmp_path: Path) -> None:
         ("weights = lambda self, data: [-1.0] * 16", "a weight is negative"),
         ("weights = lambda self, data: [0.0] * 16", "weigh 0 together"),
         ("def __init__(self, size):\n    pass", "missing 1 required positional argument"),
+        ("net = nn.Linear(2, 1)\nmodel = lambda self: self.net", "or a part of it, a second time"),
+        (
+            "net = nn.Linear(2, 1)\nmodel = lambda self: nn.Sequential(nn.Linear(2, 2), self.net)",
+            "or a part of it, a second time",
+        ),
+        (by_itself("loss.backward()"), "a backward pass or an optimizer of its own"),
+        (by_itself("loss.backward()\n    loss = loss.detach()"), "cannot be shared out"),
+        (
+            by_itself(
+                "loss.backward(); torch.optim.SGD(model.parameters()).step(); model.zero_grad()"
+            ),
+            "an optimizer of its own",
+        ),
+        (beside("nn.Linear(1, 1)"), "the loss depends on head, which is no part of the model"),
+        (beside("nn.Parameter(torch.ones(1))", "*"), "self.head.requires_grad_(False)"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
     def first_loss() -> None:
         workload = written(tmp_path, extra)
+        workload.build_model()
         workload.loss(workload.build_model(), taken(workload)[0])
 
     with pytest.raises((InputError, DataError)) as caught:
         first_loss()
     assert found in str(caught.value)
+
+
+def test_a_frozen_teacher_is_no_part_of_the_model(tmp_path: Path) -> None:
+    frozen = beside("nn.Linear(1, 1).requires_grad_(False)")
+    workload = written(tmp_path, f"spare = nn.Linear(1, 1)\n{frozen}")
+    model, (batch, *_) = workload.build_model(), taken(workload)
+    workload.loss(model, batch).total.backward()  # type: ignore[no-untyped-call]  # torch's
+    assert workload.loss(model, batch).total.requires_grad, "gradients are not its own later on"
 
 
 @pytest.mark.parametrize(

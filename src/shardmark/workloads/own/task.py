@@ -18,7 +18,7 @@ from torch.utils.data import default_collate
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, Better
 from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup
-from shardmark.workloads.model_building import user_function
+from shardmark.workloads.model_building import check_fresh, user_function
 from shardmark.workloads.order import Share, checked_weights, seed_of
 from shardmark.workloads.own.options import NEEDED
 from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added
@@ -97,6 +97,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         self._model_calls = int(getattr(task, "model_calls", 1))
         self._collate = getattr(task, "collate", default_collate)
         self._groups: tuple[ParameterGroup, ...] = ()
+        self._loss_checked = False
 
     @property
     def not_additive(self) -> str | None:
@@ -147,6 +148,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             model = self._task.model()
         if not isinstance(model, nn.Module):
             raise self._refusal(f"model() made a {type(model).__name__}", "an nn.Module")
+        check_fresh(f"{self._options.task}: model()", model)
         own = getattr(self._task, "parameter_groups", None)
         self._groups = self._named_groups(model, own(model)) if own else ()
         return model.train()
@@ -233,11 +235,20 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             nonlocal calls
             calls += 1
 
+        training = torch.is_grad_enabled() and model.training
+        first = training and not self._loss_checked
+        parameters = tuple(model.parameters()) if first else ()
+        before = _marks(parameters)
         counting = model.register_forward_pre_hook(count)
         try:
             returned = self._task.loss(model, content)
         finally:
             counting.remove()
+        if _marks(parameters) != before:
+            raise self._refusal(
+                "loss runs a backward pass or an optimizer of its own, which cannot be shared out",
+                "compute the loss and return it: the strategy takes the step with recipe.optimizer",
+            )
         if calls != self._model_calls:
             raise self._refusal(
                 f"loss calls the model {calls} times, and declares {self._model_calls}",
@@ -246,15 +257,37 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 else "call it as model(...): strategies see no other way",
             )
         total, weight = self._sum_of(returned, batch.weight)
-        if torch.is_grad_enabled() and model.training and not total.requires_grad:
+        if training and not total.requires_grad:
             raise self._refusal(
                 "loss returns a tensor without a gradient",
                 "the loss as computed from the model's outputs; strategies run the backward pass",
             )
+        if first:
+            self._refuse_untrained(total, {*model.parameters()})
+            self._loss_checked = True
         return LossSum(total=total.float(), weight=weight)
+
+    def _refuse_untrained(self, total: Tensor, of_model: set[nn.Parameter]) -> None:
+        """Raise `InputError` where the loss would train a part of the task, not of the model."""
+        task = self._task
+        attributes = {**vars(type(task)), **getattr(task, "__dict__", {})}
+        if isinstance(task, nn.Module):
+            attributes |= {**task._modules, **task._parameters}
+        learning = _leaves(total) - of_model
+        for name, value in attributes.items():
+            held = value.parameters() if isinstance(value, nn.Module) else (value,)
+            if any(isinstance(part, nn.Parameter) and part in learning for part in held):
+                raise self._refusal(
+                    f"the loss depends on {name}, which is no part of the model: nothing trains it",
+                    f"make it a part of model(); or freeze it, as a teacher: "
+                    f"self.{name}.requires_grad_(False)",
+                )
 
     def _sum_of(self, returned: object, weight: float) -> tuple[Tensor, Tensor | float]:
         if isinstance(returned, Tensor) and returned.numel() == 1:
+            if weight == 0 and not returned.isfinite():  # asks the device in this case alone
+                found = f"a micro-batch weighs nothing, and its mean is {returned.item()}"
+                raise self._refusal(found, "return (sum, weight)")
             return returned.reshape(()).float() * weight, weight
         if isinstance(returned, tuple) and len(returned) == 2:
             total, own_weight = returned
@@ -342,6 +375,22 @@ def _made(options: OwnOptions) -> Any:
             "metrics(sums) -> dictionary of numbers",
         )
     return task
+
+
+def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[bool, int]]:
+    """Others once a backward pass or an optimizer has been there."""
+    return [(parameter.grad is None, parameter._version) for parameter in parameters]
+
+
+def _leaves(total: Tensor) -> set[Tensor]:
+    """The tensors that its backward pass gives gradients to."""
+    waiting: list[Any] = [total.grad_fn]
+    seen = {*waiting}
+    while waiting:
+        following = {node for node, _ in waiting.pop().next_functions} - {None} - seen
+        seen |= following
+        waiting.extend(following)
+    return {node.variable for node in seen if hasattr(node, "variable")}
 
 
 @contextmanager
