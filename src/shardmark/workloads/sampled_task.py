@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections import UserDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar, cast
 
 import numpy as np
@@ -96,19 +98,8 @@ class SampledBatch:
         )
 
     def _contents_of(self, which: slice) -> dict[str, Any]:
-        samples = len(self)
-
-        def part(value: Tensor) -> Tensor:
-            if value.dim() == 0 or len(value) != samples:
-                raise InputError(
-                    "recipe.gradient_accumulation",
-                    f"a batch of {samples} samples has a tensor of shape {tuple(value.shape)}, "
-                    "which cannot be cut into micro-batches",
-                    "let collate make tensors whose first axis is the sample",
-                )
-            return value[which]
-
-        return {name: with_tensors(value, part) for name, value in self._contents().items()}
+        contents = self._contents().items()
+        return {name: cut(value, which, len(self)) for name, value in contents}
 
     def _contents(self) -> dict[str, Any]:
         """The fields that a task adds."""
@@ -124,13 +115,82 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The same structure with every tensor changed; other values stay."""
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, Mapping):
-        return {key: with_tensors(item, change) for key, item in value.items()}
+    return _with_items(value, lambda item: with_tensors(item, change))
+
+
+def _with_items(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A container of the same type with its items changed; what is none stays."""
+    if isinstance(value, dict | UserDict):
+        made = copy.copy(value)
+        for key, item in value.items():
+            made[key] = change(item)
+        return made
+    if isinstance(value, Mapping):  # a copy may share what it holds
+        return {key: change(item) for key, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        given = [field.name for field in fields(value) if field.init]
+        return replace(value, **{name: change(getattr(value, name)) for name in given})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(with_tensors(item, change) for item in value))
+        return type(value)(*map(change, value))
     if isinstance(value, list | tuple):
-        return type(value)(with_tensors(item, change) for item in value)
+        return type(value)(map(change, value))
     return value
+
+
+def cut(value: Any, which: slice, samples: int) -> Any:
+    """What some samples have of a batch's content; single numbers and texts stay.
+
+    A sequence holds either an item of each sample or parts that have them.  Raises `InputError`
+    where neither is so, or both.
+    """
+    if isinstance(value, _SINGLE):
+        return value
+    if isinstance(value, _ARRAY):
+        if value.ndim > 0 and len(value) == samples:
+            return value[which]
+        raise _uncuttable(f"a tensor of shape {tuple(value.shape)}", samples)
+    parts = partial(cut, which=which, samples=samples)
+    sequence = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    single = sequence and all(isinstance(item, _SINGLE) for item in value)
+    if not sequence or len(value) != samples:
+        known = isinstance(value, Mapping | list | tuple) or is_dataclass(value)
+        if not known or (single and value):
+            items = f" of {len(value)} items" if single else ""
+            raise _uncuttable(f"a {type(value).__name__}{items}", samples)
+        return _with_items(value, parts)
+    alike = len(set(map(_kind, value))) == 1
+    if single or (alike and isinstance(value[0], Mapping)):
+        return value[which]
+    try:
+        made = _with_items(value, parts)
+    except InputError:
+        return value[which]
+    if alike:
+        kind = type(value).__name__
+        raise _uncuttable(f"a {kind} of {samples} items that have {samples} each", samples)
+    return made
+
+
+_ARRAY = (Tensor, np.ndarray)
+_SINGLE = (str, bytes, int, float, complex, np.generic, type(None))
+
+
+def _kind(item: Any) -> Hashable:
+    """Equal for what may be the same part of several samples."""
+    if isinstance(item, _ARRAY):
+        return (item.ndim, item.dtype)
+    if isinstance(item, Mapping):
+        return frozenset(item)
+    first = _kind(item[0]) if isinstance(item, list | tuple) and item else None
+    return (type(item), first)
+
+
+def _uncuttable(content: str, samples: int) -> InputError:
+    return InputError(
+        "recipe.gradient_accumulation",
+        f"a batch of {samples} samples has {content}, which cannot be cut into micro-batches",
+        "let collate make dictionaries of tensors whose first axis is the sample",
+    )
 
 
 class SampledTask(Workload, Generic[Split, BatchMade]):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,11 +291,59 @@ def test_a_collate_that_draws_depends_on_the_share(tmp_path: Path, draw: str) ->
     assert "collate draws" in reason
 
 
-def test_what_cannot_be_cut_cannot_be_accumulated(tmp_path: Path) -> None:
-    collate = "collate = lambda self, rows: {'rows': torch.stack(rows), 'step': torch.tensor(1)}"
-    (batch,) = taken(written(tmp_path, collate), steps=1)
+@dataclass(frozen=True)
+class Rows:
+    rows: Any
+    scale: float = 1.0
+
+
+class Encoding(UserDict[str, Any]):
+    """As a tokenizer of Hugging Face's returns."""
+
+
+X, Y, PICTURES = torch.arange(8).view(4, 2), torch.arange(4.0), tuple(torch.ones(4, 3, 5, 5))
+BOXES = [{"boxes": torch.ones(k, 4)} for k in range(3, 7)]
+
+
+@pytest.mark.parametrize(
+    ("content", "second"),
+    [
+        (Rows(X), lambda half: torch.equal(half.rows, X[2:]) and half.scale == 1.0),
+        (Encoding(ids=X), lambda half: type(half) is Encoding and torch.equal(half["ids"], X[2:])),
+        ([X, Y], lambda half: torch.equal(half[0], X[2:]) and torch.equal(half[1], Y[2:])),
+        ([X, Y, X, Y], lambda half: len(half) == 4 and torch.equal(half[3], Y[2:])),
+        ((PICTURES, BOXES), lambda half: len(half[0]) == 2 and half[1] == BOXES[2:]),
+        ({"lengths": [1, 2, 3, 4], "names": None}, lambda half: half["lengths"] == [3, 4]),
+        ([[1], [2, 3], [], [4]], lambda half: half == [[], [4]]),
+        (BOXES, lambda half: half == BOXES[2:]),
+        (X.numpy(), lambda half: half.tolist() == [[4, 5], [6, 7]]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_micro_batches_are_parts_of_their_batch(
+    content: Any, second: Callable[[Any], bool]
+) -> None:
+    batch = OwnBatch(content=content, sample_ids=(0, 1, 2, 3), step_weight=4.0)
+    halves = batch.split(2)
+    assert second(halves[1].content)
+    assert type(batch.to(torch.device("meta")).content) is type(content)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"rows": X, "step": torch.tensor(1)},
+        SimpleNamespace(rows=X),
+        {"sizes": [224, 224]},
+        [X, X, X, X],
+        [[1, 2, 3, 4]] * 4,
+    ],
+    ids=["single tensor", "object", "two numbers", "either way", "numbers either way"],
+)
+def test_what_cannot_be_cut_cannot_be_accumulated(content: Any) -> None:
+    batch = OwnBatch(content=content, sample_ids=(0, 1, 2, 3), step_weight=4.0)
     assert batch.split(1) == (batch,)
-    with pytest.raises(InputError, match="cannot be cut into micro-batches"):
+    with pytest.raises(InputError, match=r"cannot be cut into micro-batches.*collate"):
         batch.split(2)
 
 
