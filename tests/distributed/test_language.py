@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from shardmark.core.errors import InputError
 from shardmark.core.recipe import Optimizer
 from shardmark.equivalence.capture import Capture
 from shardmark.strategies.base import RankContext
@@ -224,6 +225,21 @@ def test_a_stored_model_takes_its_own_tokenizer(
         assert built.config.vocab_size == 3
         kept = torch.equal(built.transformer.wte.weight, stored.transformer.wte.weight)
         assert kept == (model == "model")
+    bert = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2}
+    bert |= {"intermediate_size": 64, "vocab_size": 3}
+    config = transformers.BertConfig(**bert, is_decoder=True)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "bert")
+    wanted: dict[str, Any] = {"model": f"hf:{tmp_path / 'bert'}", **text}
+    assert build_workload(options(folder / "long", **wanted), 0).build_model()
+    config.is_decoder = False
+    config.save_pretrained(tmp_path / "bert")
+    for model in ("bert", "bert/config.json"):
+        chosen = options(folder / "long", model=f"hf:{tmp_path / model}", **text)
+        with pytest.raises(InputError, match=r"sees what follows.*is_decoder"):
+            build_workload(chosen, 0).build_model()
+    masked = options(folder / "long", **wanted, objective="masked")
+    with pytest.raises(InputError, match=r"need 4 rows, one of them for the mask.* has 3.* to 4"):
+        build_workload(masked, 0).build_model()
 
 
 def test_a_model_that_names_no_layers_leaves_the_search_to_the_strategy() -> None:

@@ -309,7 +309,8 @@ _CATALOGUE = (
     _quality(
         "bits_per_byte",
         "Bits that the model needs for a byte of the validation text: its loss in bits per token,"
-        " times the text's tokens per byte. The same measure for every tokenizer.",
+        " times the text's tokens per byte. Tokens that are never predicted count like the mean."
+        " The same measure for every tokenizer.",
         better="lower",
         unit="bits/byte",
     ),

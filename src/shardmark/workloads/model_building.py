@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -45,6 +47,18 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
         yield
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Whatever draws inside leaves the generators of torch, numpy and Python as they were."""
+    python, arrays = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(arrays)
 
 
 def construct(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from tests.unit.training.toy import recipe
+from torch import nn
 from torch.nn import functional
 
+from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard
+from shardmark.strategies.initial_weights import hollow_model
 from shardmark.train.probe import model_counts
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.language.batch import IGNORED
+from shardmark.workloads.language.causality import check_causal
 from shardmark.workloads.language.gpt import GPT
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.language.tokens import token_data
@@ -56,6 +62,65 @@ def test_masked_tokens(chosen: LanguageOptions) -> None:
     assert np.array_equal(restored.numpy(), plain[list(batch.sample_ids)].astype(np.int64))
     again: Any = next(task.batches(PLAN, WHOLE))
     assert torch.equal(again.inputs, batch.inputs), "a function of seed, epoch and sample"
+
+
+class Mixes(nn.Module):
+    """Adds to each token, behind a projection of zeros, the mean of others."""
+
+    weights: torch.Tensor
+    calls: torch.Tensor
+
+    def __init__(self, vocabulary: int, sequence_length: int, sees: str) -> None:
+        super().__init__()
+        weights = torch.ones(sequence_length, sequence_length).tril()
+        if sees == "what follows":
+            weights = torch.ones(sequence_length, sequence_length)
+        self.register_buffer("weights", weights / weights.sum(1, keepdim=True))
+        self.embedding = nn.Embedding(vocabulary, 8, max_norm=0.5)
+        self.mixed, self.head = nn.Linear(8, 8, bias=False), nn.Linear(8, vocabulary)
+        nn.init.zeros_(self.mixed.weight)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        """Takes full samples alone."""
+        self.calls += 1
+        hidden = self.embedding(tokens)
+        draws = 0.1 * torch.randn(hidden.shape[1:]) + random.random()
+        return self.head(hidden + self.mixed(self.weights @ hidden) + draws)
+
+
+@pytest.mark.parametrize("sees", ["what precedes", "what follows"])
+def test_a_causal_model_must_not_see_what_follows(
+    chosen: LanguageOptions, sees: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asking it changes neither the model nor what is drawn later."""
+    asked = Mock(wraps=check_causal)
+    monkeypatch.setattr("shardmark.workloads.language.task.check_causal", asked)
+    own = {"model": f"{__name__}:Mixes", "model_options": {"sees": sees}, "sequence_length": 24}
+    given = chosen.model_dump(exclude_unset=True) | own
+    task = build_workload(LanguageOptions.model_validate(given), 5)
+    if sees == "what follows":
+        with pytest.raises(InputError, match=r"sees what follows.*objective: masked"):
+            task.build_model()
+        masked = LanguageOptions.model_validate(given | {"objective": "masked"})
+        assert build_workload(masked, 5).build_model()
+        return
+    assert hollow_model(task) is not None
+    asked.assert_not_called()
+    random.seed(1)
+    torch.manual_seed(1)
+    model = task.build_model()
+    drawn = random.random(), torch.rand(()).item()
+    random.seed(1)
+    torch.manual_seed(1)
+    assert drawn == (random.random(), torch.rand(()).item())
+    torch.manual_seed(5)
+    plain = Mixes(258, 24, sees)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+    assert model.training
+    task.build_model()
+    asked.assert_called_once()
 
 
 @pytest.mark.parametrize("objective", ["causal", "masked"])
@@ -101,6 +166,8 @@ def test_loss_and_quality(chosen: LanguageOptions, tied: bool) -> None:
     logits = model(batch.inputs)
     expected = functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
     torch.testing.assert_close(loss.total / loss.weight, expected)
+    batch.targets[0, :3] = IGNORED
+    assert task.loss(model, batch).weight == batch.weight - 3, "counted, not the batch's own"
     assert abs(expected.item() - math.log(258)) < 0.3
     quality = task.quality([task.evaluate(model.eval(), WHOLE, torch.device("cpu"))])
     assert quality["perplexity"] == pytest.approx(math.exp(quality["validation_loss"] or 0))

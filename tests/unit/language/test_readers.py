@@ -112,11 +112,13 @@ def test_documents(write: Writer, tmp_path: Path) -> None:
     assert folder in data_paths(chosen)
 
 
-@pytest.mark.parametrize("megatron", [False, True])
-def test_tokens(megatron: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("megatron", "vocabulary"), [(False, 900), (False, 2**16), (False, 100_000), (True, 900)]
+)
+def test_tokens(megatron: bool, vocabulary: int, tmp_path: Path) -> None:
     """Megatron's pair has one split: its last tenth validates."""
-    stream = np.arange(1000) * 7 % 900
-    given: dict[str, Any] = {"dataset": "tokens", "data_dir": str(tmp_path), "vocabulary": 900}
+    stream = np.arange(1000) * 7 % 900 + vocabulary - 900
+    given: dict[str, Any] = {"data_dir": str(tmp_path), "vocabulary": vocabulary}
     if megatron:
         stream.astype("<i4").tofile(tmp_path / "text_document.bin")
         lengths, documents = [300, 200, 500], [0, 2, 3]
@@ -126,9 +128,12 @@ def test_tokens(megatron: bool, tmp_path: Path) -> None:
         index += np.asarray(documents, "<i8").tobytes()
         (tmp_path / "text_document.idx").write_bytes(header + index)
     else:
-        stream[:900].astype("<u2").tofile(tmp_path / "train.bin")
-        stream[900:].astype("<u2").tofile(tmp_path / "val.bin")
-    chosen = LanguageOptions(**given, sequence_length=LENGTH, document_masks=megatron)
+        dtype = "<u4" if vocabulary > 2**16 else "<u2"
+        stream[:900].astype(dtype).tofile(tmp_path / "train.bin")
+        stream[900:].astype(dtype).tofile(tmp_path / "val.bin")
+    chosen = LanguageOptions(
+        **given, dataset="tokens", sequence_length=LENGTH, document_masks=megatron
+    )
     check_batch(chosen, stream[:900])
     data = token_data(chosen)
     assert np.array_equal(data.validation.tokens, stream[900:])
@@ -233,6 +238,12 @@ def test_trained_tokenizer(chosen: LanguageOptions, tmp_path: Path) -> None:
     again = token_data(chosen.model_copy(update={"tokenizer": str(file)}))
     assert np.array_equal(again.training.tokens, data.training.tokens)
     assert data.vocabulary == again.vocabulary == 300
+    loaded.enable_truncation(8)
+    loaded.enable_padding(length=100)
+    file = tmp_path / "cuts_and_pads.json"
+    loaded.save(str(file))
+    whole = token_data(chosen.model_copy(update={"tokenizer": str(file)}))
+    assert np.array_equal(whole.training.tokens, data.training.tokens), "no more and no fewer"
     masked = token_data(chosen.model_copy(update={"tokenizer": str(file), "objective": "masked"}))
     assert (masked.vocabulary, masked.mask) == (301, 300)
 
@@ -285,8 +296,16 @@ def test_a_vocabulary_that_is_too_small(chosen: LanguageOptions, tmp_path: Path)
     (tmp_path / "few").mkdir()
     (np.arange(999) % 300).astype("<u2").tofile(tmp_path / "few" / "a.bin")
     few = LanguageOptions(
-        dataset="tokens", data_dir=str(tmp_path / "few"), vocabulary=200, sequence_length=LENGTH
+        dataset="tokens", data_dir=str(tmp_path / "few"), vocabulary=300, sequence_length=LENGTH
     )
-    task = build_workload(few, 0)
+
+    def read(**fields: Any) -> Any:
+        task = build_workload(few.model_copy(update=fields), 0)
+        return next(task.batches(BatchPlan(global_batch=55, seed=0), Shard(index=0, count=1)))
+
+    read()
+    read(objective="masked", vocabulary=301)
     with pytest.raises(InputError, match="found 200; the data have token"):
-        next(task.batches(BatchPlan(global_batch=40, seed=0), Shard(index=0, count=1)))
+        read(vocabulary=200)
+    with pytest.raises(InputError, match=r"found 300; the data have token 299.*set it one higher"):
+        read(objective="masked")

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shardmark.workloads.language.batch import TokenBatch
+    from shardmark.workloads.language.data import LanguageData
     from shardmark.workloads.language.options import LanguageOptions
 
 
-def build_model(options: LanguageOptions, vocabulary: int, seed: int) -> nn.Module:
+def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.Module:
     """In fp32, on the CPU, in training mode; nothing is downloaded and no foreign code is run.
 
     Raises `InputError` where transformers is missing or cannot build it.
@@ -47,9 +48,10 @@ def build_model(options: LanguageOptions, vocabulary: int, seed: int) -> nn.Modu
                 model: nn.Module = auto_class.from_pretrained(
                     place, local_files_only=True, use_safetensors=True, **settings
                 )
-                _check_sizes(options, model.config, vocabulary)
+                _check_sizes(options, model.config, data)
             else:
-                model = auto_class.from_config(_configuration(options, vocabulary), **settings)
+                config = _configuration(options, data.vocabulary)
+                model = auto_class.from_config(config, **settings)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
         raise InputError(
             "workload.model",
@@ -84,13 +86,21 @@ def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
     return config
 
 
-def _check_sizes(options: LanguageOptions, config: Any, vocabulary: int) -> None:
+def _check_sizes(options: LanguageOptions, config: Any, data: LanguageData) -> None:
     places = getattr(config, "max_position_embeddings", None) or options.sequence_length
-    if config.vocab_size != vocabulary:
+    rows, needed = config.vocab_size, data.tokens.vocabulary
+    if rows < needed and options.dataset != "tokens":
+        mask = ", one of them for the mask" if data.tokens.mask == needed - 1 else ""
+        raise InputError(
+            "workload.model",
+            f"the tokens need {needed} rows{mask}, {options.model} has {rows}",
+            f"use the tokenizer of these weights, or resize their embedding to {needed}",
+        )
+    if rows != data.vocabulary:
         raise InputError(
             "workload.vocabulary",
-            f"the data need {vocabulary}, {options.model} has {config.vocab_size}",
-            f"set it to {config.vocab_size}, with the tokenizer of these weights",
+            f"found {data.vocabulary}, {options.model} has {rows}",
+            f"set it to {rows}, with the tokenizer of these weights",
         )
     if places < options.sequence_length:
         raise InputError(

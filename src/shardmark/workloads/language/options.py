@@ -58,7 +58,8 @@ class LanguageOptions(ModelOptions):
     """Embedding and head share their weights."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     vocabulary: PositiveInt | None = None
-    """Rows of embedding and head; null is what the tokenizer needs.  `tokens` needs a number."""
+    """Rows of embedding and head; null is what the tokenizer needs.  `tokens` needs a number: one
+    more than the largest token, or two more with `objective: masked`, whose mask is the last."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
     """Tokens that a sample has at most."""
     dataset: Literal["stdlib", "torch-source", "text", "jsonl", "parquet", "arrow", "tokens"] = (

@@ -20,6 +20,7 @@ from shardmark.workloads.language.batch import (
     masked_tokens,
     next_tokens,
 )
+from shardmark.workloads.language.causality import check_causal
 from shardmark.workloads.language.data import Samples, load
 from shardmark.workloads.language.gpt import GPT
 from shardmark.workloads.model_building import construct, seeded, user_function
@@ -47,6 +48,7 @@ class Language(SampledTask[Samples, TokenBatch]):
     def __init__(self, options: LanguageOptions, seed: int) -> None:
         self._options = options
         self._causal = options.objective == "causal"
+        self._causality_known = False
         self._data = load(options)
         super().__init__(options, seed, self._data.training, self._data.validation)
         self._training_weights = self._predicted(self._training.lengths())
@@ -64,11 +66,42 @@ class Language(SampledTask[Samples, TokenBatch]):
         return (lengths if self._causal else masked_counts(lengths)).astype(np.float64)
 
     def build_model(self) -> nn.Module:
+        model = self._built()
+        # Without its weights a model cannot be asked; the process that writes them asks there.
+        hollow = any(p.is_meta for p in model.parameters())
+        if self._causal and self._options.model != "gpt" and not (hollow or self._causality_known):
+            self._check_causal(model)
+            self._causality_known = True
+        return model
+
+    def _check_causal(self, model: nn.Module) -> None:
+        options = self._options
+
+        def logits(model: nn.Module, inputs: Tensor) -> Tensor:
+            documents = torch.zeros_like(inputs) if options.document_masks else None
+            batch = TokenBatch(
+                sample_ids=(0,),
+                step_weight=1.0,
+                inputs=inputs,
+                targets=inputs,
+                documents=documents,
+            )
+            return self._logits(model, batch)
+
+        check_causal(
+            options.model,
+            model,
+            logits,
+            vocabulary=self._data.vocabulary,
+            sequence_length=options.sequence_length,
+        )
+
+    def _built(self) -> nn.Module:
         options, vocabulary = self._options, self._data.vocabulary
         if options.from_transformers:
             from shardmark.workloads.language.hugging_face import build_model
 
-            return build_model(options, vocabulary, self._seed)
+            return build_model(options, self._data, self._seed)
         with seeded(self._seed):
             if options.model == "gpt":
                 return GPT(
@@ -117,19 +150,22 @@ class Language(SampledTask[Samples, TokenBatch]):
         self, samples: Samples, ids: NDArray[np.int64], seeds: tuple[int, ...]
     ) -> dict[str, Any]:
         data, windows = self._data, samples.read(ids)
+        mask = data.tokens.mask
         # A tokenizer of ours gives no other tokens; files of tokens may hold any.
-        if self._options.dataset == "tokens" and windows.tokens.max(initial=0) >= data.vocabulary:
-            largest = windows.tokens.max()
-            raise InputError(
-                "workload.vocabulary", f"found {data.vocabulary}", f"the data have token {largest}"
-            )
+        if self._options.dataset == "tokens":
+            largest = int(windows.tokens.max(initial=0))
+            if largest >= (data.vocabulary if mask is None else mask):
+                needed = f"the data have token {largest}"
+                if mask is not None:
+                    needed += ", and the last of the vocabulary is the mask; set it one higher"
+                raise InputError("workload.vocabulary", f"found {data.vocabulary}", needed)
         if self._causal:
             return next_tokens(windows, data.tokens.filler)
-        assert data.tokens.mask is not None, "reserved for this objective"
+        assert mask is not None, "reserved for this objective"
         return masked_tokens(
             windows,
             data.tokens.filler,
-            mask=data.tokens.mask,
+            mask=mask,
             known_tokens=data.tokens.vocabulary,
             draws=[generator(seeds[0], "masks", *seeds[1:], sample) for sample in ids.tolist()],
         )
@@ -137,7 +173,9 @@ class Language(SampledTask[Samples, TokenBatch]):
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """Cross entropy summed over the tokens to predict, in fp32 under every precision."""
         tokens = cast("TokenBatch", batch)
-        return LossSum(total=self._losses(model, tokens), weight=tokens.weight)
+        # Counted anew: the batch's own weight would be checked against itself.
+        predicted = (tokens.targets != IGNORED).sum()
+        return LossSum(total=self._losses(model, tokens), weight=predicted)
 
     def _losses(self, model: Any, batch: TokenBatch) -> Tensor:
         logits = self._logits(model, batch)

@@ -45,7 +45,9 @@ BYTES = Tokenizer(encode=_bytes, size=258, end=256, mask=257)
 
 
 def _of_library(tokenizer: Any) -> Tokenizer:
-    """One of the library's, which adds no tokens of its own to a document."""
+    """One of the library's; a document keeps all of its tokens and gets no others."""
+    tokenizer.no_truncation()  # a stored one may cut and pad what a model once took
+    tokenizer.no_padding()
 
     def encode(documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
         texts = (document.decode(errors="replace") for document in documents)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from shardmark.workloads.language.options import LanguageOptions
 
-VERSION = 2
+VERSION = 3
 """Goes up when the same text would give other tokens."""
 _SUMMARY = "corpus.json"
 _SPLITS = ("training", "validation")
@@ -177,7 +177,7 @@ def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
         return (document for document, validates in corpus.documents() if not validates)
 
     tokenizer = tokenizer_of(options, training, folder)
-    dtype = np.dtype(np.uint16 if tokenizer.size <= 2**16 else np.uint32)
+    dtype = _dtype_of(tokenizer.size)
     digest = hashlib.sha256()
     of_tokens = {split: hashlib.sha256() for split in _SPLITS}
     text_bytes = dict.fromkeys(_SPLITS, 0)
@@ -217,6 +217,11 @@ def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
     (folder / _SUMMARY).write_text(json.dumps(summary), encoding="utf-8")
 
 
+def _dtype_of(vocabulary: int) -> np.dtype[np.integer[Any]]:
+    """The smallest that holds all of them."""
+    return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
+
+
 def _given(options: LanguageOptions) -> TokenData:
     """nanoGPT's `train.bin` and `val.bin`, or Megatron's pairs of `.bin` and `.idx`."""
     assert options.vocabulary is not None, "the options ask for it"
@@ -230,27 +235,29 @@ def _given(options: LanguageOptions) -> TokenData:
     if len(training) != 1 or len(validation) > 1:
         found = f"holds {len(training)} .bin files to train on and {len(validation)} to validate on"
         raise DataError(str(folder), found, "keep one of each, train.bin and val.bin, or one alone")
-    streams = [_mapped(file) for file in (*training, *validation)]
+    known = options.vocabulary - (1 if options.objective == "masked" else 0)
+    streams = [_mapped(file, known) for file in (*training, *validation)]
     first, second = streams if validation else _divided(streams[0])
     return TokenData(
         training=first,
         validation=second,
         vocabulary=options.vocabulary,
-        mask=options.vocabulary - 1,
+        mask=known if options.objective == "masked" else None,
         filler=0,
         sha256=None,
     )
 
 
-def _mapped(file: Path) -> TokenStream:
-    """nanoGPT's are uint16; Megatron's index tells the type, and where documents end."""
+def _mapped(file: Path, vocabulary: int) -> TokenStream:
+    """As wide as so many tokens need; Megatron's index tells the type, and where documents end."""
     index = file.with_suffix(".idx")
+    plain = _dtype_of(vocabulary)
     try:
-        dtype, ends = _megatron(index) if index.is_file() else (np.dtype(np.uint16), None)
+        dtype, ends = _megatron(index) if index.is_file() else (plain, None)
         tokens = np.memmap(file, dtype, "r")
     except (OSError, ValueError, KeyError, struct.error) as error:
         found = f"cannot be mapped ({error})"
-        raise DataError(str(file), found, "give uint16 tokens, or Megatron's index") from error
+        raise DataError(str(file), found, f"give {plain} tokens, or Megatron's index") from error
     if ends is not None and (not len(ends) or ends[-1] != len(tokens)):
         raise DataError(str(index), f"is not of {len(tokens)} tokens", "make both files anew")
     return TokenStream(tokens=tokens, ends=ends, text_bytes=None)

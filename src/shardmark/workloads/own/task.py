@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +17,7 @@ from torch.utils.data import default_collate
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, Better
 from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup
-from shardmark.workloads.model_building import check_fresh, user_function
+from shardmark.workloads.model_building import check_fresh, generators_kept, user_function
 from shardmark.workloads.order import Share, checked_weights, seed_of
 from shardmark.workloads.own.options import NEEDED
 from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added
@@ -81,7 +80,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def __init__(self, options: OwnOptions, seed: int) -> None:
         self._options = options
-        with _generators_kept():
+        with generators_kept():
             _seed_all(seed)
             self._task = task = _made(options)
             super().__init__(
@@ -109,7 +108,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def _collate_draws(self) -> bool:
         """Whether the generators' next numbers are others after a batch was collated."""
-        with _generators_kept():
+        with generators_kept():
             samples = [self._training[index] for index in range(min(2, self.training_samples))]
             drawn = []
             for collate in (list, self._collate):
@@ -143,7 +142,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         return {str(name): way for name, way in declared.items()}
 
     def build_model(self) -> nn.Module:
-        with _generators_kept():
+        with generators_kept():
             _seed_all(self._seed)
             model = self._task.model()
         if not isinstance(model, nn.Module):
@@ -220,7 +219,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
     def _content(self, data: Selection, ids: NDArray[np.int64], seeds: Sequence[int]) -> Any:
         """What a sample draws depends on its seed, and not on who reads it."""
         samples = []
-        with _generators_kept():
+        with generators_kept():
             for index, seed in zip(ids.tolist(), seeds, strict=True):
                 _seed_all(seed)
                 samples.append(data[index])
@@ -391,18 +390,6 @@ def _leaves(total: Tensor) -> set[Tensor]:
         seen |= following
         waiting.extend(following)
     return {node.variable for node in seen if hasattr(node, "variable")}
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Whatever draws inside leaves the generators of torch, numpy and Python as they were."""
-    python, arrays = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(arrays)
 
 
 def _seed_all(seed: int) -> None:
