@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmark.core.recipe import Recipe
+from shardmark.core.recipe import Schedule as RecipeSchedule
 from shardmark.core.shares import Shard
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies.base import RankContext, Server, Worker
@@ -21,7 +22,13 @@ from shardmark.train.epochs import BatchSource
 from shardmark.train.evaluation import evaluate
 from shardmark.train.rank import note_joined, serve
 from shardmark.train.record import RankReport, weights_sha256
-from shardmark.train.schedule import Schedule, learning_rate_of, seed_step, set_numerics
+from shardmark.train.schedule import (
+    Schedule,
+    learning_rate_of,
+    own_rates,
+    seed_step,
+    set_numerics,
+)
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
@@ -216,6 +223,9 @@ def flat_state(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def capture_rank(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
     """A rank's task for `verify`: take a few steps and leave what they gave."""
+    if trial.recipe.schedule.path is not None:  # raises for one that cannot be used
+        own_rates(trial.recipe.schedule, trial.recipe.optimizer.lr, trial.recipe.steps or 1)
+    trial = at_constant_rate(trial)
     workload = build_workload(trial.workload, trial.recipe.seed)
     schedule = Schedule.of(trial, workload)
     report.settings = dict(trial.built_strategy.settings(trial.recipe))
@@ -239,6 +249,14 @@ def capture_rank(trial: Trial, directory: Path, context: RankContext, report: Ra
     capture.save(directory / CAPTURE_FILE.format(context.rank))
     report.exchange = worker.exchange()
     worker.close()
+
+
+def at_constant_rate(trial: Trial) -> Trial:
+    """In place of a schedule of the user's, whose first rates may be too small to show an error."""
+    if trial.recipe.schedule.path is None:
+        return trial
+    recipe = trial.recipe.model_copy(update={"schedule": RecipeSchedule(name="constant")})
+    return trial.model_copy(update={"recipe": recipe})
 
 
 def read_capture(trial: Trial, directory: Path) -> Capture:

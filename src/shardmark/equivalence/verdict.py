@@ -16,7 +16,7 @@ import torch
 from shardmark.core.errors import error_kind
 from shardmark.core.run_files import TRIAL_FILE, rank_file
 from shardmark.core.text import one_line
-from shardmark.equivalence.capture import Capture, read_capture
+from shardmark.equivalence.capture import Capture, at_constant_rate, read_capture
 from shardmark.equivalence.compare import GIVEN, SKIPPED, Tolerances, checks_of
 from shardmark.equivalence.guarantees import guarantee_checks
 from shardmark.equivalence.hypotheses import cause_of
@@ -134,7 +134,7 @@ def compare_cells(folder: Path) -> None:
     verdicts: list[Verdict] = []
     references = ReferenceCache()
     for directory in map(Path, json.loads((folder / CELLS_FILE).read_text())):
-        trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
+        trial = at_constant_rate(Trial.model_validate_json((directory / TRIAL_FILE).read_text()))
         verdicts.append(compare_to_reference(trial, directory, references))
         text = json.dumps([verdict.model_dump(mode="json") for verdict in verdicts])
         write_whole(folder / VERDICTS_FILE, text.encode())

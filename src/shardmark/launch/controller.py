@@ -39,6 +39,7 @@ from shardmark.train.checkpoint_folder import check_given
 from shardmark.trials.matrix import Plan, expand
 from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data, task_modules
+from shardmark.workloads.models import user_function_problem
 
 SCRATCH = ".verification"
 
@@ -178,9 +179,17 @@ def check_folder(
 
 
 def _training_samples(trials: Iterable[Trial]) -> Iterator[tuple[Trial, int | None]]:
-    """How many samples each trial trains on, if known; each data set is looked for once."""
+    """How many samples each trial trains on, if known; data sets and the recipe's own code are
+    looked for once."""
     known: list[tuple[object, int | None]] = []
+    checked: set[str | None] = {None}
     for trial in trials:
+        for key in ("optimizer", "schedule"):
+            path = getattr(trial.recipe, key).path
+            if path not in checked and (problem := user_function_problem(path)):
+                place = f"{trial.experiment}: recipe.{key}.path"
+                raise InputError(place, f"{path}: {problem}", "package.module:name")
+            checked.add(path)
         if all(workload != trial.workload for workload, _ in known):
             known.append((trial.workload, check_data(trial.workload)))
         yield trial, next(count for workload, count in known if workload == trial.workload)

@@ -12,7 +12,6 @@ from pathlib import Path
 from shardmark import workloads
 from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.core.recipe import Schedule
 from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.launch.agenda import cell_of
 from shardmark.launch.engine import Engine
@@ -35,6 +34,8 @@ from shardmark.trials.trial import Trial
 STEPS = 3
 FP16_STEPS = 8
 """The loss scale starts too high for many models, and falls by half in each step that it skips."""
+UNKNOWN_STEPS = 1000
+"""Taken for those of a training that counts epochs, where a schedule asks for them."""
 JUDGE_SECONDS = 3600.0
 TRACEBACK_LINES = 12
 PACKAGE = str(Path(__file__).parents[1])
@@ -158,9 +159,12 @@ def shortened(trial: Trial) -> Trial:
     """The same training, for a few steps and with less to evaluate."""
     workload = workloads.shortened(trial.workload)
     changes: dict[str, object] = {"epochs": None, "steps": steps_of(trial)}
-    if trial.recipe.schedule.name == "own":
-        # Made for the whole training's steps: a few of them may be too few for it.
-        changes["schedule"] = Schedule(name="constant")
+    schedule = trial.recipe.schedule
+    if schedule.path is not None:
+        # It is checked as made for the whole training: a few steps may be too few for it.
+        steps = max(1, (trial.recipe.steps or UNKNOWN_STEPS) - schedule.warmup_steps)
+        options = {k: steps if value == "steps" else value for k, value in schedule.options.items()}
+        changes["schedule"] = schedule.model_copy(update={"options": options})
     recipe = trial.recipe.model_copy(update=changes)
     return trial.model_copy(update={"workload": workload, "recipe": recipe})
 

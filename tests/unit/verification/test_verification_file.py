@@ -13,7 +13,9 @@ import pytest
 
 from shardmark.config.load import load_experiment
 from shardmark.core.errors import InputError
+from shardmark.equivalence.capture import at_constant_rate, capture_rank
 from shardmark.launch.agenda import cell_of
+from shardmark.launch.controller import check_plan
 from shardmark.launch.outcome import Ending
 from shardmark.launch.verification import (
     STEPS,
@@ -230,14 +232,32 @@ def test_what_was_captured_before_ctrl_c_is_not_captured_again(tmp_path: Path) -
 
 
 def test_a_verified_trial_is_the_same_training_but_short() -> None:
-    scheduler = "recipe.schedule={name: own, path: 'torch.optim.lr_scheduler:OneCycleLR'}"
+    path = "torch.optim.lr_scheduler:OneCycleLR"
+    scheduler = f"recipe.schedule={{name: own, path: '{path}', options: {{total_steps: steps}}}}"
     (trial,) = trials("matrix.strategy=[ddp]", "workload.validation_samples=300", scheduler)
     short = shortened(trial)
     assert (short.recipe.epochs, short.recipe.steps) == (None, STEPS)
-    assert short.recipe.schedule.path is None, "it is not made for a few steps"
+    assert short.recipe.schedule.options["total_steps"] > STEPS, "it is not made for a few steps"
     assert short.workload.validation_samples == 256
     back = short.model_copy(update={"recipe": trial.recipe, "workload": trial.workload})
     assert back == trial
+
+
+def test_a_schedule_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    """Though the strategies are compared at a constant rate."""
+    path = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+    asked = shortened(trials(f"recipe.schedule={{name: own, path: '{path}'}}")[0])
+    unused: Any = None
+    with pytest.raises(InputError, match="ReduceLROnPlateau fails at step 1"):
+        capture_rank(asked, tmp_path, unused, unused)
+    assert at_constant_rate(asked).recipe.schedule.path is None
+
+
+@pytest.mark.parametrize("key", ["optimizer", "schedule"])
+def test_a_misspelt_path_is_refused_before_anything_starts(key: str) -> None:
+    mistake = f"recipe.{key}={{name: own, path: 'torch.optim.sgd:SDG'}}"
+    with pytest.raises(InputError, match=rf"recipe\.{key}\.path.*sgd\.py has no 'SDG'"):
+        check_plan(expand(load_experiment("quickstart", [mistake])))
 
 
 SHAPES, UNUSED = "RuntimeError: shapes (3, 4) and (5, 6)", "RuntimeError: unused parameters"
