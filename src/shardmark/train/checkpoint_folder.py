@@ -23,7 +23,7 @@ DEFAULT = "checkpoints"
 """In the trial's folder, which is cleared when the trial has ended."""
 ABSENT_FILE = "absent"
 """The rank died while the others trained on: its last checkpoint may be older than theirs."""
-_MADE = re.compile(r"(?:rank|node)-\d+|shardmark-.+-[0-9a-f]{12}")
+_MADE = re.compile(r"(?:rank|node)-\d+|shardmark-(.+)-([0-9a-f]{12})")
 """Folders that nobody but us has to do with."""
 
 
@@ -46,9 +46,12 @@ def folder_on_node(trial: Trial, run_directory: str, node: int, *, here: bool) -
     given = trial.limits.checkpoint_dir
     if given is None and here:
         return Path(run_directory) / DEFAULT
-    digits = hashlib.sha256(run_directory.encode()).hexdigest()[:12]
     base = temporary_folder() if given is None else Path(given).expanduser()
-    return base / f"shardmark-{trial.id}-{digits}" / f"node-{node}"
+    return base / f"shardmark-{trial.id}-{_digits(run_directory)}" / f"node-{node}"
+
+
+def _digits(run_directory: str) -> str:
+    return hashlib.sha256(run_directory.encode()).hexdigest()[:12]
 
 
 def check_writable(folder: Path) -> None:
@@ -96,3 +99,18 @@ def remove(folder: Path | None) -> None:
         with suppress(OSError):  # other nodes have theirs there, or it never was
             if folder.name != DEFAULT:
                 folder.parent.rmdir()
+
+
+def remove_abandoned(folder: Path | None, run_directory: str) -> None:
+    """Remove a node's folder, and those of the run's other trials in which it was killed.
+
+    One command at a time measures a run, one trial after another.
+    """
+    if folder is None or folder.name == DEFAULT:
+        return remove(folder)
+    for other in folder.parent.parent.glob(f"shardmark-*/{folder.name}"):
+        named, status = _MADE.fullmatch(other.parent.name), other.parent.lstat()
+        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+        if own and named and named[2] == _digits(str(Path(run_directory).with_name(named[1]))):
+            remove(other)
+    return None

@@ -16,9 +16,12 @@ from shardmark.train.checkpoint_folder import (
     folder_on_node,
     rank_folder,
     remove,
+    remove_abandoned,
 )
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import trial_of
+
+RECIPES = ("recipe.seed=1", "recipe.seed=2")
 
 
 def trial(**limits: object) -> Trial:
@@ -51,6 +54,28 @@ def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert second.exists()
     remove(second)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_nodes_folders_go_with_the_next_trial_of_its_run(tmp_path: Path) -> None:
+    given = {"max_restarts": 1, "checkpoint_dir": str(tmp_path)}
+    killed, next_trial = (trial_of("ddp", f"limits={json.dumps(given)}", r) for r in RECIPES)
+    folders = {
+        (t.id, run, node): folder_on_node(t, f"{run}/trials/{t.id}", node, here=False)
+        for t in (killed, next_trial)
+        for run in ("/runs/a", "/runs/b")
+        for node in (1, 2)
+    }
+    for folder in folders.values():
+        assert folder is not None
+        check_writable(rank_folder(folder, 0))
+    planted = tmp_path / "shardmark-x-0123456789ab"
+    planted.symlink_to(tmp_path)
+    began = (next_trial.id, "/runs/a", 1)
+    remove_abandoned(folders.pop(began), f"/runs/a/trials/{next_trial.id}")
+    gone = folders.pop((killed.id, "/runs/a", 1))
+    assert gone is not None
+    assert not gone.exists()
+    assert all(folder is not None and folder.exists() for folder in folders.values())
 
 
 def test_a_folder_that_cannot_be_made_is_named_by_its_key(tmp_path: Path) -> None:

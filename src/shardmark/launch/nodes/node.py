@@ -59,7 +59,7 @@ from shardmark.launch.trial_artifacts import (
 )
 from shardmark.measure.system.environment import environment
 from shardmark.results.verification import CELLS_FILE
-from shardmark.train.checkpoint_folder import folder_on_node, remove
+from shardmark.train.checkpoint_folder import folder_on_node, remove, remove_abandoned
 from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.2
@@ -155,7 +155,7 @@ class Node:
                     measured, request["directory"], self.number, here=self._here
                 )
                 if not request.get("resume"):
-                    remove(checkpoints)  # of another run
+                    remove_abandoned(checkpoints, request["directory"])
                 stack.callback(self._forget, checkpoints, measured)
                 variables |= {FOLDER_VARIABLE: str(checkpoints)} if checkpoints is not None else {}
             kills_before = kernel_oom_kills()
