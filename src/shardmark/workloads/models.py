@@ -125,7 +125,7 @@ def user_function_problem(name: str, methods: Collection[str] = ()) -> str | Non
     except (SyntaxError, UnicodeDecodeError) as error:
         return f"{origin} is no Python source: {error}"
     names = _bound_names(tree)
-    if function not in names and "*" not in names:
+    if function not in names and names.isdisjoint(("*", "__getattr__")):
         return f"{origin} has no {function!r}"
     missing, needed = ", ".join(_missing_methods(tree, function, methods)), ", ".join(methods)
     return f"{origin}: class {function} has no {missing}; needed are {needed}" if missing else None
