@@ -137,8 +137,9 @@ def test_a_module_beside_the_file_comes_before_the_current_folders(
     """`init`, and `init --out reg` below it, write modules of the same name."""
     below = tmp_path / "reg"
     below.mkdir()
+    methods = "model = train_data = validation_data = loss = len"
     for folder in (tmp_path, below):
-        (folder / "mine.py").write_text("class Task: ...\nclass Rule: ...\ndef net(): ...\n")
+        (folder / "mine.py").write_text(f"class Task: {methods}\nclass Rule: ...\ndef net(): ...\n")
     workload = "{name: own, task: 'mine:Task', options: {model: 'mine:net'}}"
     models = "{name: classification, model: 'mine:net'}"
     optimizer = "optimizer: {name: own, path: 'mine.py:Rule'}"

@@ -156,8 +156,10 @@ class Launcher(LocalElasticAgent):
 
     def _ends(self, failures: dict[int, Any]) -> tuple[ProcessEnd, ...]:
         """How ranks ended in the last attempt, those that did not end well."""
-        rank_of = {failure.pid: self._ranks[failure.local_rank] for failure in failures.values()}
-        rank_of |= {record.pid: record.rank for record in rank_records(self._folder, self._ranks)}
+        # Not from the ranks' records: one that dies early has none, and is then not blamed.
+        rank_of = {
+            worker.id: self._ranks[worker.local_rank] for worker in self._worker_group.workers
+        }
         ends = {pid: death for pid, death in list(self._watch.deaths.items()) if death[0] != 0}
         for failure in failures.values():  # collected before the watch could look
             ends.setdefault(failure.pid, (failure.exitcode, float(failure.timestamp)))
