@@ -70,8 +70,8 @@ ENVIRONMENT = {
     "DS_SKIP_CUDA_CHECK": "1",
     "PYTHONUNBUFFERED": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # importing the compiler must not start processes
-    # By default glibc learns both as it goes, so that by chance one process in three hands its
-    # freed tensors back to the system in every step and faults them in again: 3 to 10 % slower.
+    # By default glibc learns both as it goes, so that by chance some processes hand their freed
+    # tensors back to the system in every step and fault them in again: one was 8 % slower.
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that it learns, and allows
     "MALLOC_TRIM_THRESHOLD_": "-1",  # freed memory is kept for the next step
 }
