@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
 from shardmark.core.durations import duration
+from shardmark.core.errors import ShardmarkError
 from shardmark.launch.agenda import cell_of, expected_seconds
 from shardmark.results.runs_folder import runs_of
-from shardmark.results.store import is_run, load_run
+from shardmark.results.store import StoredRun, is_run, load_run
 from shardmark.trials.trial import Trial, cell_id
 
 
@@ -26,7 +28,7 @@ def time_lines(
     here = load_run(out) if out is not None and is_run(out) else None
     cells = {cell_of(trial) for trial in todo}
     earlier = (path for path in runs_of(todo[0].experiment) if is_run(path) and path != out)
-    for told in chain([here] if here else [], map(load_run, earlier)):
+    for told in chain([here] if here else [], _readable(earlier)):
         known = [result for result in told.trials if cell_id(result.trial) in cells]
         if (seconds := expected_seconds(todo, known)) is not None:
             break
@@ -52,9 +54,16 @@ def time_lines(
     return lines
 
 
+def _readable(folders: Iterable[Path]) -> Iterator[StoredRun]:
+    """Without those that are refused: another run's fault is none of this one's."""
+    for folder in folders:
+        with suppress(ShardmarkError, OSError):
+            yield load_run(folder)
+
+
 def _reach(todo: Sequence[Trial], seconds: float, budget_seconds: float, unknown: str) -> str:
     """What of the trials, which take so many seconds, fits into what is left of a budget."""
     if budget_seconds > seconds:
         return f"all, with {duration(budget_seconds - seconds)} for {unknown}"
     rounds = int(max(0.0, budget_seconds) / seconds * len({trial.repeat for trial in todo}))
-    return f"{rounds} of {todo[0].measure.repeats} repeats at most"
+    return f"at most {rounds} of the {todo[0].measure.repeats} repeats"

@@ -107,10 +107,11 @@ def remove_abandoned(folder: Path | None, run_directory: str) -> None:
     One command at a time measures a run, one trial after another.
     """
     if folder is None or folder.name == DEFAULT:
-        return remove(folder)
+        remove(folder)
+        return
     for other in folder.parent.parent.glob(f"shardmark-*/{folder.name}"):
-        named, status = _MADE.fullmatch(other.parent.name), other.parent.lstat()
-        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-        if own and named and named[2] == _digits(str(Path(run_directory).with_name(named[1]))):
-            remove(other)
-    return None
+        named = _MADE.fullmatch(other.parent.name)
+        if named and named[2] == _digits(str(Path(run_directory).with_name(named[1]))):
+            status = other.parent.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                remove(other)

@@ -225,6 +225,7 @@ def test_dry_run_expects_what_the_same_cells_took(
     first, *_ = expand(experiment, "cpu").trials
     measured = invented_trial(id=first.id, trial=first.model_dump(mode="json"), total_seconds=40.0)
     write_run(Path("runs/quickstart-2"), [measured])
+    (write_run(Path("runs/quickstart-3"), [measured]) / "planted").symlink_to("elsewhere")
     _, printed, _ = answer("quickstart", "--dry-run", *changes)
     assert "then up to 3 more repeats" in printed
     assert "3 to 6 trials" in printed
@@ -236,11 +237,11 @@ def test_dry_run_expects_what_the_same_cells_took(
     write_model(Path("here") / FINGERPRINT_FILE, Fingerprint())
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--out", "here", "--budget", "2m")
     assert "time: about 80 s to 3 min" in printed, "one trial has its result"
-    assert "budget: 2 min, enough for 3 of 3 to 6 repeats at most" in printed
+    assert "budget: 2 min, enough for at most 3 of the 3 to 6 repeats" in printed
     verified = Verification(reference="one process", steps=3, verdicts=(), seconds=30.0)
     write_verification(Path("here"), verified)
     for budget, reach in (
-        ("2m", "2 of 3 to 6 repeats at most"),
+        ("2m", "at most 2 of the 3 to 6 repeats"),
         ("10m", "all, with 6 min for loading"),
     ):
         _, printed, _ = answer(

@@ -230,13 +230,13 @@ def beside(part: str, sign: str = "") -> str:
             "net = nn.Linear(2, 1)\nmodel = lambda self: nn.Sequential(nn.Linear(2, 2), self.net)",
             "or a part of it, a second time",
         ),
-        (by_itself("loss.backward()"), "a backward pass or an optimizer of its own"),
+        (by_itself("loss.backward()"), "(a backward pass, an optimizer,"),
         (by_itself("loss.backward()\n    loss = loss.detach()"), "cannot be shared out"),
         (
             by_itself(
                 "loss.backward(); torch.optim.SGD(model.parameters()).step(); model.zero_grad()"
             ),
-            "an optimizer of its own",
+            "a backward pass, an optimizer,",
         ),
         (beside("nn.Linear(1, 1)"), "the loss depends on head, which is no part of the model"),
         (beside("nn.Parameter(torch.ones(1))", "*"), "self.head.requires_grad_(False)"),

@@ -245,7 +245,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             counting.remove()
         if _marks(parameters) != before:
             raise self._refusal(
-                "loss runs a backward pass or an optimizer of its own, which cannot be shared out",
+                "loss changes the model's parameters or gradients (a backward pass, an optimizer,"
+                " max_norm of an embedding), which cannot be shared out",
                 "compute the loss and return it: the strategy takes the step with recipe.optimizer",
             )
         if calls != self._model_calls:
@@ -383,8 +384,8 @@ def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[bool, int]]:
 
 def _leaves(total: Tensor) -> set[Tensor]:
     """The tensors that its backward pass gives gradients to."""
-    waiting: list[Any] = [total.grad_fn]
-    seen = {*waiting}
+    seen: set[Any] = {total.grad_fn} - {None}  # none where it is a parameter itself
+    waiting = [*seen]
     while waiting:
         following = {node for node, _ in waiting.pop().next_functions} - {None} - seen
         seen |= following
