@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.errors import InputError
+from shardmark.core.mathematics import Mathematics
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
@@ -113,6 +114,7 @@ class Reference:
     plan: BatchPlan
     total_steps: int
     device: torch.device = CPU
+    mathematics: Mathematics = Mathematics()
     hypothesis: Hypothesis = AS_DEFINED
     noise: Noise | None = None
 
@@ -344,6 +346,7 @@ class ReferenceRuns:
                 plan=self.plan,
                 total_steps=self.steps,
                 device=self.device,
+                mathematics=self.trial.built_strategy.mathematics(self.trial.recipe),
                 hypothesis=hypothesis,
                 noise=noise,
             ).capture(self.steps)

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,7 +86,8 @@ class ReferenceCache:
         )
         shares, threads = trial.layout.shares, threads_of_a_rank(trial)
         models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
-        key = json.dumps((*models, shares, steps, threads), sort_keys=True)
+        mathematics = asdict(trial.built_strategy.mathematics(recipe))
+        key = json.dumps((*models, mathematics, shares, steps, threads), sort_keys=True)
         if key not in self._made:
             runs = ReferenceRuns(
                 workload=build_workload(trial.workload, recipe.seed),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout, data_parallel
 from shardmark.core.machine import Machine
+from shardmark.core.mathematics import Mathematics
 from shardmark.core.shares import StepShard
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 
@@ -266,6 +267,10 @@ class Strategy(ABC):
         if layout.processes == 1:
             return WireBytes(traffic=(), formula="nothing")
         return all_reduced(size, world_size)
+
+    def mathematics(self, recipe: Recipe) -> Mathematics:
+        """What its steps compute; one device's mathematics unless it promises other ones."""
+        return Mathematics()
 
     def guarantee(self) -> str | None:
         """What holds instead of the reference's mathematics; None where those hold."""
