@@ -8,3 +8,6 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mathematics:
     """Without any field set it is that of one device; `verify`'s reference computes what is set."""
+
+
+ONE_DEVICE = Mathematics()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.errors import InputError
-from shardmark.core.mathematics import Mathematics
+from shardmark.core.mathematics import ONE_DEVICE, Mathematics
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
@@ -114,7 +114,7 @@ class Reference:
     plan: BatchPlan
     total_steps: int
     device: torch.device = CPU
-    mathematics: Mathematics = Mathematics()
+    mathematics: Mathematics = ONE_DEVICE
     hypothesis: Hypothesis = AS_DEFINED
     noise: Noise | None = None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import Mathematics
+from shardmark.core.mathematics import ONE_DEVICE, Mathematics
 from shardmark.core.shares import StepShard
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 
@@ -270,7 +270,7 @@ class Strategy(ABC):
 
     def mathematics(self, recipe: Recipe) -> Mathematics:
         """What its steps compute; one device's mathematics unless it promises other ones."""
-        return Mathematics()
+        return ONE_DEVICE
 
     def guarantee(self) -> str | None:
         """What holds instead of the reference's mathematics; None where those hold."""
