@@ -80,7 +80,8 @@ class Side:
 
     def _seconds_spent(self) -> float:
         spent: list[float] = []
-        self._each(lambda process: spent.append(sum(process.cpu_times()[:2])))
+        # With what their ended children had spent: else a turn in which one ends has too little.
+        self._each(lambda process: spent.append(sum(process.cpu_times()[:4])))
         return sum(spent)
 
     def _each(self, act: Callable[[psutil.Process], None]) -> None:
