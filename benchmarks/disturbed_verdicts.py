@@ -5,9 +5,9 @@
 
 ResNet-18 on digits under `single` and `ddp` on 2 ranks, each run by the command line, idle and
 disturbed in turns.  The burner is a process a core that computes all the time.  What is true is
-taken from all idle trials together.  A verdict is wrong where it says faster or slower and the
-truth is the other way or a tie, or where another strategy than the truly faster one is called
-fastest.
+taken from all idle trials of a machine together.  A verdict is wrong where it says faster or slower
+and the truth is the other way or a tie, or where another strategy than the truly faster one is
+called fastest.
 Disturbed trials are not repeated (`measure.max_remeasure=0`): the burner would still be there.
 """
 
@@ -59,8 +59,8 @@ def burner() -> Iterator[None]:
             process.wait()
 
 
-def measured(experiment: Path, out: Path) -> dict[str, Any]:
-    """One run by the command line: its rates by strategy and repeat, verdict and answer."""
+def measured(experiment: Path, out: Path, cpu: str) -> dict[str, Any]:
+    """One run by the command line: where, its rates by strategy and repeat, verdict and answer."""
     subprocess.run(
         [sys.executable, "-m", "shardmark", "run", str(experiment), "--out", str(out), "--quiet"],
         check=True,
@@ -70,6 +70,7 @@ def measured(experiment: Path, out: Path) -> dict[str, Any]:
     rows = {row.strategy: row for row in comparison.rows}
     fastest = next(each for each in answers(comparison) if each.question == "fastest")
     return {
+        "cpu": cpu,
         "rates": {name: list(row.values[METRIC].values()) for name, row in rows.items()},
         "verdict": rows[OTHER].verdict,
         "fastest": {"decided": fastest.decided, "strategy": fastest.strategy, "text": fastest.text},
@@ -79,7 +80,7 @@ def measured(experiment: Path, out: Path) -> dict[str, Any]:
 
 
 def kept(file: Path | None) -> dict[str, list[dict[str, Any]]]:
-    """The runs of earlier portions, by machine."""
+    """The runs of earlier portions, idle and disturbed."""
     runs: dict[str, list[dict[str, Any]]] = {IDLE: [], DISTURBED: []}
     if file is not None and file.exists():
         for line in file.read_text().splitlines():
@@ -110,6 +111,7 @@ def is_decided(run: dict[str, Any]) -> bool:
 
 
 def row_of(name: str, runs: list[dict[str, Any]], truth: str) -> tuple[str, ...]:
+    """Runs of one machine, idle or disturbed."""
     counts = {
         "decided": sum(map(is_decided, runs)),
         "wrong": sum(is_wrong(run, truth) for run in runs),
@@ -149,14 +151,21 @@ def main() -> None:
                 if time < len(runs[kind]):
                     continue
                 with beside:
-                    run = measured(experiment, Path(folder) / f"{kind}-{time}")
+                    run = measured(
+                        experiment, Path(folder) / f"{kind}-{time}", around["machine"]["cpu"]
+                    )
                 runs[kind].append(run)
                 print(kind, time, json.dumps(run["fastest"]), flush=True)
                 if options.keep:
                     with options.keep.open("a") as file:
                         file.write(json.dumps([kind, run]) + "\n")
-    truth, ratio = truth_of(runs[IDLE])
-    wrong = sum(is_wrong(run, truth) for each in runs.values() for run in each)
+    cpus = sorted({run["cpu"] for run in runs[IDLE]})
+    by_cpu = {
+        cpu: {kind: [run for run in runs[kind] if run["cpu"] == cpu] for kind in runs}
+        for cpu in cpus
+    }
+    truths = {cpu: truth_of(there[IDLE]) for cpu, there in by_cpu.items()}
+    wrong = sum(is_wrong(run, truths[run["cpu"]][0]) for each in runs.values() for run in each)
     store(
         NAME,
         options=options,
@@ -168,13 +177,25 @@ def main() -> None:
                 *("machine", "runs", "decided", "wrong", "'not decided'", "disturbed trials"),
                 f"{OTHER} / {BASE}",
             ),
-            rows=tuple(row_of(kind, each, truth) for kind, each in runs.items()),
+            rows=tuple(
+                row_of(f"{cpu}, {kind}", each, truths[cpu][0])
+                for cpu, there in by_cpu.items()
+                for kind, each in there.items()
+                if each
+            ),
             notes=(
-                f"Truth, from all idle trials: {OTHER} is {truth} ({ratio.value:.3f} of {BASE});"
-                f" {repeats} repeats of {steps} steps a run.",
+                *(
+                    f"Truth on {cpu}, from all its idle trials: {OTHER} is {truth}"
+                    f" ({ratio.value:.3f} of {BASE})."
+                    for cpu, (truth, ratio) in truths.items()
+                ),
+                f"{repeats} repeats of {steps} steps a run.",
             ),
         ),
-        numbers={"truth": truth, "ratio": ratio.value, "runs": runs},
+        numbers={
+            "truths": {cpu: {"is": t, "ratio": ratio.value} for cpu, (t, ratio) in truths.items()},
+            "runs": runs,
+        },
     )
 
 
