@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +18,7 @@ from shardmark.cli.arguments import (
     TextOrJson,
     with_engine,
 )
-from shardmark.core.storage import temporary_folder
+from shardmark.core.scratch import scratch_folder
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -55,9 +54,9 @@ def verify(
     done = _delegated(resolved, plan, form)
     if done is not None:
         raise typer.Exit(done)
-    with tempfile.TemporaryDirectory(prefix="shardmark-verify-", dir=temporary_folder()) as folder:
+    with scratch_folder() as folder:
         listener = Silent() if form is TextOrJson.JSON else Lines()
-        scratch = Path(folder) / "verification"
+        scratch = folder / "verification"
         verification = verify_experiment(resolved, scratch, plan=plan, progress=listener)
     if form is TextOrJson.JSON:
         say_text(render_json(json.loads(verification.model_dump_json())))

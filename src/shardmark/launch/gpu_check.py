@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from shardmark.config.load import from_mapping
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.peaks import peak_flops_per_second
-from shardmark.core.storage import temporary_folder
+from shardmark.core.scratch import scratch_folder
 from shardmark.launch.controller import verify_experiment
 from shardmark.launch.listener import ProgressListener
 from shardmark.measure.network.probe import probe_network
@@ -215,9 +214,9 @@ def _strategies(strategies: Mapping[str, int], listener: ProgressListener) -> It
             "device": "cuda",
         }
     )
-    with tempfile.TemporaryDirectory(prefix="shardmark-gpu-", dir=temporary_folder()) as folder:
+    with scratch_folder() as folder:
         try:
-            made = verify_experiment(experiment, Path(folder) / "verification", progress=listener)
+            made = verify_experiment(experiment, folder / "verification", progress=listener)
         except ShardmarkError as error:
             yield _failed("strategies", str(error), "report it with all of this")
             return

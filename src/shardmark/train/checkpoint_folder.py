@@ -7,15 +7,16 @@ import os
 import platform
 import re
 import shutil
-import stat
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.errors import FULL, InputError, StorageError
+from shardmark.core.scratch import is_private, own, remove_if_abandoned
 from shardmark.core.storage import temporary_folder
 from shardmark.trials.trial import Trial
 
@@ -64,9 +65,7 @@ def check_writable(folder: Path) -> None:
             if not wanted.exists():
                 wanted.mkdir(mode=0o700, exist_ok=True)
         for made in takewhile(lambda path: _MADE.fullmatch(path.name), (folder, *folder.parents)):
-            status = made.lstat()
-            private = status.st_uid == os.geteuid() and not status.st_mode & 0o022
-            if not private or not stat.S_ISDIR(status.st_mode):
+            if not is_private(made.lstat()):
                 raise not_writable(folder, OSError(f"{made} is another user's, or open to others"))
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -92,6 +91,19 @@ def check_given(trials: Iterable[Trial]) -> None:
         check_writable(Path(str(given)).expanduser())
 
 
+def keep(folder: Path, trial: Trial) -> None:
+    """Have no other run remove a node's folder while this process, or one forked from it, lives.
+
+    Nor while the trial may wait for a process in the node's place.
+    """
+    limits = trial.limits
+    until_seconds = time.time() + limits.trial_seconds if limits.node_return_seconds else 0.0
+    if folder.name != DEFAULT:  # in a run's folder, which nobody else looks into
+        with suppress(OSError, InputError):  # the ranks meet the same, and tell it
+            check_writable(folder)
+            own(folder, until_seconds)
+
+
 def remove(folder: Path | None) -> None:
     """Remove a node's folder, and the trial's when it was the last."""
     if folder is not None:
@@ -104,14 +116,31 @@ def remove(folder: Path | None) -> None:
 def remove_abandoned(folder: Path | None, run_directory: str) -> None:
     """Remove a node's folder, and those of the run's other trials in which it was killed.
 
-    One command at a time measures a run, one trial after another.
+    And those of other runs that nobody owns.  One command at a time measures a run, one trial
+    after another.
     """
     if folder is None or folder.name == DEFAULT:
         remove(folder)
         return
-    for other in folder.parent.parent.glob(f"shardmark-*/{folder.name}"):
-        named = _MADE.fullmatch(other.parent.name)
-        if named and named[2] == _digits(str(Path(run_directory).with_name(named[1]))):
-            status = other.parent.lstat()
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-                remove(other)
+    base = folder.parent.parent
+    for other, named in _made_in(base, folder.name):
+        if named[2] == _digits(str(Path(run_directory).with_name(named[1]))):
+            remove(other)
+    remove_unowned(base)
+
+
+def remove_unowned(base: Path) -> None:
+    """Remove nodes' folders below whose owners are dead, of whatever run, if of no more use."""
+    for folder, _ in _made_in(base, "node-*"):
+        remove_if_abandoned(folder)
+        with suppress(OSError):  # other nodes have theirs there
+            folder.parent.rmdir()
+
+
+def _made_in(base: Path, node: str) -> Iterator[tuple[Path, re.Match[str]]]:
+    """Nodes' folders of this user's trials, and what those trials' folders are named."""
+    for trial in base.glob("shardmark-*"):
+        named = _MADE.fullmatch(trial.name)
+        with suppress(FileNotFoundError):  # gone meanwhile
+            if named and is_private(trial.lstat()):
+                yield from [(folder, named) for folder in trial.glob(node)]

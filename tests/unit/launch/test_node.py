@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
@@ -19,7 +18,6 @@ import pytest
 
 from shardmark.core.errors import InputError, ShardmarkError, StorageError
 from shardmark.core.machine import Machine
-from shardmark.launch.local.scratch import LOCK_FILE, scratch_folder, scratch_prefix
 from shardmark.launch.nodes import addresses, node
 from shardmark.launch.nodes.addresses import (
     INTERFACE_VARIABLES,
@@ -166,41 +164,6 @@ def test_node_is_told_of_its_refusal_and_says_when_its_controller_is_gone(
     made = joined(registry, 1)
     registry.nodes[1].channel.close()
     assert made.serve() == "its connection was closed"
-
-
-def test_scratch_folders_that_nobody_owns_any_more_are_removed(
-    scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not those of another machine, whose locks are not seen here, or what a link leads to."""
-    prefix = scratch_prefix()
-    with monkeypatch.context() as patch:
-        patch.setattr("platform.node", lambda: "elsewhere")
-        others = scratch_prefix()
-    names = (f"{prefix}dead", f"{prefix}unlocked", "other", f"{others}living")
-    dead, unlocked, other, elsewhere = (scratch / name for name in names)
-    for folder in (dead, unlocked, other, elsewhere):
-        (folder / "logs").mkdir(parents=True)
-    for folder in (dead, other, elsewhere):
-        (folder / LOCK_FILE).touch()
-    with scratch_folder() as living:
-        with (living / LOCK_FILE).open() as lock, pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with scratch_folder():
-            pass
-        link = scratch / f"{prefix}link"
-        link.symlink_to(other)
-        with monkeypatch.context() as patch:
-            patch.setattr("os.getuid", lambda: 12345)
-            dead.mkdir()
-            (dead / LOCK_FILE).touch()
-            with scratch_folder():
-                pass
-            assert dead.exists(), "it belongs to somebody else"
-        with scratch_folder():
-            pass
-        assert set(scratch.iterdir()) == {living, unlocked, other, elsewhere, link}
-        assert (other / "logs").exists()
-    assert not living.exists()
 
 
 def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:

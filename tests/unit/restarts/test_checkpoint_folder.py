@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
 from shardmark.core.errors import InputError
+from shardmark.core.scratch import own
+from shardmark.train import checkpoint_folder
 from shardmark.train.checkpoint_folder import (
     check_given,
     check_writable,
     folder_on_node,
+    keep,
     rank_folder,
     remove,
     remove_abandoned,
+    remove_unowned,
 )
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import trial_of
@@ -76,6 +81,38 @@ def test_a_killed_nodes_folders_go_with_the_next_trial_of_its_run(tmp_path: Path
     assert gone is not None
     assert not gone.exists()
     assert all(folder is not None and folder.exists() for folder in folders.values())
+
+
+def test_a_dead_nodes_checkpoints_go_with_the_next_run_unless_a_restart_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    monkeypatch.setattr(
+        checkpoint_folder, "own", lambda *given: held.append(own(*given)) or held[-1]
+    )
+
+    def kept(run: str, **limits: object) -> Path:
+        of = trial(max_restarts=1, checkpoint_dir=str(tmp_path), **limits)
+        folder = folder_on_node(of, run, 1, here=False)
+        assert folder is not None
+        keep(folder, of)
+        check_writable(rank_folder(folder, 0))
+        return folder
+
+    ended, awaited = kept("/runs/a"), kept("/runs/b", node_return_seconds=1, trial_seconds=60)
+    for descriptor in held:
+        os.close(descriptor)
+    living = kept("/runs/c")
+    remove_unowned(tmp_path)
+    assert not ended.parent.exists()
+    assert rank_folder(awaited, 0).exists()
+    assert rank_folder(living, 0).exists()
+    later = time.time() + 61
+    monkeypatch.setattr(time, "time", lambda: later)
+    remove_unowned(tmp_path)
+    assert not awaited.parent.exists(), "the trial's time is over"
+    assert rank_folder(living, 0).exists()
+    os.close(held[-1])
 
 
 def test_a_folder_that_cannot_be_made_is_named_by_its_key(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from shardmark.launch.local.launcher import Launcher
 from shardmark.launch.outcome import describe
 from shardmark.launch.placement import MeetingPoint
 from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG
+from shardmark.train.checkpoint_folder import folder_of_rank, keep
 from shardmark.trials.trial import Trial
 
 REPORTED = 1
@@ -47,6 +48,8 @@ def run_agent(directory: str, task: str) -> int:
     here = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
+    if task == "measure" and trial.limits.max_restarts:
+        keep(folder_of_rank(folder), trial)
     launcher = Launcher(
         rank_main,
         (os.getpid(), trial, folder, task, here.node),

@@ -16,7 +16,7 @@ from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, ProcessDiedError, show_stacks
 from shardmark.launch.outcome import Ending, first_causes, kernel_oom_kills
 from shardmark.launch.trial_artifacts import process_ends, read_restarts
-from shardmark.train.checkpoint_folder import folder_on_node, remove
+from shardmark.train.checkpoint_folder import folder_on_node, remove, remove_abandoned
 from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.5
@@ -61,7 +61,8 @@ class LocalEngine:
         if task == "measure":
             trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
             checkpoints = folder_on_node(trial, str(directory.resolve()), 0, here=True)
-        remove(checkpoints)  # an earlier command may have been killed
+        # An earlier command may have been killed.
+        remove_abandoned(checkpoints, str(directory.resolve()))
         variables = {} if checkpoints is None else {FOLDER_VARIABLE: str(checkpoints)}
         self._fork_server.begin(directory, task, variables)
         try:

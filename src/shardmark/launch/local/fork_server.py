@@ -26,11 +26,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
+from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE, FOLDER_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.processes import die_with_parent
-from shardmark.launch.local.scratch import scratch_folder
+from shardmark.core.scratch import remove_abandoned_scratch, scratch_folder
+from shardmark.core.storage import temporary_folder
 from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
 from shardmark.measure.system.gpu_probe import cuda_libraries
@@ -41,6 +42,7 @@ from shardmark.measure.system.gpus import (
     without_kernels,
 )
 from shardmark.measure.system.machine_checks import AMD_REFUSED
+from shardmark.train.checkpoint_folder import remove_unowned
 
 if TYPE_CHECKING:
     from shardmark.launch.engine import Task
@@ -187,6 +189,7 @@ class ForkServer:
             self._scratch.close()
 
     def _start(self) -> socket.socket:
+        remove_unowned(temporary_folder())
         self._temporary = self._scratch.enter_context(scratch_folder()) / "trial"
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The user's own model may live where a script has found it.  A file of the current folder
@@ -253,6 +256,8 @@ class _Server:
         self._channel = channel
         self._agent_pid = 0
         self._waiting: threading.Thread | None = None
+        self._checkpoints = ""
+        """Of the trial, if it has a folder for them."""
 
     def serve(self) -> None:
         try:
@@ -269,8 +274,20 @@ class _Server:
         except ConnectionError:
             pass  # the owner is gone, with an answer on its way
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # an owner's death is told twice
             if self._waiting is not None and self._waiting.is_alive():
                 os.killpg(self._agent_pid, signal.SIGKILL)
+                await_end(self._agent_pid)
+            self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """What a killed owner has left is removed at once: nobody may come here again."""
+        with suppress(ShardmarkError):
+            temporary = temporary_folder()
+            remove_abandoned_scratch(temporary)
+            remove_unowned(temporary)
+        if self._checkpoints:
+            remove_unowned(Path(self._checkpoints).parent.parent)
 
     def machine(self, device: str) -> Machine:
         """What torch can use.  A child asks, since asking CUDA spoils a process for forking."""
@@ -304,6 +321,7 @@ class _Server:
         """Start a trial in a process group of its own, which one signal ends."""
         if self._waiting is not None:
             self._waiting.join()  # its trial is over; a process forks best with one thread
+        self._checkpoints = variables.get(FOLDER_VARIABLE, "")
         own_pid = os.getpid()
         pid = os.fork()
         if pid == 0:

@@ -31,11 +31,11 @@ from shardmark.core.environment_variables import (
 )
 from shardmark.core.errors import InputError, ShardmarkError, StorageError
 from shardmark.core.run_files import TRIAL_FILE
+from shardmark.core.scratch import scratch_folder
 from shardmark.core.storage import REMEDIES
 from shardmark.core.text import say
 from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
-from shardmark.launch.local.scratch import scratch_folder
 from shardmark.launch.nodes.addresses import free_port, interface_variables
 from shardmark.launch.nodes.protocol import (
     Channel,

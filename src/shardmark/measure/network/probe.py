@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from shardmark.core.errors import InputError
-from shardmark.core.storage import temporary_folder
+from shardmark.core.scratch import scratch_folder
 from shardmark.measure.system.child import run_module
 from shardmark.results.network import NetworkRecord
 
@@ -29,11 +28,11 @@ def probe_network(
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError("--ranks", f"found {ranks}", f"allowed are 1 to {MOST_RANKS}")
-    with tempfile.TemporaryDirectory(prefix="shardmark-network-", dir=temporary_folder()) as name:
+    with scratch_folder() as folder:
         run_module(
             "shardmark.measure.network.links",
-            *(name, str(ranks), device, str(seconds)),
+            *(str(folder), str(ranks), device, str(seconds)),
             title="the ranks",
             limit_seconds=seconds + GRACE_SECONDS,
         )
-        return NetworkRecord.model_validate_json((Path(name) / RECORD_FILE).read_bytes())
+        return NetworkRecord.model_validate_json((folder / RECORD_FILE).read_bytes())

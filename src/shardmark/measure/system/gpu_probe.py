@@ -6,7 +6,6 @@ Whoever starts it imports no torch.
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from shardmark.core.storage import temporary_folder
+from shardmark.core.scratch import scratch_folder
 from shardmark.measure.system.child import run_module
 
 if TYPE_CHECKING:
@@ -67,8 +66,8 @@ class GpuProbe:
 
 def probe_gpus() -> GpuProbe:
     """Raises `ShardmarkError` where the process fails or hangs; a single fault is in its place."""
-    with tempfile.TemporaryDirectory(prefix="shardmark-gpu-", dir=temporary_folder()) as folder:
-        file = Path(folder) / "probe.json"
+    with scratch_folder() as folder:
+        file = folder / "probe.json"
         run_module(__name__, str(file), title="kernels and copies", limit_seconds=LIMIT_SECONDS)
         return TypeAdapter(GpuProbe).validate_json(file.read_bytes())
 

@@ -1,0 +1,91 @@
+"""A node's process is killed in the last trial of a run: nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.distributed.experiments import experiment
+
+REPOSITORY = Path(__file__).parents[2]
+NEXT_COMMAND = """
+from contextlib import closing
+from shardmark.launch.local.fork_server import ForkServer
+with closing(ForkServer()) as server:
+    server.make_ready()
+"""
+pytestmark = pytest.mark.timeout(300)
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 120
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.05)
+    return found
+
+
+def node_1(command: subprocess.Popen[bytes]) -> psutil.Process:
+    for process in psutil.Process(command.pid).children():
+        words = process.cmdline()
+        if "shardmark.launch.nodes.node" in words and json.loads(words[-1])["number"] == 1:
+            return process
+    raise AssertionError("node 1 runs")
+
+
+@pytest.mark.parametrize("killed", ["the node's process", "all processes of the node"])
+def test_nothing_of_a_killed_node_stays(tmp_path: Path, killed: str) -> None:
+    """What survives it removes its folders at once; else the next command there, of any run."""
+    temporary, given = tmp_path / "temporary", tmp_path / "given"
+    temporary.mkdir()
+    alone = killed == "the node's process"
+    base = given if alone else temporary
+    limits = {"max_restarts": 1, "checkpoint_steps": 10, "trial_seconds": 200}
+    content = experiment(
+        recipe={"steps": 100_000},
+        measure={"probe": False, "link_seconds": 0},
+        placement={"nodes": 2},
+        engine={"name": "torchrun", "hosts": ["127.0.0.1"] * 2, "remote": "{command}"},
+        limits=limits | ({"checkpoint_dir": str(given)} if alone else {}),
+    )
+    file = tmp_path / "experiment.yaml"
+    file.write_text(json.dumps(content))
+    variables = os.environ | {"TMPDIR": str(temporary)}
+    words = [sys.executable, "-m", "shardmark", "run", str(file), "--out", str(tmp_path / "run")]
+    with (tmp_path / "log.txt").open("wb") as log:
+        command = subprocess.Popen(words, cwd=REPOSITORY, env=variables, stdout=log, stderr=log)
+    left = lambda: [  # noqa: E731
+        len([*temporary.glob("shardmark-scratch-*")]),
+        len([*base.glob("shardmark-*/node-1")]),
+    ]
+    try:
+        wait_for(lambda: [*base.glob("shardmark-*/node-1/rank-*/step-?0")])
+        assert left() == [4, 1], "two scratch folders of each node"
+        command.send_signal(signal.SIGSTOP)  # it does not end the run meanwhile
+        everything = [*psutil.Process(command.pid).children(recursive=True), command]
+        for victim in [node_1(command)] if alone else everything:
+            victim.send_signal(signal.SIGSTOP)
+        for victim in [node_1(command)] if alone else everything:
+            victim.send_signal(signal.SIGKILL)
+        if alone:
+            wait_for(lambda: left() == [2, 0])
+            command.send_signal(signal.SIGCONT)
+            assert command.wait(60) == 1, (tmp_path / "log.txt").read_text()
+        else:
+            command.wait()
+            assert left() == [4, 1]
+            subprocess.run([sys.executable, "-c", NEXT_COMMAND], env=variables, check=True)
+        assert not [*temporary.glob("shardmark-*"), *base.glob("shardmark-*")]
+    finally:
+        command.kill()
+        command.wait()

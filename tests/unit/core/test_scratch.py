@@ -1,0 +1,64 @@
+"""Folders that nobody owns any more are removed, and no others."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shardmark.core.scratch import PREFIX, lock_file, own, remove_if_abandoned, scratch_folder
+
+
+def dead(folder: Path, until_seconds: float = 0.0) -> Path:
+    (folder / "logs").mkdir(parents=True)
+    os.close(own(folder, until_seconds))
+    (folder / "file").touch()
+    return folder
+
+
+def test_scratch_folders_that_nobody_owns_any_more_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of another machine, whose locks are not seen here, or what a link leads to."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead(tmp_path / f"{PREFIX}dead")
+    other, unlocked = dead(tmp_path / "other"), tmp_path / f"{PREFIX}unlocked"
+    unlocked.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("platform.node", lambda: "elsewhere")
+        elsewhere = dead(tmp_path / f"{PREFIX}elsewhere")
+    with scratch_folder() as living:
+        with scratch_folder():
+            pass
+        link, open_to_others = tmp_path / f"{PREFIX}link", dead(tmp_path / f"{PREFIX}open")
+        link.symlink_to(other)
+        open_to_others.chmod(0o777)
+        with monkeypatch.context() as patch:
+            patch.setattr("os.geteuid", lambda: 12345)
+            foreign = dead(tmp_path / f"{PREFIX}foreign")
+            with scratch_folder():
+                pass
+            assert foreign.exists(), "it belongs to somebody else"
+        (foreign / "link").symlink_to(other)
+        with scratch_folder():
+            pass
+        kept = {living, unlocked, other, elsewhere, link, open_to_others}
+        assert set(tmp_path.iterdir()) == kept
+        assert {path.name for path in other.iterdir()} == {"logs", "file", lock_file()}
+    assert not living.exists()
+
+
+def test_a_folder_is_kept_for_those_that_were_forked_and_until_its_time(tmp_path: Path) -> None:
+    folder = dead(tmp_path / "folder", until_seconds=4e9)
+    remove_if_abandoned(folder)
+    assert (folder / "file").exists()
+    descriptor = own(folder)
+    inherited = os.dup(descriptor)  # what a fork does with it
+    os.close(descriptor)
+    remove_if_abandoned(folder)
+    assert (folder / "file").exists()
+    os.close(inherited)
+    remove_if_abandoned(folder)
+    assert not folder.exists()
