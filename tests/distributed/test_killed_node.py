@@ -64,19 +64,22 @@ def test_nothing_of_a_killed_node_stays(tmp_path: Path, killed: str) -> None:
     words = [sys.executable, "-m", "shardmark", "run", str(file), "--out", str(tmp_path / "run")]
     with (tmp_path / "log.txt").open("wb") as log:
         command = subprocess.Popen(words, cwd=REPOSITORY, env=variables, stdout=log, stderr=log)
-    left = lambda: [  # noqa: E731
-        len([*temporary.glob("shardmark-scratch-*")]),
-        len([*base.glob("shardmark-*/node-1")]),
-    ]
+
+    def left() -> list[int]:
+        """Scratch folders, and folders of node 1's checkpoints."""
+        patterns = ((temporary, "shardmark-scratch-*"), (base, "shardmark-*/node-1"))
+        return [len([*where.glob(pattern)]) for where, pattern in patterns]
+
     try:
         wait_for(lambda: [*base.glob("shardmark-*/node-1/rank-*/step-?0")])
         assert left() == [4, 1], "two scratch folders of each node"
         command.send_signal(signal.SIGSTOP)  # it does not end the run meanwhile
-        everything = [*psutil.Process(command.pid).children(recursive=True), command]
-        for victim in [node_1(command)] if alone else everything:
-            victim.send_signal(signal.SIGSTOP)
-        for victim in [node_1(command)] if alone else everything:
-            victim.send_signal(signal.SIGKILL)
+        controller = psutil.Process(command.pid)
+        everything = [*controller.children(recursive=True), controller]
+        victims = [node_1(command)] if alone else everything
+        for end in (signal.SIGSTOP, signal.SIGKILL):  # none sees another one end
+            for victim in victims:
+                os.kill(victim.pid, end)
         if alone:
             wait_for(lambda: left() == [2, 0])
             command.send_signal(signal.SIGCONT)

@@ -79,11 +79,12 @@ def remove_if_abandoned(folder: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(lock).st_mtime > time.time():
             return
-        for name in set(os.listdir(inside)) - {lock_file()}:
-            if stat.S_ISDIR(os.lstat(name, dir_fd=inside).st_mode):
-                shutil.rmtree(name, dir_fd=inside)
-            else:
-                os.unlink(name, dir_fd=inside)
+        with os.scandir(inside) as entries:
+            for entry in [*entries]:
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.name, dir_fd=inside)
+                elif entry.name != lock_file():
+                    os.unlink(entry.name, dir_fd=inside)
         os.unlink(lock_file(), dir_fd=inside)  # last: whoever is killed meanwhile leaves it
         folder.rmdir()
 

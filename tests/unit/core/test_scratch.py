@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from shardmark.core.scratch import PREFIX, lock_file, own, remove_if_abandoned, scratch_folder
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def dead(folder: Path, until_seconds: float = 0.0) -> Path:

@@ -87,9 +87,8 @@ def test_a_dead_nodes_checkpoints_go_with_the_next_run_unless_a_restart_needs_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    monkeypatch.setattr(
-        checkpoint_folder, "own", lambda *given: held.append(own(*given)) or held[-1]
-    )
+    note = lambda folder, until_seconds: held.append(own(folder, until_seconds))  # noqa: E731
+    monkeypatch.setattr(checkpoint_folder, "own", note)
 
     def kept(run: str, **limits: object) -> Path:
         of = trial(max_restarts=1, checkpoint_dir=str(tmp_path), **limits)
