@@ -87,7 +87,7 @@ def _delegated(experiment: Experiment, plan: Plan, form: TextOrJson) -> int | No
 
 def _text(verification: Verification) -> list[str]:
     """The answer, one line a verdict, and under a deviating one its cause and its evidence."""
-    from shardmark.results.verification import verdict_text
+    from shardmark.results.verification import as_defined, verdict_text
 
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
     same = sum(verdict.equivalent is True for verdict in tried)
@@ -103,6 +103,8 @@ def _text(verification: Verification) -> list[str]:
         others = sum(other.tried_as == verdict.id for other in verification.verdicts)
         if others:
             lines.append(f"    holds for {others} more cells: other ranks, batches or seeds")
+        if told := as_defined(verdict.mathematics):
+            lines.append(f"    {told}")
         if verdict.cause is not None:
             lines.append(f"    cause: {verdict.cause.text} ({verdict.cause.evidence})")
             if verdict.equivalent is False:

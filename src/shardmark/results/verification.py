@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +60,8 @@ class Verdict(Stored):
     cause: Cause | None
     guarantee: str | None = None
     """What a strategy that is not meant to be equivalent guarantees instead."""
+    mathematics: tuple[str, ...] = ()
+    """What it computes on purpose and one device would not: it was held against just that."""
     tried_as: str | None = None
     """The cell that was tried in its place: the same mathematics, other sizes."""
 
@@ -102,6 +105,11 @@ def verdict_text(verdict: Verdict) -> str:
     words = {True: "equivalent", False: "NOT EQUIVALENT", None: "undecided"}
     worst = deviation_text(verdict.worst)
     return f"{words[verdict.equivalent]}  (worst deviation: {worst} of its tolerance)"
+
+
+def as_defined(mathematics: Sequence[str]) -> str:
+    """What is said of a strategy whose mathematics are not one device's; nothing of others."""
+    return f"as it defines it, {'; '.join(mathematics)}" if mathematics else ""
 
 
 def accepted(verdict: Verdict) -> bool:

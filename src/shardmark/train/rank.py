@@ -149,7 +149,8 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     schedule = Schedule.of(trial, workload)
     position = trial.layout.ranks[context.rank]
     report.workload = workload
-    report.settings = dict(trial.built_strategy.settings(recipe))
+    mathematics = trial.built_strategy.mathematics(recipe).told
+    report.settings = {**trial.built_strategy.settings(recipe), "mathematics": mathematics}
     report.steps_per_epoch = schedule.steps_per_epoch
     report.counts_samples = position.counts_loss
     checkpoints = Checkpoints.joined(trial, directory, context)
@@ -235,6 +236,7 @@ def serve(
     report.exchange = server.exchange()
     report.probe = ProbeRecord(
         **held_bytes(server.held_state(), device),
+        trained_matrices=(),
         peak_memory_bytes=server.held_bytes(),
         collectives=None,
         reasons={"exposed_communication_seconds": "a server computes nothing of its own"},

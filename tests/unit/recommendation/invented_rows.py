@@ -48,6 +48,7 @@ class Cell:
     equivalent: bool | None = True
     deviation: str | None = None
     guarantee: str | None = None
+    mathematics: Sequence[str] = ()
     varied: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     exposed_by_rank: Sequence[float] | None = None
@@ -127,7 +128,8 @@ def _rank(cell: Cell, number: int, repeat: int) -> RankRecord:
         None if quality is None else {"accuracy_top1": quality * share} for share in (0.5, 1.0)
     ]
     record = trained(invented_rank(number), qualities, seconds=seconds)
-    changes: dict[str, Any] = {}
+    settings = {**record.settings, "mathematics": list(cell.mathematics)}
+    changes: dict[str, Any] = {"settings": settings}
     if cell.exposed_by_rank is not None and record.probe is not None:
         exposed = {"exposed_communication_seconds": cell.exposed_by_rank[number]}
         changes["probe"] = record.probe.model_copy(update=exposed)

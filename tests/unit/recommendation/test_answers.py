@@ -24,6 +24,7 @@ from tests.unit.recommendation.invented_rows import MIB, OTHERS, Cell, compared
 SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))
 DDP = Cell(strategy="ddp", world_size=2, rates=(180, 182, 181), peaks=(80 * MIB,))
 FSDP = Cell(strategy="fsdp", world_size=2, rates=(150, 151, 152), peaks=(40 * MIB,))
+CASTS = replace(DDP, mathematics=("gradients are reduced in bf16",))
 ASYNC = Cell(
     strategy="ps-async",
     world_size=2,
@@ -144,11 +145,14 @@ def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
         ([DDP, replace(FSDP, rates=(179, 183, 180))], "fastest", None, "ddp or fsdp"),
         ([DDP, ASYNC], "fastest", "ddp", "ps-async 240 trains differently"),
         ([DDP, ASYNC], "equivalent", None, "ps-async differs by design"),
+        ([CASTS, FSDP], "fastest", "ddp", "(fsdp 151, 0.83x); gradients are reduced in bf16"),
+        ([CASTS, FSDP], "equivalent", None, "2 of 2 verified; ddp by its own definition"),
         ([FSDP, replace(DDP, outcome=Outcome.OUT_OF_MEMORY)], "memory", "fsdp",
          "out of memory: ddp on 2 ranks"),
     ],
     ids=["several sizes", "a tie has no winner", "another training does not win",
-         "another training is named", "who ran out of memory"],
+         "another training is named", "what a winner computes otherwise", "whose definition",
+         "who ran out of memory"],
 )  # fmt: skip
 def test_answers_name_what_matters(
     tmp_path: Path, cells: list[Cell], question: str, strategy: str | None, said: str

@@ -10,7 +10,7 @@ import pytest
 from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import Damaged
-from tests.golden.invented import invented_trial
+from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.report_compare.runs import compared
 
 
@@ -71,3 +71,11 @@ def test_a_missing_rate_or_baseline_is_told_and_other_gaps_are_not() -> None:
     assert "ddp on 2 ranks: no samples_per_second" in gap
     (note,) = texts(invented_trial(), kind=NoteKind.RELATION)
     assert note.startswith("No speed-up: invented has no `single`")
+
+
+def test_mathematics_of_its_own_are_named() -> None:
+    told = {"mathematics": ["gradients are reduced in bf16"]}
+    ranks = tuple(invented_rank(rank).model_copy(update={"settings": told}) for rank in range(2))
+    trial = invented_trial(strategy_options={"compress": "bf16"}, ranks=ranks)
+    (note,) = texts(trial, kind=NoteKind.OWN_MATHEMATICS)
+    assert note == "ddp (compress=bf16): as it defines it, gradients are reduced in bf16."

@@ -105,3 +105,11 @@ def test_bad_input_exits_two(
 )
 def test_deviations_are_shown_short(value: float | None, shown: str) -> None:
     assert deviation_text(value) == shown
+
+
+def test_mathematics_of_its_own_are_told(
+    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = ("gradients are reduced in bf16", "updates come late")
+    verified.append(GOOD.model_copy(update={"mathematics": told}))
+    assert f"\n    as it defines it, {'; '.join(told)}\n" in answer(capsys)[1]

@@ -108,6 +108,12 @@ class Row:
         return int(self.trials[0].trial.get("nodes") or 1) if self.trials else 1
 
     @property
+    def mathematics(self) -> tuple[str, ...]:
+        """What its strategy computes on purpose and one device would not, in plain words."""
+        told = (rank.settings.get("mathematics") for t in self.ok_trials for rank in t.ranks)
+        return next((tuple(map(str, each)) for each in told if each), ())
+
+    @property
     def devices(self) -> int:
         """Devices that train, by the strategy's layout."""
         return self.trials[0].layout.devices

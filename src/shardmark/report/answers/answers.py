@@ -144,6 +144,7 @@ def _fastest(group: ComparableGroup) -> Answer:
         factor = "" if ratio is None else f", {ratio.value:.2f}x"
         rival = name(chosen.rival, with_ranks=_several_sizes(group))
         text += f" ({rival} {rate(_value(chosen.rival, shown))}{factor})"
+    text += "".join(f"; {told}" for told in best.mathematics)
     ahead = max(group.by_design, key=partial(_value, metric=shown), default=None)
     if ahead is not None and not ahead.disturbed and _value(ahead, shown) > value:
         text += f"; {ahead.label} {rate(_value(ahead, shown))} trains differently"
@@ -191,6 +192,9 @@ def _equivalent(measured: Sequence[Row]) -> Answer:
     text = f"{'yes' if decided else 'partly'}, {len(verified)} of {len(measured)} verified"
     if by_design:
         text += f"; {listed(by_design)} {'differ' if len(by_design) > 1 else 'differs'} by design"
+    own = list(dict.fromkeys(row.label for row in verified if row.mathematics))
+    if own:
+        text += f"; {listed(own)} by {'their' if len(own) > 1 else 'its'} own definition"
     return Answer(question="equivalent", decided=decided, text=text)
 
 

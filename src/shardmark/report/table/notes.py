@@ -13,6 +13,7 @@ from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
 from shardmark.core.metrics import METRICS
+from shardmark.results.verification import as_defined
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
 """Metrics whose absence is worth a note; the reasons of all others are in JSON."""
@@ -30,6 +31,7 @@ class NoteKind(StrEnum):
     UNSTABLE = "unstable"
     LOST = "lost"
     NOT_EQUIVALENT = "not equivalent"
+    OWN_MATHEMATICS = "own mathematics"
     RESTARTED = "restarted"
     GAP = "gap"
     LABEL = "label"
@@ -74,6 +76,12 @@ def notes_of(
                 (row.deviation or "the cause is not known", row.place)
                 for row in rows
                 if row.equivalent is False
+            )
+        ],
+        NoteKind.OWN_MATHEMATICS: [
+            f"{text}."
+            for text in _by_place(
+                (as_defined(row.mathematics), row.label) for row in rows if row.mathematics
             )
         ],
         NoteKind.RESTARTED: [

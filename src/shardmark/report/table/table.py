@@ -295,6 +295,7 @@ def identity_of(row: Row) -> dict[str, Any]:
         "synthetic": row.synthetic,
         "weak_scaling": row.weak_scaling,
         "equivalent": row.equivalent,
+        "mathematics": list(row.mathematics),
         "deviation": row.deviation,
         "baseline": row.baseline,
         "verdict": row.verdict,
