@@ -110,17 +110,21 @@ def _captured(process: RankContext, case: Case) -> Capture | None:
         of.recipe,
         plan=BatchPlan(global_batch=of.batch_per_step, seed=of.recipe.seed),
         shard=shard,
-        steps=STEPS,
+        steps=steps_taken(of),
         devices=[process.device],
     )
     role.close()
     return capture
 
 
+def steps_taken(of: Trial) -> int:
+    return max(STEPS, of.built_strategy.mathematics(of.recipe).least_steps)
+
+
 def verdict_of(captures: Captures, name: str, case: Case) -> Verdict:
     ranks = [rank for each in captures if (rank := each[name]) is not None]
     assert len(ranks) == case.trial.world_size
-    return verdict_on(Capture.of_shares(ranks), case.trial, STEPS, REFERENCES)
+    return verdict_on(Capture.of_shares(ranks), case.trial, steps_taken(case.trial), REFERENCES)
 
 
 def check_verdict(captures: Captures, name: str, case: Case) -> Verdict:

@@ -37,8 +37,10 @@ class Started:
     shard: Shard
 
 
-def start(name: str, workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    worker = build_strategy(name, {}).start(workload, recipe, process)
+def start(
+    name: str, workload: Workload, recipe: Recipe, process: RankContext, **options: Any
+) -> Started:
+    worker = build_strategy(name, options).start(workload, recipe, process)
     return Started(worker, Shard(index=process.rank, count=process.world_size))
 
 

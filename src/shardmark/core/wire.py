@@ -14,6 +14,8 @@ class ModelSize:
     parameters: int
     trained_parameters: int
     """Those that have gradients."""
+    trained_matrices: tuple[tuple[int, int, int], ...] = ()
+    """Those as matrices: rows (the first dimension), columns, and how many there are of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from shardmark.core.mathematics import ONE_DEVICE, Mathematics
 from shardmark.core.recipe import Recipe
 from shardmark.equivalence.capture import Array, Capture
 from shardmark.equivalence.compare import (
@@ -19,12 +20,15 @@ from shardmark.equivalence.compare import (
     TINY,
     Tolerances,
     checks_of,
+    equal,
     first_deviation,
     norm,
     steps_told,
 )
 from shardmark.equivalence.reference import EXPLAINED, Hypothesis
 from shardmark.results.verification import Cause, Check
+
+REDUCED_IN = "precision of the reduction"
 
 EXPLAINED_BY_REPRESENTATION = 0.9
 """Enough where every value captured also fits into the suspected type: orders of adding differ."""
@@ -51,6 +55,7 @@ def cause_of(
     tolerances: Tolerances,
     *,
     recipe: Recipe,
+    mathematics: Mathematics,
     run: Run,
     whole_batch: Callable[[], Capture],
 ) -> Cause:
@@ -58,7 +63,9 @@ def cause_of(
     first = first_deviation(capture, checks, tolerances)
     cause = (
         _read_off(capture, first, tolerances)
-        or _repeated(capture, checks, first, tolerances, recipe=recipe, run=run)
+        or _repeated(
+            capture, checks, first, tolerances, recipe=recipe, mathematics=mathematics, run=run
+        )
         or _by_elimination(capture, first, tolerances, run=run, whole_batch=whole_batch)
     )
     where = f" ({first.where})" if first.where else ""
@@ -76,11 +83,13 @@ def _repeated(
     tolerances: Tolerances,
     *,
     recipe: Recipe,
+    mathematics: Mathematics,
     run: Run,
 ) -> Cause | None:
     """The hypothesis that leaves least of the deviation, if one explains it."""
     best: tuple[float, Hypothesis] | None = None
-    for hypothesis in hypotheses(capture, first, tolerances.reference, recipe):
+    possible = hypotheses(capture, first, tolerances.reference, recipe)
+    for hypothesis in chain(_of_own(mathematics), possible):
         expected = replace(tolerances, reference=run(hypothesis))
         left = _deviation(checks_of(capture, expected), hypothesis.compares)
         before = _deviation(checks, hypothesis.compares)
@@ -117,6 +126,14 @@ def hypotheses(
     yield from _of_gradient(capture, expected, recipe)
     yield from _of_update(capture, expected, recipe)
     yield from _of_buffers(len(expected.losses))
+
+
+def _of_own(mathematics: Mathematics) -> Iterator[Hypothesis]:
+    if mathematics != ONE_DEVICE:
+        told = "; ".join(mathematics.told)
+        yield Hypothesis(
+            text=f"it computes as one device does, and not as it says: {told}", one_device=True
+        )
 
 
 def _of_forward(recipe: Recipe) -> Iterator[Hypothesis]:
@@ -268,6 +285,18 @@ def _clipping_values(capture: Capture, expected: Capture, recipe: Recipe) -> lis
     return [value for value in values if value < whole]
 
 
+def reduction_checks(capture: Capture, recipe: Recipe, mathematics: Mathematics) -> Iterator[Check]:
+    """Whether reduced gradients are numbers of the type that they were added up in.
+
+    A loss scale, which fp16 has, would take them out of its range.
+    """
+    gradients = capture.tensors.get("gradient", {}).values()
+    dtype = TYPES.get(mathematics.reduction)
+    if gradients and dtype is not None and recipe.precision != "fp16":
+        found = mathematics.reduction if _fits(gradients, dtype) else "a higher precision"
+        yield equal(REDUCED_IN, found, mathematics.reduction)
+
+
 def _fits(arrays: Iterable[Array], dtype: torch.dtype) -> bool:
     """Whether (nearly) all values are numbers of that type."""
     total = exact = 0
@@ -285,9 +314,15 @@ def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause |
         shas = dict(enumerate(sha[:12] for sha in capture.initial_sha256))
         seeds = expected.initial_sha256[0][:12]
         return _cause("different initial weights", f"hash by rank {shas}, the seed's {seeds}")
-    if first.name == "learning rate":
-        rates = f"{first.found} where the recipe gives {first.expected}"
-        return _cause("different learning rate", rates)
+    read = {
+        REDUCED_IN: (f"gradients are not reduced in {first.expected}", f"found {first.found}"),
+        "learning rate": (
+            "different learning rate",
+            f"{first.found} where the recipe gives {first.expected}",
+        ),
+    }
+    if first.name in read:
+        return _cause(*read[first.name])
     if first.name == "random draws":
         return _cause(
             "different random draws (proposal sampling)",

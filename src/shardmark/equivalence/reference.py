@@ -17,6 +17,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
 from shardmark.equivalence.compare import Tolerances
+from shardmark.equivalence.power_sgd import PlayedPowerSGD
 from shardmark.strategies.step import (
     autocast,
     build_optimizer,
@@ -33,6 +34,8 @@ from shardmark.workloads.base import Batch, BatchPlan, Workload
 CPU = torch.device("cpu")
 
 DISTURBED_RUNS = 3
+
+REDUCTIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Half of the distance from 1 to the next larger number (IEEE 754; bfloat16 has 8, TF32 11)."""
@@ -67,7 +70,9 @@ class Hypothesis:
     only_rank: int | None = None
     """Only this rank's gradient is used: nothing is averaged."""
     reduction: torch.dtype | None = None
-    """Ranks' gradients are cast to this type before they are added."""
+    """Ranks' gradients are cast to this type and added up in it; None is as the strategy says."""
+    one_device: bool = False
+    """Whatever the strategy says, it computes as one device does."""
     masters: torch.dtype | None = None
     """Parameters are rounded to this type after every update."""
     compute: torch.dtype | None = None
@@ -120,6 +125,10 @@ class Reference:
 
     def __post_init__(self) -> None:
         workload, recipe, hypothesis = self.workload, self.recipe, self.hypothesis
+        mathematics = ONE_DEVICE if hypothesis.one_device else self.mathematics
+        self._reduction = hypothesis.reduction or REDUCTIONS[mathematics.reduction]
+        chosen = mathematics.power_sgd
+        self._power_sgd = None if chosen is None else PlayedPowerSGD(chosen)
         self._noise_draws = torch.Generator().manual_seed(self.noise.seed if self.noise else 0)
         self.model = workload.build_model().to(self.device)
         set_numerics(recipe)
@@ -176,6 +185,11 @@ class Reference:
         for rank in range(len(self._shards)):
             losses.append(self._play(rank))
             self._collect(self.gradients, rank)
+        if self._power_sgd is not None:
+            if self.noise is not None:
+                for name, gradient in self.gradients.items():
+                    self.gradients[name] = self._disturbed(gradient, self.noise.gradients)
+            self._power_sgd.reduce(self.gradients)
         return losses
 
     def _play(self, rank: int) -> Tensor:
@@ -227,12 +241,9 @@ class Reference:
                 continue
             total.setdefault(name, torch.zeros_like(gradient))
             share = 1 if hypothesis.only_rank is not None else len(self._shards)
-            part = gradient / share * hypothesis.gradient_factor
-            if hypothesis.reduction is not None:
-                reduced = total[name] + part.to(hypothesis.reduction).float()
-                total[name] = reduced.to(hypothesis.reduction).float()
-            else:
-                total[name] += part
+            # As torch's hooks do it: in 16 bits the cast comes before the division.
+            part = gradient.to(self._reduction) / share * hypothesis.gradient_factor
+            total[name] = (total[name].to(self._reduction) + part).float()
 
     def _update(self) -> None:
         hypothesis = self.hypothesis
@@ -408,4 +419,8 @@ class ReferenceRuns:
             compute += UNIT_ROUNDOFF[recipe.precision]
         if recipe.tf32 and self.trial.device_type == "cuda":
             compute += UNIT_ROUNDOFF["tf32"]
-        return compute, math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
+        reduction = math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
+        reduced_in = self.trial.built_strategy.mathematics(recipe).reduction
+        if reduced_in != "fp32":
+            reduction += math.sqrt(self.shares) * UNIT_ROUNDOFF[reduced_in]
+        return compute, reduction

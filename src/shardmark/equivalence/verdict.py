@@ -19,7 +19,7 @@ from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Capture, at_constant_rate, read_capture
 from shardmark.equivalence.compare import GIVEN, SKIPPED, Tolerances, checks_of
 from shardmark.equivalence.guarantees import guarantee_checks
-from shardmark.equivalence.hypotheses import cause_of
+from shardmark.equivalence.hypotheses import cause_of, reduction_checks
 from shardmark.equivalence.reference import CPU, Hypothesis, ReferenceRuns
 from shardmark.equivalence.whole_batch import CAUSE as WHOLE_BATCH_CAUSE
 from shardmark.equivalence.whole_batch import whole_batch_check
@@ -184,7 +184,9 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
             undisturbed=reference,
             disturbed=[run.seen_by_one_process() for run in tolerances.disturbed],
         )
-    checks = (*checks_of(capture, tolerances), whole_batch)
+    mathematics = trial.built_strategy.mathematics(trial.recipe)
+    own = reduction_checks(capture, trial.recipe, mathematics)
+    checks = (*checks_of(capture, tolerances), *own, whole_batch)
     same_device = runs.device.type == trial.device_type
     undecided = undecided_cause(capture, checks, tolerances, same_device=same_device)
     if undecided is not NO_UPDATE and all(check.holds for check in checks):
@@ -203,6 +205,7 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
         checks,
         tolerances,
         recipe=trial.recipe,
+        mathematics=mathematics,
         run=run,
         whole_batch=lambda: replace(runs, shares=1).run(),
     )
@@ -258,4 +261,5 @@ def verdict_of(
         checks=checks,
         cause=cause,
         guarantee=guarantee,
+        mathematics=trial.built_strategy.mathematics(trial.recipe).told,
     )

@@ -242,7 +242,9 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | No
         probe = rank.probe
         if probe and probe.parameters is not None and probe.trained_parameters is not None:
             size = ModelSize(
-                parameters=probe.parameters, trained_parameters=probe.trained_parameters
+                parameters=probe.parameters,
+                trained_parameters=probe.trained_parameters,
+                trained_matrices=probe.trained_matrices,
             )
             return trial.built_strategy.wire_bytes(
                 size, trial.recipe, trial.world_size, trial.nodes

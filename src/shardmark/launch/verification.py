@@ -152,7 +152,8 @@ def _names_of(cell: Trial) -> dict[str, object]:
 
 def steps_of(cell: Trial) -> int:
     """That verifying it takes."""
-    return FP16_STEPS if cell.recipe.precision == "fp16" else STEPS
+    steps = FP16_STEPS if cell.recipe.precision == "fp16" else STEPS
+    return max(steps, cell.built_strategy.mathematics(cell.recipe).least_steps)
 
 
 def shortened(trial: Trial) -> Trial:

@@ -82,6 +82,8 @@ class ProbeRecord(Stored):
     """Elements of the whole model's parameters; on the first rank."""
     trained_parameters: int | None = None
     """Those of them that have gradients."""
+    trained_matrices: tuple[tuple[int, int, int], ...] = ()
+    """Those as matrices: rows (the first dimension), columns, and how many there are of them."""
     flops_per_sample: int | None = None
     """Floating-point operations of forward and backward, from the model's operators."""
     hardware_flops_per_sample: int | None = None

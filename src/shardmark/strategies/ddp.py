@@ -6,25 +6,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout
-from shardmark.core.wire import ModelSize, WireBytes
+from shardmark.core.machine import Machine
+from shardmark.core.mathematics import Mathematics, PowerSGD
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
+    FP32_BYTES,
     LaunchConfiguration,
     RankContext,
     Strategy,
+    all_reduced,
     common_settings,
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardmark.core.recipe import Recipe
+    from shardmark.strategies.powersgd import PowerSGDReduction
+    from shardmark.strategies.replicas import DistributedReplicas
     from shardmark.strategies.step import EagerWorker
     from shardmark.workloads.base import Workload
 
 UNUSED_NOTE = "find_unused_parameters also all-reduces 4 bytes for each parameter tensor"
+LEAST_SAVING = 2
+HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +50,74 @@ class DDP(Strategy):
     find_unused_parameters: bool = False
     """Look in each step for parameters that the loss does not depend on, which DDP else waits for.
     Those that no rank used have no gradient, and are not updated."""
+    compress: Literal["none", "bf16", "fp16", "powersgd"] = "none"
+    """What gradients are reduced as, by torch's hooks: cast to 16 bits, or matrices as products of
+    two thin ones (Vogels et al., NeurIPS 2019)."""
+    powersgd_rank: Annotated[int, Field(ge=1)] = 1
+    """Columns of PowerSGD's thin matrices: more of them lose less, and are more to send."""
+    powersgd_start: Annotated[int, Field(ge=2)] = 2
+    """Steps before PowerSGD begins, with whole gradients: DDP lays its buckets out in two."""
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        Strategy.check(self, world_size, machine, recipe)
+        if self.compress != "powersgd":
+            return
+        keeps = "PowerSGD adds what a step lost to the next one"
+        if recipe.precision == "fp16":
+            raise StrategyUnavailable(
+                self.name,
+                f"{keeps}, and a step that overflows fp16 would spoil them all",
+                "set recipe.precision to bf16 or fp32, or compress: fp16",
+            )
+        if self.find_unused_parameters:
+            raise StrategyUnavailable(
+                self.name,
+                "torch's PowerSGD divides by the norm of a gradient, which is 0 where it is unused",
+                "leave find_unused_parameters out, or set compress: bf16",
+            )
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> WireBytes:
         """Unused parameters are sent as zeros."""
-        needed = Strategy.wire_bytes(self, size, recipe, world_size, nodes)
+        needed = all_reduced(size, world_size)
+        chosen = self.mathematics(recipe).power_sgd
+        if chosen is not None:
+            payload = FP32_BYTES * (size.trained_parameters - _saved(size, chosen))
+            needed = WireBytes(
+                traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size),),
+                formula=f"all-reduce: 2 (n-1)/n of factors of rank {chosen.rank}, and of the rest",
+                note=f"the first {chosen.start} steps reduce whole gradients",
+            )
+        elif self.compress != "none":
+            (whole,) = needed.traffic
+            half = replace(whole, payload_bytes=whole.payload_bytes / 2)
+            needed = WireBytes(traffic=(half,), formula="all-reduce: 2 (n-1)/n G/2")
         return replace(needed, note=UNUSED_NOTE) if self.find_unused_parameters else needed
 
+    def mathematics(self, recipe: Recipe) -> Mathematics:
+        if self.compress == "powersgd":
+            return Mathematics(
+                power_sgd=PowerSGD(
+                    rank=self.powersgd_rank,
+                    start=self.powersgd_start,
+                    seed=recipe.seed,
+                    least_saving=LEAST_SAVING,
+                )
+            )
+        return Mathematics(reduction="fp32" if self.compress == "none" else self.compress)
+
     def loads(self) -> tuple[str, ...]:
-        return ("torch.nn.parallel",)
+        compressing = () if self.compress == "none" else (f"{HOOKS}.powerSGD_hook",)
+        return ("torch.nn.parallel", *compressing)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
-        return common_settings(recipe) | {"broadcast_buffers": False}
+        own: dict[str, object] = {"broadcast_buffers": False, "gradient_compression": self.compress}
+        if self.compress == "powersgd":
+            own["powersgd"] = self._powersgd_options()
+        else:
+            own["gradient_reduction_precision"] = self.mathematics(recipe).reduction
+        return common_settings(recipe) | own
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.blocks import build_on
@@ -60,7 +126,8 @@ class DDP(Strategy):
 
         model = build_on(context.device, workload, recipe)
         ddp = DistributedReplicas(model, **self._arguments(_buffers_option()))
-        trained = [p for p in model.parameters() if p.requires_grad]
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        trained = list(named.values())
         gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
 
         def synchronise(last: bool) -> None:
@@ -74,11 +141,47 @@ class DDP(Strategy):
             device=context.device,
             shares=context.world_size,
             synchronise=synchronise,
+            carried=self._compressed(ddp, named, recipe, context),
             # Gradients are views of the buckets, which the reducer keeps when they are dropped.
             untracked_bytes=lambda: (
                 0 if any(p.grad is not None for p in trained) else gradient_bytes
             ),
         )
+
+    def _compressed(
+        self,
+        ddp: DistributedReplicas,
+        named: Mapping[str, nn.Parameter],
+        recipe: Recipe,
+        context: RankContext,
+    ) -> PowerSGDReduction | None:
+        """Has gradients reduced as `compress` says; what that keeps from step to step."""
+        import torch
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        if self.compress in ("bf16", "fp16"):
+            hook = getattr(default_hooks, f"{self.compress}_compress_hook")
+            # Under its own name DDP takes bf16's for NCCL alone; gloo adds up bf16, too.
+            ddp.register_comm_hook(None, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108
+        chosen = self.mathematics(recipe).power_sgd
+        if chosen is None:
+            return None
+        if context.device.type == "cpu" and torch.cuda.is_available():
+            raise StrategyUnavailable(
+                self.name,
+                "torch's PowerSGD asks a GPU that it sees to wait for the CPU",
+                "hide the GPUs: CUDA_VISIBLE_DEVICES=''",
+            )
+        scalar = next((name for name, p in named.items() if p.dim() == 0), None)
+        if scalar is not None:
+            raise StrategyUnavailable(
+                self.name,
+                f"torch's PowerSGD takes no single numbers, and {scalar} is one",
+                f"give {scalar} the shape (1,), or set compress: bf16",
+            )
+        from shardmark.strategies.powersgd import PowerSGDReduction
+
+        return PowerSGDReduction(ddp, named, chosen, self._powersgd_options())
 
     def launch_configuration(
         self, recipe: Recipe, layout: Layout, device_type: str
@@ -88,9 +191,45 @@ class DDP(Strategy):
             arguments=self._arguments(_buffers_option()),
             # Its launcher starts one process alone for MULTI_CPU, which is for MPI.
             accelerate={"distributed_type": "MULTI_GPU"},
-            accelerate_arguments=self._arguments("broadcast_buffers"),
-            notes=("Accelerate takes the wrapper's arguments as DistributedDataParallelKwargs.",),
+            accelerate_arguments=self._arguments("broadcast_buffers") | self._accelerate_hook(),
+            notes=(
+                "Accelerate takes the wrapper's arguments as DistributedDataParallelKwargs.",
+                *self._hook_notes(),
+            ),
         )
+
+    def _accelerate_hook(self) -> dict[str, Any]:
+        if self.compress == "powersgd":
+            return {"comm_hook": "power_sgd", "comm_state_option": self._powersgd_options()}
+        return {} if self.compress == "none" else {"comm_hook": self.compress}
+
+    def _hook_notes(self) -> tuple[str, ...]:
+        """How the user's own code compresses in the same way."""
+        if self.compress == "none":
+            return ()
+        if self.compress == "powersgd":
+            options = ", ".join(f"{key}={value}" for key, value in self._powersgd_options().items())
+            state, hook = f"PowerSGDState(None, {options})", "powerSGD_hook.powerSGD_hook"
+        else:
+            state, hook = "None", f"default_hooks.{self.compress}_compress_hook"
+        call = f"model.register_comm_hook({state}, {hook})"
+        return (f"The wrapped model compresses by {call}, of {HOOKS}.",)
+
+    def _powersgd_options(self) -> dict[str, Any]:
+        """Of torch's PowerSGDState: all that change what is computed.
+
+        The first factors are handed in, so that its seed draws nothing.
+        """
+        return {
+            "matrix_approximation_rank": self.powersgd_rank,
+            "start_powerSGD_iter": self.powersgd_start,
+            "min_compression_rate": LEAST_SAVING,
+            "use_error_feedback": True,
+            "warm_start": True,
+            "orthogonalization_epsilon": 0,
+            "random_seed": 0,
+            "batch_tensors_with_same_shape": False,
+        }
 
     def _arguments(self, buffers_option: str) -> dict[str, Any]:
         """Of DistributedDataParallel, whose option for buffers has that name."""
@@ -101,6 +240,15 @@ class DDP(Strategy):
             "find_unused_parameters": self.find_unused_parameters,
             buffers_option: False,
         }
+
+
+def _saved(size: ModelSize, power_sgd: PowerSGD) -> int:
+    """Elements of gradients that need not be sent."""
+    return sum(
+        count * (rows * columns - thin * (rows + columns))
+        for rows, columns, count in size.trained_matrices
+        if (thin := power_sgd.thin(rows, columns))
+    )
 
 
 @cache

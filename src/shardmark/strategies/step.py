@@ -28,6 +28,9 @@ from shardmark.workloads.model_building import user_function
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+CARRIED = "carried/"
+"""Before the names of such tensors in a checkpoint."""
+
 RATE_FACTOR = "rate_factor"
 """Key of a group of the optimizer: its learning rate by the recipe's."""
 
@@ -67,6 +70,15 @@ class Scaler(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class Carried(Protocol):
+    """What one rank's reduction of gradients keeps from step to step, which checkpoints store."""
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Go on with what `tensors` gave after so many steps; before the first one here."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -199,6 +211,8 @@ class EagerWorker(StepWorker):
 
     untracked_bytes: Callable[[], int] = lambda: 0
     """See `HeldState`."""
+    carried: Carried | None = None
+    """What the reduction of gradients keeps from step to step."""
     replicated: bool = True
     """Every rank holds all of the model."""
 
@@ -265,7 +279,10 @@ class EagerWorker(StepWorker):
         parameters = (*self.module.parameters(), *grouped)
         return HeldState(
             parameters=parameters,
-            gradients=tuple(p.grad for p in parameters if p.grad is not None),
+            gradients=(
+                *(p.grad for p in parameters if p.grad is not None),
+                *(self.carried.tensors().values() if self.carried is not None else ()),
+            ),
             optimizer_state=tuple(state_tensors(self._optimizer)),
             untracked_bytes=self.untracked_bytes(),
         )
@@ -273,9 +290,11 @@ class EagerWorker(StepWorker):
     def checkpoint_state(self) -> CheckpointState:
         state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
         state |= optimizer_tensors(self._optimizer, self._trained)
-        buffers = named_buffers(self.module)
+        own = named_buffers(self.module)
+        if self.carried is not None:
+            own |= {f"{CARRIED}{name}": tensor for name, tensor in self.carried.tensors().items()}
         return CheckpointState(
-            own=buffers if self.replicated else buffers | state,
+            own=own if self.replicated else own | state,
             shared=state if self.replicated else {},
             counts=self._checkpoint_counts(),
         )
@@ -287,6 +306,9 @@ class EagerWorker(StepWorker):
             local(parameter).copy_(tensors[f"parameter/{name}"])
         restore_optimizer(self._optimizer, self._trained, tensors)
         self._restore_counts(state.counts)
+        if self.carried is not None:
+            kept = {n.removeprefix(CARRIED): t for n, t in tensors.items() if n.startswith(CARRIED)}
+            self.carried.load(kept, self._steps_called)
 
 
 def build_optimizer(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -95,6 +96,7 @@ def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRec
     peak, exposed, reasons = _profiled(worker, take_step, device)
     return ProbeRecord(
         **held.largest,
+        trained_matrices=(),  # `model_counts` has them
         peak_memory_bytes=peak,
         collectives=counter.counts,
         exposed_communication_seconds=exposed,
@@ -184,11 +186,14 @@ def covered_nanoseconds(intervals: Iterable[Interval]) -> int:
     return covered
 
 
-def model_counts(workload: Workload, model: nn.Module, recipe: Recipe) -> dict[str, int | None]:
+def model_counts(workload: Workload, model: nn.Module, recipe: Recipe) -> dict[str, Any]:
     """What the workload's model has and does whatever the strategy; the model is used up."""
-    counts = {
+    trained = [p for p in model.parameters() if p.requires_grad]
+    shapes = Counter((p.shape[0] if p.dim() and p.numel() else 1, p.numel()) for p in trained)
+    counts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "trained_parameters": sum(p.numel() for p in trained),
+        "trained_matrices": tuple((rows, n // rows, count) for (rows, n), count in shapes.items()),
         "batch_norms": sum(
             isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             for module in model.modules()

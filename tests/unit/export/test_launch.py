@@ -229,3 +229,20 @@ def test_what_has_no_such_form_is_refused(
     assert main(["export", on_cpu, "--to", to, "--trial", name, "--out", str(out)]) == BAD_INPUT
     assert said in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("compress", "hook", "note"),
+    [
+        ("bf16", {"comm_hook": "bf16"}, "default_hooks.bf16_compress_hook"),
+        ("powersgd", {"comm_hook": "power_sgd"}, "PowerSGDState(None, matrix_approximation_rank=1"),
+    ],
+)
+def test_compression_is_told(
+    tmp_path: Path, compress: str, hook: dict[str, str], note: str
+) -> None:
+    """As Accelerate's DistributedDataParallelKwargs take it, and as a call of torch's."""
+    strategy = f"matrix.strategy=[{{name: ddp, compress: {compress}}}]"
+    files = exported(tmp_path, "accelerate", "ddp", strategy)
+    assert hook.items() <= files["settings.json"]["arguments"].items()
+    assert note in files["launch.sh"]

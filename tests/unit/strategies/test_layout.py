@@ -117,6 +117,8 @@ NATIVE = {"mixed_precision": "native"}
         ("zero-3", 4, {}, {}, 9),
         ("zero-3", 2, {}, TWICE, 4 + 8),
         ("zero-3", 2, NATIVE, BF16, 4),
+        ("ddp", 2, {"compress": "bf16"}, TWICE, 2),
+        ("ddp", 4, {"compress": "fp16"}, BF16, 3),
         ("ps-sync", 4, {}, {}, 8),
         ("ps-sync", 2, {}, TWICE, 8),
         ("ps-sync", 2, {"wire": "bf16"}, {}, 4),
@@ -135,3 +137,15 @@ def test_frozen_parameters_have_no_gradients() -> None:
     for name, megabytes in (("ddp", 1.6), ("fsdp", 4.8), ("zero-1", 1.6)):
         wire = build_strategy(name, {}).wire_bytes(FROZEN, Recipe(global_batch=64, steps=1), 2)
         assert wire.carried_bytes == pytest.approx(megabytes * MB)
+
+
+def test_powersgd_sends_thin_matrices_and_the_rest_whole() -> None:
+    """Three matrices of rank 2 or less than that; a small one and the vectors save too little."""
+    matrices = ((1000, 300, 2), (1, 5000, 1), (6, 6, 4), (500, 1, 3), (1, 1, 1))
+    elements = sum(rows * columns * count for rows, columns, count in matrices)
+    size = ModelSize(parameters=elements, trained_parameters=elements, trained_matrices=matrices)
+    options = {"compress": "powersgd", "powersgd_rank": 2}
+    wire = build_strategy("ddp", options).wire_bytes(size, Recipe(global_batch=8, steps=9), 2)
+    rest = 5000 + 4 * 36 + 3 * 500 + 1
+    assert wire.carried_bytes == 4 * (2 * 2 * (1000 + 300) + rest)
+    assert wire.note == "the first 2 steps reduce whole gradients"
