@@ -320,6 +320,7 @@ def test_verdicts_tell_cause_and_checks(tmp_path: Path) -> None:
             "ddp (bucket_mb=1) on 2 ranks, fp32",
             "not equivalent",
             "2",
+            "",
             "summed. Evidence: twice. Setting: averaging. First deviation: loss.",
         ),
     )
