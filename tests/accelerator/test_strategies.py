@@ -14,6 +14,7 @@ from shardmark.equivalence.capture import Capture
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 from shardmark.strategies.base import RankContext
 from tests.distributed.captures import (
+    FUSED,
     SHIPPED,
     WORKLOAD,
     Case,
@@ -41,6 +42,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {},
     "tf32": {"tf32": True},
     "bf16": BF16,
+    "channels last, fused": {"channels_last": True, "optimizer": FUSED},
     "fp16": FP16,
 }
 
@@ -58,6 +60,8 @@ def cases_of(ranks: int) -> dict[str, Case]:
     offloading = ("fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
     cases = {f"{name}, offloaded": case(name, ranks, OFFLOADED) for name in offloading}
     cases |= {f"{name}, native": case(name, ranks, BF16, **NATIVE) for name in ("fsdp",)}
+    compiling = [name for name in SHIPPED if name != "zero-3"]
+    cases |= {f"{name}, compiled": case(name, ranks, {"compile": "blocks"}) for name in compiling}
     # fp16 comes last: DeepSpeed keeps it for all later engines of a process.
     for label, changes in RECIPES.items():
         names = ("single", *SHIPPED) if ranks == 1 else SHIPPED

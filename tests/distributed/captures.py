@@ -35,12 +35,14 @@ def own(name: str) -> OwnOptions:
 GROUPED = OwnOptions(task="tests.distributed.models:GroupedTokens")
 """That of tokens, with parameter groups."""
 SGD = Optimizer(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.1)
+FUSED = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1, implementation="fused")
 RECIPES: dict[str, dict[str, Any]] = {
     "sgd": {},
     "adamw": {"optimizer": Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)},
     "bf16": {"precision": "bf16"},
     "accumulated, checkpointed": {"gradient_accumulation": 2, "activation_checkpointing": True},
     "clipped": {"gradient_clipping": 0.1},
+    "channels last, fused": {"channels_last": True, "optimizer": FUSED},
 }
 REFERENCES = ReferenceCache()
 

@@ -112,6 +112,19 @@ _CATALOGUE = (
         over="trial",
     ),
     _time(
+        "compile_seconds",
+        "Time that torch.compile took of a rank, of which that of `recompilations` is also in the"
+        " measured steps; nothing compiled earlier is at hand. Null without recipe.compile.",
+        source="host clock around each compilation, as torch tells of it",
+    ),
+    _time(
+        "recompilations",
+        "Compilations inside the windows: a step of another shape, or too short a warm-up. Null"
+        " without recipe.compile.",
+        source="counted",
+        unit="compilations",
+    ),
+    _time(
         "measured_steps",
         "Steps in the windows, of the rank with fewest. Under 10 make no firm rate.",
         source="counted",
@@ -430,6 +443,8 @@ NO_SERVERS = "the strategy has no parameter server"
 """Why most strategies have no staleness; tables do not say it."""
 NO_SUCH_METRIC = "the workload has no such metric"
 """Why a detector has no accuracy and a classifier no average precision; tables do not say it."""
+NOT_COMPILED = "recipe.compile is none"
+"""Why most trials have no compile_seconds; tables do not say it."""
 NO_CHECKPOINTS = "no checkpoint was written"
 """Why a trial without `limits.max_restarts` has no checkpoint_seconds; tables do not say it."""
 

@@ -99,14 +99,14 @@ class Choice(Model):
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 _OWN_KEYS = ("path", "options")
-_ADAM_KEYS = ("betas", "eps", "weight_decay")
+_ADAM_KEYS = ("betas", "eps", "weight_decay", "implementation")
 
 
 class Optimizer(Choice):
     """The optimizer with every default written out."""
 
     KEYS = {
-        "sgd": ("momentum", "dampening", "nesterov", "weight_decay"),
+        "sgd": ("momentum", "dampening", "nesterov", "weight_decay", "implementation"),
         "adam": _ADAM_KEYS,
         "adamw": _ADAM_KEYS,
         "own": _OWN_KEYS,
@@ -128,6 +128,9 @@ class Optimizer(Choice):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """The same for every parameter, biases and norms included, unless a task of the user's has
     `parameter_groups`."""
+    implementation: Literal["default", "foreach", "fused"] = "default"
+    """How torch's own three update: all parameters in a few operators (`foreach`), in one kernel
+    (`fused`), or as torch chooses.  The same mathematics; `own` takes it among its options."""
     path: UserPath | None = None
     """`own` only: `torch.optim:RMSprop`, `package.module:Class` or `folder/file.py:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -204,6 +207,12 @@ class Recipe(Model):
     """Largest 2-norm of all gradients together; null clips nothing, in every strategy."""
     activation_checkpointing: bool = False
     cpu_offload: bool = False
+    compile: Literal["none", "blocks", "model"] = "none"
+    """torch.compile of each repeated block, or of the whole model in one piece.  The same
+    mathematics and draws, in other kernels; compiled anew in each trial."""
+    channels_last: bool = False
+    """Pictures, and weights where the strategy leaves them whole, in memory pixel by pixel with all
+    channels of one together.  The same mathematics; for models with convolutions."""
     tf32: bool = False
     """Allow TensorFloat-32 in CUDA matrix products and convolutions."""
     threads_per_rank: PositiveInt | None = None

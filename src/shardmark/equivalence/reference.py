@@ -18,6 +18,7 @@ from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
 from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.power_sgd import PlayedPowerSGD
+from shardmark.strategies.execution import build_on
 from shardmark.strategies.step import (
     autocast,
     build_optimizer,
@@ -130,7 +131,7 @@ class Reference:
         chosen = mathematics.power_sgd
         self._power_sgd = None if chosen is None else PlayedPowerSGD(chosen)
         self._noise_draws = torch.Generator().manual_seed(self.noise.seed if self.noise else 0)
-        self.model = workload.build_model().to(self.device)
+        self.model = build_on(self.device, workload, recipe)
         set_numerics(recipe)
         self.initial_sha256 = weights_sha256(sorted(self.model.named_parameters()))
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}

@@ -179,6 +179,10 @@ class RankRecord(Stored):
     """In all steps of the recipe, warm-up included."""
     epochs: tuple[EpochRecord, ...] = ()
     evaluation_seconds: tuple[float, ...] = ()
+    compile_seconds: float | None = None
+    """Of torch.compile, until the training had ended; None where nothing is compiled."""
+    recompilations: int | None = None
+    """Those in the windows."""
     peak_memory_bytes: int | None = None
     """CUDA allocator, largest over the windows."""
     peak_reserved_bytes: int | None = None

@@ -43,6 +43,8 @@ SHARED_OPTIONS = (
     "activation_checkpointing",
     "gradient_accumulation",
     "cpu_offload",
+    "compile",
+    "channels_last",
 )
 """Keys of the recipe that an entry of `matrix.strategy` may set for itself."""
 

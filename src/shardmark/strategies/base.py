@@ -325,6 +325,9 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
         "batch_norm": "statistics of each rank's share; rank 0's buffers are evaluated",
         "last_batch": "left out when incomplete",
         "tf32": recipe.tf32,
+        "compile": recipe.compile,
+        "memory_format": "channels_last" if recipe.channels_last else "contiguous",
+        "optimizer_implementation": recipe.optimizer.implementation,
     }
 
 
@@ -348,6 +351,12 @@ def check_machine(
             strategy,
             f"it needs {devices} CUDA devices and this machine offers {machine.device_count}",
             f"{fewer}set device: cpu",
+        )
+    if recipe.compile == "model" and recipe.activation_checkpointing:
+        raise StrategyUnavailable(
+            strategy,
+            "activation checkpointing recomputes block by block, which cuts a compiled model up",
+            "set recipe.compile to blocks or none, or recipe.activation_checkpointing to false",
         )
     if recipe.cpu_offload and offload_instead is not None:
         raise StrategyUnavailable(

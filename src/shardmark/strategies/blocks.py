@@ -7,13 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
-
-from shardmark.core.recipe import Recipe
-from shardmark.workloads.base import Workload
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LARGE_LEAF_ELEMENTS = 1_000_000
@@ -43,14 +39,6 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     for child in model.children():
         visit(child, in_container=type(model) in CONTAINERS)
     return parts
-
-
-def build_on(device: torch.device, workload: Workload, recipe: Recipe) -> nn.Module:
-    """The workload's model on the device, with activation checkpointing where the recipe asks."""
-    model = workload.build_model()
-    if recipe.activation_checkpointing:
-        checkpoint_blocks(model, workload.blocks(model))
-    return model.to(device)
 
 
 def checkpoint_blocks(model: nn.Module, own: Iterable[nn.Module] | None = None) -> None:

@@ -41,12 +41,16 @@ class DataParallel(Strategy):
                 "DataParallel copies the model over CUDA devices, and the device here is the CPU",
                 "use ddp, which also runs on the CPU",
             )
-        if recipe.activation_checkpointing:
-            raise StrategyUnavailable(
-                self.name,
-                "DataParallel's copies would recompute with the first device's parameters",
-                "set recipe.activation_checkpointing to false, or use ddp",
-            )
+        for key, asked, unset in (
+            ("activation_checkpointing", recipe.activation_checkpointing, "false"),
+            ("compile", recipe.compile != "none", "none"),
+        ):
+            if asked:
+                raise StrategyUnavailable(
+                    self.name,
+                    f"with {key}, DataParallel's copies would use the first device's parameters",
+                    f"set recipe.{key} to {unset}, or use ddp",
+                )
         check_machine(self.name, world_size, machine, recipe)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
@@ -59,7 +63,7 @@ class DataParallel(Strategy):
         }
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
-        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.execution import build_on
         from shardmark.strategies.replicas import Replicas
         from shardmark.strategies.step import EagerWorker, autocast
 

@@ -37,6 +37,9 @@ UNUSED_NOTE = "find_unused_parameters also all-reduces 4 bytes for each paramete
 LEAST_SAVING = 2
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 
+LEAST_COMPILED_MB = 1
+"""torch's first bucket, which its compiler wants to be the smallest."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DDP(Strategy):
@@ -60,6 +63,12 @@ class DDP(Strategy):
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         Strategy.check(self, world_size, machine, recipe)
+        if recipe.compile != "none" and self.bucket_mb < LEAST_COMPILED_MB:
+            raise StrategyUnavailable(
+                self.name,
+                f"PyTorch cuts what it compiles at buckets of {LEAST_COMPILED_MB} MiB or more",
+                f"set bucket_mb to at least {LEAST_COMPILED_MB}, or recipe.compile to none",
+            )
         if self.compress != "powersgd":
             return
         keeps = "PowerSGD adds what a step lost to the next one"
@@ -120,11 +129,13 @@ class DDP(Strategy):
         return common_settings(recipe) | own
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
-        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.execution import build_on
         from shardmark.strategies.replicas import DistributedReplicas
         from shardmark.strategies.step import EagerWorker
 
-        model = build_on(context.device, workload, recipe)
+        # PowerSGD takes gradients for matrices as they lie in memory.
+        keeps_strides = self.compress != "powersgd"
+        model = build_on(context.device, workload, recipe, keeps_strides=keeps_strides)
         ddp = DistributedReplicas(model, **self._arguments(_buffers_option()))
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         trained = list(named.values())

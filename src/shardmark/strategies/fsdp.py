@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
@@ -65,6 +66,22 @@ class FSDP(Strategy):
         return world_size
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        if (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused"):
+            raise StrategyUnavailable(
+                self.name,
+                "torch's fused SGD takes no sharded tensors",
+                "set recipe.optimizer.implementation to foreach or default, or use adam or adamw",
+            )
+        gathers_inside = {"none": (), "blocks": ("layers",), "model": ("blocks", "layers")}
+        if self.wrap in gathers_inside[recipe.compile]:
+            raise StrategyUnavailable(
+                self.name,
+                f"compile: {recipe.compile} with wrap: {self.wrap} has FSDP gather parameters "
+                "inside of what is compiled, where it falls to pieces",
+                "set recipe.compile to blocks or none"
+                if self.wrap == "blocks"
+                else "set wrap to blocks or root, or recipe.compile to none",
+            )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:

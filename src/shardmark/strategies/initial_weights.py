@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.processes import die_with_parent
 from shardmark.measure.memory.tensors import room_bytes
-from shardmark.strategies.blocks import checkpoint_blocks
+from shardmark.strategies.execution import prepare
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -62,8 +62,7 @@ def build_in_parts(
     if source is not None:
         weights = source.written(model) if large else None
         source.close()
-    if recipe.activation_checkpointing:
-        checkpoint_blocks(model, workload.blocks(model))
+    prepare(model, workload, recipe, keeps_strides=False)
     if not large and not shards_small:
         return model.to(context.device), False
     for part in (*parts(model), model):

@@ -24,7 +24,7 @@ class Single(Strategy):
         return None if world_size == 1 else "single is one device"
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
-        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.execution import build_on
         from shardmark.strategies.step import EagerWorker
 
         model = build_on(context.device, workload, recipe)

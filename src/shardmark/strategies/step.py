@@ -176,8 +176,11 @@ class StepWorker(Worker):
     @contextmanager
     def _evaluating(self) -> Iterator[nn.Module]:
         modes = {module: module.training for module in self.module.modules()}
+        compiles = self.recipe.compile != "none"
+        eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
         try:
-            yield self.module.eval()
+            with eager:
+                yield self.module.eval()
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -352,7 +355,9 @@ def made_optimizer(
             found = f"{spec.path} made a {type(own).__name__}"
             raise InputError("recipe.optimizer.path", found, "a torch.optim.Optimizer")
         return own
-    settings = spec.model_dump(exclude={"name"})  # the keys of its kind, as torch's
+    settings = spec.model_dump(exclude={"name", "implementation"})  # of its kind, as torch's
+    if spec.implementation != "default":
+        settings[spec.implementation] = True
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     built: torch.optim.Optimizer = kinds[spec.name](parameters, **settings)
     return built

@@ -131,8 +131,9 @@ class Training:
     def _take(self, steps: int) -> None:
         self.worker.group.barrier()
         batches = self.source.until(self.step + steps)
-        measured = self.pacing.warm
+        measured, compiled = self.pacing.warm, self.report.compile_seconds
         seconds = train(self.worker, batches, self.recorder, self.options, measured=measured)
+        seconds -= self.report.compile_seconds - compiled  # which warms nothing up
         self.recorder.settle()
         told = self.worker.group.gather((seconds, self.recorder.measured_seconds))
         of_ranks = cast("list[tuple[float, float]]", told)

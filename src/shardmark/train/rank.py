@@ -6,9 +6,11 @@ import os
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -39,6 +41,10 @@ from shardmark.train.record import RankReport, structure_sha256, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of, set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
+
+if TYPE_CHECKING:
+    from shardmark.core.recipe import Recipe
+    from shardmark.measure.step.compilation import Compilation
 
 Task = Callable[[Trial, Path, RankContext, RankReport], None]
 
@@ -167,13 +173,16 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     report.recorder, report.worker = recorder, worker
     with memory_apart(device):
         report.initial_sha256 = weights_sha256(worker.each_parameter())
-    with ProgressWriter.opened(
-        directory,
-        context.rank,
-        schedule.total_steps,
-        losses=recorder.losses,
-        on_host=device.type == "cpu",
-    ) as progress:
+    with (
+        ProgressWriter.opened(
+            directory,
+            context.rank,
+            schedule.total_steps,
+            losses=recorder.losses,
+            on_host=device.type == "cpu",
+        ) as progress,
+        _compilation(recipe, recorder) as report.compilation,
+    ):
         recorder.observe(progress)
         if checkpoints is not None:
             worker.group.barrier()  # everybody has seen the initial weights
@@ -217,6 +226,17 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             report.structure_sha256 = structure_sha256(model)
             report.probe = report.probe.model_copy(update=model_counts(workload, model, recipe))
     worker.close()
+
+
+def _compilation(recipe: Recipe, recorder: Recorder) -> AbstractContextManager[Compilation | None]:
+    """What is compiled, where anything is."""
+    if recipe.compile == "none":
+        return nullcontext()
+    from shardmark.measure.step.compilation import Compilation
+
+    compilation = Compilation()
+    recorder.observe(compilation)
+    return compilation
 
 
 def serve(

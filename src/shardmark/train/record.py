@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from shardmark.results.schema import (
 )
 from shardmark.strategies.base import Worker
 from shardmark.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from shardmark.measure.step.compilation import Compilation
 
 SPANS = ("step", "data", "forward", "backward", "optimizer")
 
@@ -89,6 +92,7 @@ class RankReport:
         self.recorder: Recorder | None = None
         self.worker: Worker | None = None
         self.workload: Workload | None = None
+        self.compilation: Compilation | None = None
         self.cuda_peak: CudaPeak | None = None
         self.epochs: list[tuple[int, int, Evaluation | None]] = []
         """First step, one past the last, and the evaluation after it."""
@@ -110,6 +114,11 @@ class RankReport:
         self.probe: ProbeRecord | None = None
         self.exchange: ExchangeRecord | None = None
         self.error: RankError | None = None
+
+    @property
+    def compile_seconds(self) -> float:
+        """So far; 0 where nothing is compiled."""
+        return self.compilation.seconds if self.compilation else 0.0
 
     def describe(self, devices: Sequence[torch.device], threads: int) -> None:
         """`devices` are all of this process; a strategy of one process may have several."""
@@ -155,7 +164,7 @@ class RankReport:
         write_whole(self._directory / rank_file(self._rank), record.encode())
 
     def _record(self, taken: Sequence[TakenStep]) -> RankRecord:
-        recorder, peak = self.recorder, self.cuda_peak
+        recorder, peak, compilation = self.recorder, self.cuda_peak, self.compilation
         sample_ids = recorder.sample_ids if recorder else []
         counted = sample_ids if self.counts_samples else []
         trained = sample_ids[: self.trained_steps]
@@ -179,6 +188,8 @@ class RankReport:
             samples_total=sum(map(len, counted[: self.trained_steps])),
             epochs=tuple(self._epoch_records(taken)),
             evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
+            compile_seconds=compilation.seconds if compilation else None,
+            recompilations=compilation.in_windows if compilation else None,
             peak_memory_bytes=peak.allocated_bytes if peak else None,
             peak_reserved_bytes=peak.reserved_bytes if peak else None,
             nonfinite_steps=sum(not math.isfinite(s.loss) for s in taken[: self.trained_steps]),

@@ -351,6 +351,12 @@ def _check_each(cells: Sequence[Trial]) -> None:
                 f"there is no rank {rank}: the largest world size is {most}",
                 f"ranks 0 to {most - 1}",
             )
+        if cell.recipe.channels_last and not cell.workload.on_pictures:
+            raise InputError(
+                f"{cell.experiment}: recipe.channels_last",
+                f"true, and {cell.workload.name} has no pictures",
+                "false: it is for convolutions on pictures",
+            )
         least = sum(cell.least_seconds)
         if cell.limits.trial_seconds <= least:
             raise InputError(

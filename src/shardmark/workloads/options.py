@@ -17,6 +17,8 @@ class WorkloadOptions(Model):
 
     verified_samples: ClassVar[int]
     """Most validation samples that a verification evaluates."""
+    on_pictures: ClassVar[bool] = True
+    """Whether its models may have convolutions on pictures."""
 
     name: str
     training_samples: PositiveInt | None = None

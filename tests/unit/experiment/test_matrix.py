@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from shardmark.config.experiment import Experiment
-from shardmark.config.load import from_mapping
+from shardmark.config.load import from_mapping, load_experiment
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Measure, Recipe
 from shardmark.trials.matrix import Plan, expand
@@ -100,6 +100,15 @@ def test_an_entry_may_override_the_recipe(make: Make) -> None:
         assert trial.varied == {"recipe.cpu_offload": trial.recipe.cpu_offload}
     (trial,) = expand(make("matrix.strategy=[{name: ddp, precision: fp32}]")).trials
     assert trial.varied == {}, "it changes nothing"
+
+
+def test_memory_format_and_implementation_are_axes_where_they_make_sense(make: Make) -> None:
+    axes = ("matrix.channels_last=[false, true]", "matrix.implementation=[default, fused]")
+    trials = expand(make("matrix.strategy=[ddp]", *axes)).trials
+    found = {(t.recipe.channels_last, t.recipe.optimizer.implementation) for t in trials}
+    assert found == {(last, how) for last in (False, True) for how in ("default", "fused")}
+    said = _refused(load_experiment("language-quickstart", ["recipe.channels_last=true"]))
+    assert "recipe.channels_last: true, and language has no pictures; false" in said
 
 
 def test_the_optimizer_may_be_an_axis_by_name(make: Make) -> None:

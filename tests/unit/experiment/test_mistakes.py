@@ -13,6 +13,10 @@ IN_THE_BASE = [
     ("recipe.optimizer={betas: [0.9, 0.999]}", "sgd has no betas; leave it out"),
     ("recipe.optimizer={name: adam, betas: [0.9, 2]}", "found 2; allowed is less than 1"),
     ("recipe.optimizer={name: own}", "own without path; give path"),
+    (
+        "recipe.optimizer={name: own, path: 'torch.optim:SGD', implementation: fused}",
+        "own has no implementation; leave it out",
+    ),
     ("recipe.optimizer.nesterov=true", "nesterov needs a momentum above 0"),
     ("recipe.schedule.name=step", "--set recipe.schedule.name: step without every_steps"),
     ("recipe.schedule.gamma=0.5", "constant has no gamma; leave it out"),

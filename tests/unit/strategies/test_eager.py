@@ -108,7 +108,7 @@ def test_learning_rate_holds_from_the_next_step_on() -> None:
     assert not torch.equal(trained(worker)["0.weight"], before["0.weight"])
 
 
-FUSED = {"name": "own", "path": "torch.optim:SGD", "options": {"fused": True}}
+FUSED = {"name": "sgd", "implementation": "fused"}
 
 
 @pytest.mark.parametrize(
@@ -193,15 +193,18 @@ def test_groups_follow_the_schedule_in_proportion() -> None:
         ({"name": "sgd", "lr": 0.2, "momentum": 0.5, "dampening": 0.25}, torch.optim.SGD),
         ({"name": "adam", "betas": (0.8, 0.9), "eps": 1e-6}, torch.optim.Adam),
         ({"name": "adamw", "weight_decay": 0.25}, torch.optim.AdamW),
+        ({"name": "adamw", "implementation": "foreach"}, torch.optim.AdamW),
         (OWN | {"options": {"momentum": 0.5, "centered": True}}, torch.optim.RMSprop),
     ],
 )
 def test_optimizer_is_the_recipe_s(spec: dict[str, Any], kind: type) -> None:
     built = build_optimizer({"w": nn.Parameter(torch.ones(2))}, recipe(optimizer=spec))
     asked = recipe(optimizer=spec).optimizer
-    settings = asked.model_dump(exclude={"name", "path", "options"}) | spec.get("options", {})
+    beside = {"name", "path", "options", "implementation"}
+    settings = asked.model_dump(exclude=beside) | spec.get("options", {})
+    settings |= {name: asked.implementation == name or None for name in ("foreach", "fused")}
     assert type(built) is kind
-    assert {key: built.param_groups[0][key] for key in settings} == settings
+    assert {key: built.param_groups[0].get(key) for key in settings} == settings
     if kind is torch.optim.RMSprop:
         assert set(state_keys(asked)) == {"square_avg", "momentum_buffer", "grad_avg"}
 

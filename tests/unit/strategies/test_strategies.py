@@ -78,6 +78,8 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[
     assert [part for part in told if part not in str(caught.value)] == []
 
 
+FUSED_SGD = {"name": "sgd", "implementation": "fused"}
+CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
     (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
     (SHARDING, CPU, {}, {"cpu_offload": True}, ["CUDA device to offload from"]),
@@ -85,6 +87,13 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (("zero-0",), GPUS, {}, {"cpu_offload": True}, ["stage 0", "zero-1, zero-2 or zero-3"]),
     (("dp",), CPU, {}, {}, ["device here is the CPU", "use ddp"]),
     (("dp",), GPUS, {}, {"activation_checkpointing": True}, ["activation_checkpointing"]),
+    (("dp",), GPUS, {}, {"compile": "blocks"}, ["recipe.compile to none, or use ddp"]),
+    (("fsdp", "fsdp-hybrid"), CPU, {}, {"compile": "model"}, ["recipe.compile to blocks or none"]),
+    (("fsdp", "fsdp-grad-op"), CPU, {}, {"optimizer": FUSED_SGD}, ["foreach or default, or use"]),
+    (("fsdp",), CPU, {"wrap": "layers"}, {"compile": "blocks"}, ["set wrap to blocks or root"]),
+    (("ddp",), CPU, {"bucket_mb": 0.5}, {"compile": "model"}, ["bucket_mb to at least 1"]),
+    (("zero-3",), CPU, {}, {"compile": "blocks"}, ["use fsdp or zero-2"]),
+    (("single", "ddp"), CPU, {}, CHECKPOINTED_WHOLE, ["recipe.compile to blocks or none"]),
     (SERVED, CPU, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"cpu_offload": True}, ["server_device: cpu"]),

@@ -26,6 +26,7 @@ OF_LANGUAGE = {"tokens_per_second", "tokens_per_second_per_rank", "bits_per_byte
 NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS | OF_LANGUAGE
 """What the evaluation of `trials` does not give."""
 OF_RESTARTS = {"checkpoint_seconds", "checkpoint_bytes"}
+OF_COMPILING = {"compile_seconds", "recompilations"}
 OF_SERVERS = {metric.name for metric in METRICS.values() if metric.group == "servers"}
 
 
@@ -105,6 +106,7 @@ def test_what_a_cpu_has_not() -> None:
         **dict.fromkeys(NOT_OF_IT, "the workload has no such metric"),
         **dict.fromkeys(OF_SERVERS, "the strategy has no parameter server"),
         **dict.fromkeys(OF_RESTARTS, "no checkpoint was written"),
+        **dict.fromkeys(OF_COMPILING, "recipe.compile is none"),
     }
 
 
@@ -142,7 +144,9 @@ def test_cuda() -> None:
     assert value(metrics, "energy_joules") == pytest.approx(600 * 6.6)
     assert value(metrics, "temperature_celsius") == 61  # hotter before the windows
     assert value(metrics, "device_used_bytes") == 10_000
-    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS | {"host_state_bytes"}
+    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS | OF_COMPILING | {
+        "host_state_bytes"
+    }
 
 
 def test_one_process_with_several_devices() -> None:

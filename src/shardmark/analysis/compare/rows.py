@@ -33,8 +33,11 @@ OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 EXECUTION_KEYS = frozenset(
     {
         "recipe.activation_checkpointing",
+        "recipe.channels_last",
+        "recipe.compile",
         "recipe.cpu_offload",
         "recipe.gradient_accumulation",
+        "recipe.optimizer.implementation",
         NODES,
     }
 )

@@ -18,7 +18,13 @@ from shardmark.analysis.trial.over_ranks import (
 from shardmark.analysis.trial.raw_files import Line, number
 from shardmark.analysis.trial.sampled_metrics import Windows
 from shardmark.core.layout import Layout
-from shardmark.core.metrics import METRICS, NO_CHECKPOINTS, NO_SERVERS, NO_SUCH_METRIC
+from shardmark.core.metrics import (
+    METRICS,
+    NO_CHECKPOINTS,
+    NO_SERVERS,
+    NO_SUCH_METRIC,
+    NOT_COMPILED,
+)
 from shardmark.core.peaks import peak_flops_per_second
 from shardmark.results.schema import RankRecord, TrialResult
 
@@ -111,6 +117,10 @@ def time_metrics(
             return f"rank {rank.rank} took no step"
         return rank.first_step_at_seconds - launched_at_seconds
 
+    def compiled(rank: RankRecord, name: str) -> Value:
+        value = number(getattr(rank, name))
+        return NOT_COMPILED if value is None else value
+
     def quantile(rank: RankRecord, span: str, share: float) -> Value:
         """Interpolated linearly between the two nearest values."""
         if not has_window:
@@ -126,6 +136,7 @@ def time_metrics(
         workers,
         startup_seconds=startup,
         evaluation_seconds=lambda rank: _mean(rank.evaluation_seconds, NO_EVALUATION),
+        **{name: partial(compiled, name=name) for name in ("compile_seconds", "recompilations")},
         **{name: partial(quantile, span=s, share=q) for name, (s, q) in _QUANTILES.items()},
     )
 

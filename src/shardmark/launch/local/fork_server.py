@@ -72,6 +72,7 @@ ENVIRONMENT = {
     "DS_SKIP_CUDA_CHECK": "1",
     "PYTHONUNBUFFERED": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # importing the compiler must not start processes
+    "TORCH_WARM_POOL": "0",  # nor using it on a CPU, where only Triton's kernels need them
     # By default glibc learns both as it goes, so that by chance some processes hand their freed
     # tensors back to the system in every step and fault them in again: one was 8 % slower.
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that it learns, and allows
@@ -137,7 +138,7 @@ class ForkServer:
         try:
             self.make_ready()
             self._temporary.mkdir(parents=True, exist_ok=True)
-            told = {"TMPDIR": str(self._temporary), **variables}
+            told = {"TMPDIR": str(self._temporary), **self._compiler_caches(), **variables}
             on_gpu = self._to_load is not None and self._to_load[1] == "cuda"
             self._used_before = used_memory() if on_gpu else {}
             self._agent_pid = self._ask("fork", AGENT, str(directory), task, told)
@@ -146,6 +147,11 @@ class ForkServer:
         except KeyboardInterrupt:
             self.close()  # which ends what may have been started without our knowing
             raise
+
+    def _compiler_caches(self) -> dict[str, str]:
+        """Empty when a trial begins, so that each compiles all that it needs, and gone with it."""
+        names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+        return {name: str(self._temporary / folder) for name, folder in names.items()}
 
     def ended(self, timeout_seconds: float) -> int | None:
         """The trial's exit code; None if it has not ended within that time."""

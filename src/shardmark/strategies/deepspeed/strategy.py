@@ -89,6 +89,13 @@ class Zero(Strategy):
                 "DeepSpeed's own fp16 engine needs a CUDA device",
                 "set mixed_precision to autocast",
             )
+        if recipe.compile != "none" and self.stage == 3:
+            raise StrategyUnavailable(
+                self.name,
+                "stage 3 gathers each layer's parameters inside of what is compiled, where it "
+                "falls to pieces",
+                "set recipe.compile to none, or use fsdp or zero-2",
+            )
         if recipe.cpu_offload and self.stage == 0:
             raise StrategyUnavailable(
                 self.name,

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Recipe
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
-from shardmark.strategies.blocks import build_on, wrapped
+from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.checkpoint_state import (
     load_buffers,
     named_buffers,
     optimizer_tensors,
     restore_optimizer,
 )
+from shardmark.strategies.execution import build_on
 from shardmark.strategies.initial_weights import build_in_parts
 from shardmark.strategies.step import (
     AUTOCAST_DTYPES,
@@ -96,7 +97,8 @@ def start_engine(
             shards_small=False,
         )
     else:
-        model, large = build_on(context.device, workload, recipe), False
+        model = build_on(context.device, workload, recipe, keeps_strides=False)
+        large = False
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = build_optimizer(trained, recipe, workload.parameter_groups)
     engine, *_ = deepspeed.initialize(

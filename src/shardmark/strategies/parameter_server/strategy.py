@@ -131,12 +131,12 @@ class ParameterServer(Strategy):
     ) -> PushPullWorker | Server:
         import torch.distributed as dist
 
-        from shardmark.strategies.blocks import build_on
+        from shardmark.strategies.execution import build_on
         from shardmark.strategies.parameter_server.server import GradientServer
         from shardmark.strategies.parameter_server.worker import PushPullWorker
 
         workers = context.world_size - self.servers
-        model = build_on(context.device, workload, recipe)
+        model = build_on(context.device, workload, recipe, keeps_strides=False)
         partition = self._partition(model, workload.parameter_groups)
         # Every process has to call this.  A step's gradients are clipped by the norm of all parts.
         among_servers = dist.new_group(list(range(workers, context.world_size)))

@@ -41,6 +41,7 @@ class LanguageOptions(ModelOptions):
     """A model that predicts the tokens of a text: the next one, or masked ones."""
 
     verified_samples: ClassVar[int] = 16
+    on_pictures: ClassVar[bool] = False
 
     name: Literal["language"] = "language"
     objective: Literal["causal", "masked"] = "causal"
