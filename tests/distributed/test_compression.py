@@ -44,6 +44,8 @@ CLIPPED: dict[str, Any] = {"gradient_accumulation": 2, "gradient_clipping": 0.1}
 POWERSGD: dict[str, Any] = {"compress": "powersgd"}
 
 PROVEN = {
+    "zro, bf16": Case(trial=trial("zro", recipe(**ADAMW), compress="bf16")),
+    "zro, powersgd": Case(trial=trial("zro", recipe(), **POWERSGD)),
     "bf16": Case(trial=trial("ddp", recipe(**CLIPPED), compress="bf16")),
     "fp16": Case(trial=trial("ddp", recipe(**ADAMW), compress="fp16", static_graph=True)),
     "bf16 in a recipe of fp16": Case(

@@ -28,9 +28,14 @@ pytestmark = pytest.mark.timeout(1200)
 
 STEPS, EVERY, DIES_AT_PASS = 10, 3, 8
 RESUMED_STEP = 6
-EQUAL = ["single", "ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "fsdp-hybrid"]
+LOCAL = ("local-sgd", "diloco")
+EQUAL = [
+    *("single", "ddp", "zro", "fsdp", "fsdp1", "zero-1", "zero-3", "ps-sync"),
+    *(*LOCAL, "fsdp-hybrid"),
+]
+ROUNDS = [{"name": name, "period_steps": EVERY} for name in LOCAL]
 MATRICES: tuple[dict[str, Any], ...] = (
-    {"strategy": [*EQUAL[:-1], "ps-async"]},
+    {"strategy": [*(name for name in EQUAL[:-1] if name not in LOCAL), *ROUNDS, "ps-async"]},
     {"strategy": ["fsdp-hybrid"], "world_size": [4]},
 )
 UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "zero-2", "ps-bounded"]}

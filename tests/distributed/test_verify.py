@@ -38,7 +38,7 @@ UNEVEN = recipe(gradient_accumulation=2)
 EQUIVALENT |= {
     f"{name}, own task {task}": Case(trial=trial(name, UNEVEN, workload=options))
     for task, options, names in (
-        ("tokens, with groups", GROUPED, ("ddp", "fsdp", "zero-1", "zero-3")),
+        ("tokens, with groups", GROUPED, ("ddp", "zro", "fsdp", "fsdp1", "zero-1", "zero-3")),
         ("regression", own("regression"), ("ddp",)),
         ("segmentation", own("segmentation"), ("fsdp",)),
     )
@@ -48,7 +48,7 @@ EQUIVALENT |= {
     f"{name}, own optimizer and schedule": Case(
         trial=trial(name, recipe(optimizer=OWN_OPTIMIZER, schedule=OWN_SCHEDULE))
     )
-    for name in ("fsdp", "zero-1")
+    for name in ("zro", "fsdp", "fsdp1", "zero-1")
 }
 PLAIN = WORKLOAD.model_copy(update={"model": "tests.distributed.models:Plain"})
 NATIVE = {

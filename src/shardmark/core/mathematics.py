@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,12 +28,48 @@ class PowerSGD:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OuterOptimizer:
+    """SGD on the mean of what the ranks' rounds took from the parameters."""
+
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSteps:
+    """Each rank updates parameters of its own, and all meet once in a round of so many steps."""
+
+    period_steps: int
+    fragments: int = 1
+    """Groups of parameters that meet in turn."""
+    outer: OuterOptimizer | None = None
+    """None: the mean of the ranks' parameters replaces them."""
+
+    def due(self, fragment: int, step: int) -> bool:
+        """Whether the fragment is synchronised after so many steps."""
+        offset = fragment * self.period_steps // self.fragments
+        return step > 0 and (step - offset) % self.period_steps == 0
+
+    def fragments_of(self, sizes: Mapping[str, int]) -> list[list[str]]:
+        """Names of parameters by fragment: in the model's order, of about as many elements."""
+        parts: list[list[str]] = [[] for _ in range(self.fragments)]
+        total, before = max(1, sum(sizes.values())), 0
+        for name, elements in sizes.items():
+            middle = before + elements / 2
+            parts[min(self.fragments - 1, int(middle * self.fragments / total))].append(name)
+            before += elements
+        return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mathematics:
     """Without any field set it is that of one device; `verify`'s reference computes what is set."""
 
     reduction: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Each rank's gradient is cast to it, divided by the number of ranks, and added up in it."""
     power_sgd: PowerSGD | None = None
+    local_steps: LocalSteps | None = None
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -42,12 +79,22 @@ class Mathematics:
             told.append(f"gradients are reduced in {self.reduction}")
         if self.power_sgd is not None:
             told.append(f"gradients are reduced by PowerSGD of rank {self.power_sgd.rank}")
+        if self.local_steps is not None:
+            what = (
+                "parameters are averaged"
+                if self.local_steps.outer is None
+                else "an outer optimizer updates the parameters"
+            )
+            told.append(f"{what} every {self.local_steps.period_steps} steps")
         return tuple(told)
 
     @property
     def least_steps(self) -> int:
         """Of a training in which all of it takes place, and takes place again."""
-        return 1 if self.power_sgd is None else self.power_sgd.start + 3
+        power_sgd, local_steps = self.power_sgd, self.local_steps
+        compressed = 1 if power_sgd is None else power_sgd.start + 3
+        # Two rounds, and the first step of the next one.
+        return max(compressed, 1 if local_steps is None else 2 * local_steps.period_steps + 1)
 
 
 ONE_DEVICE = Mathematics()

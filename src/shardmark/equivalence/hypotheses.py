@@ -89,7 +89,7 @@ def _repeated(
     """The hypothesis that leaves least of the deviation, if one explains it."""
     best: tuple[float, Hypothesis] | None = None
     possible = hypotheses(capture, first, tolerances.reference, recipe)
-    for hypothesis in chain(_of_own(mathematics), possible):
+    for hypothesis in chain(_of_own(mathematics, len(capture.losses)), possible):
         expected = replace(tolerances, reference=run(hypothesis))
         left = _deviation(checks_of(capture, expected), hypothesis.compares)
         before = _deviation(checks, hypothesis.compares)
@@ -128,11 +128,17 @@ def hypotheses(
     yield from _of_buffers(len(expected.losses))
 
 
-def _of_own(mathematics: Mathematics) -> Iterator[Hypothesis]:
+def _of_own(mathematics: Mathematics, ranks: int) -> Iterator[Hypothesis]:
     if mathematics != ONE_DEVICE:
         told = "; ".join(mathematics.told)
         yield Hypothesis(
             text=f"it computes as one device does, and not as it says: {told}", one_device=True
+        )
+    for rank in range(ranks if mathematics.local_steps is not None else 0):
+        yield Hypothesis(
+            text=f"of the first round only rank {rank}'s steps count: the other ranks' are"
+            " discarded",
+            first_round_of=rank,
         )
 
 

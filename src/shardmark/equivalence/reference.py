@@ -90,6 +90,8 @@ class Hypothesis:
     """Whose weight each micro-batch's loss is divided by: others make a mean of means."""
     evaluated_rank: int = 0
     """Whose buffers are evaluated."""
+    first_round_of: int | None = None
+    """The first time that ranks meet after local steps, only this one's parameters count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,8 @@ class Reference:
     mathematics: Mathematics = ONE_DEVICE
     hypothesis: Hypothesis = AS_DEFINED
     noise: Noise | None = None
+    played: Sequence[int] | None = None
+    """The ranks whose gradients it averages; None: all."""
 
     def __post_init__(self) -> None:
         workload, recipe, hypothesis = self.workload, self.recipe, self.hypothesis
@@ -130,7 +134,9 @@ class Reference:
         self._reduction = hypothesis.reduction or REDUCTIONS[mathematics.reduction]
         chosen = mathematics.power_sgd
         self._power_sgd = None if chosen is None else PlayedPowerSGD(chosen)
-        self._noise_draws = torch.Generator().manual_seed(self.noise.seed if self.noise else 0)
+        played = range(self.shares) if self.played is None else self.played
+        seed = (self.noise.seed if self.noise else 0) + self.shares * played[0]
+        self._noise_draws = torch.Generator().manual_seed(seed)
         self.model = build_on(self.device, workload, recipe)
         set_numerics(recipe)
         self.initial_sha256 = weights_sha256(sorted(self.model.named_parameters()))
@@ -140,7 +146,7 @@ class Reference:
         self._set_decay()
         self._scaler = loss_scaler(recipe, self.device)
         self._rate = learning_rate_of(recipe, self.total_steps)
-        self._shards = [Shard(index=index, count=self.shares) for index in range(self.shares)]
+        self._shards = [Shard(index=index, count=self.shares) for index in played]
         drawn = replace(self.plan, draws=hypothesis.seed_offset)
         self._batches = [workload.batches(drawn, shard) for shard in self._shards]
         own = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
@@ -210,7 +216,7 @@ class Reference:
                 loss = self.workload.loss(self.model, micro_batch)
             check_weight(loss, micro_batch)
             step_weight = self._step_weight(micro_batch, batch)
-            part = share_of_step(loss, step_weight, len(self._shards))
+            part = share_of_step(loss, step_weight, self.shares)
             self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
             parts.append(part.detach())
         self.draws[rank].append(self._drawn())
@@ -220,7 +226,7 @@ class Reference:
 
     def _step_weight(self, micro_batch: Batch, share: Batch) -> float:
         """The step's, or what a mean of means takes for it."""
-        ranks, parts = len(self._shards), self.recipe.gradient_accumulation
+        ranks, parts = self.shares, self.recipe.gradient_accumulation
         taken = {
             "step": share.step_weight,
             "share": ranks * share.weight,
@@ -306,6 +312,9 @@ class Reference:
             for name, p in self._named.items()
         }
 
+    def skipped_by_share(self) -> tuple[tuple[int, ...], ...]:
+        return (tuple(self.skipped),) * len(self._shards)
+
     def capture(self, steps: int) -> Capture:
         """Take the steps and write them down as a strategy's are."""
         tensors: dict[str, Mapping[str, Array]] = {part: {} for part in PARTS}
@@ -327,7 +336,7 @@ class Reference:
             losses=tuple(map(tuple, losses)),
             draws=tuple(map(tuple, self.draws)),
             learning_rates=tuple(map(self._rate, range(steps))),
-            skipped=(tuple(self.skipped),) * len(self._shards),
+            skipped=self.skipped_by_share(),
             tensors=tensors,
             buffers=tuple(arrays(buffers) for buffers in self._buffers),
             quality=self.quality(),
@@ -351,19 +360,28 @@ class ReferenceRuns:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            return Reference(
+            mathematics = self.trial.built_strategy.mathematics(self.trial.recipe)
+            apart = mathematics.local_steps is not None and not hypothesis.one_device
+            kind = self._of_local_steps() if apart else Reference
+            return kind(
                 self.workload,
                 self.trial.recipe,
                 shares=self.shares,
                 plan=self.plan,
                 total_steps=self.steps,
                 device=self.device,
-                mathematics=self.trial.built_strategy.mathematics(self.trial.recipe),
+                mathematics=mathematics,
                 hypothesis=hypothesis,
                 noise=noise,
             ).capture(self.steps)
         finally:
             torch.set_num_threads(threads)
+
+    @staticmethod
+    def _of_local_steps() -> type[Reference]:
+        from shardmark.equivalence.local_reference import LocalReference
+
+        return LocalReference
 
     def tolerances(self) -> Tolerances:
         """The reference, and how far rounding-sized disturbances take it.

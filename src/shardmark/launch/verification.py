@@ -147,13 +147,36 @@ def verification_of(cells: Sequence[Trial], verdicts: Iterable[Verdict]) -> Veri
 
 
 def _names_of(cell: Trial) -> dict[str, object]:
-    return {"id": cell_of(cell), "world_size": cell.world_size, "varied": cell.varied}
+    return {
+        "id": cell_of(cell),
+        "strategy_options": cell.strategy.options,
+        "mathematics": _mathematics_told(cell),
+        "world_size": cell.world_size,
+        "varied": cell.varied,
+    }
+
+
+def _mathematics_told(cell: Trial) -> tuple[str, ...]:
+    """The cell's own, and with which options they were verified in its place."""
+    strategy = cell.built_strategy
+    told = strategy.mathematics(cell.recipe).told
+    proof = strategy.proof_options().items()
+    other = [f"{key} {value}" for key, value in proof if getattr(strategy, key) != value]
+    return (*told, f"verified with {', '.join(other)}") if other else told
 
 
 def steps_of(cell: Trial) -> int:
     """That verifying it takes."""
-    steps = FP16_STEPS if cell.recipe.precision == "fp16" else STEPS
-    return max(steps, cell.built_strategy.mathematics(cell.recipe).least_steps)
+    least = FP16_STEPS if cell.recipe.precision == "fp16" else STEPS
+    strategy = _proven(cell).built_strategy
+    return max(least, strategy.mathematics(cell.recipe).least_steps)
+
+
+def _proven(trial: Trial) -> Trial:
+    """With the options of its strategy that few steps can hold."""
+    options = {**trial.strategy.options, **trial.built_strategy.proof_options()}
+    strategy = trial.strategy.model_copy(update={"options": options})
+    return Trial.model_validate({**trial.model_dump(), "strategy": strategy})
 
 
 def shortened(trial: Trial) -> Trial:
@@ -167,7 +190,7 @@ def shortened(trial: Trial) -> Trial:
         options = {k: steps if value == "steps" else value for k, value in schedule.options.items()}
         changes["schedule"] = schedule.model_copy(update={"options": options})
     recipe = trial.recipe.model_copy(update=changes)
-    return trial.model_copy(update={"workload": workload, "recipe": recipe})
+    return _proven(trial).model_copy(update={"workload": workload, "recipe": recipe})
 
 
 def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) -> Problem | None:

@@ -58,10 +58,13 @@ class EpochRecord(Stored):
 
 
 class CollectiveRecord(Stored):
-    """Collectives of one kind that one rank called in one optimizer step."""
+    """Collectives of one kind that one rank called in one optimizer step.
 
-    calls: int
-    payload_bytes: int
+    The mean step of a round, where several steps make one in which the ranks meet.
+    """
+
+    calls: float
+    payload_bytes: float
     """Bytes of the rank's input tensors (for a gather: its own part)."""
 
 

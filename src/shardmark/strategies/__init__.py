@@ -15,12 +15,15 @@ from shardmark.strategies.data_parallel import DataParallel
 from shardmark.strategies.ddp import DDP
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.fsdp import FSDP, HybridFSDP
+from shardmark.strategies.fsdp1.strategy import FullyShardedFirst
+from shardmark.strategies.local_steps.strategy import DiLoCo, LocalSGD
 from shardmark.strategies.parameter_server.strategy import (
     AsynchronousServer,
     BoundedServer,
     ParameterServer,
 )
 from shardmark.strategies.single import Single
+from shardmark.strategies.zro.strategy import ZeroRedundancy
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "single": Single,
@@ -33,6 +36,10 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "zero-1": partial(Zero, name="zero-1", stage=1),
     "zero-2": partial(Zero, name="zero-2", stage=2),
     "zero-3": partial(Zero, name="zero-3", stage=3),
+    "zro": ZeroRedundancy,
+    "fsdp1": FullyShardedFirst,
+    "local-sgd": LocalSGD,
+    "diloco": DiLoCo,
     "ps-sync": ParameterServer,
     "ps-async": AsynchronousServer,
     "ps-bounded": BoundedServer,

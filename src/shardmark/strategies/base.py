@@ -200,6 +200,14 @@ class Worker(Protocol):
         """
         return
 
+    def round_steps(self) -> int:
+        """Steps in which its communication comes round: each measurement takes whole rounds."""
+        return 1
+
+    def end_rounds(self) -> None:
+        """Have each further step communicate as the last of a round; nothing trains after it."""
+        return
+
     def exchange(self) -> ExchangeRecord | None:
         """What passed between this rank and parameter servers so far; None without any."""
         return None
@@ -271,6 +279,10 @@ class Strategy(ABC):
     def mathematics(self, recipe: Recipe) -> Mathematics:
         """What its steps compute; one device's mathematics unless it promises other ones."""
         return ONE_DEVICE
+
+    def proof_options(self) -> Mapping[str, Any]:
+        """Options that a verification changes, so that its few steps hold all of `mathematics`."""
+        return {}
 
     def guarantee(self) -> str | None:
         """What holds instead of the reference's mathematics; None where those hold."""

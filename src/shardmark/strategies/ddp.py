@@ -129,13 +129,22 @@ class DDP(Strategy):
         return common_settings(recipe) | own
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
-        from shardmark.strategies.execution import build_on
-        from shardmark.strategies.replicas import DistributedReplicas
         from shardmark.strategies.step import EagerWorker
 
-        # PowerSGD takes gradients for matrices as they lie in memory.
-        keeps_strides = self.compress != "powersgd"
-        model = build_on(context.device, workload, recipe, keeps_strides=keeps_strides)
+        return self.start_as(EagerWorker, workload, recipe, context)
+
+    def start_as(
+        self,
+        kind: type[EagerWorker],
+        workload: Workload,
+        recipe: Recipe,
+        context: RankContext,
+    ) -> EagerWorker:
+        """A worker of that kind, whose gradients DDP reduces."""
+        from shardmark.strategies.execution import build_on
+        from shardmark.strategies.replicas import DistributedReplicas
+
+        model = build_on(context.device, workload, recipe, keeps_strides=self._keeps_strides())
         ddp = DistributedReplicas(model, **self._arguments(_buffers_option()))
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         trained = list(named.values())
@@ -144,7 +153,7 @@ class DDP(Strategy):
         def synchronise(last: bool) -> None:
             ddp.require_backward_grad_sync = last  # what `no_sync` sets
 
-        return EagerWorker(
+        return kind(
             model,
             called=ddp,
             workload=workload,
@@ -158,6 +167,10 @@ class DDP(Strategy):
                 0 if any(p.grad is not None for p in trained) else gradient_bytes
             ),
         )
+
+    def _keeps_strides(self) -> bool:
+        """PowerSGD takes gradients for matrices as they lie in memory."""
+        return self.compress != "powersgd"
 
     def _compressed(
         self,

@@ -222,12 +222,23 @@ class EagerWorker(StepWorker):
     def __post_init__(self) -> None:
         super().__post_init__()
         # FSDP2's shards: the module shows whole parameters in their place while they exist.
-        self._trained = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
+        self._trained = {n: p for n, p in self._named_parameters() if p.requires_grad}
         self._parameters = list(self._trained.values())
-        groups = self.workload.parameter_groups
-        self._optimizer = build_optimizer(self._trained, self.recipe, groups)
-        self._scaler = loss_scaler(self.recipe, self._parameters[0].device)
+        self._optimizer = self._built_optimizer()
+        self._scaler = self._built_scaler()
         self._count_updates_of(self._optimizer)
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters()
+
+    def _built_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(self._trained, self.recipe, self.workload.parameter_groups)
+
+    def _built_scaler(self) -> torch.amp.GradScaler:
+        return loss_scaler(self.recipe, self._parameters[0].device)
+
+    def _clip(self, largest_norm: float) -> None:
+        nn.utils.clip_grad_norm_(self._parameters, largest_norm)
 
     def _backward(self, share: Tensor, last: bool) -> None:
         self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]  # torch's
@@ -236,7 +247,7 @@ class EagerWorker(StepWorker):
         self._steps_called += 1
         if self.recipe.gradient_clipping is not None:
             self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._parameters, self.recipe.gradient_clipping)
+            self._clip(self.recipe.gradient_clipping)
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
@@ -255,14 +266,14 @@ class EagerWorker(StepWorker):
         set_learning_rates(self._optimizer.param_groups, learning_rate)
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in sorted(self.module.named_parameters()):
+        for name, parameter in sorted(self._named_parameters()):
             yield name, whole(parameter).float().cpu()
 
     def full_gradients(self) -> dict[str, Tensor]:
         scale = self._scaler.get_scale()
         return {
             name: whole(p.grad).float().cpu() / scale
-            for name, p in self.module.named_parameters()
+            for name, p in self._named_parameters()
             if p.grad is not None
         }
 
@@ -273,7 +284,7 @@ class EagerWorker(StepWorker):
                 for key, value in self._optimizer.state.get(parameter, {}).items()
                 if isinstance(value, Tensor)
             }
-            for name, parameter in self.module.named_parameters()
+            for name, parameter in self._named_parameters()
         }
 
     def held_state(self) -> HeldState:
@@ -370,13 +381,15 @@ def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
 
 
-def loss_scaler(recipe: Recipe, device: torch.device) -> torch.amp.GradScaler:
+def loss_scaler(
+    recipe: Recipe, device: torch.device, kind: type[torch.amp.GradScaler] = torch.amp.GradScaler
+) -> torch.amp.GradScaler:
     """Scales losses by `LOSS_SCALE` in fp16, and leaves out steps that are not finite.
 
     `device` is that of the gradients, which offloading takes to the host: from a GPU the scale
     would be copied there without waiting, and read too early.
     """
-    scaler = torch.amp.GradScaler(
+    scaler = kind(
         device.type,
         init_scale=LOSS_SCALE["initial"],
         growth_factor=LOSS_SCALE["growth_factor"],

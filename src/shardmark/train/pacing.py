@@ -24,6 +24,9 @@ class Pacing:
     """As well."""
     window_seconds: float = 0.0
     """In windows, at least."""
+    round_steps: int = 1
+    """The windows hold a multiple of so many steps: no round's communication in part."""
+    _measured_steps: int = field(default=0, init=False)
     _measured_seconds: float = field(default=0.0, init=False)
     _step_seconds: float = field(default=0.0, init=False)
 
@@ -42,15 +45,19 @@ class Pacing:
     def added_steps(self) -> int:
         """How many to take at once after the recipe's; 0 where enough has been measured."""
         lacking_seconds = self.window_seconds - self._measured_seconds
-        if lacking_seconds <= 0:
-            return 0
-        return self._lasting(lacking_seconds) if self.warm else self.next_steps
+        if not self.warm:
+            return self.next_steps if lacking_seconds > 0 else 0
+        added = self._lasting(lacking_seconds) if lacking_seconds > 0 else 0
+        added += -(self._measured_steps + added) % self.round_steps
+        return min(MOST_STEPS, added)
 
     def took(self, steps: int, seconds: float, measured_seconds: float) -> None:
         """These steps lasted so long; `measured_seconds` are those of all windows so far."""
         if not self.warm:
             self.warmup_steps -= steps
             self.warmup_seconds -= seconds
+        else:
+            self._measured_steps += steps
         self._step_seconds = seconds / steps
         self._measured_seconds = measured_seconds
 

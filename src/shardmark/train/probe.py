@@ -25,7 +25,7 @@ from shardmark.measure.memory.tensors import (
 )
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans, Spans
-from shardmark.results.schema import ProbeRecord
+from shardmark.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.strategies.blocks import checkpoint_blocks
 from shardmark.workloads.base import Workload
@@ -88,7 +88,13 @@ def held_bytes(state: HeldState, device: torch.device) -> dict[str, int]:
 
 
 def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRecord:
-    """Four more steps: held state, collectives, and two under the profiler.  Collective."""
+    """Four more steps: held state, collectives, and two under the profiler.  Collective.
+
+    Where a round of several steps communicates once, each of these ends a round, and counts and
+    seconds of communication are divided over the round's steps.
+    """
+    steps = worker.round_steps()
+    worker.end_rounds()
     held = HeldSpans(worker, device)
     take_step(held)
     with CollectiveCounter() as counter:
@@ -98,8 +104,13 @@ def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRec
         **held.largest,
         trained_matrices=(),  # `model_counts` has them
         peak_memory_bytes=peak,
-        collectives=counter.counts,
-        exposed_communication_seconds=exposed,
+        collectives={
+            kind: CollectiveRecord(
+                calls=counted.calls / steps, payload_bytes=counted.payload_bytes / steps
+            )
+            for kind, counted in counter.counts.items()
+        },
+        exposed_communication_seconds=None if exposed is None else exposed / steps,
         reasons=reasons,
     )
 

@@ -208,6 +208,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
                 warmup_steps=trial.measure.warmup_steps,
                 warmup_seconds=warmup_seconds,
                 window_seconds=window_seconds,
+                round_steps=worker.round_steps(),
             ),
             checkpoints=checkpoints,
             on_added=progress.lengthen,

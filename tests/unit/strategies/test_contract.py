@@ -47,7 +47,7 @@ def ranks_of(name: str) -> int:
 
 @pytest.mark.parametrize("name", [*STRATEGIES, "unbucketed"])
 def test_every_method_answers(name: str) -> None:
-    strategy, ranks, asked = build_strategy(name, {}), ranks_of(name), recipe()
+    strategy, ranks, asked = build_strategy(name, {}), ranks_of(name), recipe(steps=100)
     assert strategy.name == name
     assert type(strategy).__doc__
     assert strategy.unsupported_reason(ranks) is None

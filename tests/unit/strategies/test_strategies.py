@@ -26,6 +26,9 @@ GPUS = Machine(device_type="cuda", device_count=4, cores=8)
 NAMES = tuple(STRATEGIES)
 SERVED = ("ps-sync", "ps-async", "ps-bounded")
 ZEROS = ("zero-0", "zero-1", "zero-2", "zero-3")
+LOCAL = ("local-sgd", "diloco")
+WHOLE_STATE = ("single", "dp", "ddp", "zro", "fsdp1", *LOCAL)
+FUSED_FP16 = {"precision": "fp16", "optimizer": {"name": "sgd", "implementation": "fused"}}
 SHARDING = ("fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero-1", "zero-2", "zero-3")
 
 
@@ -68,6 +71,9 @@ def test_names_fix_options() -> None:
         ("fsdp-hybrid", {"shard_group": 1}, ["option shard_group", "found 1"]),
         ("zero-3", {"max_live_parameters": 0.5}, ["found 0.5", "integer"]),
         ("zero-2", {"mixed_precision": "amp"}, ["'autocast' or 'native'"]),
+        ("local-sgd", {"fragments": 2}, ["no option 'fragments'", "allowed: period_steps"]),
+        ("diloco", {"period_steps": 0}, ["option period_steps", "found 0"]),
+        ("diloco", {"outer_momentum": 1.0}, ["option outer_momentum", "found 1.0"]),
         ("ps-bounded", {"staleness": -1}, ["option staleness", "found -1"]),
         ("ps-async", {"wire": "fp8"}, ["option wire", "found 'fp8'"]),
     ],
@@ -83,7 +89,11 @@ CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
     (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
     (SHARDING, CPU, {}, {"cpu_offload": True}, ["CUDA device to offload from"]),
-    (("single", "dp", "ddp"), GPUS, {}, {"cpu_offload": True}, ["fsdp or zero-2"]),
+    (WHOLE_STATE, GPUS, {}, {"cpu_offload": True}, ["fsdp or zero-2"]),
+    (("fsdp1",), CPU, {}, {"compile": "blocks"}, ["second FSDP", "use fsdp"]),
+    (("fsdp1",), CPU, {}, FUSED_FP16, ["overflows on its own rank", "foreach or default"]),
+    (LOCAL, CPU, {"period_steps": 3}, {}, ["2 steps end before", "every 3", "at most 2"]),
+    (("diloco",), CPU, {"period_steps": 2, "fragments": 3}, {}, ["3 fragments", "in 2 steps"]),
     (("zero-0",), GPUS, {}, {"cpu_offload": True}, ["stage 0", "zero-1, zero-2 or zero-3"]),
     (("dp",), CPU, {}, {}, ["device here is the CPU", "use ddp"]),
     (("dp",), GPUS, {}, {"activation_checkpointing": True}, ["activation_checkpointing"]),
@@ -166,14 +176,15 @@ def test_only_the_barrier_is_equivalent(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_records_the_same_mathematics(name: str) -> None:
-    asked = recipe(precision="bf16", gradient_clipping=1.0)
+    asked = recipe(precision="bf16", gradient_clipping=1.0, steps=100)
     strategy = build_strategy(name, {})
     strategy.check(ranks(name), CPU if name != "dp" else GPUS, asked)
     settings, common = strategy.settings(asked), common_settings(asked)
     assert (common["gradient_clipping"], common["compute_precision"]) == (1.0, "bf16")
     different = {key for key, value in common.items() if settings[key] != value}
     per_worker = {"gradient_reduction"}
-    own = {"dp": {"batch_norm"}, "ps-async": per_worker, "ps-bounded": per_worker}
+    alone = dict.fromkeys(("ps-async", "ps-bounded", *LOCAL), per_worker)
+    own = {"dp": {"batch_norm"}, **alone}
     assert different == own.get(name, set())
 
 

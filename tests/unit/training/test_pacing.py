@@ -28,6 +28,9 @@ def trained(pacing: Pacing, step_seconds: float, recipe_steps: int) -> tuple[int
         # Counted in steps alone, as on a CPU: nothing is added.
         ({"warmup_steps": 5}, 0.5, 20, (5, 15, 0)),
         ({"warmup_steps": 5}, 0.001, 5000, (5, 4995, 0)),
+        # Ranks that meet once in 8 steps: windows hold whole rounds.
+        ({"warmup_steps": 5, "round_steps": 8}, 0.5, 20, (5, 16, 1)),
+        ({"warmup_steps": 5, "round_steps": 8}, 0.5, 5, (5, 0, 0)),
         # The warm-up lasts long enough.
         ({"warmup_steps": 5, "warmup_seconds": 1.0}, 0.0625, 100, (17, 83, 0)),
         # A recipe of 0.5 s is all warm-up; the rest of it and the window are added.

@@ -199,7 +199,7 @@ def trained_for(
     clock = CountingClock()
     worker, report = Losing(clock), RankReport(directory, 1)
     rate = learning_rate_of(recipe(schedule={"name": "cosine"}, steps=4), 4)
-    pacing = Pacing(warmup_steps=1, **least)
+    pacing = Pacing(warmup_steps=1, **least)  # type: ignore[arg-type]  # of seconds alone
     _, announced, windows = train_all(worker, report, (2, 4), clock=clock, pacing=pacing, rate=rate)
     return worker, report, announced, windows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -81,7 +81,8 @@ def _wire_of(row: Row) -> WireOfRow:
     probes = [rank.probe for trial in row.ok_trials for rank in workers_of(trial)]
     each = [probe.collectives for probe in probes if probe and probe.collectives is not None]
     counted = bool(each) and len(each) == len(probes)
-    sizes, calls = Counter[str](), Counter[str]()
+    sizes: dict[str, float] = defaultdict(float)
+    calls: dict[str, float] = defaultdict(float)
     for kind, own in (item for collectives in each for item in collectives.items()):
         sizes[kind] += own.payload_bytes
         calls[kind] += own.calls

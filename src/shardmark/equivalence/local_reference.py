@@ -1,0 +1,95 @@
+"""Local SGD and DiLoCo by their definitions: a reference for each rank, which meet now and then."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from shardmark.equivalence.reference import Reference
+
+
+class LocalReference(Reference):
+    """Each rank has parameters, an optimizer and a loss scale of its own.
+
+    The parameters of this object itself are the outer ones; without an outer optimizer they are
+    the mean of the ranks'.  A hypothesis of one rank's gradient means that rank's parameters.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.mathematics.local_steps is not None, "else the ranks meet in every step"
+        self._local_steps = self.mathematics.local_steps
+        sizes = {name: parameter.numel() for name, parameter in self._named.items()}
+        self._fragments = self._local_steps.fragments_of(sizes)
+        self._momentum: dict[str, Tensor] = {}
+        self._met: set[str] = set()
+        given = {field.name: getattr(self, field.name) for field in fields(Reference)}
+        given["hypothesis"] = replace(self.hypothesis, only_rank=None)
+        self._ranks = [Reference(**given | {"played": [rank]}) for rank in range(self.shares)]
+        self.sample_ids = [rank.sample_ids[0] for rank in self._ranks]
+        self.weights = [rank.weights[0] for rank in self._ranks]
+        self.draws = [rank.draws[0] for rank in self._ranks]
+
+    def step(self) -> list[Tensor]:
+        losses = [loss for rank in self._ranks for loss in rank.step()]
+        self.steps_taken += 1
+        self.skipped = sorted({step for rank in self._ranks for step in rank.skipped})
+        self._buffers = [dict(rank.buffers()) for rank in self._ranks]
+        self.gradients = _means([rank.gradients for rank in self._ranks])
+        for number, names in enumerate(self._fragments):
+            if self._local_steps.due(number, self.steps_taken):
+                for name in names:
+                    self._meet(name)
+        return losses
+
+    @torch.no_grad()
+    def _meet(self, name: str) -> None:
+        """Let all ranks go on from their mean, or from what the outer optimizer makes of it."""
+        parameter, outer = self._named[name], self._local_steps.outer
+        of = None if name in self._met else self.hypothesis.first_round_of
+        self._met.add(name)
+        mean = self._mean(name, of)
+        if outer is None:
+            parameter.copy_(mean)
+        else:
+            change = parameter - mean
+            momentum = outer.momentum * self._momentum.get(name, 0.0) + change
+            self._momentum[name] = momentum
+            ahead = change + outer.momentum * momentum if outer.nesterov else momentum
+            parameter.sub_(outer.learning_rate * ahead)
+        for rank in self._ranks:
+            rank._named[name].copy_(parameter)
+
+    def _mean(self, name: str, of: int | None = None) -> Tensor:
+        """The ranks' mean, or one's alone."""
+        counts = self.hypothesis.only_rank if of is None else of
+        ranks = self._ranks if counts is None else [self._ranks[counts]]
+        return torch.stack([rank._named[name].detach() for rank in ranks]).mean(0)
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        if self._local_steps.outer is None:
+            with torch.no_grad():
+                for name, parameter in self._named.items():
+                    parameter.copy_(self._mean(name))
+        return super().full_parameters()
+
+    def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        """The mean of the ranks' own, beside the outer momentum."""
+        ranks = [rank.optimizer_state() for rank in self._ranks]
+        state = {name: _means([rank[name] for rank in ranks]) for name in self._named}
+        for name, momentum in self._momentum.items():
+            if self._local_steps.outer is not None and self._local_steps.outer.momentum:
+                state[name]["outer_momentum_buffer"] = momentum
+        return state
+
+    def skipped_by_share(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(rank.skipped) for rank in self._ranks)
+
+
+def _means(ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """By name, the sum over the ranks that have it, divided by all ranks."""
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    held = {name: [rank[name] for rank in ranks if name in rank] for name in names}
+    return {name: torch.stack(parts).sum(0) / len(ranks) for name, parts in held.items()}

@@ -1,0 +1,161 @@
+"""FullyShardedDataParallel, torch's first: for those who still have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Fractions, Layout, data_parallel
+from shardmark.core.machine import Machine
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.strategies.base import (
+    FP32_BYTES,
+    LaunchConfiguration,
+    RankContext,
+    Strategy,
+    check_machine,
+    common_settings,
+    times,
+)
+
+if TYPE_CHECKING:
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.fsdp1.worker import FullyShardedWorker
+    from shardmark.workloads.base import Workload
+
+ROOT_NOTE = "the root's own parameters, outside of all blocks, are gathered once, not twice"
+WRAP_NOTE = "Wrap each repeated block by auto_wrap_policy; it is measured without mixed_precision."
+ACCELERATE_WRAPS = {"blocks": "TRANSFORMER_BASED_WRAP", "root": "NO_WRAP"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullyShardedFirst(Strategy):
+    """Parameters, gradients and optimizer state sharded as flat vectors
+    (`torch.distributed.fsdp.FullyShardedDataParallel`; Zhao et al., VLDB 2023).
+
+    A parameter that no rank uses has a gradient of zero, and is updated with it.
+    """
+
+    name: str = "fsdp1"
+    reshard_after_forward: bool = True
+    """Free the gathered parameters of a block after its forward pass: FULL_SHARD; else
+    SHARD_GRAD_OP."""
+    wrap: Literal["blocks", "root"] = "blocks"
+    """What is gathered together: repeated blocks, or the whole model at once."""
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        check_machine(self.name, world_size, machine, recipe)
+        if recipe.compile != "none":
+            raise StrategyUnavailable(
+                self.name,
+                "torch's compiler is tried with its second FSDP alone",
+                "set recipe.compile to none, or use fsdp",
+            )
+        if (recipe.precision, recipe.optimizer.implementation) == ("fp16", "fused"):
+            raise StrategyUnavailable(
+                self.name,
+                "a fused optimizer skips what overflows on its own rank, and no other would",
+                "set recipe.optimizer.implementation to foreach or default",
+            )
+
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        part = 1 / world_size
+        parameters = part if self.reshard_after_forward else 1.0
+        holds = Fractions(parameters=parameters, gradients=part, optimizer_state=part)
+        return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        """Without resharding, micro-batches before the last one leave parameters whole."""
+        gathers = 2 * recipe.gradient_accumulation if self.reshard_after_forward else 1
+        parameter_bytes = size.parameters * FP32_BYTES
+        gradient_bytes = size.trained_parameters * FP32_BYTES
+        return WireBytes(
+            traffic=(
+                Traffic(
+                    kind="all_gather",
+                    payload_bytes=gathers * parameter_bytes / world_size,
+                    ranks=world_size,
+                ),
+                Traffic(kind="reduce_scatter", payload_bytes=gradient_bytes, ranks=world_size),
+            ),
+            formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
+            " + (n-1)/n G",
+            note=ROOT_NOTE if self.reshard_after_forward else None,
+        )
+
+    def loads(self) -> tuple[str, ...]:
+        return ("torch.distributed.fsdp",)
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        return {**self._arguments(), **common_settings(recipe)}
+
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> FullyShardedWorker:
+        from torch.distributed.fsdp import (
+            BackwardPrefetch,
+            FullyShardedDataParallel,
+            ShardingStrategy,
+        )
+        from torch.distributed.fsdp.wrap import CustomPolicy
+
+        from shardmark.strategies.blocks import wrapped
+        from shardmark.strategies.execution import build_on
+        from shardmark.strategies.fsdp1.worker import FullyShardedWorker, unshared
+
+        model = build_on(context.device, workload, recipe, keeps_strides=False)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        units = unshared(model, wrapped(model, self.wrap, workload.blocks(model)))
+        arguments = self._arguments()
+        arguments["sharding_strategy"] = ShardingStrategy[arguments["sharding_strategy"]]
+        arguments["backward_prefetch"] = BackwardPrefetch[arguments["backward_prefetch"]]
+        sharded = FullyShardedDataParallel(
+            model,
+            auto_wrap_policy=CustomPolicy(lambda module: module in units),
+            device_id=context.device,
+            **arguments,
+        )
+        return FullyShardedWorker(
+            sharded,
+            workload=workload,
+            recipe=recipe,
+            device=context.device,
+            shares=context.world_size,
+            shapes=shapes,
+        )
+
+    def launch_configuration(
+        self, recipe: Recipe, layout: Layout, device_type: str
+    ) -> LaunchConfiguration:
+        fsdp_config = {
+            "fsdp_version": 1,
+            "fsdp_sharding_strategy": self._arguments()["sharding_strategy"],
+            "fsdp_auto_wrap_policy": ACCELERATE_WRAPS[self.wrap],
+            "fsdp_use_orig_params": True,
+            "fsdp_sync_module_states": False,
+            "fsdp_activation_checkpointing": recipe.activation_checkpointing,
+        }
+        return LaunchConfiguration(
+            wrapper="torch.distributed.fsdp.FullyShardedDataParallel",
+            arguments=self._arguments(),
+            # On a CPU it would train replicas, or each rank alone, without a word.
+            accelerate=None
+            if device_type == "cpu"
+            else {"distributed_type": "FSDP", "mixed_precision": "no", "fsdp_config": fsdp_config},
+            notes=(WRAP_NOTE,),
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        """Of the wrapper, its defaults among them."""
+        return {
+            "sharding_strategy": "FULL_SHARD" if self.reshard_after_forward else "SHARD_GRAD_OP",
+            "mixed_precision": None,
+            "cpu_offload": None,
+            "backward_prefetch": "BACKWARD_PRE",
+            "forward_prefetch": False,
+            "limit_all_gathers": True,
+            "sync_module_states": False,  # equal seeds make equal weights
+            "use_orig_params": True,  # names, groups and each parameter's state hold
+        }

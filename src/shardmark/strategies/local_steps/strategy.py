@@ -1,0 +1,153 @@
+"""Ranks that train apart for many steps and then meet: local SGD and DiLoCo."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Fractions, Layout, data_parallel
+from shardmark.core.machine import Machine
+from shardmark.core.mathematics import LocalSteps, Mathematics, OuterOptimizer
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.strategies.base import (
+    FP32_BYTES,
+    RankContext,
+    Strategy,
+    check_machine,
+    common_settings,
+)
+
+if TYPE_CHECKING:
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.local_steps.worker import LocalWorker
+    from shardmark.workloads.base import Workload
+
+PERIOD_STEPS = 20
+"""The papers take up to 500, of trainings that last longer than those measured here."""
+PROOF_PERIOD_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalStepsStrategy(Strategy):
+    """What both have in common: the recipe's optimizer steps on each rank by itself."""
+
+    period_steps: Annotated[int, Field(ge=1)] = PERIOD_STEPS
+    """Steps of each rank by itself from one synchronisation to the next."""
+
+    @abstractmethod
+    def local_steps(self) -> LocalSteps:
+        """When the ranks meet, and what they make of it."""
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        check_machine(self.name, world_size, machine, recipe)
+        if recipe.steps is not None and recipe.steps < self.period_steps:
+            raise StrategyUnavailable(
+                self.name,
+                f"{recipe.steps} steps end before the ranks meet, every {self.period_steps}",
+                f"set its period_steps to at most {recipe.steps}, or train longer",
+            )
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        """The mean step's: a round moves what one step of `ddp` does."""
+        payload_bytes = size.trained_parameters * FP32_BYTES / self.period_steps
+        return WireBytes(
+            traffic=(Traffic(kind="all_reduce", payload_bytes=payload_bytes, ranks=world_size),),
+            formula=f"all-reduce once in {self.period_steps} steps:"
+            f" 2 (n-1)/n G / {self.period_steps}",
+        )
+
+    def mathematics(self, recipe: Recipe) -> Mathematics:
+        return Mathematics(local_steps=self.local_steps())
+
+    def proof_options(self) -> Mapping[str, Any]:
+        """Rounds of two steps, so that few steps hold several."""
+        return {"period_steps": min(self.period_steps, PROOF_PERIOD_STEPS)}
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        reduction = f"none: each rank updates by its own; all meet every {self.period_steps} steps"
+        return (
+            common_settings(recipe)
+            | {"gradient_reduction": reduction, "gradient_clipping_of": "each rank's own gradient"}
+            | asdict(self.local_steps())
+        )
+
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> LocalWorker:
+        from shardmark.strategies.execution import build_on
+        from shardmark.strategies.local_steps.worker import LocalWorker
+
+        return LocalWorker(
+            build_on(context.device, workload, recipe),
+            workload=workload,
+            recipe=recipe,
+            device=context.device,
+            shares=context.world_size,  # the mean of the ranks' losses is the step's
+            local_steps=self.local_steps(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSGD(LocalStepsStrategy):
+    """Each rank trains alone for a round of steps, then parameters are averaged (Stich, ICLR 2019;
+    Lin et al., ICLR 2020).
+
+    The average is what is evaluated, also between two rounds.
+    """
+
+    name: str = "local-sgd"
+
+    def local_steps(self) -> LocalSteps:
+        return LocalSteps(period_steps=self.period_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiLoCo(LocalStepsStrategy):
+    """Each rank trains alone for a round of steps; by the mean of what the rounds changed, an outer
+    optimizer updates the parameters that all go on from (Douillard et al., 2023, algorithm 1).
+
+    The outer parameters are what is evaluated: steps after the last synchronisation are not in
+    them.
+    """
+
+    name: str = "diloco"
+    outer_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.7
+    """Of SGD on the outer parameters; this and the next two are the paper's."""
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    outer_nesterov: bool = True
+    fragments: Annotated[int, Field(ge=1)] = 1
+    """Groups of parameters that are synchronised in turn within a round, so that fewer bytes go at
+    once (Streaming DiLoCo: Douillard et al., 2025, without overlap and quantisation)."""
+
+    def local_steps(self) -> LocalSteps:
+        return LocalSteps(
+            period_steps=self.period_steps,
+            fragments=self.fragments,
+            outer=OuterOptimizer(
+                learning_rate=self.outer_learning_rate,
+                momentum=self.outer_momentum,
+                nesterov=self.outer_nesterov and self.outer_momentum > 0,
+            ),
+        )
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        LocalStepsStrategy.check(self, world_size, machine, recipe)
+        if self.fragments > self.period_steps:
+            raise StrategyUnavailable(
+                self.name,
+                f"{self.fragments} fragments cannot take turns in {self.period_steps} steps",
+                "set fragments to at most its period_steps",
+            )
+
+    def proof_options(self) -> Mapping[str, Any]:
+        shortened = LocalStepsStrategy.proof_options(self)["period_steps"]
+        return {"period_steps": min(self.period_steps, max(shortened, self.fragments))}
+
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        """Own and outer parameters; the outer momentum comes on top of the optimizer's state."""
+        return data_parallel(world_size, nodes=nodes, holds=Fractions(parameters=2.0))

@@ -1,0 +1,76 @@
+"""ZeroRedundancyOptimizer: DDP's gradients, and optimizer state divided over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shardmark.core.layout import Fractions, Layout, data_parallel
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.strategies.base import FP32_BYTES, LaunchConfiguration, RankContext
+from shardmark.strategies.ddp import DDP
+
+if TYPE_CHECKING:
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.step import EagerWorker
+    from shardmark.workloads.base import Workload
+
+SETTINGS = {"parameters_as_bucket_view": True, "overlap_with_ddp": False}
+"""One broadcast a rank instead of one a parameter.  Overlapping leaves out the first two updates,
+clips nothing and takes no parameter groups: other mathematics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroRedundancy(DDP):
+    """Gradients as under `ddp`; each rank updates whole parameters of its own and broadcasts them
+    (`torch.distributed.optim.ZeroRedundancyOptimizer`; Rajbhandari et al., SC 2020, section 5.1).
+    """
+
+    name: str = "zro"
+
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        """Parameters are not cut: the fullest rank may hold more than its part of the state."""
+        holds = Fractions(optimizer_state=1 / world_size)
+        return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        gradients = DDP.wire_bytes(self, size, recipe, world_size, nodes)
+        payload_bytes = size.trained_parameters * FP32_BYTES
+        broadcasts = Traffic(kind="broadcast", payload_bytes=payload_bytes, ranks=world_size)
+        return replace(
+            gradients,
+            traffic=(*gradients.traffic, broadcasts),
+            formula=f"{gradients.formula}, broadcasts: (n-1)/n G",
+        )
+
+    def loads(self) -> tuple[str, ...]:
+        return (*DDP.loads(self), "torch.distributed.optim")
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        return {**DDP.settings(self, recipe), **SETTINGS}
+
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
+        from shardmark.strategies.zro.worker import ZeroRedundancyWorker
+
+        return self.start_as(ZeroRedundancyWorker, workload, recipe, context)
+
+    def _keeps_strides(self) -> bool:
+        """Parameters are views of one flat buffer."""
+        return False
+
+    def launch_configuration(
+        self, recipe: Recipe, layout: Layout, device_type: str
+    ) -> LaunchConfiguration:
+        arguments = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
+        return LaunchConfiguration(
+            wrapper="torch.nn.parallel.DistributedDataParallel",
+            arguments=DDP.launch_configuration(self, recipe, layout, device_type).arguments,
+            notes=(
+                *self._hook_notes(),
+                "Make the optimizer as torch.distributed.optim.ZeroRedundancyOptimizer(parameters,"
+                f" optimizer_class=..., {arguments}, **its own arguments).",
+            ),
+        )
