@@ -1,0 +1,26 @@
+"""The benchmark of a step's options, small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(400)
+def test_every_option_is_measured(tmp_path: Path) -> None:
+    script = ROOT / "benchmarks" / "step_options.py"
+    command = [sys.executable, str(script), "--small", "--out", str(tmp_path)]
+    command += ["--model", "tests.distributed.models:small"]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    (file,) = tmp_path.glob("*-step-options-small.json")
+    stored = json.loads(file.read_text())
+    assert stored["holds"], stored["numbers"]
+    for name, option in stored["numbers"].items():
+        assert option["ratio"]["median"] > 0, name
+        assert (option["compile_seconds"] > 0) is name.startswith("compile")
