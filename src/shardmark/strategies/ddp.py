@@ -71,6 +71,12 @@ class DDP(Strategy):
             )
         if self.compress != "powersgd":
             return
+        if recipe.channels_last:
+            raise StrategyUnavailable(
+                self.name,
+                "torch's PowerSGD takes gradients for matrices in the order of their axes",
+                "set recipe.channels_last to false, or compress: bf16",
+            )
         keeps = "PowerSGD adds what a step lost to the next one"
         if recipe.precision == "fp16":
             raise StrategyUnavailable(
@@ -169,8 +175,8 @@ class DDP(Strategy):
         )
 
     def _keeps_strides(self) -> bool:
-        """PowerSGD takes gradients for matrices as they lie in memory."""
-        return self.compress != "powersgd"
+        """Whether weights may lie in memory in another order than their axes have."""
+        return True
 
     def _compressed(
         self,
