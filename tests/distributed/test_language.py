@@ -16,7 +16,16 @@ from shardmark.strategies.base import RankContext
 from shardmark.workloads import build_workload, check_data
 from shardmark.workloads.language.hugging_face import layers
 from shardmark.workloads.language.options import LanguageOptions
-from tests.distributed.captures import Captures, Case, capture_all, check_verdict, recipe, trial
+from tests.distributed.captures import (
+    REFERENCES,
+    STEPS,
+    Captures,
+    Case,
+    capture_all,
+    check_verdict,
+    recipe,
+    trial,
+)
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)
@@ -24,7 +33,7 @@ pytestmark = pytest.mark.timeout(400)
 STRATEGIES = ("ddp", "fsdp", "zero-1", "zero-3")
 OTHERS = {"fsdp-grad-op": "tied GPT-2", "zero-0": "tied GPT-2", "zero-2": "BERT, uneven"}
 """Strategies that are tried with one model."""
-IN_BF16 = ("ddp", "fsdp", "zero-1")
+IN_BF16 = ("ddp", "fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
 ADAM = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)
 MODELS: dict[str, dict[str, Any]] = {
     "tied GPT-2": {
@@ -187,6 +196,18 @@ def test_strategies_train_the_same_language_model(
 ) -> None:
     captures: Captures = [captured for captured, _ in ranks]
     check_language(captures, name, cases(folder / "short")[name])
+
+
+def test_in_bf16_libraries_cast_parameters(ranks: list[Any], folder: Path) -> None:
+    """The first forward pass is that of the reference to the last bit, and no other's."""
+    of = cases(folder / "short")
+    first = {}
+    for name in IN_BF16:
+        case = f"{name}, bf16"
+        reference = REFERENCES.of(of[case].trial, STEPS).tolerances.reference
+        first[name] = [captured[case].losses[0][0] for captured, _ in ranks]
+        assert first[name] == [losses[0] for losses in reference.losses], name
+    assert [name for name in IN_BF16 if first[name] == first["ddp"]] == ["ddp"]
 
 
 @pytest.mark.parametrize(("strategy", "size"), [("single", 1), ("ps-sync", 3)])

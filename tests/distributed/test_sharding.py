@@ -38,10 +38,10 @@ class Probed:
     collectives: dict[str, CollectiveRecord]
 
 
-def probed(context: RankContext, name: str) -> Probed:
+def probed(context: RankContext, name: str, precision: str = "fp32") -> Probed:
     """The second step's state and the third one's collectives, of SGD with momentum."""
     workload = build_workload(WIDE, seed=3)
-    worker = build_strategy(name, {}).start(workload, recipe(), context)
+    worker = build_strategy(name, {}).start(workload, recipe(precision=precision), context)
     assert not isinstance(worker, Server)
     shard = Shard(index=context.rank, count=context.world_size)
     batches = workload.batches(BatchPlan(global_batch=32, seed=3), shard)
@@ -53,8 +53,12 @@ def probed(context: RankContext, name: str) -> Probed:
     return Probed(held=held.largest, collectives=counter.counts)
 
 
+IN_BF16 = ("fsdp", "zero-1", "zero-3")
+
+
 def probe_all(context: RankContext) -> dict[str, Probed]:
-    return {name: probed(context, name) for name in SHIPPED}
+    in_bf16 = {f"{name}, bf16": probed(context, name, "bf16") for name in IN_BF16}
+    return {name: probed(context, name) for name in SHIPPED} | in_bf16
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,16 @@ def test_what_is_held_is_what_the_strategy_shards(two_ranks: dict[str, Probed]) 
     assert held["zero-2"]["gradient_bytes"] < 0.8 * whole
 
 
+def test_bf16_parameters_are_copies_of_fp32_ones(two_ranks: dict[str, Probed]) -> None:
+    """FSDP's shards are fp32; DeepSpeed counts half of an fp32 copy as optimizer state."""
+    whole = two_ranks["ddp"].held["parameter_bytes"]
+    assert two_ranks["fsdp, bf16"].held == two_ranks["fsdp"].held
+    for name in IN_BF16[1:]:
+        held, wide = two_ranks[f"{name}, bf16"].held, two_ranks[name].held
+        assert held["optimizer_state_bytes"] == pytest.approx(whole, rel=0.01)
+        assert held["parameter_bytes"] == pytest.approx(wide["parameter_bytes"] / 2, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "parts"),
     [
@@ -97,6 +111,8 @@ def test_what_is_held_is_what_the_strategy_shards(two_ranks: dict[str, Probed]) 
         ("zro", "broadcast", 1),
         ("fsdp1", "all_gather", 1),
         ("fsdp1", "reduce_scatter", 1),
+        ("fsdp, bf16", "all_gather", 0.5),
+        ("fsdp, bf16", "reduce_scatter", 1),
     ],
 )
 def test_collectives_carry_what_the_strategy_says(
@@ -135,6 +151,7 @@ LOUD = WORKLOAD.model_copy(update={"model": "tests.distributed.models:Loud"})
 FP16 = recipe(gradient_clipping=0.1, precision="fp16")
 CASES = {
     HYBRID: Case(trial=trial("fsdp-hybrid", recipe(gradient_clipping=0.1), ranks=4)),
+    f"{HYBRID}, bf16": Case(trial=trial("fsdp-hybrid", recipe(precision="bf16"), ranks=4)),
     f"{HYBRID}, fp16": Case(trial=trial("fsdp-hybrid", FP16, ranks=4, workload=LOUD)),
 }
 """The default on one node."""

@@ -6,6 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+Sixteen = Literal["bf16", "fp16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casts:
+    """Passes compute with 16-bit copies of the parameters, updates change fp32 ones.
+
+    Buffers stay fp32, and what the model returns becomes fp32.
+    """
+
+    precision: Sixteen
+    units: Literal["blocks", "layers", "root"]
+    """Modules whose inputs are cast: the whole model's always."""
+    gradients: Sixteen | Literal["fp32"]
+    """What a rank adds its micro-batches in.  The mean over ranks is taken in fp32, rounded to this
+    and updated with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerSGD:
@@ -66,6 +83,7 @@ class LocalSteps:
 class Mathematics:
     """Without any field set it is that of one device; `verify`'s reference computes what is set."""
 
+    casts: Casts | None = None
     reduction: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Each rank's gradient is cast to it, divided by the number of ranks, and added up in it."""
     power_sgd: PowerSGD | None = None
@@ -75,6 +93,10 @@ class Mathematics:
     def told(self) -> tuple[str, ...]:
         """What is not one device's, in plain words that follow 'as it defines it'."""
         told = []
+        if self.casts is not None:
+            told.append(f"parameters are cast to {self.casts.precision} (native), not autocast")
+            if self.casts.gradients != "fp32":
+                told.append(f"gradients are kept in {self.casts.gradients}")
         if self.reduction != "fp32":
             told.append(f"gradients are reduced in {self.reduction}")
         if self.power_sgd is not None:

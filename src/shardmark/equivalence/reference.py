@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,6 +18,8 @@ from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
 from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.power_sgd import PlayedPowerSGD
+from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.casting import cast_parameters, let_norms_mix
 from shardmark.strategies.execution import build_on
 from shardmark.strategies.step import (
     autocast,
@@ -112,8 +114,8 @@ class Reference:
 
     Every distinct share of the batch passes through the same parameters with its rank's own buffers
     and random draws; the sum of their losses is divided by the whole step's weight; one optimizer
-    steps.  A `hypothesis` makes it do something else on purpose; `noise` disturbs it as rounding
-    would.
+    steps.  `mathematics` are a strategy's own, where it promises other than these.  A `hypothesis`
+    makes it do something else on purpose; `noise` disturbs it as rounding would.
     """
 
     workload: Workload = field(kw_only=False)
@@ -139,6 +141,12 @@ class Reference:
         self._noise_draws = torch.Generator().manual_seed(seed)
         self.model = build_on(self.device, workload, recipe)
         set_numerics(recipe)
+        self._cast_units: list[nn.Module] = []
+        self._casts = mathematics.casts
+        if self._casts is not None:
+            let_norms_mix(self.model)
+            units = wrapped(self.model, self._casts.units, workload.blocks(self.model))
+            self._cast_units += units
         self.initial_sha256 = weights_sha256(sorted(self.model.named_parameters()))
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         groups = () if hypothesis.one_group else workload.parameter_groups
@@ -192,6 +200,9 @@ class Reference:
         for rank in range(len(self._shards)):
             losses.append(self._play(rank))
             self._collect(self.gradients, rank)
+        if self._casts is not None:
+            kept = REDUCTIONS[self._casts.gradients]
+            self.gradients = {n: g.to(kept).float() for n, g in self.gradients.items()}
         if self._power_sgd is not None:
             if self.noise is not None:
                 for name, gradient in self.gradients.items():
@@ -200,7 +211,7 @@ class Reference:
         return losses
 
     def _play(self, rank: int) -> Tensor:
-        """One rank's forward and backward passes, its gradient left in the parameters."""
+        """One rank's forward and backward passes, its gradient left in the parameters, in fp32."""
         hypothesis = self.hypothesis
         self._put(self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
         drawing = self._shards[0 if hypothesis.same_draws else rank]
@@ -211,14 +222,19 @@ class Reference:
         self.weights[rank].append(batch.weight)
         micro_batches = batch.split(self.recipe.gradient_accumulation)
         parts = []
-        for micro_batch in micro_batches:
-            with self._precision():
-                loss = self.workload.loss(self.model, micro_batch)
-            check_weight(loss, micro_batch)
-            step_weight = self._step_weight(micro_batch, batch)
-            part = share_of_step(loss, step_weight, self.shares)
-            self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
-            parts.append(part.detach())
+        added: dict[str, Tensor] = {}
+        with self._cast_parameters():
+            for micro_batch in micro_batches:
+                with self._precision():
+                    loss = self.workload.loss(self.model, micro_batch)
+                check_weight(loss, micro_batch)
+                step_weight = self._step_weight(micro_batch, batch)
+                part = share_of_step(loss, step_weight, self.shares)
+                self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
+                parts.append(part.detach())
+                self._take_cast_gradients(added)
+        for name, gradient in added.items():
+            self._named[name].grad = gradient.float()
         self.draws[rank].append(self._drawn())
         if hypothesis.buffers != "frozen":
             self._buffers[rank] = {n: b.clone() for n, b in self.model.named_buffers()}
@@ -237,7 +253,24 @@ class Reference:
     def _precision(self) -> AbstractContextManager[object]:
         if self.hypothesis.compute is not None:
             return torch.autocast(self.device.type, dtype=self.hypothesis.compute)
-        return autocast(self.recipe, self.device)
+        return autocast(self.recipe, self.device) if self._casts is None else nullcontext()
+
+    def _cast_parameters(self) -> AbstractContextManager[object]:
+        if self._casts is None:
+            return nullcontext()
+        dtype = REDUCTIONS[self._casts.precision]
+        return cast_parameters(self.model, self._cast_units, dtype)
+
+    def _take_cast_gradients(self, added: dict[str, Tensor]) -> None:
+        """Add a micro-batch's gradients as a strategy that casts parameters does."""
+        if self._casts is None:
+            return
+        kept = REDUCTIONS[self._casts.gradients]
+        for name, parameter in self._named.items():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                gradient = gradient.to(kept)
+                added[name] = added[name] + gradient if name in added else gradient
 
     def _collect(self, total: dict[str, Tensor], rank: int) -> None:
         """Add one rank's gradient to the average, as the hypothesis would reduce it."""

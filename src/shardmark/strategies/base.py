@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout, data_parallel
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shardmark.results.schema import ExchangeRecord
     from shardmark.strategies.initial_weights import InitialWeights
     from shardmark.workloads.base import Batch, Workload
+    from shardmark.workloads.options import WorkloadOptions
 
 FP32_BYTES = 4
 PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -37,6 +38,8 @@ LOSS_SCALE = {
 }
 """fp16, in every strategy: the scale falls after a step that is not finite, which is skipped, and
 grows after so many good ones in a row."""
+
+MixedPrecision = Literal["autocast", "native"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +279,10 @@ class Strategy(ABC):
             return WireBytes(traffic=(), formula="nothing")
         return all_reduced(size, world_size)
 
+    def for_workload(self, options: WorkloadOptions) -> Self:
+        """Itself, or with what suits the workload in place of options that are left open."""
+        return self
+
     def mathematics(self, recipe: Recipe) -> Mathematics:
         """What its steps compute; one device's mathematics unless it promises other ones."""
         return ONE_DEVICE
@@ -341,6 +348,12 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
         "memory_format": "channels_last" if recipe.channels_last else "contiguous",
         "optimizer_implementation": recipe.optimizer.implementation,
     }
+
+
+def is_native(mixed_precision: MixedPrecision | None, recipe: Recipe) -> bool:
+    """Whether the library casts parameters; left open, in bf16: its documentation says so."""
+    default = "native" if recipe.precision == "bf16" else "autocast"
+    return recipe.precision != "fp32" and (mixed_precision or default) == "native"
 
 
 def check_machine(

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
+from shardmark.core.mathematics import ONE_DEVICE, Casts, Mathematics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
     PRECISION_BYTES,
     LaunchConfiguration,
+    MixedPrecision,
     RankContext,
     Strategy,
     check_machine,
     common_settings,
+    is_native,
     times,
 )
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.step import EagerWorker
     from shardmark.workloads.base import Workload
+    from shardmark.workloads.options import WorkloadOptions
 
 DEFAULT_GROUP = 2
 WRAPS = {
@@ -40,6 +44,10 @@ WRAPS = {
     "root": ("NO_WRAP", "Wrap the model alone."),
 }
 """What Accelerate calls them, and what one's own code has to do."""
+CASTS_NOTE = (
+    "Batch norms computed with fp32 copies of their weights: PyTorch refuses 16-bit ones beside"
+    " fp32 statistics. What the model returned became fp32."
+)
 AUTOCAST_NOTE = (
     "Measured with fp32 parameters under torch.autocast: call it around your forward pass."
     " Accelerate's own mixed precision casts the parameters too."
@@ -58,8 +66,14 @@ class FSDP(Strategy):
     reshard_after_forward: bool = True
     wrap: Literal["blocks", "layers", "root"] = "blocks"
     """What is gathered together: repeated blocks, single layers, or the whole model at once."""
-    mixed_precision: Literal["autocast", "native"] = "autocast"
-    """`native` casts parameters to the recipe's precision: less traffic, other mathematics."""
+    mixed_precision: MixedPrecision | None = None
+    """`native`: parameters are gathered in 16 bits, gradients reduced in fp32.  `autocast` is what
+    `ddp` does.  null: `native` in bf16, `autocast` in fp16 and for detection."""
+
+    def for_workload(self, options: WorkloadOptions) -> Self:
+        if self.mixed_precision is None and not options.casts_parameters:
+            return replace(self, mixed_precision="autocast")
+        return self
 
     def group(self, world_size: int, nodes: int) -> int:
         """Ranks that share one copy, neighbours in rank order."""
@@ -97,7 +111,7 @@ class FSDP(Strategy):
         """Micro-batches before the last one keep their gradients, and gather like any other."""
         group = self.group(world_size, nodes)
         gathers = (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation
-        native = self.mixed_precision == "native"
+        native = is_native(self.mixed_precision, recipe)
         gathered_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
         sharded = (
             Traffic(
@@ -141,8 +155,15 @@ class FSDP(Strategy):
         return Strategy.backend(self, device_type, recipe)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
-        own = {} if recipe.precision == "fp32" else {"mixed_precision": self.mixed_precision}
+        own = {"mixed_precision": "native"} if is_native(self.mixed_precision, recipe) else {}
         return common_settings(recipe) | own
+
+    def mathematics(self, recipe: Recipe) -> Mathematics:
+        if recipe.precision == "fp32" or not is_native(self.mixed_precision, recipe):
+            return ONE_DEVICE
+        return Mathematics(
+            casts=Casts(precision=recipe.precision, units=self.wrap, gradients="fp32")
+        )
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         """Shard the workload's model over the mesh, blocks first and the rest at the root."""
@@ -156,6 +177,7 @@ class FSDP(Strategy):
         )
 
         from shardmark.strategies.blocks import wrapped
+        from shardmark.strategies.casting import let_norms_mix, widen_outputs
         from shardmark.strategies.initial_weights import build_in_parts
         from shardmark.strategies.step import AUTOCAST_DTYPES, EagerWorker
 
@@ -163,7 +185,7 @@ class FSDP(Strategy):
         copies = context.world_size // group
         names = ("replicate", "shard") if copies > 1 else ("shard",)
         sizes = (copies, group) if copies > 1 else (group,)
-        native = self.mixed_precision == "native" and recipe.precision != "fp32"
+        native = is_native(self.mixed_precision, recipe)
         policy = MixedPrecisionPolicy(
             param_dtype=AUTOCAST_DTYPES[recipe.precision] if native else None,
             reduce_dtype=torch.float32,
@@ -182,6 +204,9 @@ class FSDP(Strategy):
                 reshard_after_forward=self.reshard_after_forward,
             ),
         )
+        if native:
+            let_norms_mix(model)
+            widen_outputs(model)
         return EagerWorker(
             model,
             workload=workload,
@@ -189,7 +214,7 @@ class FSDP(Strategy):
             device=context.device,
             shares=context.world_size,
             synchronise=model.set_requires_gradient_sync,  # type: ignore[arg-type]  # added by fully_shard
-            autocasts=not native,
+            casts_of=self.name if native else None,
             large=large,
             replicated=False,
         )
@@ -200,7 +225,7 @@ class FSDP(Strategy):
         mesh = {"replicate": layout.data} if layout.data > 1 else {}
         mesh["shard"] = layout.shard
         wrap_policy, wrap_note = WRAPS[self.wrap]
-        native = self.mixed_precision == "native" and recipe.precision != "fp32"
+        native = is_native(self.mixed_precision, recipe)
         fsdp_config: dict[str, Any] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": self.reshard_after_forward,
@@ -219,7 +244,9 @@ class FSDP(Strategy):
         notes = [wrap_note]
         if recipe.precision != "fp32":
             notes.append(f"Accelerate reduces gradients in {recipe.precision}; measured was fp32.")
-        if recipe.precision != "fp32" and not native:
+        if native:
+            notes.append(CASTS_NOTE)
+        elif recipe.precision != "fp32":
             accelerate["mixed_precision"] = "no"
             notes[-1] = AUTOCAST_NOTE
         return LaunchConfiguration(

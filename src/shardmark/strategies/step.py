@@ -16,6 +16,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, Worker
+from shardmark.strategies.casting import types_refused
 from shardmark.strategies.checkpoint_state import (
     load_buffers,
     local,
@@ -95,8 +96,8 @@ class StepWorker(Worker):
     called: nn.Module | None = None
     """What wraps the model, where a library does."""
     synchronise: Synchronise | None = None
-    autocasts: bool = True
-    """Else the library itself computes in the recipe's precision."""
+    casts_of: str | None = None
+    """The strategy whose library casts parameters to the recipe's precision; None: autocast."""
     large: bool = False
     """No rank could hold the model whole."""
 
@@ -111,7 +112,8 @@ class StepWorker(Worker):
         self._skipped_on_device: Tensor | float = 0.0
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        loss = self._forward_backward(batch, recorder)
+        with self._blaming_casts():
+            loss = self._forward_backward(batch, recorder)
         with recorder.span("optimizer"):
             self._update()
         return loss
@@ -141,7 +143,12 @@ class StepWorker(Worker):
             check_weight(loss, batch)
 
     def _precision(self) -> AbstractContextManager[object]:
-        return autocast(self.recipe, self.device) if self.autocasts else nullcontext()
+        return nullcontext() if self.casts_of else autocast(self.recipe, self.device)
+
+    def _blaming_casts(self) -> AbstractContextManager[object]:
+        if self.casts_of is None:
+            return nullcontext()
+        return types_refused(self.casts_of, self.recipe.precision)
 
     def _backward(self, share: Tensor, last: bool) -> None:
         share.backward()  # type: ignore[no-untyped-call]  # torch's
@@ -170,8 +177,7 @@ class StepWorker(Worker):
         return {n: buffer.detach().cpu().clone() for n, buffer in self.module.named_buffers()}
 
     def evaluation_model(self) -> AbstractContextManager[nn.Module] | None:
-        # Where a library casts the parameters, the model would be another than is evaluated else.
-        return self._evaluating() if self.large and self.autocasts else None
+        return self._evaluating() if self.large else None
 
     @contextmanager
     def _evaluating(self) -> Iterator[nn.Module]:

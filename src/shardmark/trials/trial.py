@@ -60,7 +60,8 @@ class Trial(Model):
     @cached_property
     def built_strategy(self) -> Strategy:
         """The strategy with its options, built once in each process."""
-        return build_strategy(self.strategy.name, self.strategy.options)
+        built = build_strategy(self.strategy.name, self.strategy.options)
+        return built.for_workload(self.workload)
 
     @cached_property
     def layout(self) -> Layout:

@@ -34,6 +34,11 @@ class WorkloadOptions(Model):
         return "the data set"
 
     @property
+    def casts_parameters(self) -> bool:
+        """Whether its models compute with 16-bit parameters, as far as is known."""
+        return True
+
+    @property
     def fetches_data(self) -> bool:
         """Whether looking for the data may download them."""
         return False

@@ -88,6 +88,9 @@ def exported(tmp_path: Path, to: str, strategy: str, *overrides: str) -> dict[st
     return {path.name: readers[path.suffix](path.read_text()) for path in out.iterdir()}
 
 
+AUTOCAST = "matrix.strategy=[{name: fsdp, mixed_precision: autocast}]"
+
+
 @pytest.mark.parametrize(
     ("strategy", "overrides", "expected"),
     [
@@ -98,7 +101,7 @@ def exported(tmp_path: Path, to: str, strategy: str, *overrides: str) -> dict[st
         ),
         (
             "fsdp",
-            ["recipe.precision=bf16", "recipe.activation_checkpointing=true"],
+            ["recipe.precision=bf16", "recipe.activation_checkpointing=true", AUTOCAST],
             {
                 "distributed_type": "FSDP",
                 "mixed_precision": "no",  # autocast was measured, and Accelerate would cast
@@ -112,6 +115,7 @@ def exported(tmp_path: Path, to: str, strategy: str, *overrides: str) -> dict[st
                 },
             },
         ),
+        ("fsdp", ["recipe.precision=bf16"], {"mixed_precision": "bf16"}),
         (
             "fsdp-hybrid",
             [],

@@ -54,7 +54,7 @@ def by_torch(clipping: float | None = None, steps: int = 2) -> dict[str, Tensor]
         ({"gradient_accumulation": 4}, {}, None),
         (CLIPPED, {}, LIMIT),
         # The loss scale without fp16's rounding.
-        ({"precision": "fp16", **CLIPPED}, {"autocasts": False}, LIMIT),
+        ({"precision": "fp16", **CLIPPED}, {"casts_of": "fsdp"}, LIMIT),
     ],
 )
 def test_the_step_is_torch_s(

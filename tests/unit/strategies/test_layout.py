@@ -98,7 +98,7 @@ SIZE = ModelSize(parameters=1_000_000, trained_parameters=1_000_000)
 FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)
 MB = 1e6
 TWICE, BF16 = {"gradient_accumulation": 2}, {"precision": "bf16"}
-NATIVE = {"mixed_precision": "native"}
+AUTOCAST = {"mixed_precision": "autocast"}
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,10 @@ NATIVE = {"mixed_precision": "native"}
         ("ddp", 2, {}, TWICE, 4),
         ("fsdp", 2, {}, {}, 6),
         ("fsdp", 2, {}, TWICE, 8 + 2),  # each micro-batch gathers, the last one reduces
-        ("fsdp", 2, {}, BF16, 6),  # autocast keeps fp32 parameters
-        ("fsdp", 2, NATIVE, BF16, 2 + 2),
+        ("fsdp", 2, AUTOCAST, BF16, 6),  # it keeps fp32 parameters
+        ("fsdp", 2, {}, BF16, 2 + 2),
+        ("fsdp", 2, {}, {"precision": "fp16"}, 6),
+        ("zero-1", 2, {}, BF16, 2 + 1),
         ("fsdp-grad-op", 4, {}, {}, 6),
         ("fsdp-grad-op", 2, {}, TWICE, 4 + 2),
         ("fsdp-hybrid", 4, {"shard_group": 2}, {}, 4 + 2 + 2),  # P, G inside; G/2 across
@@ -121,7 +123,7 @@ NATIVE = {"mixed_precision": "native"}
         ("zero-2", 2, {}, TWICE, 4 + 2),  # from stage 2 on each micro-batch is reduced
         ("zero-3", 4, {}, {}, 9),
         ("zero-3", 2, {}, TWICE, 4 + 8),
-        ("zero-3", 2, NATIVE, BF16, 4),
+        ("zero-3", 2, {}, BF16, 2 + 2),
         ("ddp", 2, {"compress": "bf16"}, TWICE, 2),
         ("ddp", 4, {"compress": "fp16"}, BF16, 3),
         ("zro", 2, {}, {}, 4 + 2),

@@ -88,6 +88,7 @@ FUSED_SGD = {"name": "sgd", "implementation": "fused"}
 CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
     (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
+    (("zero-0",), GPUS, {"mixed_precision": "native"}, {"precision": "bf16"}, ["to autocast"]),
     (SHARDING, CPU, {}, {"cpu_offload": True}, ["CUDA device to offload from"]),
     (WHOLE_STATE, GPUS, {}, {"cpu_offload": True}, ["fsdp or zero-2"]),
     (("fsdp1",), CPU, {}, {"compile": "blocks"}, ["second FSDP", "use fsdp"]),
@@ -186,21 +187,23 @@ def test_every_strategy_records_the_same_mathematics(name: str) -> None:
     per_worker = {"gradient_reduction"}
     alone = dict.fromkeys(("ps-async", "ps-bounded", *LOCAL), per_worker)
     own = {"dp": {"batch_norm"}, **alone}
-    assert different == own.get(name, set())
+    casts = {"mixed_precision"} if name in SHARDING else set()
+    assert different == own.get(name, casts)
 
 
 @pytest.mark.parametrize("name", SHARDING)
 def test_native_precision_and_offload_on_record_and_on_resuming(name: str) -> None:
-    """Native precision is other mathematics; ZeRO cannot resume it, nor what it offloaded."""
+    """ZeRO resumes neither DeepSpeed's fp16 engine nor what it offloaded."""
     strategy, plain = (build_strategy(name, o) for o in ({"mixed_precision": "native"}, {}))
-    assert strategy.settings(recipe(precision="bf16"))["mixed_precision"] == "native"
+    assert strategy.settings(recipe(precision="fp16"))["mixed_precision"] == "native"
     assert strategy.settings(recipe())["mixed_precision"] == "none"
     for blocker in (
-        strategy.resume_blocker(recipe(precision="bf16")),
+        strategy.resume_blocker(recipe(precision="fp16")),
         plain.resume_blocker(recipe(cpu_offload=True)),
     ):
         assert bool(blocker) is name.startswith("zero")
-    assert plain.resume_blocker(recipe(precision="bf16")) is None
+    for precision in ("bf16", "fp16"):
+        assert plain.resume_blocker(recipe(precision=precision)) is None
 
 
 @pytest.mark.parametrize(

@@ -208,13 +208,16 @@ def test_defaults_of_the_engine_are_written_out() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
 def test_autocasts_and_reduces_in_fp32_unless_native(precision: str, dtype: str) -> None:
-    config = written(2, precision=precision)
+    config = written(2, options={"mixed_precision": "autocast"}, precision=precision)
     expected = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
     assert config["torch_autocast"] == expected
     assert not {"bf16", "fp16"} & config.keys()
     native = written(2, options={"mixed_precision": "native"}, precision=precision)
     assert native[precision]["enabled"] is True
     assert "torch_autocast" not in native
+    assert native["data_types"] == {"grad_accum_dtype": precision}
+    left_open = written(2, precision=precision)
+    assert left_open == (native if precision == "bf16" else config)
     if precision == "fp16":
         scale = native["fp16"]
         assert (scale["loss_scale"], scale["initial_scale_power"]) == (0.0, 16)

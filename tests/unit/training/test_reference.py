@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 
+from shardmark.core.mathematics import Casts, Mathematics
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.reference import Hypothesis, Reference
 from shardmark.train.schedule import step_seed
@@ -81,6 +85,39 @@ def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
         found.step()
     for name, parameter in expected.full_parameters().items():
         torch.testing.assert_close(found.full_parameters()[name], parameter)
+
+
+@pytest.mark.parametrize("kept", ["fp32", "bf16"])
+def test_passes_on_bf16_copies_update_fp32_parameters(kept: Literal["fp32", "bf16"]) -> None:
+    """By torch: a model in bf16 for each pass of two micro-batches, an optimizer in fp32."""
+    workload, dtype = ToyWorkload(plain), {"fp32": torch.float32, "bf16": torch.bfloat16}[kept]
+    casts = Casts(precision="bf16", units="root", gradients=kept)
+    played = Reference(
+        workload,
+        recipe(steps=STEPS, precision="bf16", gradient_accumulation=2),
+        shares=1,
+        plan=PLAN,
+        total_steps=STEPS,
+        mathematics=Mathematics(casts=casts),
+    )
+    model = workload.build_model()
+    optimizer = sgd(model)
+    for batch in islice(workload.batches(PLAN, Shard(index=0, count=1)), STEPS):
+        added = [torch.zeros_like(parameter, dtype=dtype) for parameter in model.parameters()]
+        for micro_batch in batch.split(2):
+            copied = copy.deepcopy(model).bfloat16()
+            inputs = replace(micro_batch, inputs=micro_batch.inputs.bfloat16())
+            loss = workload.loss(copied, inputs).total / batch.step_weight
+            loss.backward()  # type: ignore[no-untyped-call]
+            for total, parameter in zip(added, copied.parameters(), strict=True):
+                assert parameter.grad is not None
+                total.add_(parameter.grad.to(dtype))
+        for total, parameter in zip(added, model.parameters(), strict=True):
+            parameter.grad = total.float()
+        optimizer.step()
+        played.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(played.full_parameters()[name], parameter.detach())
 
 
 def test_an_update_that_is_dropped_without_a_word_is_looked_at_in_its_own_step(

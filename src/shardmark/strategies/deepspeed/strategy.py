@@ -6,25 +6,28 @@ import importlib.util
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
+from shardmark.core.mathematics import ONE_DEVICE, Casts, Mathematics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
     LOSS_SCALE,
     PRECISION_BYTES,
     LaunchConfiguration,
+    MixedPrecision,
     RankContext,
     Strategy,
     all_reduced,
     check_machine,
     common_settings,
+    is_native,
     times,
 )
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.deepspeed.worker import ZeroWorker
     from shardmark.workloads.base import Workload
+    from shardmark.workloads.options import WorkloadOptions
 
 MiB = 2**20
 PREFETCHED_ELEMENTS = 50_000_000
@@ -46,6 +50,10 @@ STAGE_3_NOTE = (
     "persistence_threshold elements too"
 )
 
+CASTS_NOTE = (
+    "DeepSpeed casts parameters alone: cast your model's inputs too, and what it returns to fp32."
+    " Batch norms computed with fp32 copies of their weights."
+)
 SCALE_NOTE = (
     "DeepSpeed 0.19 does not lower torch_autocast's fp16 loss scale after an overflow. "
     "It skips every later step. Measured was a scale that falls."
@@ -73,8 +81,19 @@ class Zero(Strategy):
     max_live_parameters: Annotated[int, Field(ge=0)] = 1_000_000_000
     """Stage 3: gathers ahead of need until this many elements are whole.  What gathering ahead
     finds whole and needed again is not freed; 0 gathers nothing ahead."""
-    mixed_precision: Literal["autocast", "native"] = "autocast"
-    """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters, other mathematics."""
+    mixed_precision: MixedPrecision | None = None
+    """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters and gradients, reduced in
+    fp32.  `autocast` is what `ddp` does.  null: `native` in bf16, `autocast` in fp16, for detection
+    and in stage 0."""
+
+    def for_workload(self, options: WorkloadOptions) -> Self:
+        if self.mixed_precision is None and not options.casts_parameters:
+            return replace(self, mixed_precision="autocast")
+        return self
+
+    def _is_native(self, recipe: Recipe) -> bool:
+        left_open: MixedPrecision | None = "autocast" if self.stage == 0 else None
+        return is_native(self.mixed_precision or left_open, recipe)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         if importlib.util.find_spec("deepspeed") is None:
@@ -83,7 +102,13 @@ class Zero(Strategy):
             )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
         on_cpu = machine.device_type == "cpu"
-        if on_cpu and recipe.precision == "fp16" and self.mixed_precision == "native":
+        if self.stage == 0 and self._is_native(recipe):
+            raise StrategyUnavailable(
+                self.name,
+                "stage 0 of DeepSpeed's 16-bit engines does not show its fp32 parameters",
+                "set mixed_precision to autocast",
+            )
+        if on_cpu and recipe.precision == "fp16" and self._is_native(recipe):
             raise StrategyUnavailable(
                 self.name,
                 "DeepSpeed's own fp16 engine needs a CUDA device",
@@ -121,7 +146,7 @@ class Zero(Strategy):
             return all_reduced(size, world_size)
         micro_batches = recipe.gradient_accumulation if self.stage > 1 else 1
         gathers = 2 * micro_batches if self.stage == 3 else 1
-        native = self.mixed_precision == "native"
+        native = self._is_native(recipe)
         held_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
         gathered = size.parameters if self.stage == 3 else size.trained_parameters
         return WireBytes(
@@ -143,8 +168,8 @@ class Zero(Strategy):
         )
 
     def resume_blocker(self, recipe: Recipe) -> str | None:
-        if recipe.precision != "fp32" and self.mixed_precision == "native":
-            return "DeepSpeed's own 16-bit engines are not kept in a checkpoint"
+        if recipe.precision == "fp16" and self._is_native(recipe):
+            return "a checkpoint does not keep the loss scale of DeepSpeed's fp16 engine"
         return "what DeepSpeed offloads is not kept in a checkpoint" if recipe.cpu_offload else None
 
     def builds_in_parts(self) -> bool:
@@ -155,9 +180,16 @@ class Zero(Strategy):
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         settings = common_settings(recipe)
-        if recipe.precision != "fp32":
-            settings["mixed_precision"] = self.mixed_precision
+        if self._is_native(recipe):
+            own = {"mixed_precision": "native", "gradient_precision": recipe.precision}
+            settings |= own
         return settings | self._parameter_settings()
+
+    def mathematics(self, recipe: Recipe) -> Mathematics:
+        if recipe.precision == "fp32" or not self._is_native(recipe):
+            return ONE_DEVICE
+        precision = recipe.precision
+        return Mathematics(casts=Casts(precision=precision, units="root", gradients=precision))
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> ZeroWorker:
         from shardmark.strategies.deepspeed.worker import start_engine
@@ -167,6 +199,7 @@ class Zero(Strategy):
             recipe,
             context,
             config=self.config(recipe, context.device.type),
+            casts=self._is_native(recipe),
             scales_otherwise=self._scales_otherwise(recipe),
         )
 
@@ -230,13 +263,13 @@ class Zero(Strategy):
 
     def _scales_otherwise(self, recipe: Recipe) -> bool:
         """Whether DeepSpeed would scale the loss in a way of its own; see `scale_losses`."""
-        autocasts = self.mixed_precision == "autocast"
+        autocasts = not self._is_native(recipe)
         return recipe.precision == "fp16" and autocasts and self.stage > 0
 
     def _precision(self, recipe: Recipe) -> dict[str, Any]:
         if recipe.precision == "fp32":
             return {}
-        if self.mixed_precision == "autocast":
+        if not self._is_native(recipe):
             dtype = {"bf16": "bfloat16", "fp16": "float16"}[recipe.precision]
             # An empty list keeps DeepSpeed from reducing gradients of linear and convolution
             # layers in 16 bits.
@@ -247,9 +280,12 @@ class Zero(Strategy):
                     "lower_precision_safe_modules": [],
                 }
             }
+        # Its default, written out: gradients are added in the type of the parameters.
+        types = {"data_types": {"grad_accum_dtype": recipe.precision}}
         if recipe.precision == "bf16":
-            return {"bf16": {"enabled": True}}
-        return {
+            # A step that is not finite is skipped in fp16 alone, as everywhere.
+            return types | {"bf16": {"enabled": True, "check_grad_overflow": False}}
+        return types | {
             "fp16": {
                 "enabled": True,
                 "loss_scale": 0.0,
@@ -273,6 +309,7 @@ class Zero(Strategy):
             deepspeed=self.config(recipe, device_type),
             notes=(
                 "Hand your own optimizer to deepspeed.initialize: the file names none.",
+                *((CASTS_NOTE,) if self._is_native(recipe) else ()),
                 *((SCALE_NOTE,) if self._scales_otherwise(recipe) else ()),
             ),
         )

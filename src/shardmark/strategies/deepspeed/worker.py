@@ -14,6 +14,8 @@ from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_local_fp32_param,
 )
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Recipe
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
 from shardmark.strategies.checkpoint_state import (
     load_buffers,
     named_buffers,
@@ -84,21 +87,30 @@ def start_engine(
     context: RankContext,
     *,
     config: dict[str, Any],
+    casts: bool = False,
     scales_otherwise: bool = False,
 ) -> ZeroWorker:
-    """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists."""
-    if config["zero_optimization"]["stage"] == 3:
+    """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists.
+
+    With `casts` its engine computes in the recipe's 16 bits.
+    """
+    stage = config["zero_optimization"]["stage"]
+    dtype = AUTOCAST_DTYPES[recipe.precision] if casts else None
+    first: dict[nn.Parameter, Tensor] = {}
+    if stage == 3:
         model, large = build_in_parts(
             workload,
             recipe,
             context,
             parts=lambda model: wrapped(model, "blocks", workload.blocks(model)),
-            shard=lambda part: _partition(part, config, context.device),
+            shard=lambda part: _partition(part, config, context, dtype, first),
             shards_small=False,
         )
     else:
         model = build_on(context.device, workload, recipe, keeps_strides=False)
         large = False
+    if casts and not large:
+        first = {p: p.detach().to("cpu", copy=True) for p in model.parameters()}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = build_optimizer(trained, recipe, workload.parameter_groups)
     engine, *_ = deepspeed.initialize(
@@ -110,14 +122,22 @@ def start_engine(
     )
     if len(engine.optimizer.param_groups) != len(optimizer.param_groups):
         kind = type(optimizer).__name__
-        stage = config["zero_optimization"]["stage"]
         reason = f"DeepSpeed makes {kind} anew, without its parameter groups"
         raise StrategyUnavailable(f"zero-{stage}", reason, "use another optimizer, or no groups")
     if scales_otherwise:
         scale_losses(engine.optimizer)
-    native = engine.bfloat16_enabled() or engine.fp16_enabled()
-    if native:
-        cast_inputs(engine.module, AUTOCAST_DTYPES[recipe.precision])
+    # DeepSpeed makes its fp32 parameters from 16-bit ones: all strategies begin with the same.
+    for parameter, values in first.items():
+        if stage == 3:
+            own = values if large else _own_part(values, parameter, context.rank)
+            safe_set_local_fp32_param(parameter, own)
+        else:
+            safe_set_full_fp32_param(parameter, values)
+    if dtype is not None:
+        # It casts parameters alone.
+        cast_inputs(engine.module, dtype)
+        let_norms_mix(engine.module)
+        widen_outputs(engine.module)
     return ZeroWorker(
         engine.module,
         called=engine,
@@ -125,16 +145,40 @@ def start_engine(
         recipe=recipe,
         device=context.device,
         shares=context.world_size,
-        autocasts=not native,
+        casts_of=f"zero-{stage}" if casts else None,
         large=large,
     )
 
 
-def _partition(part: nn.Module, config: dict[str, Any], device: torch.device) -> None:
-    """As DeepSpeed itself does with a whole model."""
+def _partition(
+    part: nn.Module,
+    config: dict[str, Any],
+    context: RankContext,
+    dtype: torch.dtype | None,
+    first: dict[nn.Parameter, Tensor],
+) -> None:
+    """As DeepSpeed itself does with a whole model, cast to the type where there is one.
+
+    Adds this rank's fp32 part of each parameter that is cast to `first`.
+    """
+    whole = [p for p in part.parameters() if dtype is not None and not hasattr(p, "ds_id")]
+    wide = [parameter.detach().flatten() for parameter in whole]
+    for parameter in whole:
+        parameter.data = parameter.data.to(dtype)
     deepspeed.zero.Init(module=part, config_dict_or_path=config)
+    for parameter, values in zip(whole, wide, strict=True):
+        first[parameter] = _own_part(values, parameter, context.rank)
     for buffer in part.buffers():
-        buffer.data = buffer.data.to(device)
+        buffer.data = buffer.data.to(context.device)
+
+
+def _own_part(values: Tensor, parameter: Any, rank: int) -> Tensor:
+    """The rank's part of a parameter's values, filled up as DeepSpeed's partition of it is."""
+    size = parameter.ds_tensor.numel()
+    part = torch.zeros(size)
+    own = values.flatten()[rank * size : (rank + 1) * size]
+    part[: own.numel()] = own
+    return part
 
 
 @dataclass(kw_only=True, eq=False)
@@ -280,19 +324,6 @@ class ZeroWorker(StepWorker):
             return self._trained()
         flat = getattr(self._engine.optimizer, REPLICATED_PARAMETERS, ()) if stage < 3 else ()
         return _numbered(flat)
-
-
-def cast_inputs(module: nn.Module, dtype: torch.dtype) -> None:
-    """Give the module floating-point inputs in that type: DeepSpeed casts its parameters alone."""
-
-    def cast(value: Any) -> Any:
-        floating = isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(dtype) if floating else value
-
-    def before_forward(_: nn.Module, *given: Any) -> Any:
-        return pytree.tree_map(cast, given)
-
-    module.register_forward_pre_hook(before_forward, with_kwargs=True)
 
 
 def _numbered(tensors: Iterable[Any]) -> dict[str, Any]:

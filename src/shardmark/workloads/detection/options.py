@@ -108,6 +108,11 @@ class DetectionOptions(PictureOptions):
         return self
 
     @property
+    def casts_parameters(self) -> bool:
+        """torchvision's operators on boxes know no bf16, which loses pixels beyond 256."""
+        return False
+
+    @property
     def with_masks(self) -> bool:
         """Whether the model learns masks.  A model of your own may, so it gets them."""
         return self.model.startswith("maskrcnn") or is_user_function(self.model)

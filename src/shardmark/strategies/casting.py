@@ -1,0 +1,107 @@
+"""Computation with 16-bit copies of fp32 parameters: what libraries leave to the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree  # torch has no public one
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from shardmark.core.errors import StrategyUnavailable
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+ABOUT_TYPES = re.compile(r"dtype|scalar type|to have type|not implemented for|BFloat16|Half")
+"""In what torch's operators say of tensors in types that they cannot take."""
+
+
+def cast_floats(values: Any, dtype: torch.dtype) -> Any:
+    """The same structure, its floating-point tensors in that type."""
+
+    def cast(value: Any) -> Any:
+        floating = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if floating else value
+
+    return pytree.tree_map(cast, values)
+
+
+def cast_inputs(module: nn.Module, dtype: torch.dtype) -> RemovableHandle:
+    """Give the module floating-point inputs in that type."""
+
+    def before_forward(_: nn.Module, *given: Any) -> Any:
+        return cast_floats(given, dtype)
+
+    return module.register_forward_pre_hook(before_forward, with_kwargs=True)
+
+
+def widen_outputs(module: nn.Module) -> RemovableHandle:
+    """Have the module return fp32, in which every loss is summed."""
+    return module.register_forward_hook(lambda _, __, returned: cast_floats(returned, torch.float))
+
+
+def let_norms_mix(model: nn.Module) -> None:
+    """Batch norms with 16-bit weights beside fp32 statistics, which torch's kernels refuse.
+
+    They compute with fp32 copies of these weights, as torch's kernels do of a type that they take.
+    """
+    for norm in model.modules():
+        if isinstance(norm, _BatchNorm):
+            wide = partial(_with_wide_weights, norm, norm.forward)
+            norm.forward = wide  # type: ignore[method-assign]  # as activation checkpointing does
+
+
+def _with_wide_weights(
+    norm: nn.Module, forward: Callable[[Tensor], Tensor], features: Tensor
+) -> Tensor:
+    own = {name: getattr(norm, name) for name in ("weight", "bias")}
+    wide = {name: tensor.float() for name, tensor in own.items() if tensor is not None}
+    # A module looks among its parameters only for what is not among its attributes.
+    vars(norm).update(wide)
+    try:
+        return forward(features)
+    finally:
+        for name in wide:
+            del vars(norm)[name]
+
+
+@contextmanager
+def cast_parameters(
+    model: nn.Module, units: Iterable[nn.Module], dtype: torch.dtype
+) -> Iterator[None]:
+    """Compute with copies of the parameters in that type, and cast the units' inputs.
+
+    Gradients have that type, too, and have to be taken away before the end.
+    """
+    fp32 = [(parameter, parameter.data) for parameter in model.parameters()]
+    hooks = [*(cast_inputs(unit, dtype) for unit in (*units, model)), widen_outputs(model)]
+    for parameter, values in fp32:
+        parameter.data = values.to(dtype)
+    try:
+        yield
+    finally:
+        for parameter, values in fp32:
+            parameter.data = values
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def types_refused(strategy: str, precision: str) -> Iterator[None]:
+    """Raise `StrategyUnavailable` where the model cannot compute with parameters of 16 bits."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        if not ABOUT_TYPES.search(str(error)):
+            raise
+        raise StrategyUnavailable(
+            strategy,
+            f"this model does not compute with {precision} parameters here ({error})",
+            "set the strategy's mixed_precision to autocast",
+        ) from error
