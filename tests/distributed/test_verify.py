@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(400)
 def common(name: str, **changes: Any) -> Trial:
     """Of the mathematics that all have in common: in bf16 some libraries would cast parameters."""
     casts = "mixed_precision" in option_names(name) and "precision" in changes
-    options = {"mixed_precision": "autocast"} if casts else {}
+    options: dict[str, Any] = {"mixed_precision": "autocast"} if casts else {}
     return trial(name, recipe(**changes), **options)
 
 
