@@ -30,8 +30,13 @@ from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)
 
-STRATEGIES = ("ddp", "fsdp", "zero-1", "zero-3")
-OTHERS = {"fsdp-grad-op": "tied GPT-2", "zero-0": "tied GPT-2", "zero-2": "BERT, uneven"}
+STRATEGIES = ("ddp", "fsdp", "fsdp1", "zero-1", "zero-3")
+OTHERS = {
+    "fsdp-grad-op": "tied GPT-2",
+    "zro": "tied GPT-2",
+    "zero-0": "tied GPT-2",
+    "zero-2": "BERT, uneven",
+}
 """Strategies that are tried with one model."""
 IN_BF16 = ("ddp", "fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
 ADAM = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)
