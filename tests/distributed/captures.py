@@ -129,8 +129,10 @@ def steps_taken(of: Trial) -> int:
 
 def verdict_of(captures: Captures, name: str, case: Case) -> Verdict:
     ranks = [rank for each in captures if (rank := each[name]) is not None]
+    layout = case.trial.layout
     assert len(ranks) == case.trial.world_size
-    return verdict_on(Capture.of_shares(ranks), case.trial, steps_taken(case.trial), REFERENCES)
+    counting = [ranks[rank] for rank in layout.training_ranks if layout.ranks[rank].counts_loss]
+    return verdict_on(Capture.of_shares(counting), case.trial, steps_taken(case.trial), REFERENCES)
 
 
 def check_verdict(captures: Captures, name: str, case: Case) -> Verdict:

@@ -5,7 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from pydantic import Field
+
+from shardmark.core.recipe import Model
 from shardmark.core.shares import Shard
+
+
+class Mesh(Model):
+    """How ranks are factored; their product is the number of ranks."""
+
+    data: int = Field(default=1, ge=1)
+    """Copies of the model."""
+    shard: int = Field(default=1, ge=1)
+    """Parts of one copy's state, each with samples of its own."""
+    tensor: int = Field(default=1, ge=1)
+    """Ranks that divide each layer; they see the same samples."""
+    pipeline: int = Field(default=1, ge=1)
+    """Stages of consecutive layers; they see the same samples."""
+
+    @property
+    def ranks(self) -> int:
+        return self.data * self.shard * self.of_a_share
+
+    @property
+    def of_a_share(self) -> int:
+        """Ranks that see the same samples."""
+        return self.tensor * self.pipeline
+
+    def __str__(self) -> str:
+        """`shard 2 x tensor 2`."""
+        factors = [f"{name} {size}" for name, size in self if size > 1]
+        return " x ".join(factors) or "one rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +130,21 @@ def data_parallel(
         for rank in range(count)
     )
     return Layout(ranks=tuple(ranks), data=count // group, shard=group)
+
+
+def on_mesh(mesh: Mesh, *, nodes: int = 1, holds: Fractions | None = None) -> Layout:
+    """Neighbours divide a layer; then come a share's stages, the shards of a copy, the copies.
+
+    The loss is known, and counts, on the first rank of a share's last stage.
+    """
+    count, together = mesh.ranks, mesh.of_a_share
+    ranks = (
+        RankLayout(
+            share=Shard(index=rank // together, count=count // together),
+            counts_loss=rank % together == together - mesh.tensor,
+            holds=holds or Fractions(),
+            node=rank * nodes // count,
+        )
+        for rank in range(count)
+    )
+    return Layout(ranks=tuple(ranks), **mesh.model_dump())

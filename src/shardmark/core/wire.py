@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Elements of all parameters together."""
+    """Elements of all parameters together, and of what passes between parts of the model."""
 
     parameters: int
     trained_parameters: int
     """Those that have gradients."""
     trained_matrices: tuple[tuple[int, int, int], ...] = ()
     """Those as matrices: rows (the first dimension), columns, and how many there are of them."""
+    divided: Mapping[str, int] = field(default_factory=dict)
+    """Elements of a sample that pass into or out of layers which tensor ranks divide, by the side
+    on which they meet: `in`, `out`, `rows` of embeddings, `logits`."""
+    divided_again: Mapping[str, int] = field(default_factory=dict)
+    """Those that activation checkpointing passes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -317,9 +317,7 @@ def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause |
     """Causes that need no run of the reference."""
     expected = tolerances.reference
     if first.name == "initial weights":
-        shas = dict(enumerate(sha[:12] for sha in capture.initial_sha256))
-        seeds = expected.initial_sha256[0][:12]
-        return _cause("different initial weights", f"hash by rank {shas}, the seed's {seeds}")
+        return _other_weights(capture, expected)
     read = {
         REDUCED_IN: (f"gradients are not reduced in {first.expected}", f"found {first.found}"),
         "learning rate": (
@@ -342,6 +340,18 @@ def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause |
         return _cause("different weights of the same samples", told)
     compared = {"buffers": _other_ranks_buffers, SKIPPED: _skips_of_ranks}.get(first.name)
     return compared(capture, tolerances) if compared is not None else None
+
+
+def _other_weights(capture: Capture, expected: Capture) -> Cause:
+    mine, wanted = capture.tensors["parameters"].keys(), expected.tensors["parameters"].keys()
+    if mine > wanted:
+        return _cause(
+            f"tied weights are not tied any more: {', '.join(sorted(mine - wanted))}",
+            "the strategy has parameters that the model does not have",
+        )
+    shas = dict(enumerate(sha[:12] for sha in capture.initial_sha256))
+    seeds = expected.initial_sha256[0][:12]
+    return _cause("different initial weights", f"hash by rank {shas}, the seed's {seeds}")
 
 
 def _skips_of_ranks(capture: Capture, _: Tolerances) -> Cause | None:
@@ -415,6 +425,19 @@ def _by_elimination(
                 "weights and samples are the same; other draws alone move the reference's first "
                 f"loss by {spread:.3g}; the strategy's differs by {off:.3g}",
             )
+    wrong = [
+        name
+        for name in expected.tensors["gradient"]
+        if norm(gradient.get(name, np.float32(0)) - expected.tensors["gradient"][name])
+        > tolerances.of("tensors", "gradient", name)
+    ]
+    if first.name == NAMES["gradient"] and 0 < len(wrong) < len(gradient) / 2:
+        others = len(expected.tensors["gradient"]) - len(wrong)
+        return _cause(
+            "the gradients of some parameters alone are wrong",
+            f"of {', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}; {others} others hold. "
+            "A layer that sees a part of its inputs on each rank needs the sum over those ranks",
+        )
     return _cause(
         "no known explanation reproduces the numbers",
         "tried: scale, averaging, clipping, weight decay, precision, skipped steps, random draws, "

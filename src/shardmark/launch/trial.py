@@ -245,6 +245,8 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | No
                 parameters=probe.parameters,
                 trained_parameters=probe.trained_parameters,
                 trained_matrices=probe.trained_matrices,
+                divided=probe.divided or {},
+                divided_again=probe.divided_again,
             )
             return trial.built_strategy.wire_bytes(
                 size, trial.recipe, trial.world_size, trial.nodes

@@ -91,6 +91,9 @@ class ProbeRecord(Stored):
     """Floating-point operations of forward and backward, from the model's operators."""
     hardware_flops_per_sample: int | None = None
     """With what activation checkpointing computes again."""
+    divided: dict[str, int] | None = None
+    """Elements of a sample that pass into and out of divided layers, as `ModelSize` has them."""
+    divided_again: dict[str, int] = {}
     batch_norms: int | None = None
     """Modules of the whole model that take statistics of one rank's share of a batch."""
     reasons: dict[str, str] = {}

@@ -23,6 +23,7 @@ from shardmark.strategies.parameter_server.strategy import (
     ParameterServer,
 )
 from shardmark.strategies.single import Single
+from shardmark.strategies.tensor_parallel import ShardedTensorParallel, TensorParallel
 from shardmark.strategies.zro.strategy import ZeroRedundancy
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
@@ -40,6 +41,8 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "fsdp1": FullyShardedFirst,
     "local-sgd": LocalSGD,
     "diloco": DiLoCo,
+    "tp": TensorParallel,
+    "fsdp-tp": ShardedTensorParallel,
     "ps-sync": ParameterServer,
     "ps-async": AsynchronousServer,
     "ps-bounded": BoundedServer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,8 @@ from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.strategies.blocks import checkpoint_blocks
-from shardmark.workloads.base import Workload
+from shardmark.strategies.divided_layers import counting_divided
+from shardmark.workloads.base import TensorPlan, Workload
 
 if TYPE_CHECKING:
     from torch._C._autograd import _KinetoEvent
@@ -55,7 +56,7 @@ class HeldSpans:
     def __init__(self, worker: Worker, device: torch.device) -> None:
         self._worker = worker
         self._device = device
-        self.largest: dict[str, int] = {}
+        self.largest: dict[str, Any] = {}
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -65,7 +66,7 @@ class HeldSpans:
         yield
 
 
-def held_bytes(state: HeldState, device: torch.device) -> dict[str, int]:
+def held_bytes(state: HeldState, device: torch.device) -> dict[str, Any]:
     """Bytes by kind on that device, and of all kinds in host memory where that is another.
 
     What the library hides from Python are gradients (DDP's buckets).
@@ -197,8 +198,12 @@ def covered_nanoseconds(intervals: Iterable[Interval]) -> int:
     return covered
 
 
-def model_counts(workload: Workload, model: nn.Module, recipe: Recipe) -> dict[str, Any]:
+def model_counts(
+    workload: Workload, model: nn.Module, recipe: Recipe, *, tensor_ranks: int = 1
+) -> dict[str, Any]:
     """What the workload's model has and does whatever the strategy; the model is used up."""
+    plan = workload.tensor_plan(model) if tensor_ranks > 1 else None
+    flops, divided = _passed(workload, model, plan)
     trained = [p for p in model.parameters() if p.requires_grad]
     shapes = Counter((p.shape[0] if p.dim() and p.numel() else 1, p.numel()) for p in trained)
     counts: dict[str, Any] = {
@@ -209,9 +214,24 @@ def model_counts(workload: Workload, model: nn.Module, recipe: Recipe) -> dict[s
             isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             for module in model.modules()
         ),
-        "flops_per_sample": (flops := workload.sample_input_flops(model)),
+        "flops_per_sample": flops,
+        "divided": divided,
+        "divided_again": {},
     }
     if recipe.activation_checkpointing:
         checkpoint_blocks(model, workload.blocks(model))
-        flops = workload.sample_input_flops(model)
+        flops, twice = _passed(workload, model, plan)
+        if divided is not None and twice is not None:
+            counts["divided_again"] = {side: twice[side] - divided[side] for side in divided}
     return counts | {"hardware_flops_per_sample": flops}
+
+
+def _passed(
+    workload: Workload, model: nn.Module, plan: object
+) -> tuple[int | None, Mapping[str, int] | None]:
+    """Operations of a sample, and its elements at the sides of layers that the plan divides."""
+    if not isinstance(plan, TensorPlan):
+        return workload.sample_input_flops(model), None
+    with counting_divided(model, plan) as divided:
+        flops = workload.sample_input_flops(model)
+    return flops, None if flops is None else dict(divided)

@@ -225,7 +225,8 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
         if position.share.index == 0:
             model = hollow_model(workload) or workload.build_model()
             report.structure_sha256 = structure_sha256(model)
-            report.probe = report.probe.model_copy(update=model_counts(workload, model, recipe))
+            counts = model_counts(workload, model, recipe, tensor_ranks=trial.layout.tensor)
+            report.probe = report.probe.model_copy(update=counts)
     worker.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
@@ -69,6 +69,32 @@ class ParameterGroup:
     """`lr`, `weight_decay`, ...: in place of the recipe's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorPlan:
+    """How a model's layers are divided over ranks that see the same samples.
+
+    All modules that it does not name are whole on every rank, and compute the same there.
+    """
+
+    styles: Mapping[str, str]
+    """By the module's name, with `*` for any part of it.  `column`: the rank has some outputs, and
+    what follows computes on them; `row`: some inputs, or tokens of an embedding, and the outputs
+    are summed up; `gathered`: some outputs, which are then gathered; `summed`: the module is whole
+    and sees a part of what is computed, so that its gradients are summed up."""
+    units: Mapping[str, int] = field(default_factory=dict)
+    """What is divided besides, and how many there are, e.g. {"heads": 8}."""
+    sequence_length: int | None = None
+    """Positions that whole modules could be divided by; None where they need all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undivided:
+    """Why a model's layers cannot be divided, and what to do."""
+
+    reason: str
+    remedy: str
+
+
 class Workload(Protocol):
     """A model, its data and its loss.  Made anew in every rank from the same options and seed."""
 
@@ -97,6 +123,13 @@ class Workload(Protocol):
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:  # noqa: ARG002
         """Units of sharding and of activation checkpointing; None leaves them to the strategy."""
         return None
+
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:  # noqa: ARG002
+        """How tensor parallelism divides the model's layers, or why it cannot."""
+        return Undivided(
+            "its model says nowhere how its layers are divided",
+            "use fsdp, or an own task with tensor_plan(model)",
+        )
 
     @property
     def parameter_groups(self) -> Sequence[ParameterGroup]:

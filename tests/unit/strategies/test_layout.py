@@ -13,6 +13,7 @@ from shardmark.core.wire import ModelSize
 from shardmark.strategies import build_strategy
 
 WHOLE = (1.0, 1.0, 1.0)
+MESH = {"data": 2, "shard": 2, "tensor": 2}
 LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float, float, float]]] = [
     # name, options, ranks; copies, parts of a copy, servers; fractions that a training rank holds
     ("single", {}, 1, (1, 1, 0), WHOLE),
@@ -31,6 +32,9 @@ LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float,
     ("fsdp1", {"reshard_after_forward": False}, 4, (1, 4, 0), (1.0, 0.25, 0.25)),
     ("local-sgd", {}, 4, (4, 1, 0), WHOLE),
     ("diloco", {}, 4, (4, 1, 0), (2.0, 1.0, 1.0)),
+    ("tp", {}, 4, (1, 1, 0), (0.25, 0.25, 0.25)),
+    ("fsdp-tp", {}, 8, (1, 4, 0), (0.125, 0.125, 0.125)),
+    ("fsdp-tp", {"mesh": MESH}, 8, (2, 2, 0), (0.25, 0.25, 0.25)),
     ("ps-sync", {}, 3, (3, 1, 1), (1.0, 1.0, 0.0)),
     ("ps-async", {"servers": 2}, 4, (4, 1, 2), (1.0, 1.0, 0.0)),
     ("ps-bounded", {}, 1, (1, 1, 1), (1.0, 1.0, 0.0)),
@@ -51,13 +55,16 @@ def test_layouts(
 ) -> None:
     layout = build_strategy(name, options).layout(ranks)
     assert (layout.data, layout.shard, len(layout.server_ranks)) == factors
-    assert (layout.tensor, layout.pipeline) == (1, 1)
-    assert layout.devices == layout.shares == ranks
+    together = ranks // (factors[0] * factors[1])
+    assert (layout.tensor, layout.pipeline) == (together, 1)
+    assert (layout.devices, layout.shares) == (ranks, ranks // together)
     training = [layout.ranks[rank] for rank in layout.training_ranks]
-    count = 1 if name == "dp" else ranks
-    assert [rank.share for rank in training] == [Shard(index=i, count=count) for i in range(count)]
+    count = 1 if name == "dp" else ranks // together
+    shares = [Shard(index=i, count=count) for i in range(count) for _ in range(together)]
+    assert [rank.share for rank in training] == shares
     assert {fractions(rank.holds) for rank in training} == {held}
-    assert all(rank.counts_loss for rank in training)
+    counted = [rank.share for rank in training if rank.counts_loss]
+    assert counted == shares[::together], "each share once"
     assert layout.server_ranks == tuple(range(ranks, ranks + factors[2])), "servers come last"
 
 
@@ -73,6 +80,7 @@ def test_a_server_holds_its_part_and_a_gradient_of_each_worker(device: str, on_c
     [
         ("ddp", {}, 4, 2, ((0, 1), (2, 3))),
         ("fsdp-hybrid", {}, 6, 2, ((0, 1, 2), (3, 4, 5))),
+        ("fsdp-tp", {}, 8, 2, ((0, 1, 2, 3), (4, 5, 6, 7))),
         ("dp", {}, 4, 1, ((0,),)),
         ("ps-sync", {"servers": 3}, 4, 2, ((0, 1, 4, 6), (2, 3, 5))),
         ("ps-async", {"servers": 2, "server_nodes": "last"}, 4, 2, ((0, 1), (2, 3, 4, 5))),
@@ -94,7 +102,12 @@ def test_a_hybrid_s_group_is_a_node() -> None:
     assert across.payload_bytes == pytest.approx(MB)
 
 
-SIZE = ModelSize(parameters=1_000_000, trained_parameters=1_000_000)
+SIZE = ModelSize(
+    parameters=1_000_000,
+    trained_parameters=1_000_000,
+    divided={"in": 3_000, "out": 2_000, "rows": 1_000, "logits": 4_000},
+    divided_again={"in": 1_500, "out": 1_000},
+)
 FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)
 MB = 1e6
 TWICE, BF16 = {"gradient_accumulation": 2}, {"precision": "bf16"}
@@ -132,6 +145,13 @@ AUTOCAST = {"mixed_precision": "autocast"}
         ("fsdp1", 2, {"reshard_after_forward": False}, TWICE, 2 + 2),
         ("local-sgd", 2, {"period_steps": 8}, TWICE, 4 / 8),
         ("diloco", 4, {"period_steps": 40, "fragments": 2}, {}, 6 / 40),
+        # 64 samples: 24 kB of fp32 of each, 4 more with checkpoints; half of 16 kB of logits.
+        ("tp", 2, {}, {}, 64 * (28 + 8) / 1000),
+        ("tp", 2, {"loss_parallel": True}, BF16, 64 * (24 - 4 + 2) / 1000),
+        # Gathered, 24 and 6 again, and scattered, 24 and 4 again: half of both.
+        ("tp", 2, {"sequence_parallel": True, "loss_parallel": True}, {}, 64 * 29 / 1000),
+        # Half the samples, and 3 x half the gradients and parameters of a half.
+        ("fsdp-tp", 4, {}, {}, 32 * (28 + 8) / 1000 + 3),
         ("ps-sync", 4, {}, {}, 8),
         ("ps-sync", 2, {}, TWICE, 8),
         ("ps-sync", 2, {"wire": "bf16"}, {}, 4),

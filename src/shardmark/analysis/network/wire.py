@@ -21,8 +21,9 @@ class CollectiveBytes:
     """One kind of collective in a step of one rank."""
 
     kind: str
-    ranks: int
-    """In its group, as the formula says; all of them where it says nothing."""
+    share: float
+    """Carried for each byte that is handed in, as the formula says; of groups of several sizes the
+    mean.  By all ranks where it says nothing."""
     defined_bytes: float
     """Payload by the strategy's definition."""
     counted_bytes: float | None
@@ -33,8 +34,7 @@ class CollectiveBytes:
     @property
     def carried_bytes(self) -> float:
         """For what was counted; a kind that nothing is known of counts once."""
-        share = carried_share(self.kind, self.ranks)
-        return (1.0 if share is None else share) * (self.counted_bytes or 0.0)
+        return self.share * (self.counted_bytes or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +86,23 @@ def _wire_of(row: Row) -> WireOfRow:
     for kind, own in (item for collectives in each for item in collectives.items()):
         sizes[kind] += own.payload_bytes
         calls[kind] += own.calls
-    defined = {} if wire is None else {part.kind: part for part in wire.traffic}
+    defined, carried = defaultdict[str, float](float), defaultdict[str, float](float)
+    for part in () if wire is None else wire.traffic:
+        defined[part.kind] += part.payload_bytes
+        carried[part.kind] += part.carried_bytes
     everybody = len(row.ok_trials[0].layout.training_ranks)
+
+    def share_of(kind: str) -> float:
+        if defined[kind]:
+            return carried[kind] / defined[kind]
+        share = carried_share(kind, everybody)
+        return 1.0 if share is None else share
+
     kinds = tuple(
         CollectiveBytes(
             kind=kind,
-            ranks=defined[kind].ranks if kind in defined else everybody,
-            defined_bytes=defined[kind].payload_bytes if kind in defined else 0.0,
+            share=share_of(kind),
+            defined_bytes=defined[kind],
             counted_bytes=sizes[kind] / len(each) if counted else None,
             counted_calls=calls[kind] / len(each) if counted else None,
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardmark.measure.memory.tensors import local
@@ -32,13 +33,21 @@ KINDS: dict[str, tuple[str, int]] = {
     "recv_": ("receive", 0),
     "recv_any_source_": ("receive", 0),
     "barrier": ("barrier", 0),
+    # Functional ones, which DTensor calls.
+    "all_reduce": ("all_reduce", 0),
+    "all_gather_into_tensor": ("all_gather", 0),
+    "reduce_scatter_tensor": ("reduce_scatter", 0),
+    "all_to_all_single": ("all_to_all", 0),
+    "shard_dim_alltoall": ("all_to_all", 0),
 }
+FUNCTIONAL = ("_c10d_functional", "_dtensor")
 
 
 class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """While entered, sees every `c10d` operator of this thread and of the backward pass it starts.
+    """While entered, sees every collective of this thread and of the backward pass it starts.
 
-    DDP's reducer, FSDP2 and DeepSpeed all reach their backend through these operators.
+    DDP's reducer, FSDP2 and DeepSpeed all reach their backend through `c10d` operators, DTensor
+    through functional ones.
     """
 
     def __init__(self) -> None:
@@ -53,9 +62,12 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls collectives, and operators on what the rank holds
         namespace, _, operator = str(func).partition(".")
-        if namespace == "c10d":
-            name = operator.rpartition(".")[0] or operator
+        name = operator.rpartition(".")[0] or operator
+        # Functional ones are also waited for.
+        if namespace == "c10d" or (namespace in FUNCTIONAL and name in KINDS):
             kind, position = KINDS.get(name, (name.strip("_"), 0))
             self._calls[kind] += 1
             if len(args) > position:

@@ -107,6 +107,8 @@ _STYLES = {
     "fsdp1": Look("#c77f4a", 5, 2),
     "local-sgd": Look("#6b8e23", 0, 3),
     "diloco": Look("#8a8a00", 5, 3),
+    "tp": Look("#b4005a", 2, 3),
+    "fsdp-tp": Look("#7a5200", 4, 1),
     "ps-sync": Look("#007a5e", 3, 7),
     "ps-async": Look("#00a37a", 2, 4),
     "ps-bounded": Look("#4d8b00", 1, 7),

@@ -6,6 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+TENSOR_PLAN = {
+    "embedding": "row",
+    "blocks.*.attention.queries_keys_values": "column",
+    "blocks.*.attention.out": "row",
+    "blocks.*.widen": "column",
+    "blocks.*.shrink": "row",
+    "head": "gathered",
+}
+"""How its layers are divided over ranks; see `TensorPlan`."""
+
 
 class GPT(nn.Module):
     """Pre-norm blocks between an embedding and a head (Radford et al., 2019).
@@ -82,7 +92,10 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot products of several heads."""
+    """Scaled dot products of several heads.
+
+    Queries, keys and values of a head are neighbours: a rank may have the rows of some heads alone.
+    """
 
     def __init__(
         self, width: int, heads: int, *, dropout: float, causal: bool, turns: Rotation | None
@@ -90,12 +103,14 @@ class Attention(nn.Module):
         super().__init__()
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
-        self._heads, self._dropout, self._causal, self._turns = heads, dropout, causal, turns
+        self._size = width // heads
+        self._dropout, self._causal, self._turns = dropout, causal, turns
 
     def forward(self, hidden: Tensor, allowed: Tensor | None) -> Tensor:
-        batch, length, width = hidden.shape
-        projected = self.queries_keys_values(hidden).view(batch, length, 3, self._heads, -1)
-        queries, keys, values = projected.permute(2, 0, 3, 1, 4)  # (batch, heads, length, size)
+        projected = self.queries_keys_values(hidden)  # (batch, length, heads x 3 x size)
+        batch, length, _ = projected.shape
+        heads = projected.view(batch, length, -1, 3, self._size)
+        queries, keys, values = heads.permute(3, 0, 2, 1, 4)  # (batch, heads, length, size)
         if self._turns is not None:
             queries, keys = self._turns(queries), self._turns(keys)
         if allowed is not None and self._causal:
@@ -108,7 +123,7 @@ class Attention(nn.Module):
             dropout_p=self._dropout if self.training else 0.0,
             is_causal=self._causal and allowed is None,
         )
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import InputError
+from shardmark.workloads.base import TensorPlan, Undivided
 from shardmark.workloads.language.gpt import positions_in, same_document
 from shardmark.workloads.language.options import HUGGING_FACE
 from shardmark.workloads.model_building import seeded
@@ -20,6 +22,20 @@ if TYPE_CHECKING:
     from shardmark.workloads.language.batch import TokenBatch
     from shardmark.workloads.language.data import LanguageData
     from shardmark.workloads.language.options import LanguageOptions
+
+
+STYLES = {
+    "colwise": "column",
+    "rowwise": "row",
+    "embedding_rowwise": "row",
+    "colwise_gather_output": "gathered",
+    "colwise_rep": "gathered",
+    "replicated_with_grad_allreduce": "summed",
+}
+"""What transformers calls them -> `TensorPlan`."""
+HEADS = {"num_attention_heads": "heads", "num_key_value_heads": "heads of keys and values"}
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+"""Of what divided heads compute, as configurations call it."""
 
 
 def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.Module:
@@ -115,6 +131,35 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
     names = getattr(model, "_no_split_modules", None) or ()
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return [layer for each in lists for layer in each if type(layer).__name__ in names] or None
+
+
+def tensor_plan(model: nn.Module) -> TensorPlan | Undivided:
+    """The model's own; its embedding of tokens is divided in any case."""
+    own: dict[str, str] = getattr(model, "tp_plan", None) or {}
+    config: Any = model.config
+    kind = type(model).__name__
+    if not own:
+        return Undivided(f"transformers has no plan of how {kind} is divided", "use fsdp")
+    for key in DROPOUTS:
+        if getattr(config, key, 0):
+            return Undivided(
+                f"{key} {getattr(config, key):g} would draw other masks in divided heads",
+                f"set workload.model_options.{key}: 0",
+            )
+    names = [name for name, _ in model.named_modules()]
+    styles = {
+        pattern: STYLES.get(style, style)
+        for pattern, style in own.items()
+        if fnmatch.filter(names, pattern)
+    }
+    tokens: Any = model.get_input_embeddings()  # type: ignore[operator]
+    (embedding,) = (name for name, module in model.named_modules() if module is tokens)
+    if not any(fnmatch.fnmatchcase(embedding, pattern) for pattern in styles):
+        styles[embedding] = "row"
+    units = {what: getattr(config, key, None) for key, what in HEADS.items()}
+    return TensorPlan(
+        styles=styles, units={what: count for what, count in units.items() if count is not None}
+    )
 
 
 def uncounted_flops(model: nn.Module) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.base import LossSum
+from shardmark.workloads.base import LossSum, TensorPlan, Undivided
 from shardmark.workloads.flops import flops_on_meta
 from shardmark.workloads.language.batch import (
     IGNORED,
@@ -22,7 +22,7 @@ from shardmark.workloads.language.batch import (
 )
 from shardmark.workloads.language.causality import check_causal
 from shardmark.workloads.language.data import Samples, load
-from shardmark.workloads.language.gpt import GPT
+from shardmark.workloads.language.gpt import GPT, TENSOR_PLAN
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.order import generator
 from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
@@ -128,6 +128,27 @@ class Language(SampledTask[Samples, TokenBatch]):
 
             return layers(model)
         return None
+
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:
+        options = self._options
+        if options.from_transformers:
+            from shardmark.workloads.language.hugging_face import tensor_plan
+
+            return tensor_plan(model)
+        if not isinstance(model, GPT):
+            return super().tensor_plan(model)
+        if options.dropout:
+            return Undivided(
+                f"dropout {options.dropout:g} would draw other masks in divided heads",
+                "set workload.dropout: 0",
+            )
+        # Learned positions are looked up for whole sequences, uneven batches have other lengths.
+        by_position = options.positions == "rotary" and options.packed
+        return TensorPlan(
+            styles=TENSOR_PLAN,
+            units={"heads": options.heads},
+            sequence_length=options.sequence_length if by_position else None,
+        )
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> TokenBatch:
         return TokenBatch(

@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, Better
-from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup
+from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup, TensorPlan, Undivided
 from shardmark.workloads.model_building import check_fresh, generators_kept, user_function
 from shardmark.workloads.order import Share, checked_weights, seed_of
 from shardmark.workloads.own.options import NEEDED
@@ -195,6 +195,16 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
         own = getattr(self._task, "blocks", None)
         return None if own is None else list(own(model))
+
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:
+        own = getattr(self._task, "tensor_plan", None)
+        if own is None:
+            return super().tensor_plan(model)
+        styles, units = own(model), getattr(self._task, "tensor_units", {})
+        if not isinstance(styles, Mapping) or not isinstance(units, Mapping):
+            found = f"tensor_plan gives a {type(styles).__name__}"
+            raise self._refusal(found, "a dictionary: {module: column, row, gathered or summed}")
+        return TensorPlan(styles=dict(styles), units=dict(units))
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> OwnBatch:
         positions = range(share.positions.start, share.positions.stop)

@@ -1,0 +1,260 @@
+"""Divides a model's layers over tensor ranks by a workload's plan, and trains what they hold."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from shardmark.strategies.checkpoint_state import local
+from shardmark.strategies.step import EagerWorker
+from shardmark.workloads.base import Batch, TensorPlan, Undivided
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+
+    from shardmark.measure.step.recorder import Spans
+
+DIVIDED = {"column": (nn.Linear,), "row": (nn.Linear, nn.Embedding), "gathered": (nn.Linear,)}
+"""How a layer may be divided, and which layers torch divides so."""
+STYLES = (*DIVIDED, "summed")
+OTHER_STRATEGY = "use fsdp, or ddp"
+SEQUENCE_DIM = 1
+
+
+def problems_with(
+    plan: TensorPlan,
+    model: nn.Module,
+    ranks: int,
+    *,
+    sequence_parallel: bool = False,
+    loss_parallel: bool = False,
+) -> Iterator[Undivided]:
+    """Why the model cannot be divided over so many ranks by the plan; nothing where it can."""
+    styles = styled_modules(model, plan)
+    for pattern, style in plan.styles.items():
+        if style not in STYLES:
+            yield Undivided(f"its plan divides {pattern} as {style!r}", OTHER_STRATEGY)
+        if not any(fnmatchcase(name, pattern) for name in styles):
+            remedy = "name modules as model.named_modules() does"
+            yield Undivided(f"its plan divides {pattern}, which the model lacks", remedy)
+    for what, count in plan.units.items():
+        yield from _uneven(f"{count} {what}", count, ranks)
+    for name, (module, style) in styles.items():
+        if style != "summed" and not isinstance(module, DIVIDED[style]):
+            kind = type(module).__name__
+            yield Undivided(f"its plan divides {name}, a {kind}, as {style!r}", OTHER_STRATEGY)
+        side = {"column": "out_features", "row": "in_features"}.get(style, "")
+        features = getattr(module, side, 0)  # tokens may be uneven
+        yield from _uneven(f"{features} features of {name}", features, ranks)
+    for tied in _tied(model):
+        if len({_placement(module, name, _style_of(styles, module)) for module, name in tied}) > 1:
+            names = [name for name, (module, _) in styles.items() if (module, "weight") in tied]
+            found = f"tied weights of {' and '.join(names)} are divided in two ways"
+            yield Undivided(found, "untie them, or let the plan divide all of them by tokens")
+    if loss_parallel and "gathered" not in plan.styles.values():
+        yield Undivided(
+            "its plan does not say which layer gives logits", "set loss_parallel: false"
+        )
+    if sequence_parallel:
+        yield from _sequence_problem(plan, ranks)
+
+
+def _uneven(what: str, count: int, ranks: int) -> Iterator[Undivided]:
+    if count % ranks:
+        fitting = [str(size) for size in range(2, count + 1) if count % size == 0][:4]
+        remedy = f"use {' or '.join(fitting)} tensor ranks" if fitting else OTHER_STRATEGY
+        yield Undivided(f"{what} cannot be divided over {ranks} tensor ranks", remedy)
+
+
+def _sequence_problem(plan: TensorPlan, ranks: int) -> Iterator[Undivided]:
+    length, remedy = plan.sequence_length, "set sequence_parallel: false"
+    if length is None:
+        found = "this model needs whole sequences between its divided layers"
+        yield Undivided(found, remedy)
+    elif length % ranks:
+        found = f"sequences of {length} cannot be divided over {ranks} tensor ranks"
+        yield Undivided(found, remedy)
+
+
+def styled_modules(model: nn.Module, plan: TensorPlan) -> dict[str, tuple[nn.Module, str]]:
+    """The plan's modules and styles by name, in the model's own order: the same on every rank."""
+    return {
+        name: (module, style)
+        for name, module in model.named_modules()
+        for pattern, style in plan.styles.items()
+        if fnmatchcase(name, pattern)
+    }
+
+
+def _style_of(styles: dict[str, tuple[nn.Module, str]], module: nn.Module) -> str | None:
+    return next((style for styled, style in styles.values() if styled is module), None)
+
+
+def _placement(module: nn.Module, parameter: str, style: str | None) -> Placement:
+    """How the plan lays out a parameter."""
+    if style in {"column", "gathered"} or (style == "row" and isinstance(module, nn.Embedding)):
+        return Shard(0)
+    return Shard(1) if style == "row" and parameter == "weight" else Replicate()
+
+
+def divide(
+    model: nn.Module,
+    plan: TensorPlan,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool = False,
+    loss_parallel: bool = False,
+) -> None:
+    """Leave each rank its part of the model, whose parameters are all tensors on the mesh.
+
+    Every rank has the same model.  Collective.
+    """
+    styles, ties = styled_modules(model, plan), _tied(model)
+    for name, module in list(model.named_modules()):
+        _, style = styles.get(name, (module, None))
+        for parameter_name, parameter in list(module.named_parameters(recurse=False)):
+            # `parallelize_module` takes the parts as they are.
+            placement = _placement(module, parameter_name, style)
+            module.register_parameter(parameter_name, _part(parameter, mesh, placement))
+        if style in DIVIDED:
+            torch_style = _torch_style(module, style, sequence_parallel, loss_parallel)
+            parallelize_module(module, mesh, torch_style)
+        elif any(True for _ in module.parameters(recurse=False)):
+            _compute_locally(module, mesh, summed=sequence_parallel or style == "summed")
+    for (first, first_name), *others in ties:
+        for module, name in others:
+            module.register_parameter(name, first.get_parameter(first_name))
+
+
+def _part(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
+    """The same parameter on the mesh, of which this rank holds its part alone."""
+    placed = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+    return nn.Parameter(placed, requires_grad=parameter.requires_grad)
+
+
+def _torch_style(
+    module: nn.Module, style: str, sequence_parallel: bool, loss_parallel: bool
+) -> ParallelStyle:
+    between = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
+    if style == "row":
+        tokens = Replicate() if isinstance(module, nn.Embedding) else Shard(-1)
+        return RowwiseParallel(input_layouts=tokens, output_layouts=between)
+    if style == "column":
+        return ColwiseParallel(input_layouts=between)
+    logits = Shard(-1) if loss_parallel else Replicate()
+    return ColwiseParallel(
+        input_layouts=between, output_layouts=logits, use_local_output=not loss_parallel
+    )
+
+
+def _compute_locally(module: nn.Module, mesh: DeviceMesh, *, summed: bool) -> None:
+    """Have the module's forward use its whole parameters as plain tensors.
+
+    `summed` where each rank passes a part of the activations: gradients are added up.
+    """
+    forward, group = module.forward, mesh.get_group()
+
+    def add_up(gradient: Tensor) -> Tensor:
+        total = gradient.contiguous()
+        dist.all_reduce(total, group=group)
+        return total
+
+    def plain(parameter: nn.Parameter | None) -> Tensor | None:
+        if not isinstance(parameter, DTensor):
+            return parameter
+        held = parameter.to_local()
+        if summed and held.requires_grad:
+            held.register_hook(add_up)
+        return held
+
+    def locally(*args: Any, **kwargs: Any) -> Any:
+        whole = dict(module._parameters)
+        module._parameters.update({name: plain(p) for name, p in whole.items()})  # type: ignore[misc]
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            module._parameters.update(whole)
+
+    module.forward = locally
+
+
+def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Modules and names of each parameter that several have."""
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            owners[parameter].append((module, name))
+    return [found for found in owners.values() if len(found) > 1]
+
+
+@contextmanager
+def counting_divided(model: nn.Module, plan: TensorPlan) -> Iterator[Counter[str]]:
+    """Elements of a sample that pass the sides of divided layers on which ranks meet.
+
+    `in`: into layers that divide their outputs; `out`: of those that divide their inputs; `rows`:
+    of embeddings that divide their tokens; `logits`: of layers whose outputs are gathered.  Calls
+    with fewer elements than another are left out: other lengths of a sample.
+    """
+    calls: dict[tuple[nn.Module, str], list[int]] = defaultdict(list)
+
+    def elements(tensor: Tensor) -> int:
+        return tensor.numel() // tensor.shape[0]
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, *, style: str) -> None:
+        if style in {"column", "gathered"}:
+            calls[module, "in"].append(elements(inputs[0]))
+        if style == "gathered":
+            calls[module, "logits"].append(elements(output))
+        if style == "row":
+            side = "rows" if isinstance(module, nn.Embedding) else "out"
+            calls[module, side].append(elements(output))
+
+    counted = Counter[str]()
+    with ExitStack() as hooks:
+        for module, style in styled_modules(model, plan).values():
+            hook = module.register_forward_hook(
+                lambda module, inputs, output, style=style: note(
+                    module, inputs, output, style=style
+                )
+            )
+            hooks.callback(hook.remove)
+        yield counted
+    for (_, side), sizes in calls.items():
+        counted[side] += sum(size for size in sizes if size == max(sizes))
+
+
+@dataclass(kw_only=True, eq=False)
+class DividedWorker(EagerWorker):
+    """Trains divided layers; the loss too is computed on divided logits where that is asked."""
+
+    loss_parallel: bool = False
+
+    def _on_logits(self) -> AbstractContextManager[object]:
+        return loss_parallel() if self.loss_parallel else nullcontext()
+
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        with super()._precision(), self._on_logits():
+            yield
+
+    def _backward(self, share: Tensor, last: bool) -> None:
+        with self._on_logits():
+            super()._backward(share, last)
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        return local(super().step(batch, recorder))
