@@ -95,6 +95,16 @@ _CATALOGUE = (
         "optimizer_seconds",
         "Clipping, update of the weights and zeroing of the gradients: median per measured step.",
     ),
+    Metric(
+        "pipeline_bubble_fraction",
+        "Part of the passes of all micro-batches in which a rank computes none, but waits, sends or"
+        " receives: mean over the ranks. With equal stages (p-1)/(m+p-1) for gpipe and 1f1b.",
+        source=_SPANS,
+        group="time",
+        over="mean",
+        better="lower",
+        unit="fraction",
+    ),
     _time(
         "exposed_communication_seconds",
         "Per step: time in which communication ran and no computation did.",
@@ -439,6 +449,7 @@ _CATALOGUE = (
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _CATALOGUE})
 """By name, in the order in which tables show them."""
 
+NO_PIPELINE = "the strategy has no pipeline"
 NO_SERVERS = "the strategy has no parameter server"
 """Why most strategies have no staleness; tables do not say it."""
 NO_SUCH_METRIC = "the workload has no such metric"

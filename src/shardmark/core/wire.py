@@ -21,6 +21,10 @@ class ModelSize:
     on which they meet: `in`, `out`, `rows` of embeddings, `logits`."""
     divided_again: Mapping[str, int] = field(default_factory=dict)
     """Those that activation checkpointing passes again."""
+    between_stages_bytes: int = 0
+    """Bytes of a sample that pass from stage to stage of a pipeline, both ways together."""
+    tied_parameters: int = 0
+    """Elements of trained parameters that two stages hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +37,14 @@ class Traffic:
     """Bytes of the tensors that the rank hands in: its own part for a gather."""
     ranks: int
     """In the group."""
+    sent_by_peers: bool = False
+    """Messages of other training ranks, which count where they are sent."""
 
     @property
     def carried_bytes(self) -> float:
         """What the network has to carry for this rank."""
+        if self.sent_by_peers:
+            return 0.0
         share = carried_share(self.kind, self.ranks)
         assert share is not None, f"a strategy's formula names an unknown collective: {self.kind}"
         return share * self.payload_bytes

@@ -35,6 +35,8 @@ EXPLAINED_BY_REPRESENTATION = 0.9
 
 TENSOR_CHECKS = frozenset(NAMES.values())
 
+ROUNDING = float(np.finfo(np.float32).eps)
+
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 DECAYS: dict[str, Callable[[str, tuple[int, ...]], bool]] = {
@@ -63,6 +65,7 @@ def cause_of(
     first = first_deviation(capture, checks, tolerances)
     cause = (
         _read_off(capture, first, tolerances)
+        or _clipped_in_parts(capture, first, tolerances.reference, recipe)
         or _repeated(
             capture, checks, first, tolerances, recipe=recipe, mathematics=mathematics, run=run
         )
@@ -352,6 +355,50 @@ def _other_weights(capture: Capture, expected: Capture) -> Cause:
     shas = dict(enumerate(sha[:12] for sha in capture.initial_sha256))
     seeds = expected.initial_sha256[0][:12]
     return _cause("different initial weights", f"hash by rank {shas}, the seed's {seeds}")
+
+
+def _clipped_in_parts(
+    capture: Capture, first: Check, expected: Capture, recipe: Recipe
+) -> Cause | None:
+    """Whether SGD's first update shows that parts of the model are clipped by norms of their own.
+
+    An update is the gradient times what clipping leaves of it, which is the same in each part.
+    """
+    part, largest = "parameters after the first update", recipe.gradient_clipping
+    skipped = set(expected.skipped[0])
+    rate = next((r for step, r in enumerate(expected.learning_rates) if step not in skipped), 0.0)
+    if first.name != NAMES[part] or largest is None or recipe.optimizer.name != "sgd" or not rate:
+        return None
+    squares = {name: norm(each) ** 2 for name, each in expected.tensors["gradient"].items()}
+    whole = math.sqrt(sum(squares.values()))
+    wanted = min(1.0, largest / whole) if whole else 1.0
+    left = {
+        name: wanted
+        + float(np.vdot(expected.tensors[part][name] - capture.tensors[part][name], gradient))
+        / (rate * squares[name])
+        for name, gradient in expected.tensors["gradient"].items()
+        if name in capture.tensors[part]
+        # Of small gradients the update is lost in the rounding of the parameter.
+        and ROUNDING * norm(expected.tensors[part][name])
+        < 0.002 * wanted * rate * math.sqrt(squares[name])
+    }
+    parts: list[list[str]] = []
+    for name in sorted(left, key=left.__getitem__):
+        if parts and math.isclose(left[name], left[parts[-1][0]], rel_tol=0.01):
+            parts[-1].append(name)
+        else:
+            parts.append([name])
+    norms = [math.sqrt(sum(squares[name] for name in names)) for names in parts]
+    found = [left[names[0]] for names in parts]
+    by_part = (min(1.0, largest / own) for own in norms if own)
+    if len(parts) < 2 or not np.allclose(found, [*by_part], rtol=0.02):
+        return None
+    return _cause(
+        "gradients are clipped by the norms of parts of the model, not by that of all",
+        f"by {', '.join(f'{own:.4g}' for own in norms)}, where all together have {whole:.4g}; "
+        "the ranks have to add up the squares of their norms",
+        "gradient_clipping",
+    )
 
 
 def _skips_of_ranks(capture: Capture, _: Tolerances) -> Cause | None:

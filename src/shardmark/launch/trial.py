@@ -247,6 +247,8 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | No
                 trained_matrices=probe.trained_matrices,
                 divided=probe.divided or {},
                 divided_again=probe.divided_again,
+                between_stages_bytes=probe.between_stages_bytes,
+                tied_parameters=probe.tied_parameters,
             )
             return trial.built_strategy.wire_bytes(
                 size, trial.recipe, trial.world_size, trial.nodes

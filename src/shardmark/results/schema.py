@@ -94,6 +94,9 @@ class ProbeRecord(Stored):
     divided: dict[str, int] | None = None
     """Elements of a sample that pass into and out of divided layers, as `ModelSize` has them."""
     divided_again: dict[str, int] = {}
+    between_stages_bytes: int = 0
+    """Of a sample that pass between a pipeline's stages, and, below, what two stages hold."""
+    tied_parameters: int = 0
     batch_norms: int | None = None
     """Modules of the whole model that take statistics of one rank's share of a batch."""
     reasons: dict[str, str] = {}

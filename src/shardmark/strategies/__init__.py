@@ -22,6 +22,7 @@ from shardmark.strategies.parameter_server.strategy import (
     BoundedServer,
     ParameterServer,
 )
+from shardmark.strategies.pipeline_parallel import PipelineParallel, ReplicatedPipeline
 from shardmark.strategies.single import Single
 from shardmark.strategies.tensor_parallel import ShardedTensorParallel, TensorParallel
 from shardmark.strategies.zro.strategy import ZeroRedundancy
@@ -43,6 +44,9 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "diloco": DiLoCo,
     "tp": TensorParallel,
     "fsdp-tp": ShardedTensorParallel,
+    "pp": PipelineParallel,
+    "ddp-pp": partial(ReplicatedPipeline, name="ddp-pp", sharded=False),
+    "fsdp-pp": partial(ReplicatedPipeline, name="fsdp-pp", sharded=True),
     "ps-sync": ParameterServer,
     "ps-async": AsynchronousServer,
     "ps-bounded": BoundedServer,

@@ -215,6 +215,10 @@ class Worker(Protocol):
         """What passed between this rank and parameter servers so far; None without any."""
         return None
 
+    def between_stages(self) -> Mapping[str, int]:
+        """Of `ModelSize`: what passes between a pipeline's stages, and what two of them hold."""
+        return {}
+
     def close(self) -> None:
         """The training is over: nothing else is called any more."""
         return

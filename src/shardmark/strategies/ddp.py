@@ -151,7 +151,7 @@ class DDP(Strategy):
         from shardmark.strategies.replicas import DistributedReplicas
 
         model = build_on(context.device, workload, recipe, keeps_strides=self._keeps_strides())
-        ddp = DistributedReplicas(model, **self._arguments(_buffers_option()))
+        ddp = DistributedReplicas(model, **self.arguments())
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         trained = list(named.values())
         gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
@@ -218,10 +218,10 @@ class DDP(Strategy):
     ) -> LaunchConfiguration:
         return LaunchConfiguration(
             wrapper="torch.nn.parallel.DistributedDataParallel",
-            arguments=self._arguments(_buffers_option()),
+            arguments=self.arguments(),
             # Its launcher starts one process alone for MULTI_CPU, which is for MPI.
             accelerate={"distributed_type": "MULTI_GPU"},
-            accelerate_arguments=self._arguments("broadcast_buffers") | self._accelerate_hook(),
+            accelerate_arguments=self.arguments("broadcast_buffers") | self._accelerate_hook(),
             notes=(
                 "Accelerate takes the wrapper's arguments as DistributedDataParallelKwargs.",
                 *self._hook_notes(),
@@ -261,14 +261,15 @@ class DDP(Strategy):
             "batch_tensors_with_same_shape": False,
         }
 
-    def _arguments(self, buffers_option: str) -> dict[str, Any]:
-        """Of DistributedDataParallel, whose option for buffers has that name."""
+    def arguments(self, buffers_option: str | None = None) -> dict[str, Any]:
+        """Of DistributedDataParallel; whose option for buffers has that name, or the installed
+        torch's."""
         return {
             "bucket_cap_mb": self.bucket_mb,
             "gradient_as_bucket_view": True,
             "static_graph": self.static_graph,
             "find_unused_parameters": self.find_unused_parameters,
-            buffers_option: False,
+            buffers_option or _buffers_option(): False,
         }
 
 

@@ -235,6 +235,7 @@ class EagerWorker(StepWorker):
         self._count_updates_of(self._optimizer)
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those that this rank holds, by the names that count."""
         return self.module.named_parameters()
 
     def _built_optimizer(self) -> torch.optim.Optimizer:

@@ -226,7 +226,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             model = hollow_model(workload) or workload.build_model()
             report.structure_sha256 = structure_sha256(model)
             counts = model_counts(workload, model, recipe, tensor_ranks=trial.layout.tensor)
-            report.probe = report.probe.model_copy(update=counts)
+            report.probe = report.probe.model_copy(update=counts | dict(worker.between_stages()))
     worker.close()
 
 

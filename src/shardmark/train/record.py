@@ -39,7 +39,7 @@ from shardmark.workloads.base import Workload
 if TYPE_CHECKING:
     from shardmark.measure.step.compilation import Compilation
 
-SPANS = ("step", "data", "forward", "backward", "optimizer")
+SPANS = ("step", "data", "forward", "backward", "pipeline", "optimizer")
 
 
 def weights_sha256(named: Iterable[tuple[str, Tensor]]) -> str:

@@ -131,6 +131,21 @@ class Workload(Protocol):
             "use fsdp, or an own task with tensor_plan(model)",
         )
 
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+        """Modules whose chain is the model, with all of its parameters; or why there are none.
+
+        The first one takes what the model is called with, each other one what the one before gives:
+        a tensor, or several as a tuple.
+        """
+        from torch import nn
+
+        if type(model) is nn.Sequential:
+            return list(model)
+        return Undivided(
+            "its model says nowhere of which parts it is a chain",
+            "use fsdp, or an own task with pipeline_parts(model)",
+        )
+
     @property
     def parameter_groups(self) -> Sequence[ParameterGroup]:
         """The optimizer's, of the last model that was built; none: all parameters are one group."""

@@ -126,7 +126,7 @@ def test_exit_code_tells_of_failures(
         (["quickstrat"], "error: quickstrat: no such file, and no such preset; allowed is a file"),
         (["quickstart", "--set", "recipe.epochs"], "recipe.epochs"),
         (["quickstart", "--set", "recipe.epoch=3"], "nearest: 'epochs'"),
-        (["quickstart", "--set", "matrix.strategy=[dpd]"], "found 'dpd'; allowed are single, dp"),
+        (["quickstart", "--set", "matrix.strategy=[dpd]"], "found 'dpd'; nearest: 'dp', 'ddp'"),
         (["quickstart", "--dry-run", "--set", "recipe.global_batch=7"], "7 samples cannot be sha"),
         (["quickstart", "--dry-run", "--set", "recipe.steps=5"], "5 steps of warm-up, and 5 in"),
         (["quickstart", "--dry-run", "--set", "recipe.global_batch=2048"], "1437 to train on"),

@@ -54,7 +54,7 @@ def _message(source: str | Path) -> str:
         (GOOD.replace("matrix:", "matrxi:"), "FILE: matrix: missing; this key is required\n"),
         (GOOD.replace("matrix:", "matrxi:"), "FILE: matrxi: no such key; allowed are name, "),
         (GOOD.replace("x-rate", "rate"), "keys of your own, for anchors, begin with x-"),
-        (GOOD.replace("ddp]", "ddpp]"), "FILE: matrix.strategy[1].name: found 'ddpp'; allowed"),
+        (GOOD.replace("ddp]", "ddpp]"), "FILE: matrix.strategy[1].name: found 'ddpp'; nearest"),
         (
             GOOD.replace("  epochs: 2\n", "") + "  steps: [ten]\n",
             "FILE: matrix.recipe.steps[0]: found 'ten'; allowed is a whole number",

@@ -26,7 +26,9 @@ from tests.unit.training.toy import ALONE, ToyWorkload, Unused, assert_same, rec
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "add-a-strategy.md"
 GPUS = Machine(device_type="cuda", device_count=8, cores=8)
-SIZE = ModelSize(parameters=1000, trained_parameters=900, divided={"in": 64, "out": 64})
+SIZE = ModelSize(
+    parameters=1000, trained_parameters=900, divided={"in": 64, "out": 64}, between_stages_bytes=8
+)
 
 
 @pytest.fixture(autouse=True)

@@ -35,6 +35,9 @@ LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float,
     ("tp", {}, 4, (1, 1, 0), (0.25, 0.25, 0.25)),
     ("fsdp-tp", {}, 8, (1, 4, 0), (0.125, 0.125, 0.125)),
     ("fsdp-tp", {"mesh": MESH}, 8, (2, 2, 0), (0.25, 0.25, 0.25)),
+    ("pp", {}, 4, (1, 1, 0), (0.25, 0.25, 0.25)),
+    ("ddp-pp", {"mesh": {"data": 2, "pipeline": 4}}, 8, (2, 1, 0), (0.25, 0.25, 0.25)),
+    ("fsdp-pp", {}, 8, (1, 4, 0), (0.5, 0.5, 0.125)),
     ("ps-sync", {}, 3, (3, 1, 1), (1.0, 1.0, 0.0)),
     ("ps-async", {"servers": 2}, 4, (4, 1, 2), (1.0, 1.0, 0.0)),
     ("ps-bounded", {}, 1, (1, 1, 1), (1.0, 1.0, 0.0)),
@@ -56,7 +59,8 @@ def test_layouts(
     layout = build_strategy(name, options).layout(ranks)
     assert (layout.data, layout.shard, len(layout.server_ranks)) == factors
     together = ranks // (factors[0] * factors[1])
-    assert (layout.tensor, layout.pipeline) == (together, 1)
+    by_layer = (1, together) if name.endswith("pp") else (together, 1)
+    assert (layout.tensor, layout.pipeline) == by_layer
     assert (layout.devices, layout.shares) == (ranks, ranks // together)
     training = [layout.ranks[rank] for rank in layout.training_ranks]
     count = 1 if name == "dp" else ranks // together
@@ -107,6 +111,8 @@ SIZE = ModelSize(
     trained_parameters=1_000_000,
     divided={"in": 3_000, "out": 2_000, "rows": 1_000, "logits": 4_000},
     divided_again={"in": 1_500, "out": 1_000},
+    between_stages_bytes=6_000,
+    tied_parameters=20_000,
 )
 FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)
 MB = 1e6
@@ -152,6 +158,11 @@ AUTOCAST = {"mixed_precision": "autocast"}
         ("tp", 2, {"sequence_parallel": True, "loss_parallel": True}, {}, 64 * 29 / 1000),
         # Half the samples, and 3 x half the gradients and parameters of a half.
         ("fsdp-tp", 4, {}, {}, 32 * (28 + 8) / 1000 + 3),
+        # 64 samples of 6 kB both ways, sent by 2 ranks, which each share a tied gradient of 80 kB.
+        ("pp", 2, {}, {}, 64 * 6 / 2000 + 0.08),
+        # Each pipeline has half the samples, and half of the gradients on each of its ranks.
+        ("ddp-pp", 4, {}, {}, 32 * 6 / 2000 + 0.08 + 2.04),
+        ("fsdp-pp", 4, {}, TWICE, 32 * 6 / 2000 + 0.04 + 2 * 2.04),
         ("ps-sync", 4, {}, {}, 8),
         ("ps-sync", 2, {}, TWICE, 8),
         ("ps-sync", 2, {"wire": "bf16"}, {}, 4),

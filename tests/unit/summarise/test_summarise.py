@@ -105,9 +105,15 @@ def test_what_a_cpu_has_not() -> None:
         **dict.fromkeys(on_cpu, "the device is a CPU"),
         **dict.fromkeys(NOT_OF_IT, "the workload has no such metric"),
         **dict.fromkeys(OF_SERVERS, "the strategy has no parameter server"),
+        "pipeline_bubble_fraction": "the strategy has no pipeline",
         **dict.fromkeys(OF_RESTARTS, "no checkpoint was written"),
         **dict.fromkeys(OF_COMPILING, "recipe.compile is none"),
     }
+
+
+def test_a_bubble_is_what_the_passes_leave_of_their_time() -> None:
+    steps = [line | {"pipeline_seconds": 1.0} for line in step_lines()]
+    assert value(summarised(steps=steps)[0], "pipeline_bubble_fraction") == pytest.approx(0.25)
 
 
 def test_the_mean_goes_with_maximum_and_imbalance() -> None:
@@ -144,9 +150,8 @@ def test_cuda() -> None:
     assert value(metrics, "energy_joules") == pytest.approx(600 * 6.6)
     assert value(metrics, "temperature_celsius") == 61  # hotter before the windows
     assert value(metrics, "device_used_bytes") == 10_000
-    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS | OF_COMPILING | {
-        "host_state_bytes"
-    }
+    others = {"host_state_bytes", "pipeline_bubble_fraction"}
+    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS | OF_COMPILING | others
 
 
 def test_one_process_with_several_devices() -> None:

@@ -28,7 +28,10 @@ class StepTime:
     spans: Mapping[str, float | None]
     """`data` and `WORK`; None where the strategy marks no such span."""
     exposed: float | None
-    """Communication that nothing hid, at most the spans of `WORK`, which hold it."""
+    """Communication that nothing hid, at most the spans of `WORK` and what is between, which hold
+    it."""
+    between: float = 0.0
+    """A pipeline's waiting between its passes."""
 
     @property
     def work(self) -> float:
@@ -41,13 +44,14 @@ class StepTime:
         no span marks, for example a sleep of `slow_ranks`; at least 0, as medians need not add up.
         """
         data = self.spans["data"]
-        computing = 1 - (self.exposed or 0.0) / self.work
+        waiting = min(self.exposed or 0.0, self.between)
+        computing = 1 - ((self.exposed or 0.0) - waiting) / self.work
         spans = {name: self.spans[name] for name in WORK}
         return {
             "data": data,
             **{name: None if s is None else s * computing for name, s in spans.items()},
             "exposed communication": self.exposed,
-            "rest": max(0.0, self.median - self.work - (data or 0.0)),
+            "rest": max(0.0, self.median - self.work - waiting - (data or 0.0)),
         }
 
 
@@ -75,13 +79,17 @@ def step_time(
     work = sum(means[name] or 0.0 for name in WORK)
     if median is None or work <= 0:
         return None
+    bubble = _mean(trials, "pipeline_bubble_fraction") or 0.0
+    passes = (means["forward"] or 0.0) + (means["backward"] or 0.0)
+    between = passes * bubble / (1 - bubble) if bubble < 1 else 0.0
     rates = [summary.value for t in trials if (summary := t.metrics.get("samples_per_second"))]
     known = own is not None and len(rates) == len(trials) and min(rates) > 0
     return StepTime(
         median=scale * median,
         at_rate=scale * own * fmean(1 / rate for rate in rates) if own and known else None,
         spans={name: None if mean is None else scale * mean for name, mean in means.items()},
-        exposed=None if exposed is None else scale * min(exposed, work),
+        exposed=None if exposed is None else scale * min(exposed, work + between),
+        between=scale * between,
     )
 
 

@@ -21,6 +21,7 @@ from shardmark.core.layout import Layout
 from shardmark.core.metrics import (
     METRICS,
     NO_CHECKPOINTS,
+    NO_PIPELINE,
     NO_SERVERS,
     NO_SUCH_METRIC,
     NOT_COMPILED,
@@ -53,13 +54,16 @@ _EVALUATED = tuple(
 )
 """Metrics that a workload's evaluation gives, each workload some of them."""
 
+_PIPELINE = "pipeline_seconds"
+"""Span of all passes of a step, with the forward and backward passes inside."""
+
 SpanSeconds = Mapping[tuple[int, str], Sequence[float]]
 """Rank and span -> seconds of each measured step."""
 
 
 def read_steps(lines: Iterable[Line]) -> tuple[int, SpanSeconds]:
     """Steps of the whole training, warm-up included, and seconds of the measured ones."""
-    spans = {span for span, _ in _QUANTILES.values()}
+    spans = {_PIPELINE, *(span for span, _ in _QUANTILES.values())}
     steps_taken = 0
     seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
     for line in lines:
@@ -132,9 +136,19 @@ def time_metrics(
         pair = seconds[int(below) : int(below) + 2]
         return pair[0] + part * (pair[-1] - pair[0])
 
+    def bubble(rank: RankRecord) -> Value:
+        if not has_window:
+            return no_window
+        passes = sum(measured.get((rank.rank, _PIPELINE), ()))
+        computing = (
+            measured.get((rank.rank, f"{of}_seconds"), ()) for of in ("forward", "backward")
+        )
+        return max(0.0, 1 - sum(map(sum, computing)) / passes) if passes else NO_PIPELINE
+
     return over_ranks(
         workers,
         startup_seconds=startup,
+        pipeline_bubble_fraction=bubble,
         evaluation_seconds=lambda rank: _mean(rank.evaluation_seconds, NO_EVALUATION),
         **{name: partial(compiled, name=name) for name in ("compile_seconds", "recompilations")},
         **{name: partial(quantile, span=s, share=q) for name, (s, q) in _QUANTILES.items()},

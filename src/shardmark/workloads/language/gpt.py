@@ -58,15 +58,21 @@ class GPT(nn.Module):
 
         `documents`, of the shape of the tokens, keeps attention among equal numbers.
         """
-        hidden = self.embedding(tokens)  # (batch, length, width)
-        if self.positions is not None:
-            hidden = hidden + self.positions(positions_in(tokens, documents))
-        hidden = self.dropout(hidden)
+        hidden = embed(self, tokens, documents)
         allowed = None if documents is None else same_document(documents)
         for block in self.blocks:
             hidden = block(hidden, allowed)
         logits: Tensor = self.head(self.norm(hidden))
         return logits
+
+
+def embed(of: GPT | Embeddings, tokens: Tensor, documents: Tensor | None) -> Tensor:
+    """Tokens (batch, length) -> (batch, length, width)."""
+    hidden: Tensor = of.embedding(tokens)
+    if of.positions is not None:
+        hidden = hidden + of.positions(positions_in(tokens, documents))
+    dropped: Tensor = of.dropout(hidden)
+    return dropped
 
 
 class Block(nn.Module):
@@ -149,6 +155,52 @@ class Rotation(nn.Module):
         first, second = heads.float().chunk(2, dim=-1)
         crossed = torch.cat((-second, first), dim=-1) * self.sines[:length]
         return (heads * self.cosines[:length] + crossed).type_as(heads)
+
+
+Passed = Tensor | tuple[Tensor, Tensor]
+"""From part to part: the hidden state, and the documents where there are any."""
+
+
+def parts_of(model: GPT) -> list[nn.Module]:
+    """Modules whose chain is the model."""
+    return [Embeddings(model), *map(Layer, model.blocks), Head(model)]
+
+
+class Embeddings(nn.Module):
+    """The first part."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.embedding, self.positions = model.embedding, model.positions
+        self.dropout = model.dropout
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Passed:
+        hidden = embed(self, tokens, documents)
+        return hidden if documents is None else (hidden, documents)
+
+
+class Layer(nn.Module):
+    """A block, which finds out anew what attention may look at: masks are larger than documents."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Passed:
+        out: Tensor = self.block(hidden, None if documents is None else same_document(documents))
+        return out if documents is None else (out, documents)
+
+
+class Head(nn.Module):
+    """The last part."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.norm, self.head = model.norm, model.head
+
+    def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
 
 
 def positions_in(tokens: Tensor, documents: Tensor | None) -> Tensor:

@@ -22,7 +22,7 @@ from shardmark.workloads.language.batch import (
 )
 from shardmark.workloads.language.causality import check_causal
 from shardmark.workloads.language.data import Samples, load
-from shardmark.workloads.language.gpt import GPT, TENSOR_PLAN
+from shardmark.workloads.language.gpt import GPT, TENSOR_PLAN, parts_of
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.order import generator
 from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
@@ -149,6 +149,9 @@ class Language(SampledTask[Samples, TokenBatch]):
             units={"heads": options.heads},
             sequence_length=options.sequence_length if by_position else None,
         )
+
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+        return parts_of(model) if isinstance(model, GPT) else super().pipeline_parts(model)
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> TokenBatch:
         return TokenBatch(

@@ -206,6 +206,10 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             raise self._refusal(found, "a dictionary: {module: column, row, gathered or summed}")
         return TensorPlan(styles=dict(styles), units=dict(units))
 
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+        own = getattr(self._task, "pipeline_parts", None)
+        return super().pipeline_parts(model) if own is None else list(own(model))
+
     def _training_batch(self, plan: BatchPlan, share: Share) -> OwnBatch:
         positions = range(share.positions.start, share.positions.stop)
         seeds = [seed_of(plan.seed, "own", share.epoch, position) for position in positions]

@@ -1,0 +1,435 @@
+"""Cuts a model into the stages of a pipeline, and trains those of one rank."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, chain, pairwise
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from shardmark.core.errors import InputError
+from shardmark.measure.step.recorder import NoSpans, Spans
+from shardmark.strategies.checkpoint_state import local
+from shardmark.strategies.execution import prepare
+from shardmark.strategies.step import EagerWorker, autocast, share_of_step, whole
+from shardmark.workloads.base import Batch, Undivided, Workload
+
+Parts = Sequence[nn.Module]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""What the model is called with."""
+Held = TypeVar("Held")
+OTHER_STRATEGY = "use fsdp, or ddp"
+
+
+def problem_with(
+    parts: Parts | Undivided, model: nn.Module, workload: Workload, stages: int
+) -> Undivided | None:
+    """Why the model cannot be cut into so many stages; None where it can."""
+    if isinstance(parts, Undivided):
+        return parts
+    return next(chain(_of_micro_batches(model, workload), _of_parts(parts, model, stages)), None)
+
+
+def _of_micro_batches(model: nn.Module, workload: Workload) -> Iterator[Undivided]:
+    """Where they would train another thing than the whole batch."""
+    if workload.not_additive is not None:
+        found = f"micro-batches cannot have the loss of the whole: {workload.not_additive}"
+        yield Undivided(found, OTHER_STRATEGY)
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            found = f"{name}, a batch norm, would take the statistics of each micro-batch"
+            yield Undivided(found, "use another norm, or ddp")
+        drawn = isinstance(module, _DropoutNd) and module.p
+        if drawn or (isinstance(module, nn.MultiheadAttention) and module.dropout):
+            found = f"{name}, a dropout, would draw masks in another order than one device"
+            yield Undivided(found, "set dropout to 0")
+
+
+def _of_parts(parts: Parts, model: nn.Module, stages: int) -> Iterator[Undivided]:
+    inside = {id(parameter) for part in parts for parameter in part.parameters()}
+    missing = [name for name, p in model.named_parameters() if id(p) not in inside]
+    if missing:
+        found = f"its pipeline_parts leave out {', '.join(missing[:3])}"
+        yield Undivided(found, "have every parameter in a part")
+    count = len(_with_parameters(parts))
+    if count < stages:
+        found = f"{count} parts with parameters do not make {stages} stages"
+        yield Undivided(found, "use fewer ranks, schedule: 1f1b, or a deeper model")
+
+
+def staged(parts: Parts, stages: int) -> list[list[nn.Module]]:
+    """The parts of each stage: consecutive ones, such that the costliest stage costs least.
+
+    A part costs its parameters, as each multiplies every token once; embeddings are looked up.
+    """
+    units = _with_parameters(parts)
+    sums = [0, *accumulate(sum(map(_cost, unit)) for unit in units)]
+
+    @cache
+    def least(end: int, count: int) -> tuple[int, tuple[int, ...]]:
+        """Cost of the costliest of so many stages up to that unit, and where each begins."""
+        if count == 1:
+            return sums[end], (0,)
+        before = ((start, *least(start, count - 1)) for start in range(count - 1, end))
+        return min((max(cost, sums[end] - sums[at]), (*begins, at)) for at, cost, begins in before)
+
+    _, begins = least(len(units), stages)
+    return [
+        [part for unit in units[begin:end] for part in unit]
+        for begin, end in pairwise((*begins, len(units)))
+    ]
+
+
+def _with_parameters(parts: Parts) -> list[list[nn.Module]]:
+    """Parts in groups that have something to train: a stage without would need no optimizer."""
+    units: list[list[nn.Module]] = []
+    waiting: list[nn.Module] = []
+    for part in parts:
+        waiting.append(part)
+        if any(parameter.requires_grad for parameter in part.parameters()):
+            units.append(waiting)
+            waiting = []
+    if units:
+        units[-1] += waiting
+    return units
+
+
+def _cost(part: nn.Module) -> int:
+    return sum(
+        parameter.numel()
+        for module in part.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    )
+
+
+def chained(parts: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
+    """The output of the last part, each called with that of the one before."""
+    first, *others = parts
+    value = first(*args, **kwargs)
+    for part in others:
+        value = part(*value) if isinstance(value, tuple) else part(value)
+    return value
+
+
+class _Called(Exception):  # noqa: N818  (no error)
+    """Leaves a loss at its call of the model."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
+
+
+class _Asking(nn.Module):
+    """In the place of a model whose inputs are wanted."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        raise _Called((args, kwargs))
+
+
+class _Answering(nn.Module):
+    """In the place of a model whose output is known."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self._outputs = [output]
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        if not self._outputs:
+            raise InputError(
+                "the workload's loss",
+                "it calls the model more than once for a batch, which a pipeline computes once",
+                "one call in each batch, or another strategy",
+            )
+        return self._outputs.pop()
+
+
+def call_of(workload: Workload, batch: Batch) -> Call:
+    """What the loss of the batch calls the model with."""
+    try:
+        workload.loss(_Asking(), batch)
+    except _Called as called:
+        return called.call
+    raise InputError("the workload's loss", "it does not call the model", "one call of model(...)")
+
+
+class Stage(nn.Module):
+    """Consecutive parts of the model; the first stage is given the number of a micro-batch."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        around: Callable[[], AbstractContextManager[object]],
+        call_of: Callable[[int], Call] | None,
+    ) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self._around, self._call_of = around, call_of
+
+    def forward(self, *received: Tensor) -> Any:
+        with self._around():
+            if self._call_of is None:
+                return chained([*self.parts], *received)
+            args, kwargs = self._call_of(int(received[0]))
+            return chained([*self.parts], *args, **kwargs)
+
+
+class _MarkedStage(PipelineStage):
+    """Marks the backward passes, which a schedule calls when it is their turn."""
+
+    spans: Callable[[], Spans]
+
+    def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        with self.spans().span("backward"):
+            return super().backward_maybe_with_nosync(*args, **kwargs)
+
+
+@dataclass(kw_only=True, eq=False)
+class PipelineWorker(EagerWorker):
+    """Trains one rank's stages; all ranks of its pipeline have the same samples.
+
+    Parameters of other ranks' stages are taken out of the model; all keep their names.
+    """
+
+    stages: list[list[nn.Module]]
+    """Parts of all stages, which go round over the ranks."""
+    pipeline: dist.ProcessGroup
+    """The pipeline's ranks."""
+    schedule: str
+    """Class in `torch.distributed.pipelining`."""
+    micro_batches: int
+    replicate: Callable[[Stage], nn.Module] = lambda stage: stage
+    """Has a stage share its gradients with the ranks that have it for other samples."""
+
+    def __post_init__(self) -> None:
+        ranks, rank = self.pipeline.size(), self.pipeline.rank()
+        self._micro_batches: Sequence[Batch] = ()
+        self._spans: Spans = NoSpans()
+        self._schedules: dict[object, Any] = {}
+        self._between_stages_bytes = 0
+        self._shapes = FakeTensorMode(allow_non_fake_inputs=True)
+        with FakeCopyMode(self._shapes):
+            # Before blocks are checkpointed, which changes no shape.
+            self._shapes_of = [list(parts) for parts in copy.deepcopy(self.stages)]
+        prepare(self.module, self.workload, self.recipe)
+        first_names: dict[nn.Parameter, str] = {}
+        self._names = {
+            path: first_names.setdefault(parameter, path)
+            for path, parameter in self.module.named_parameters(remove_duplicate=False)
+        }
+        """As the whole model has it, by the place of a parameter: a tied one has several places."""
+        holders = {
+            name: sorted(
+                {
+                    index % ranks
+                    for index, parts in enumerate(self.stages)
+                    if any(parameter is p for part in parts for p in part.parameters())
+                }
+            )
+            for parameter, name in first_names.items()
+        }
+        self._own = range(rank, len(self.stages), ranks)
+        self._keep([part for index in self._own for part in self.stages[index]])
+        self.module.to(self.device)
+        self._counted = {name for name, held_by in holders.items() if held_by[0] == rank}
+        """Parameters that this rank answers for: one rank does for each."""
+        self.modules = [
+            self.replicate(
+                Stage(
+                    self.stages[index],
+                    around=self._marked_forward,
+                    call_of=self._call_of if index == 0 else None,
+                )
+            )
+            for index in self._own
+        ]
+        super().__post_init__()
+        self._tied = {
+            name: self._group_of(held_by)
+            for name, held_by in holders.items()
+            if len(held_by) > 1 and rank in held_by and name in self._trained
+        }
+
+    def _keep(self, parts: Parts) -> None:
+        """Let go of all parameters that are in none of the parts, and of tied ones' other places.
+
+        A part may hold what is not in a module of its own, but in the model's.
+        """
+        inside = {module for part in parts for module in part.modules()}
+        kept = {id(p) for module in inside for p in module.parameters(recurse=False)}
+        modules = [*self.module.modules()]
+        placed = {id(p) for m in modules if m in inside for p in m.parameters(recurse=False)}
+        for module in modules:
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if id(parameter) not in kept or (id(parameter) in placed and module not in inside):
+                    module.register_parameter(name, None)
+
+    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """Of some of the pipeline's ranks; the others do not call."""
+        if len(ranks) == self.pipeline.size():
+            return self.pipeline
+        everywhere = [dist.get_global_rank(self.pipeline, rank) for rank in ranks]
+        made = dist.new_group(everywhere, use_local_synchronization=True)
+        assert isinstance(made, dist.ProcessGroup), "this rank is one of them"
+        return made
+
+    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        held = self.module.named_parameters(remove_duplicate=False)
+        return iter({self._names[path]: parameter for path, parameter in held}.items())
+
+    @contextmanager
+    def _marked_forward(self) -> Iterator[None]:
+        with self._spans.span("forward"), self._precision():
+            yield
+
+    def _call_of(self, micro_batch: int) -> Call:
+        return call_of(self.workload, self._micro_batches[micro_batch])
+
+    def _loss_of(self, output: Any, micro_batch: Tensor) -> Tensor:
+        batch = self._micro_batches[int(micro_batch)]
+        with self._marked_forward():
+            loss = self.workload.loss(_Answering(output), batch)
+            part = share_of_step(loss, batch.step_weight, self.shares)
+        self._check_weight(loss, batch)
+        return part
+
+    def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
+        """Both passes of all micro-batches; the step's loss, which the last stage tells all."""
+        self._spans = recorder
+        losses: list[Tensor] = []
+        with recorder.span("pipeline"):
+            for passed in batch.split(self.recipe.gradient_accumulation):
+                losses += self._passed(passed.split(self.micro_batches))
+            for name, group in self._tied.items():
+                self._sum_up(self._trained[name], group)
+        self._spans = NoSpans()
+        self._weight_checked = True
+        loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
+        dist.broadcast(loss, group=self.pipeline, group_src=self.pipeline.size() - 1)
+        return loss
+
+    def _passed(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        """One turn of the schedule; losses where the last stage is."""
+        self._micro_batches = micro_batches
+        schedule = self._schedule_for(call_of(self.workload, micro_batches[0]))
+        numbers = torch.arange(len(micro_batches))  # micro-batches are split by what they are
+        losses: list[Tensor] = []
+        try:
+            schedule.step(
+                *([numbers] if 0 in self._own else []),
+                target=numbers if len(self.stages) - 1 in self._own else None,
+                losses=losses,
+                return_outputs=False,
+            )
+        except RuntimeError as error:
+            raise error.__cause__ or error from None  # a stage wraps what it meets
+        self._micro_batches = ()
+        return [loss.detach() for loss in losses]
+
+    def _schedule_for(self, call: Call) -> Any:
+        """Made once for each size of a micro-batch: every stage has to know what it will receive.
+
+        Found out without data, as a pass with data would move torch's generators.
+        """
+        tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
+        sizes = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if sizes not in self._schedules:
+            passed = [(torch.zeros(1, dtype=torch.int64),), *self._outputs(call)]
+            samples = len(self._micro_batches[0])
+            self._between_stages_bytes = sum(
+                tensor.nbytes * (2 if tensor.requires_grad else 1) // samples
+                for tensors in passed[1:-1]
+                for tensor in tensors
+            )
+            stages = []
+            for index, module in zip(self._own, self.modules, strict=True):
+                stage = _MarkedStage(
+                    module,
+                    index,
+                    len(self.stages),
+                    self.device,
+                    input_args=passed[index],
+                    output_args=passed[index + 1],
+                    group=self.pipeline,
+                )
+                stage.spans = lambda: self._spans
+                stages.append(stage)
+            made = getattr(pipelining, self.schedule)
+            self._schedules[sizes] = made(
+                stages if len(stages) > 1 else stages[0],
+                n_microbatches=self.micro_batches,
+                loss_fn=self._loss_of,
+                scale_grads=False,
+            )
+        return self._schedules[sizes]
+
+    def _outputs(self, call: Call) -> list[tuple[Tensor, ...]]:
+        """What each stage gives for such a call, without data."""
+        outputs: list[tuple[Tensor, ...]] = []
+        # On the host whatever the device: shapes and types are the same.
+        with self._shapes, autocast(self.recipe, torch.device("cpu")):
+            args, kwargs = tree_map_only(
+                Tensor, lambda given: torch.empty_like(given, device="cpu"), call
+            )
+            for parts in self._shapes_of:
+                given = chained(parts, *args, **kwargs)
+                args, kwargs = given if isinstance(given, tuple) else (given,), {}
+                outputs.append(args)
+        return outputs
+
+    @staticmethod
+    def _sum_up(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
+        """A tied parameter's gradient is that of all its places."""
+        gradient = parameter.grad
+        assert gradient is not None, "every place of a tied weight is used"
+        dist.all_reduce(local(gradient), group=group)
+
+    def _clip(self, largest_norm: float) -> None:
+        """By the norm of all stages together."""
+        own = [p.grad for name, p in self._trained.items() if name in self._counted]
+        norm = whole(nn.utils.get_total_norm([grad for grad in own if grad is not None]))
+        squared = norm.square().to(self.device)
+        dist.all_reduce(squared, group=self.pipeline)
+        nn.utils.clip_grads_with_norm_(self._parameters, largest_norm, squared.sqrt())
+
+    def between_stages(self) -> Mapping[str, int]:
+        return {
+            "between_stages_bytes": self._between_stages_bytes,
+            "tied_parameters": sum(self._trained[name].numel() for name in self._tied),
+        }
+
+    def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(sorted(self._of_all(dict(super().each_parameter())).items()))
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        return self._of_all(super().full_gradients())
+
+    def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
+        return self._of_all(super().full_optimizer_state())
+
+    def buffers(self) -> dict[str, Tensor]:
+        """All stages'.  Collective over the pipeline."""
+        own = {id(b) for stage in self.modules for b in stage.buffers()}
+        mine = {n for n, buffer in self.module.named_buffers() if id(buffer) in own}
+        known = super().buffers()
+        return known | self._of_all({name: known[name] for name in mine})
+
+    def _of_all(self, held: Mapping[str, Held]) -> dict[str, Held]:
+        """What the pipeline's ranks hold, together.  Collective over them."""
+        everybody: list[Any] = [None] * self.pipeline.size()
+        dist.all_gather_object(everybody, dict(held), group=self.pipeline)
+        return {name: value for part in reversed(everybody) for name, value in part.items()}

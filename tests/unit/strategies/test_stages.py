@@ -1,0 +1,105 @@
+"""Where a model is cut into stages, and what is refused, before any rank starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch import nn
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import Recipe
+from shardmark.strategies import build_strategy
+from shardmark.strategies.stages import problem_with, staged
+from shardmark.workloads.base import Undivided
+from tests.unit.training.toy import ToyWorkload
+
+CPU = Machine(device_type="cpu", device_count=0, cores=8)
+
+
+def tower(*widths: int) -> list[nn.Module]:
+    return [nn.Linear(width, 1, bias=False) for width in widths]
+
+
+@pytest.mark.parametrize(
+    ("parts", "stages", "lengths"),
+    [
+        (tower(4, 4, 4, 4), 2, [2, 2]),
+        (tower(1, 1, 1, 9), 2, [3, 1]),
+        (tower(9, 1, 1, 1, 8, 1), 3, [1, 3, 2]),
+        # An embedding is looked up, and costs nothing.
+        ([nn.Embedding(1000, 4), *tower(4, 4, 4, 4)], 2, [3, 2]),
+        # What has no parameters goes with what has.
+        ([nn.Flatten(), *tower(4), nn.ReLU(), *tower(4), nn.ReLU()], 2, [2, 3]),
+    ],
+)
+def test_stages_are_balanced(parts: list[nn.Module], stages: int, lengths: list[int]) -> None:
+    cut = staged(parts, stages)
+    assert [part for stage in cut for part in stage] == parts
+    assert [len(stage) for stage in cut] == lengths
+
+
+@pytest.mark.parametrize(
+    ("layers", "told"),
+    [
+        ([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)], "batch norm"),
+        ([nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 2)], "masks in another order"),
+        ([nn.Linear(4, 4), nn.ReLU()], "1 parts with parameters do not make 2 stages"),
+    ],
+)
+def test_models_that_would_train_another_thing(layers: list[nn.Module], told: str) -> None:
+    problem = problem_with(layers, nn.Sequential(*layers), ToyWorkload(), 2)
+    assert problem is not None
+    assert told in problem.reason
+    assert problem.remedy
+
+
+def test_every_parameter_is_in_a_part() -> None:
+    layers = tower(4, 4, 4)
+    problem = problem_with(layers[:2], nn.Sequential(*layers), ToyWorkload(), 2)
+    assert problem == Undivided(
+        "its pipeline_parts leave out 2.weight", "have every parameter in a part"
+    )
+    assert problem_with(layers, nn.Sequential(*layers), ToyWorkload(), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "options", "changes", "told"),
+    [
+        ("pp", 2, {}, {"precision": "fp16"}, "set recipe.precision: bf16"),
+        ("pp", 2, {"micro_batches": 5}, {}, "24 samples of a pass cannot be split into 5"),
+        ("pp", 4, {"micro_batches": 2}, {}, "set micro_batches to 4 or more"),
+        ("pp", 4, {"micro_batches": 6, "schedule": "interleaved"}, {}, "a multiple of 4"),
+        ("pp", 2, {}, {"gradient_accumulation": 4}, "6 samples of a pass"),
+        ("pp", 2, {}, {"compile": "blocks"}, "set recipe.compile to none"),
+        ("ddp-pp", 4, {"schedule": "zero-bubble"}, {}, "fsdp-pp"),
+        ("pp", 2, {"schedule": "gpipe", "micro_batches": 1}, {}, None),
+        ("fsdp-pp", 4, {}, {}, None),
+    ],
+)
+def test_what_cannot_run(
+    name: str, ranks: int, options: dict[str, Any], changes: dict[str, Any], told: str | None
+) -> None:
+    recipe = Recipe.model_validate({"global_batch": 24, "steps": 1} | changes)
+    strategy = build_strategy(name, options)
+    if told is None:
+        strategy.check(ranks, CPU, recipe)
+        return
+    with pytest.raises(StrategyUnavailable, match=told):
+        strategy.check(ranks, CPU, recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "told"),
+    [
+        ("ddp-pp", {"data": 2, "pipeline": 4}, "has 8 ranks, not 4"),
+        ("ddp-pp", {"data": 4}, "needs 2 or more for data and for pipeline"),
+        ("ddp-pp", {"shard": 2, "pipeline": 2}, "an axis that ddp-pp does not have"),
+        ("fsdp-pp", {"tensor": 2, "pipeline": 2}, "an axis that fsdp-pp does not have"),
+    ],
+)
+def test_meshes_that_make_no_sense(name: str, mesh: dict[str, int], told: str) -> None:
+    reason = build_strategy(name, {"mesh": mesh}).unsupported_reason(4)
+    assert reason is not None
+    assert told in reason
