@@ -13,7 +13,7 @@ from shardmark.config.experiment import Experiment
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.text import say
-from shardmark.launch.controller import check_folder, check_plan
+from shardmark.launch.controller import check_folder, check_plan, check_schedules
 from shardmark.launch.engines import submission
 from shardmark.launch.estimate import time_lines
 from shardmark.launch.fingerprint import fingerprint_of
@@ -40,7 +40,9 @@ def print_plan(
     Raises `InputError` or `DataError` for what could not be measured.
     """
     there = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
-    check_plan(replace(plan, trials=there))
+    known = replace(plan, trials=there)
+    check_plan(known)
+    check_schedules(known)
     if out is not None:
         check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
     here = machine(experiment.device)

@@ -160,6 +160,21 @@ def check_plan(plan: Plan) -> None:
             )
 
 
+def check_schedules(plan: Plan) -> None:
+    """Raise `InputError` for a schedule of the user's own that fails in any step; loads torch for
+    one."""
+    checked: list[tuple[object, ...]] = []
+    for trial, samples in _training_samples(plan.trials):
+        schedule, steps = trial.recipe.schedule, _steps_of(trial, samples)
+        asked = (schedule, trial.recipe.optimizer.lr, steps)
+        if schedule.path is None or steps is None or asked in checked:
+            continue
+        from shardmark.train.schedule import own_rates
+
+        own_rates(schedule, trial.recipe.optimizer.lr, max(1, steps - schedule.warmup_steps))
+        checked.append(asked)
+
+
 def _steps_of(trial: Trial, samples: int | None) -> int | None:
     """Optimizer steps of the trial on so many training samples; None if the ranks alone know."""
     recipe = trial.recipe

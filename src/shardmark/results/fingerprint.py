@@ -67,6 +67,10 @@ class Fingerprint(Stored):
             counts = f"{built.parameters:,} parameters, now {model.parameters:,}"
             yield f"the model ({'its layers' if built.parameters == model.parameters else counts})"
 
+    def of_the_user(self) -> Fingerprint:
+        """What is the user's own: code and data, whatever the machine."""
+        return Fingerprint(sources=self.sources, data=self.data)
+
     def merged(self, now: Fingerprint) -> Fingerprint:
         """With what is known now."""
         parts = ("versions", "sources", "data", "corpora", "models")

@@ -26,11 +26,12 @@ from shardmark.results.files import (
     file_record,
     flush_folder,
     not_now,
+    read_if_there,
     read_model,
     read_regular,
     write_whole,
 )
-from shardmark.results.fingerprint import FINGERPRINT_FILE
+from shardmark.results.fingerprint import FINGERPRINT_FILE, Fingerprint
 from shardmark.results.network import NETWORK_FILE
 from shardmark.results.runs_folder import point_latest_to
 from shardmark.results.schema import Outcome, TrialResult
@@ -78,6 +79,8 @@ class StoredRun:
     """Ids of trials that were begun and left no result."""
     verification: Verification | None = None
     """Whether the strategies train the same thing; None where that was not verified."""
+    fingerprint: Fingerprint | None = None
+    """What it trained, as content; None where that is not told, or cannot be read."""
 
     @property
     def name(self) -> str:
@@ -312,12 +315,16 @@ class RunFolder:
         verification = None
         with suppress(ValueError, InputError):
             verification = read_verification(self.path)
+        fingerprint = None
+        with suppress(ValueError, InputError):
+            fingerprint = read_if_there(Fingerprint, self.path / FINGERPRINT_FILE)
         return StoredRun(
             path=self.path,
             trials=tuple(trials),
             damaged=tuple(damaged),
             missing=tuple(missing),
             verification=verification,
+            fingerprint=fingerprint,
         )
 
     def _trial_folders(self) -> list[Path]:

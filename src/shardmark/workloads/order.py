@@ -146,17 +146,16 @@ class ShardOrder:
         )
 
 
-def checked_weights(given: ArrayLike, samples: int) -> NDArray[np.float64]:
-    """One for each sample, finite and at least 0; `DataError` where not."""
-    weights = np.asarray(given, np.float64)
-    if weights.shape != (samples,):
+def checked_weights(given: ArrayLike, samples: int, what: str = "weights") -> NDArray[np.float64]:
+    """One number for each sample, finite and at least 0; `DataError` where not."""
+    numbers = np.asarray(given, np.float64)
+    if numbers.shape != (samples,):
         raise DataError(
             "training set",
-            f"weights of shape {weights.shape} for {samples} samples",
+            f"{what} of shape {numbers.shape} for {samples} samples",
             "one number for each sample",
         )
-    if not (np.isfinite(weights) & (weights >= 0)).all():
-        raise DataError(
-            "training set", "a weight is negative or not finite", "weights of 0 and more"
-        )
-    return weights
+    if not (np.isfinite(numbers) & (numbers >= 0)).all():
+        found = f"one of its {what} is negative or not finite"
+        raise DataError("training set", found, "numbers of 0 and more")
+    return numbers

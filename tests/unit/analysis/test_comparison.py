@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.errors import InputError
 from shardmark.core.layout import data_parallel
 from shardmark.core.metrics import METRICS
+from shardmark.results.fingerprint import DataRecord, Fingerprint
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun
 
@@ -250,3 +252,17 @@ def test_more_than_caches_allow_is_not_believed(factor: float, doubted: bool) ->
     for name in ("speedup", "scaling_efficiency"):
         assert (row.metrics[name] is None) is doubted
         assert not doubted or "1.7 times the rate of perfect scaling" in row.missing[name]
+
+
+def test_runs_that_read_other_data_by_the_same_name_are_told() -> None:
+    """Where the user's own files have changed between two runs; versions may differ."""
+
+    def run(path: str, index: str, torch: str) -> StoredRun:
+        data = {"data/mine.txt": DataRecord(files=1, index_sha256=index)}
+        fingerprint = Fingerprint(data=data, versions={"torch": torch})
+        return replace(stored([invented_trial("ddp")], path), fingerprint=fingerprint)
+
+    same = compare([run("runs/a", "1" * 64, "2.14"), run("runs/b", "1" * 64, "2.15")])
+    other = compare([run("runs/a", "1" * 64, "2.15"), run("runs/b", "2" * 64, "2.15")])
+    (added,) = set(other.notes) - set(same.notes)
+    assert "between runs/a and runs/b changed: data/mine.txt (names, sizes" in added

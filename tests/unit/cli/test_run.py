@@ -171,6 +171,21 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"mine.yaml"}
 
 
+def test_dry_run_finds_a_schedule_that_fails_late(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own, asked for fewer steps than the recipe has, raises in the first one beyond."""
+    monkeypatch.chdir(tmp_path)
+    for steps, code in ((39, 0), (38, 2)):
+        path = "torch.optim.lr_scheduler:OneCycleLR"
+        options = f"{{max_lr: 0.1, total_steps: {steps}, cycle_momentum: false}}"
+        schedule = f"recipe.schedule={{name: own, path: '{path}', options: {options}}}"
+        changes = settings("recipe.epochs=null", "recipe.steps=40", schedule)
+        found, _, err = answer("quickstart", "--dry-run", *changes)
+        assert found == code, err
+    assert "OneCycleLR fails at step 39" in err
+
+
 def test_dry_run_tells_cells_apart(answer: Answer) -> None:
     """All that a cell varies in, in columns that two spaces or more part."""
     changes = settings(

@@ -158,6 +158,14 @@ def test_declarations_of_the_class_count(tmp_path: Path) -> None:
     assert workload.loss(model, taken(workload)[0]).weight == 8
 
 
+def test_tokens_are_counted_where_the_class_tells_them(tmp_path: Path) -> None:
+    told = "tokens = lambda self, data: [3 * int(row[0]) for row in data]"
+    silent = tmp_path / "silent"
+    silent.mkdir()
+    assert written(tmp_path, told).tokens_in([(1, 2), (5,), ()]) == 24
+    assert written(silent, "").tokens_in([(1, 2)]) is None
+
+
 def groups(parameters: str, more: str = "") -> str:
     return f"parameter_groups = lambda self, model: [{{'params': {parameters}, {more}}}]"
 
@@ -222,7 +230,8 @@ def beside(part: str, sign: str = "") -> str:
         ("loss = lambda self, m, rows: m(m(rows).expand(8, 2)).sum()", "calls the model 2 times"),
         ("loss = lambda self, m, rows: m(rows).sum().detach()", "without a gradient"),
         ("weights = lambda self, data: [1.0]", "shape (1,) for 16 samples"),
-        ("weights = lambda self, data: [-1.0] * 16", "a weight is negative"),
+        ("weights = lambda self, data: [-1.0] * 16", "one of its weights is negative"),
+        ("tokens = lambda self, data: [float('nan')] * 16", "one of its tokens is negative or not"),
         ("weights = lambda self, data: [0.0] * 16", "weigh 0 together"),
         ("def __init__(self, size):\n    pass", "missing 1 required positional argument"),
         ("net = nn.Linear(2, 1)\nmodel = lambda self: self.net", "or a part of it, a second time"),

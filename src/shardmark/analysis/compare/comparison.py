@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import chain, combinations
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row, rows_of
@@ -51,10 +52,18 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
     return Comparison(
         rows=with_verdicts([row for row, _ in related], bases),
         baseline=strategy,
-        notes=tuple(dict.fromkeys(note for _, notes in related for note in notes)),
+        notes=tuple(dict.fromkeys(chain(_other_contents(runs), *(notes for _, notes in related)))),
         damaged=tuple(damaged for run in runs for damaged in run.damaged),
         missing=tuple(trial_id for run in runs for trial_id in run.missing),
     )
+
+
+def _other_contents(runs: Sequence[StoredRun]) -> Iterator[str]:
+    """Code and data of the user's that two runs name alike, and that are not the same."""
+    known = [(run, run.fingerprint.of_the_user()) for run in runs if run.fingerprint is not None]
+    for (first, before), (second, now) in combinations(known, 2):
+        if changes := sorted(before.changes(now)):
+            yield f"between {first.path} and {second.path} changed: {', '.join(changes)}"
 
 
 def _check_baseline(baseline: str, rows: Sequence[Row]) -> None:

@@ -67,12 +67,12 @@ class Selection:
     def select(self, ids: NDArray[np.int64]) -> Selection:
         return Selection(self._data, self._ids[ids])
 
-    def weights(self, task: Any) -> NDArray[np.float64] | None:
-        """Of each sample, where the task weighs its data sets."""
-        weigh = getattr(task, "weights", None)
-        if weigh is None:
+    def told(self, task: Any, method: str) -> NDArray[np.float64] | None:
+        """A number of each sample, where the task's method tells them of a data set."""
+        tell = getattr(task, method, None)
+        if tell is None:
             return None
-        return checked_weights(weigh(self._data), len(self._data))[self._ids]
+        return checked_weights(tell(self._data), len(self._data), method)[self._ids]
 
 
 class OwnTask(SampledTask[Selection, OwnBatch]):
@@ -91,8 +91,9 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 synthetic=bool(getattr(task, "synthetic", False)),
             )
         self._better = self._declared_better()
-        self._training_weights = self._training.weights(task)
-        self._validation_weights = self._validation.weights(task)
+        self._training_weights = self._training.told(task, "weights")
+        self._validation_weights = self._validation.told(task, "weights")
+        self._tokens = self._training.told(task, "tokens")
         self._model_calls = int(getattr(task, "model_calls", 1))
         self._collate = getattr(task, "collate", default_collate)
         self._groups: tuple[ParameterGroup, ...] = ()
@@ -128,6 +129,11 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def _refusal(self, found: str, allowed: str) -> InputError:
         return InputError("workload.task", f"{self._options.task}: {found}", allowed)
+
+    def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int | None:
+        if self._tokens is None:
+            return None
+        return sum(int(self._tokens[np.asarray(ids, np.int64)].sum()) for ids in sample_ids)
 
     @property
     def better(self) -> Mapping[str, Better]:
