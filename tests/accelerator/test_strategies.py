@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from shardmark.core.recipe import Optimizer
 from shardmark.equivalence.capture import Capture
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 from shardmark.strategies.base import RankContext
@@ -43,6 +44,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tf32": {"tf32": True},
     "bf16": BF16,
     "channels last, fused": {"channels_last": True, "optimizer": FUSED},
+    "synchronised": {"sync_batch_norm": True},
     "fp16": FP16,
 }
 
@@ -56,9 +58,16 @@ def case(name: str, ranks: int, changes: dict[str, Any], **options: Any) -> Case
     return Case(trial=made)
 
 
+def adam_case(name: str, ranks: int) -> Case:
+    adamw = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)
+    asked = recipe(**OFFLOADED, optimizer=adamw)
+    return Case(trial=trial(name, asked, ranks=ranks, device_type="cuda", cpu_adam=True))
+
+
 def cases_of(ranks: int) -> dict[str, Case]:
     offloading = ("fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
     cases = {f"{name}, offloaded": case(name, ranks, OFFLOADED) for name in offloading}
+    cases |= {f"{name}, DeepSpeed's Adam": adam_case(name, ranks) for name in offloading[2:]}
     cases |= {f"{name}, native": case(name, ranks, BF16, **NATIVE) for name in ("fsdp",)}
     compiling = [name for name in SHIPPED if name != "zero-3"]
     cases |= {f"{name}, compiled": case(name, ranks, {"compile": "blocks"}) for name in compiling}

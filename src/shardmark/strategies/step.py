@@ -333,7 +333,10 @@ class EagerWorker(StepWorker):
 
 
 def build_optimizer(
-    named: Mapping[str, nn.Parameter], recipe: Recipe, groups: Sequence[ParameterGroup] = ()
+    named: Mapping[str, nn.Parameter],
+    recipe: Recipe,
+    groups: Sequence[ParameterGroup] = (),
+    made: Callable[[list[dict[str, Any]], Optimizer], torch.optim.Optimizer] | None = None,
 ) -> torch.optim.Optimizer:
     """The recipe's optimizer, with no default left to torch; without groups, over one of all.
 
@@ -342,7 +345,7 @@ def build_optimizer(
     chosen = groups or [ParameterGroup(names=frozenset(named), options={})]
     parts = [([p for name, p in named.items() if name in g.names], g.options) for g in chosen]
     filled = [{"params": part, **options} for part, options in parts if part]
-    optimizer = made_optimizer(filled, recipe.optimizer)
+    optimizer = (made or made_optimizer)(filled, recipe.optimizer)
     unknown = {key for group in groups for key in group.options} - optimizer.defaults.keys()
     if unknown:
         found = f"{type(optimizer).__name__} has no {' and no '.join(sorted(unknown))}"

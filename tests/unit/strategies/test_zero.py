@@ -236,6 +236,43 @@ def test_offloads_what_the_stage_shards_and_overlaps_on_streams() -> None:
     assert overlaps == [True, False, False]
 
 
+ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.2}
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_deepspeed_s_own_adam_leaves_nothing_to_its_defaults(
+    zero: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked, workload = recipe(optimizer={"name": name, **ADAM}), ToyWorkload()
+    settings = build_strategy("zero-2", {"cpu_adam": True}).settings(asked)
+    adam = MagicMock(return_value=SimpleNamespace(defaults={}, param_groups=[]))
+    engine = SimpleNamespace(optimizer=SimpleNamespace(param_groups=[{}]))
+    zero.deepspeed.initialize.return_value = (engine,)
+    monkeypatch.setitem(sys.modules, "deepspeed.ops.adam", SimpleNamespace(DeepSpeedCPUAdam=adam))
+    config = {"zero_optimization": {"stage": 2}}
+    with pytest.raises(StrategyUnavailable, match="anew"):  # the engine's groups are other ones
+        zero.start_engine(
+            workload,
+            asked,
+            SimpleNamespace(device=CPU),
+            config=config,
+            cpu_adam=settings["cpu_adam"],
+        )
+    (groups,), given = adam.call_args
+    assert [p.shape for p in groups[0]["params"]] == [p.shape for p in plain().parameters()]
+    tree = ast.parse(source("../ops/adam/cpu_adam.py"))
+    init = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+    assert set(given) == {arg.arg for arg in init.args.args} - {"self", "model_params"}
+    assert given.items() >= ADAM.items()
+    assert given["adamw_mode"] is (name == "adamw")
+
+    adam.side_effect = RuntimeError("no op")
+    adam.side_effect.__cause__ = OSError("there is no ninja")
+    with pytest.raises(StrategyUnavailable, match="there is no ninja") as caught:
+        zero.made_cpu_adam([], asked.optimizer)
+    assert "C++ compiler" in caught.value.remedy
+
+
 def test_the_throughput_timer_is_off() -> None:
     """It waits for the device twice in each micro-batch, and is on unless told otherwise."""
     assert written(1)["timers"] == {"throughput": {"enabled": False}}

@@ -32,12 +32,13 @@ from shardmark.strategies.base import (
 )
 
 if TYPE_CHECKING:
-    from shardmark.core.recipe import Recipe
+    from shardmark.core.recipe import Optimizer, Recipe
     from shardmark.strategies.deepspeed.worker import ZeroWorker
     from shardmark.workloads.base import Workload
     from shardmark.workloads.options import WorkloadOptions
 
 MiB = 2**20
+ADAMS = ("adam", "adamw")
 PREFETCHED_ELEMENTS = 50_000_000
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed's own defaults: gathered ahead at once, and updated at once, in stage 3."""
@@ -81,6 +82,7 @@ class Zero(Strategy):
     max_live_parameters: Annotated[int, Field(ge=0)] = 1_000_000_000
     """Stage 3: gathers ahead of need until this many elements are whole.  What gathering ahead
     finds whole and needed again is not freed; 0 gathers nothing ahead."""
+<<<<<<< HEAD
     mixed_precision: MixedPrecision | None = None
     """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters and gradients, reduced in
     fp32.  `autocast` is what `ddp` does.  null: `native` in bf16, `autocast` in fp16, for detection
@@ -94,6 +96,13 @@ class Zero(Strategy):
     def _is_native(self, recipe: Recipe) -> bool:
         left_open: MixedPrecision | None = "autocast" if self.stage == 0 else None
         return is_native(self.mixed_precision or left_open, recipe)
+=======
+    mixed_precision: Literal["autocast", "native"] = "autocast"
+    """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters, other mathematics."""
+    cpu_adam: bool = False
+    """With CPU offload: update by DeepSpeed's own Adam, compiled for the host's vector units, as it
+      recommends there, and not by torch's.  The first start compiles it, for a minute or more."""
+>>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         if importlib.util.find_spec("deepspeed") is None:
@@ -120,6 +129,25 @@ class Zero(Strategy):
                 "stage 3 gathers each layer's parameters inside of what is compiled, where it "
                 "falls to pieces",
                 "set recipe.compile to none, or use fsdp or zero-2",
+            )
+        if self.cpu_adam and not recipe.cpu_offload:
+            raise StrategyUnavailable(
+                self.name,
+                "cpu_adam updates what is offloaded, and nothing is",
+                "set recipe.cpu_offload to true, or cpu_adam to false",
+            )
+        optimizer = recipe.optimizer
+        if self.cpu_adam and optimizer.name not in ADAMS:
+            raise StrategyUnavailable(
+                self.name,
+                f"cpu_adam is Adam, and recipe.optimizer is {optimizer.name}",
+                "use adam or adamw, or set cpu_adam to false",
+            )
+        if self.cpu_adam and optimizer.implementation != "default":
+            raise StrategyUnavailable(
+                self.name,
+                f"cpu_adam has no {optimizer.implementation} implementation",
+                "leave recipe.optimizer.implementation at default, or set cpu_adam to false",
             )
         if recipe.cpu_offload and self.stage == 0:
             raise StrategyUnavailable(
@@ -180,9 +208,16 @@ class Zero(Strategy):
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         settings = common_settings(recipe)
+<<<<<<< HEAD
         if self._is_native(recipe):
             own = {"mixed_precision": "native", "gradient_precision": recipe.precision}
             settings |= own
+=======
+        if recipe.precision != "fp32":
+            settings["mixed_precision"] = self.mixed_precision
+        if self.cpu_adam:
+            settings["cpu_adam"] = self.cpu_adam_settings(recipe.optimizer)
+>>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
         return settings | self._parameter_settings()
 
     def mathematics(self, recipe: Recipe) -> Mathematics:
@@ -201,7 +236,17 @@ class Zero(Strategy):
             config=self.config(recipe, context.device.type),
             casts=self._is_native(recipe),
             scales_otherwise=self._scales_otherwise(recipe),
+            cpu_adam=self.cpu_adam_settings(recipe.optimizer) if self.cpu_adam else None,
         )
+
+    def cpu_adam_settings(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What `DeepSpeedCPUAdam` would otherwise default, beside the recipe's own keys."""
+        return {
+            "adamw_mode": optimizer.name == "adamw",
+            "bias_correction": True,
+            "amsgrad": False,
+            "fp32_optimizer_states": True,
+        }
 
     def config(self, recipe: Recipe, device_type: str) -> dict[str, Any]:
         """DeepSpeed's configuration with every default that touches the mathematics written out."""
@@ -308,8 +353,13 @@ class Zero(Strategy):
             else {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero3_init_flag": False}},
             deepspeed=self.config(recipe, device_type),
             notes=(
+<<<<<<< HEAD
                 "Hand your own optimizer to deepspeed.initialize: the file names none.",
                 *((CASTS_NOTE,) if self._is_native(recipe) else ()),
+=======
+                f"Hand {'DeepSpeedCPUAdam' if self.cpu_adam else 'your own optimizer'} to"
+                " deepspeed.initialize: the file names none.",
+>>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
                 *((SCALE_NOTE,) if self._scales_otherwise(recipe) else ()),
             ),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import shardmark.strategies.deepspeed.preload  # noqa: F401  # isort: skip  (chooses its accelerator)
@@ -20,7 +21,7 @@ from deepspeed.utils import (
 from torch import Tensor, nn
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.recipe import Recipe
+from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
@@ -89,6 +90,7 @@ def start_engine(
     config: dict[str, Any],
     casts: bool = False,
     scales_otherwise: bool = False,
+    cpu_adam: Mapping[str, Any] | None = None,
 ) -> ZeroWorker:
     """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists.
 
@@ -112,7 +114,8 @@ def start_engine(
     if casts and not large:
         first = {p: p.detach().to("cpu", copy=True) for p in model.parameters()}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = build_optimizer(trained, recipe, workload.parameter_groups)
+    made = None if cpu_adam is None else partial(made_cpu_adam, **cpu_adam)
+    optimizer = build_optimizer(trained, recipe, workload.parameter_groups, made)
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=list(trained.values()),
@@ -150,6 +153,7 @@ def start_engine(
     )
 
 
+<<<<<<< HEAD
 def _partition(
     part: nn.Module,
     config: dict[str, Any],
@@ -165,6 +169,27 @@ def _partition(
     wide = [parameter.detach().flatten() for parameter in whole]
     for parameter in whole:
         parameter.data = parameter.data.to(dtype)
+=======
+def made_cpu_adam(
+    parameters: Iterable[nn.Parameter] | list[dict[str, Any]], spec: Optimizer, **settings: Any
+) -> torch.optim.Optimizer:
+    """Raises `StrategyUnavailable` where DeepSpeed cannot compile it."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    of_recipe = spec.model_dump(include={"lr", "betas", "eps", "weight_decay"})
+    try:
+        made: torch.optim.Optimizer = DeepSpeedCPUAdam(parameters, **of_recipe, **settings)
+    except RuntimeError as error:
+        cause = error.__cause__ or error
+        told = f"DeepSpeed cannot compile its Adam: {type(cause).__name__}: {cause}"
+        remedy = "install a C++ compiler and ninja, or set cpu_adam to false"
+        raise StrategyUnavailable("cpu_adam", told, remedy) from error
+    return made
+
+
+def _partition(part: nn.Module, config: dict[str, Any], device: torch.device) -> None:
+    """As DeepSpeed itself does with a whole model."""
+>>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
     deepspeed.zero.Init(module=part, config_dict_or_path=config)
     for parameter, values in zip(whole, wide, strict=True):
         first[parameter] = _own_part(values, parameter, context.rank)
