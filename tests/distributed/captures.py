@@ -47,6 +47,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "clipped": {"gradient_clipping": 0.1},
     "channels last, fused": {"channels_last": True, "optimizer": FUSED},
 }
+SYNCHRONISED: dict[str, Any] = {"sync_batch_norm": True}
 REFERENCES = ReferenceCache()
 
 

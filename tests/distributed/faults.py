@@ -148,6 +148,10 @@ def skips_a_step(workload: Workload, recipe: Recipe, process: RankContext) -> St
     return started
 
 
+def keeps_norms_apart(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    return ddp(workload, recipe.model_copy(update={"sync_batch_norm": False}), process)
+
+
 def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """The model that is evaluated comes from the last rank, with its own batch statistics."""
     started = ddp(workload, recipe, process)

@@ -21,6 +21,7 @@ from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.detection.proposals import PictureSampler
 from tests.distributed.captures import (
     RECIPES,
+    SYNCHRONISED,
     Captures,
     Case,
     capture_all,
@@ -77,7 +78,8 @@ FAULTY = {
     "torchvision's sampler": (torchvisions_sampler, DRAWS),
 }
 EQUIVALENT = {
-    **dict.fromkeys(("ddp", "fsdp", "zero-3"), "sgd"),
+    **dict.fromkeys(("ddp", "zero-3"), "sgd"),
+    "fsdp": "synchronised",
     "fsdp-grad-op": "accumulated, checkpointed",
 }
 """`test_verify` has each strategy with each recipe, on a smaller model."""
@@ -91,9 +93,10 @@ def cases(folder: Path) -> Mapping[str, Case]:
         data_dir=str(folder),
         validation_samples=8,
     )
+    asked = RECIPES | {"synchronised": SYNCHRONISED}
     wrong = trial("ddp", recipe(**common), workload=workload)
     return {
-        name: Case(trial=trial(name, recipe(**common | RECIPES[label]), workload=workload))
+        name: Case(trial=trial(name, recipe(**common | asked[label]), workload=workload))
         for name, label in EQUIVALENT.items()
     } | {
         name: Case(trial=wrong, begin=begin, cause=cause) for name, (begin, cause) in FAULTY.items()

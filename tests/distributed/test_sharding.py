@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard
@@ -15,6 +19,7 @@ from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
+from shardmark.strategies.batch_norm import synchronise_batch_norms
 from shardmark.train.probe import HeldSpans
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
@@ -54,19 +59,65 @@ def probed(context: RankContext, name: str, precision: str = "fp32") -> Probed:
 
 
 IN_BF16 = ("fsdp", "zero-1", "zero-3")
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "of vectors": lambda: nn.BatchNorm1d(3),
+    "of maps": lambda: nn.BatchNorm2d(3, momentum=None),
+    "bare": lambda: nn.BatchNorm2d(3, affine=False, track_running_stats=False),
+}
+PARTS = (slice(0, 5), slice(5, 6))
+"""Samples of each rank: the second one has a single one, which torch alone would refuse."""
 
 
-def probe_all(context: RankContext) -> dict[str, Probed]:
+def normed(norm: nn.Module, part: slice, steps: int = 2) -> dict[str, Tensor]:
+    """Outputs, gradients of an uneven loss and buffers."""
+    shape = (6, 3) if isinstance(norm, nn.BatchNorm1d) else (6, 3, 2, 4)
+    draws = torch.Generator().manual_seed(1)
+    found: dict[str, Tensor] = {}
+    for step in range(steps):
+        whole, wanted = (3 + 2 * torch.randn(shape, generator=draws) for _ in range(2))
+        inputs = whole[part].requires_grad_()
+        outputs = norm(inputs)
+        (outputs * wanted[part]).sum().backward()
+        assert inputs.grad is not None
+        found |= {f"outputs {step}": outputs.detach(), f"gradient {step}": inputs.grad}
+    found |= {f"{name}'s": p.grad for name, p in norm.named_parameters() if p.grad is not None}
+    return found | {f"{name}, tracked": buffer for name, buffer in norm.named_buffers()}
+
+
+def work_on_two(context: RankContext) -> tuple[dict[str, Probed], dict[str, dict[str, Tensor]]]:
+    part = PARTS[context.rank]
+    norms = {
+        name: normed(synchronise_batch_norms(made(), context.device), part)
+        for name, made in NORMS.items()
+    }
     in_bf16 = {f"{name}, bf16": probed(context, name, "bf16") for name in IN_BF16}
-    return {name: probed(context, name) for name in SHIPPED} | in_bf16
+    return {name: probed(context, name) for name in SHIPPED} | in_bf16, norms
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Probed]:
+def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_ranks(work_on_two, world_size=2, directory=tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def two_ranks(of_two_ranks: list[Any]) -> dict[str, Probed]:
     """Of the first rank."""
-    ranks = run_ranks(probe_all, world_size=2, directory=tmp_path_factory.mktemp("two"))
-    first: dict[str, Probed] = ranks[0]
+    first: dict[str, Probed] = of_two_ranks[0][0]
     return first
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_synchronised_norms_are_one_norm_of_all_samples(of_two_ranks: list[Any], name: str) -> None:
+    ranks = [norms[name] for _, norms in of_two_ranks]
+    expected = normed(NORMS[name](), slice(0, 6))
+    for key, tensor in expected.items():
+        parts = [rank[key] for rank in ranks]
+        if key.endswith("tracked"):
+            assert torch.equal(*parts)
+            torch.testing.assert_close(parts[0], tensor)
+        else:  # parameters' gradients are added up by whatever reduces them
+            found = sum(parts) if key.endswith("'s") else torch.cat(parts)
+            torch.testing.assert_close(found, tensor, rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_held_is_what_the_strategy_shards(two_ranks: dict[str, Probed]) -> None:

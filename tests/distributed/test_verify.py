@@ -17,6 +17,7 @@ from tests.distributed.captures import (
     REFERENCES,
     SHIPPED,
     STEPS,
+    SYNCHRONISED,
     WORKLOAD,
     Captures,
     Case,
@@ -26,7 +27,7 @@ from tests.distributed.captures import (
     recipe,
     trial,
 )
-from tests.distributed.faults import FAULTS, mean_of_means
+from tests.distributed.faults import FAULTS, keeps_norms_apart, mean_of_means
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)
@@ -64,6 +65,17 @@ EQUIVALENT |= {
     )
     for name in ("zro", "fsdp", "fsdp1", "zero-1")
 }
+EQUIVALENT |= {
+    f"{name}, synchronised, {label}": Case(
+        trial=trial(name, recipe(**SYNCHRONISED | RECIPES[label]))
+    )
+    for label, names in (
+        ("sgd", SHIPPED),
+        ("bf16", ("ddp", "zero-3")),
+        ("accumulated, checkpointed", ("ddp", "fsdp", "zero-3")),
+    )
+    for name in names
+}
 CASTING = ("fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
 """In bf16 they cast parameters unless told otherwise."""
 TWO_PARTS = {"precision": "bf16", "gradient_accumulation": 2}
@@ -98,7 +110,12 @@ FAULTY = {
         begin=mean_of_means,
         cause="each rank divides its loss by its own weight (a mean of means), "
         "not by the whole step's",
-    )
+    ),
+    "norms kept apart": Case(
+        trial=trial("ddp", recipe(**SYNCHRONISED)),
+        begin=keeps_norms_apart,
+        cause="batch norm takes its statistics over each rank's share",
+    ),
 }
 LOUD = WORKLOAD.model_copy(update={"model": "tests.distributed.models:Loud"})
 FP16 = recipe(precision="fp16", gradient_clipping=0.1)

@@ -205,6 +205,9 @@ class Recipe(Model):
     """Micro-batches per optimizer step and rank; `global_batch` counts all of them."""
     gradient_clipping: PositiveFloat | None = None
     """Largest 2-norm of all gradients together; null clips nothing, in every strategy."""
+    sync_batch_norm: bool = False
+    """Batch norm takes the statistics of each micro-batch over all ranks, as torch's
+    `SyncBatchNorm`: else of each rank's share of it."""
     activation_checkpointing: bool = False
     cpu_offload: bool = False
     compile: Literal["none", "blocks", "model"] = "none"

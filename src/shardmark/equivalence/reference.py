@@ -17,6 +17,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
 from shardmark.equivalence.compare import Tolerances
+from shardmark.equivalence.lockstep import Lockstep
 from shardmark.equivalence.power_sgd import PlayedPowerSGD
 from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.casting import cast_parameters, let_norms_mix
@@ -64,6 +65,8 @@ class Hypothesis:
     """Multiplies the averaged gradient before anything else uses it."""
     clipping: float | None = None
     """Largest 2-norm of the gradient; None is the recipe's."""
+    sync_batch_norm: bool | None = None
+    """Batch norm takes its statistics over all ranks; None is as the recipe has it."""
     unused_as_zero: bool = False
     """Parameters that no rank used are updated as with a gradient of zero."""
     decays: Callable[[str, tuple[int, ...]], bool] | None = None
@@ -114,8 +117,10 @@ class Reference:
 
     Every distinct share of the batch passes through the same parameters with its rank's own buffers
     and random draws; the sum of their losses is divided by the whole step's weight; one optimizer
-    steps.  `mathematics` are a strategy's own, where it promises other than these.  A `hypothesis`
-    makes it do something else on purpose; `noise` disturbs it as rounding would.
+    steps.  Where batch norm takes its statistics over all ranks, they pass at the same time, and
+    each has modules of its own over the same parameters.  `mathematics` are a strategy's own, where
+    it promises other than these.  A `hypothesis` makes it do something else on purpose; `noise`
+    disturbs it as rounding would.
     """
 
     workload: Workload = field(kw_only=False)
@@ -139,14 +144,15 @@ class Reference:
         played = range(self.shares) if self.played is None else self.played
         seed = (self.noise.seed if self.noise else 0) + self.shares * played[0]
         self._noise_draws = torch.Generator().manual_seed(seed)
-        self.model = build_on(self.device, workload, recipe)
-        set_numerics(recipe)
-        self._cast_units: list[nn.Module] = []
         self._casts = mathematics.casts
-        if self._casts is not None:
-            let_norms_mix(self.model)
-            units = wrapped(self.model, self._casts.units, workload.blocks(self.model))
-            self._cast_units += units
+        synchronised = hypothesis.sync_batch_norm
+        if synchronised is None:
+            synchronised = recipe.sync_batch_norm
+        together = synchronised and len(played) > 1
+        self._lockstep = Lockstep(len(played), self.device) if together else None
+        self.models, self._drawn = self._built(len(played))
+        self.model = self.models[0]
+        set_numerics(recipe)
         self.initial_sha256 = weights_sha256(sorted(self.model.named_parameters()))
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         groups = () if hypothesis.one_group else workload.parameter_groups
@@ -165,10 +171,26 @@ class Reference:
         self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in self._shards]
         self.weights: list[list[float]] = [[] for _ in self._shards]
         self.draws: list[list[tuple[str, ...]]] = [[] for _ in self._shards]
-        self._drawn = workload.watch_draws()
         self.gradients: dict[str, Tensor] = {}
         """Of the last step, not clipped; as the loss is scaled until the update unscales them.
         A parameter that no rank used has none."""
+
+    def _built(self, ranks: int) -> tuple[list[nn.Module], list[Callable[[], tuple[str, ...]]]]:
+        """Each rank's model, and what tells its draws: one for all, unless they pass together."""
+        models: list[nn.Module] = []
+        drawn: list[Callable[[], tuple[str, ...]]] = []
+        for rank in range(1 if self._lockstep is None else ranks):
+            model = build_on(self.device, self.workload, self.recipe)
+            models.append(model)
+            drawn.append(self.workload.watch_draws())
+            if self._casts is not None:
+                let_norms_mix(model)
+            if self._lockstep is not None:
+                self._lockstep.synchronise(model, rank)
+                for own, first in zip(model.parameters(), models[0].parameters(), strict=True):
+                    own.data = first.data
+        copies = ranks // len(models)
+        return models * copies, drawn * copies
 
     def _set_decay(self) -> None:
         decays = self.hypothesis.decays
@@ -195,10 +217,11 @@ class Reference:
 
     def pass_shares(self) -> list[Tensor]:
         """Every rank's passes, which make `gradients`, without an update; each rank's loss."""
-        losses = []
         self.gradients = {}
+        losses = [] if self._lockstep is None else self._lockstep.play(self._play)
         for rank in range(len(self._shards)):
-            losses.append(self._play(rank))
+            if self._lockstep is None:
+                losses.append(self._play(rank))
             self._collect(self.gradients, rank)
         if self._casts is not None:
             kept = REDUCTIONS[self._casts.gradients]
@@ -213,7 +236,8 @@ class Reference:
     def _play(self, rank: int) -> Tensor:
         """One rank's forward and backward passes, its gradient left in the parameters, in fp32."""
         hypothesis = self.hypothesis
-        self._put(self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
+        model = self.models[rank]
+        put_buffers(model, self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
         drawing = self._shards[0 if hypothesis.same_draws else rank]
         step_shard = StepShard(step=self.steps_taken + hypothesis.seed_offset, shard=drawing)
         seed_step(self.recipe.seed, step_shard, (self.device,))
@@ -223,22 +247,32 @@ class Reference:
         micro_batches = batch.split(self.recipe.gradient_accumulation)
         parts = []
         added: dict[str, Tensor] = {}
-        with self._cast_parameters():
+        with self._cast_parameters(model):
             for micro_batch in micro_batches:
                 with self._precision():
-                    loss = self.workload.loss(self.model, micro_batch)
+                    loss = self.workload.loss(model, micro_batch)
                 check_weight(loss, micro_batch)
                 step_weight = self._step_weight(micro_batch, batch)
                 part = share_of_step(loss, step_weight, self.shares)
-                self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
+                self._backward(part, rank)
                 parts.append(part.detach())
-                self._take_cast_gradients(added)
-        for name, gradient in added.items():
-            self._named[name].grad = gradient.float()
-        self.draws[rank].append(self._drawn())
+                self._take_cast_gradients(model, added)
+        for name, parameter in model.named_parameters():
+            if name in added:
+                parameter.grad = added[name].float()
+        self.draws[rank].append(self._drawn[rank]())
         if hypothesis.buffers != "frozen":
-            self._buffers[rank] = {n: b.clone() for n, b in self.model.named_buffers()}
+            self._buffers[rank] = {n: b.clone() for n, b in model.named_buffers()}
         return torch.stack(parts).sum()
+
+    def _backward(self, part: Tensor, rank: int) -> None:
+        """At once for ranks that pass together: each one's samples are in the others' losses."""
+        if self._lockstep is not None:
+            parts, own = self._lockstep.gather(rank, part.reshape(1))
+            if own > 0:
+                return
+            part = parts.sum()
+        self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
 
     def _step_weight(self, micro_batch: Batch, share: Batch) -> float:
         """The step's, or what a mean of means takes for it."""
@@ -255,18 +289,18 @@ class Reference:
             return torch.autocast(self.device.type, dtype=self.hypothesis.compute)
         return autocast(self.recipe, self.device) if self._casts is None else nullcontext()
 
-    def _cast_parameters(self) -> AbstractContextManager[object]:
+    def _cast_parameters(self, model: nn.Module) -> AbstractContextManager[object]:
         if self._casts is None:
             return nullcontext()
-        dtype = REDUCTIONS[self._casts.precision]
-        return cast_parameters(self.model, self._cast_units, dtype)
+        units = wrapped(model, self._casts.units, self.workload.blocks(model))
+        return cast_parameters(model, units, REDUCTIONS[self._casts.precision])
 
-    def _take_cast_gradients(self, added: dict[str, Tensor]) -> None:
+    def _take_cast_gradients(self, model: nn.Module, added: dict[str, Tensor]) -> None:
         """Add a micro-batch's gradients as a strategy that casts parameters does."""
         if self._casts is None:
             return
         kept = REDUCTIONS[self._casts.gradients]
-        for name, parameter in self._named.items():
+        for name, parameter in model.named_parameters():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
                 gradient = gradient.to(kept)
@@ -275,7 +309,7 @@ class Reference:
     def _collect(self, total: dict[str, Tensor], rank: int) -> None:
         """Add one rank's gradient to the average, as the hypothesis would reduce it."""
         hypothesis = self.hypothesis
-        for name, parameter in self._named.items():
+        for name, parameter in self.models[rank].named_parameters():
             gradient, parameter.grad = parameter.grad, None
             if gradient is None or hypothesis.only_rank not in (None, rank):
                 continue
@@ -318,11 +352,6 @@ class Reference:
         draws = torch.randn(tensor.shape, generator=self._noise_draws).to(tensor.device)
         return tensor * (1 + size * draws)
 
-    def _put(self, buffers: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[name])
-
     def full_parameters(self) -> dict[str, Tensor]:
         return {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
 
@@ -332,7 +361,7 @@ class Reference:
 
     def quality(self) -> Mapping[str, float | None]:
         """The whole validation set once, with the buffers of the rank that is evaluated."""
-        self._put(self._buffers[self.hypothesis.evaluated_rank])
+        put_buffers(self.model, self._buffers[self.hypothesis.evaluated_rank])
         self.model.eval()
         part = self.workload.evaluate(self.model, Shard(index=0, count=1), self.device)
         self.model.train()
@@ -375,6 +404,12 @@ class Reference:
             quality=self.quality(),
             samples_evaluated=self.workload.validation_samples,
         )
+
+
+def put_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,13 +221,7 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
         return made.seen_by_one_process() if one_process else made
 
     cause = cause_of(
-        capture,
-        checks,
-        tolerances,
-        recipe=trial.recipe,
-        mathematics=mathematics,
-        run=run,
-        whole_batch=lambda: replace(runs, shares=1).run(),
+        capture, checks, tolerances, recipe=trial.recipe, mathematics=mathematics, run=run
     )
     return verdict_of(trial, False, checks, cause)
 

@@ -12,6 +12,7 @@ from shardmark.core.shares import Shard
 from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Array, arrays
 from shardmark.equivalence.compare import Tolerances, equal, worst_of
+from shardmark.equivalence.lockstep import generator_states
 from shardmark.equivalence.reference import Reference, ReferenceRuns
 from shardmark.results.verification import Cause, Check
 from shardmark.workloads.base import Batch, Workload
@@ -44,14 +45,17 @@ def whole_batch_check(runs: ReferenceRuns, tolerances: Tolerances) -> Check:
         workload, recipe, shares=runs.shares, plan=runs.plan, total_steps=1, device=device
     )
     try:
-        reason = _blocker(workload, reference.model, tolerances)
+        reason = _blocker(workload, reference, tolerances)
         if reason is not None:
             return _not_compared(reason)
-        _stop_dropout(reference.model)
+        for model in reference.models:
+            _stop_dropout(model)
         whole = next(workload.batches(runs.plan, Shard(index=0, count=1))).to(device)
         in_one_piece = _gradient_in_one_piece(workload, reference.model, whole, device)
         if in_one_piece is None:
             return _not_compared("the loss draws random numbers, other than dropout's")
+        for model in reference.models:
+            model.train(reference.model.training)
         reference.pass_shares()
     except torch.OutOfMemoryError:
         return _not_compared("the whole batch is too large for one device")
@@ -69,10 +73,13 @@ def whole_batch_check(runs: ReferenceRuns, tolerances: Tolerances) -> Check:
     )
 
 
-def _blocker(workload: Workload, model: nn.Module, tolerances: Tolerances) -> str | None:
+def _blocker(workload: Workload, reference: Reference, tolerances: Tolerances) -> str | None:
     """Why the parts need not make the whole."""
-    if any(isinstance(module, _BatchNorm) for module in model.modules()):
-        return "batch norm takes its statistics of each share"
+    recipe = reference.recipe
+    cut = "micro-batch" if recipe.gradient_accumulation > 1 else "share"
+    couples = any(isinstance(module, _BatchNorm) for module in reference.model.modules())
+    if couples and not (recipe.sync_batch_norm and cut == "share"):
+        return f"batch norm takes its statistics of each {cut}"
     if workload.not_additive is not None:
         return workload.not_additive
     return "this model amplifies rounding" if tolerances.exact_forward else None
@@ -101,19 +108,22 @@ def _gradient_in_one_piece(
 ) -> dict[str, Array] | None:
     """In training mode; in evaluation mode where training draws still, or changes buffers.
 
-    Leaves the model in that mode.  None where both modes draw.
+    Those of batch norm may change: no step computes with them.  Leaves the model in that mode.
+    None where both modes draw.
     """
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    tracked = {id(buffer) for norm in norms for buffer in norm.buffers()}
+    buffers = {n: b.clone() for n, b in model.named_buffers() if id(b) not in tracked}
     for training in (True, False):
         model.train(training)
-        before = _generators(device)
+        before = generator_states(device)
         loss = workload.loss(model, whole)
-        if not all(map(torch.equal, before, _generators(device))):
+        if not all(map(torch.equal, before, generator_states(device))):
             continue
-        changed = [b for name, b in model.named_buffers() if not torch.equal(b, buffers[name])]
-        if training and changed:
+        now = {n: b for n, b in model.named_buffers() if n in buffers}
+        if training and any(not torch.equal(b, buffers[n]) for n, b in now.items()):
             with torch.no_grad():
-                for name, buffer in model.named_buffers():
+                for name, buffer in now.items():
                     buffer.copy_(buffers[name])
             continue
         (loss.total / loss.weight).backward()  # type: ignore[no-untyped-call]  # torch's
@@ -122,9 +132,3 @@ def _gradient_in_one_piece(
         model.zero_grad(set_to_none=True)
         return taken
     return None
-
-
-def _generators(device: torch.device) -> list[torch.Tensor]:
-    """States of the generators that a model on the device draws from."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardmark.analysis.diagnose.trial_stability import stability_of_trial
@@ -42,6 +42,11 @@ from shardmark.results.schema import (
 )
 from shardmark.results.store import Damaged, RunFolder
 from shardmark.trials.trial import Trial
+
+SYNC_BATCH_NORM_NOTE = (
+    "each synchronised batch norm of C channels also all-gathers 2 C + 1 numbers and all-reduces "
+    "2 C in each micro-batch"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +255,13 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | No
                 between_stages_bytes=probe.between_stages_bytes,
                 tied_parameters=probe.tied_parameters,
             )
-            return trial.built_strategy.wire_bytes(
+            needed = trial.built_strategy.wire_bytes(
                 size, trial.recipe, trial.world_size, trial.nodes
             )
+            if trial.recipe.sync_batch_norm and trial.layout.shares > 1:
+                notes = (needed.note, SYNC_BATCH_NORM_NOTE)
+                needed = replace(needed, note="; ".join(note for note in notes if note))
+            return needed
     return None
 
 

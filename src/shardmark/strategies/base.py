@@ -345,7 +345,11 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
         "mixed_precision": "none" if recipe.precision == "fp32" else "autocast",
         "loss_scaling": {"kind": "dynamic", **LOSS_SCALE} if recipe.precision == "fp16" else None,
         "parameter_groups": "one group, every parameter",
-        "batch_norm": "statistics of each rank's share; rank 0's buffers are evaluated",
+        "batch_norm": (
+            "statistics of each micro-batch over all ranks"
+            if recipe.sync_batch_norm
+            else "statistics of each rank's share; rank 0's buffers are evaluated"
+        ),
         "last_batch": "left out when incomplete",
         "tf32": recipe.tf32,
         "compile": recipe.compile,
@@ -367,11 +371,12 @@ def check_machine(
     recipe: Recipe,
     *,
     offload_instead: str | None = "fsdp or zero-2",
+    norms_apart: str | None = None,
 ) -> None:
     """Raise `StrategyUnavailable` for missing devices, and for a recipe that needs CUDA devices.
 
     Ranks share the cores of a CPU.  `offload_instead` is what to use for CPU offload; None where
-    the strategy can.
+    the strategy can.  `norms_apart` is why it cannot synchronise batch norms; None where it can.
     """
     on_cpu = machine.device_type != "cuda"
     if not on_cpu and devices > machine.device_count:
@@ -392,6 +397,10 @@ def check_machine(
             strategy,
             "it has no CPU offload: parameters and optimizer state stay on the device",
             f"set recipe.cpu_offload to false, or use {offload_instead}",
+        )
+    if recipe.sync_batch_norm and norms_apart is not None:
+        raise StrategyUnavailable(
+            strategy, norms_apart, "set recipe.sync_batch_norm to false, or use ddp"
         )
     if recipe.cpu_offload and on_cpu:
         raise StrategyUnavailable(

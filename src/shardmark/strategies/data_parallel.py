@@ -51,7 +51,8 @@ class DataParallel(Strategy):
                     f"with {key}, DataParallel's copies would use the first device's parameters",
                     f"set recipe.{key} to {unset}, or use ddp",
                 )
-        check_machine(self.name, world_size, machine, recipe)
+        apart = "DataParallel's copies take batch norm's statistics of their own pictures"
+        check_machine(self.name, world_size, machine, recipe, norms_apart=apart)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """One process, which takes the whole batch and shares it out among its devices."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.recipe import Recipe
+from shardmark.strategies.batch_norm import synchronise_batch_norms
 from shardmark.strategies.blocks import blocks, checkpoint_blocks
 from shardmark.workloads.base import Workload
 
@@ -23,6 +24,8 @@ def build_on(
 ) -> nn.Module:
     """The workload's whole model on the device, prepared."""
     model = workload.build_model()
+    if recipe.sync_batch_norm:
+        model = synchronise_batch_norms(model, device, compiled=recipe.compile != "none")
     prepare(model, workload, recipe, keeps_strides=keeps_strides)
     return model.to(device)
 

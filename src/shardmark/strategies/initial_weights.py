@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.processes import die_with_parent
 from shardmark.measure.memory.tensors import room_bytes
+from shardmark.strategies.batch_norm import synchronise_batch_norms
 from shardmark.strategies.execution import prepare
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ def build_in_parts(
     # Asked of every rank, whatever it has found: all have to go the same way.
     large = source is not None and _any_rank(too_large) and not _any_rank(hollow is None)
     model = hollow if large and hollow is not None else workload.build_model()
+    if recipe.sync_batch_norm:
+        compiled = recipe.compile != "none"
+        model = synchronise_batch_norms(model, context.device, compiled=compiled)
     weights = None
     if source is not None:
         weights = source.written(model) if large else None

@@ -212,7 +212,7 @@ def model_counts(
         "trained_matrices": tuple((rows, n // rows, count) for (rows, n), count in shapes.items()),
         "batch_norms": sum(
             isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
-            for module in model.modules()
+            for module in (() if recipe.sync_batch_norm else model.modules())
         ),
         "flops_per_sample": flops,
         "divided": divided,

@@ -96,6 +96,8 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (LOCAL, CPU, {"period_steps": 3}, {}, ["2 steps end before", "every 3", "at most 2"]),
     (("diloco",), CPU, {"period_steps": 2, "fragments": 3}, {}, ["3 fragments", "in 2 steps"]),
     (("zero-0",), GPUS, {}, {"cpu_offload": True}, ["stage 0", "zero-1, zero-2 or zero-3"]),
+    (ZEROS, GPUS, {"cpu_adam": True}, {}, ["nothing is", "cpu_offload to true"]),
+    (ZEROS, GPUS, {"cpu_adam": True}, {"cpu_offload": True}, ["optimizer is sgd", "adamw"]),
     (("dp",), CPU, {}, {}, ["device here is the CPU", "use ddp"]),
     (("dp",), GPUS, {}, {"activation_checkpointing": True}, ["activation_checkpointing"]),
     (("dp",), GPUS, {}, {"compile": "blocks"}, ["recipe.compile to none, or use ddp"]),
@@ -109,6 +111,8 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (SERVED, CPU, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"cpu_offload": True}, ["server_device: cpu"]),
+    (("dp",), GPUS, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
+    (SERVED, CPU, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
     (SERVED, CPU, {"server_device": "cuda"}, {}, ["the workers are on the CPU"]),
     (SERVED, GPUS, {"server_device": "cuda"}, {}, ["needs 5 CUDA devices", "offers 4"]),
 ]

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from shardmark.core.errors import InputError
 from shardmark.core.mathematics import Casts, Mathematics
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.reference import Hypothesis, Reference
@@ -118,6 +119,71 @@ def test_passes_on_bf16_copies_update_fp32_parameters(kept: Literal["fp32", "bf1
         played.step()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(played.full_parameters()[name], parameter.detach())
+
+
+def norm_only() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("shares", [2, 4])
+def test_with_synchronised_norms_ranks_make_one_large_batch(shares: int) -> None:
+    """One device's own batch norm is the definition: no rank exchanges statistics there."""
+    workload = ToyWorkload(norm_only, uneven=True)
+    expected = reference(workload, shares=1)
+    found = reference(workload, shares=shares, sync_batch_norm=True)
+    for _ in range(STEPS):
+        losses = torch.stack(found.step())
+        torch.testing.assert_close(losses.mean(), expected.step()[0])
+    for name, parameter in expected.full_parameters().items():
+        torch.testing.assert_close(found.full_parameters()[name], parameter)
+    for rank in range(shares):
+        for name, buffer in expected.buffers().items():
+            torch.testing.assert_close(found.buffers(rank)[name], buffer)
+
+
+class Noted(nn.BatchNorm1d):
+    """A norm that changes nothing, so that what is drawn before and after it shows."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        super().forward(inputs)
+        return inputs
+
+
+def dropped(between: nn.Module) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Dropout(0.5), between, nn.Dropout(0.5), nn.Linear(8, 2)
+    )
+
+
+def test_ranks_that_take_turns_draw_as_each_alone_does() -> None:
+    alone = reference(ToyWorkload(lambda: dropped(nn.Identity())), 4)
+    normed = ToyWorkload(lambda: dropped(Noted(8, affine=False)))
+    waiting = reference(normed, 4, sync_batch_norm=True)
+    for _ in range(STEPS):
+        found, expected = (torch.stack(played.step()) for played in (waiting, alone))
+        torch.testing.assert_close(found, expected)
+    counts = [int(waiting.buffers(rank)["2.num_batches_tracked"]) for rank in range(4)]
+    assert counts == [STEPS] * 4
+
+
+class Unsteady(nn.Module):
+    """Another number of norms for each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.norm(inputs) if inputs.sum() > 0 else inputs)
+        return outputs
+
+
+def test_ranks_that_pass_other_numbers_of_norms_are_told() -> None:
+    workload = ToyWorkload(Unsteady)
+    workload.inputs = workload.inputs.abs()
+    workload.inputs[4:8] *= -1
+    with pytest.raises(InputError, match="different numbers of times"):
+        reference(workload, 2, sync_batch_norm=True).step()
 
 
 def test_an_update_that_is_dropped_without_a_word_is_looked_at_in_its_own_step(

@@ -288,17 +288,20 @@ def test_what_can_be_read_off_is(changes: Any, text: str, evidence: str) -> None
 
 
 @pytest.mark.parametrize("model", ["norm only", "normed"])
-def test_synchronised_batch_norm_is_known(model: str) -> None:
-    """One device on the whole batch has the same gradient, and draws are not blamed for it."""
-    judged = court(model)
-    whole = replace(judged.runs, shares=1).run()
-    capture = replace(
-        judged.reference,
-        tensors=whole.tensors,
-        losses=whole.losses * 2,
-        buffers=whole.buffers * 2,
-    )
-    assert "synchronised batch norm" in cause_text(judged.verdict(capture))
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_batch_norm_over_other_samples_than_asked_is_named(
+    model: str, asked: bool, accumulation: int
+) -> None:
+    """Draws are not blamed for it; asked for, shares and the whole batch are one thing."""
+    judged = Court(model, uneven=True, sync_batch_norm=asked, gradient_accumulation=accumulation)
+    assert judged.judged(noise=ROUNDING).equivalent
+    text = "each rank's share" if asked else "all ranks (synchronised batch norm)"
+    verdict = judged.judged(Hypothesis(sync_batch_norm=not asked), ROUNDING)
+    assert cause_text(verdict) == f"batch norm takes its statistics over {text}"
+    assert judged.whole_batch.holds
+    compared = judged.whole_batch.in_tolerances is not None
+    assert compared is (asked and accumulation == 1), judged.whole_batch.found
 
 
 def test_no_cause_is_made_up() -> None:

@@ -33,8 +33,8 @@ SCRIPT, SETTINGS = "launch.sh", "settings.json"
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradient_clipping",
-          "activation_checkpointing", "cpu_offload", "compile", "channels_last", "tf32",
-          "seed")  # fmt: skip
+          "sync_batch_norm", "activation_checkpointing", "cpu_offload", "compile", "channels_last",
+          "tf32", "seed")  # fmt: skip
 """Of the recipe: what the user's own code has to set."""
 
 

@@ -82,11 +82,13 @@ class Zero(Strategy):
     max_live_parameters: Annotated[int, Field(ge=0)] = 1_000_000_000
     """Stage 3: gathers ahead of need until this many elements are whole.  What gathering ahead
     finds whole and needed again is not freed; 0 gathers nothing ahead."""
-<<<<<<< HEAD
     mixed_precision: MixedPrecision | None = None
     """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters and gradients, reduced in
     fp32.  `autocast` is what `ddp` does.  null: `native` in bf16, `autocast` in fp16, for detection
     and in stage 0."""
+    cpu_adam: bool = False
+    """With CPU offload: update by DeepSpeed's own Adam, compiled for the host's vector units, as it
+    recommends there, and not by torch's.  The first start compiles it, for a minute or more."""
 
     def for_workload(self, options: WorkloadOptions) -> Self:
         if self.mixed_precision is None and not options.casts_parameters:
@@ -96,13 +98,6 @@ class Zero(Strategy):
     def _is_native(self, recipe: Recipe) -> bool:
         left_open: MixedPrecision | None = "autocast" if self.stage == 0 else None
         return is_native(self.mixed_precision or left_open, recipe)
-=======
-    mixed_precision: Literal["autocast", "native"] = "autocast"
-    """`native` is DeepSpeed's bf16 or fp16 engine: 16-bit parameters, other mathematics."""
-    cpu_adam: bool = False
-    """With CPU offload: update by DeepSpeed's own Adam, compiled for the host's vector units, as it
-      recommends there, and not by torch's.  The first start compiles it, for a minute or more."""
->>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         if importlib.util.find_spec("deepspeed") is None:
@@ -208,16 +203,11 @@ class Zero(Strategy):
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         settings = common_settings(recipe)
-<<<<<<< HEAD
         if self._is_native(recipe):
             own = {"mixed_precision": "native", "gradient_precision": recipe.precision}
             settings |= own
-=======
-        if recipe.precision != "fp32":
-            settings["mixed_precision"] = self.mixed_precision
         if self.cpu_adam:
             settings["cpu_adam"] = self.cpu_adam_settings(recipe.optimizer)
->>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
         return settings | self._parameter_settings()
 
     def mathematics(self, recipe: Recipe) -> Mathematics:
@@ -353,13 +343,9 @@ class Zero(Strategy):
             else {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero3_init_flag": False}},
             deepspeed=self.config(recipe, device_type),
             notes=(
-<<<<<<< HEAD
-                "Hand your own optimizer to deepspeed.initialize: the file names none.",
-                *((CASTS_NOTE,) if self._is_native(recipe) else ()),
-=======
                 f"Hand {'DeepSpeedCPUAdam' if self.cpu_adam else 'your own optimizer'} to"
                 " deepspeed.initialize: the file names none.",
->>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
+                *((CASTS_NOTE,) if self._is_native(recipe) else ()),
                 *((SCALE_NOTE,) if self._scales_otherwise(recipe) else ()),
             ),
         )

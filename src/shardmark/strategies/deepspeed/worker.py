@@ -153,23 +153,6 @@ def start_engine(
     )
 
 
-<<<<<<< HEAD
-def _partition(
-    part: nn.Module,
-    config: dict[str, Any],
-    context: RankContext,
-    dtype: torch.dtype | None,
-    first: dict[nn.Parameter, Tensor],
-) -> None:
-    """As DeepSpeed itself does with a whole model, cast to the type where there is one.
-
-    Adds this rank's fp32 part of each parameter that is cast to `first`.
-    """
-    whole = [p for p in part.parameters() if dtype is not None and not hasattr(p, "ds_id")]
-    wide = [parameter.detach().flatten() for parameter in whole]
-    for parameter in whole:
-        parameter.data = parameter.data.to(dtype)
-=======
 def made_cpu_adam(
     parameters: Iterable[nn.Parameter] | list[dict[str, Any]], spec: Optimizer, **settings: Any
 ) -> torch.optim.Optimizer:
@@ -187,9 +170,21 @@ def made_cpu_adam(
     return made
 
 
-def _partition(part: nn.Module, config: dict[str, Any], device: torch.device) -> None:
-    """As DeepSpeed itself does with a whole model."""
->>>>>>> 0b34bed (cpu_adam: DeepSpeed's own Adam for what ZeRO offloads, every default written out)
+def _partition(
+    part: nn.Module,
+    config: dict[str, Any],
+    context: RankContext,
+    dtype: torch.dtype | None,
+    first: dict[nn.Parameter, Tensor],
+) -> None:
+    """As DeepSpeed itself does with a whole model, cast to the type where there is one.
+
+    Adds this rank's fp32 part of each parameter that is cast to `first`.
+    """
+    whole = [p for p in part.parameters() if dtype is not None and not hasattr(p, "ds_id")]
+    wide = [parameter.detach().flatten() for parameter in whole]
+    for parameter in whole:
+        parameter.data = parameter.data.to(dtype)
     deepspeed.zero.Init(module=part, config_dict_or_path=config)
     for parameter, values in zip(whole, wide, strict=True):
         first[parameter] = _own_part(values, parameter, context.rank)

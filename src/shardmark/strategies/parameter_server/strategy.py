@@ -71,8 +71,14 @@ class ParameterServer(Strategy):
                 "set recipe.precision to bf16 or fp32",
             )
         on_device = self.servers if self.server_device == "cuda" else 0
-        instead = "server_device: cpu, which is the default"
-        check_machine(self.name, world_size + on_device, machine, recipe, offload_instead=instead)
+        check_machine(
+            self.name,
+            world_size + on_device,
+            machine,
+            recipe,
+            offload_instead="server_device: cpu, which is the default",
+            norms_apart="its workers exchange nothing, statistics of batch norm included",
+        )
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """A server has a gradient of each worker at once, of its part of the parameters."""
