@@ -26,7 +26,7 @@ def synchronise_batch_norms(
     Raises `StrategyUnavailable` for a model without any, and for a norm with a pass of its own,
     which would be left out.  One rank alone has nothing to exchange.  Ours are not `compiled`.
     """
-    norms: list[nn.Module] = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not norms:
         raise StrategyUnavailable(KEY, "the model has no batch norm", REMEDY)
     shipped = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
@@ -39,7 +39,7 @@ def synchronise_batch_norms(
         convert: Callable[[nn.Module], nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model)
     for norm in norms:
-        norm.forward = partial(_over_all_ranks, norm, norm.forward)
+        norm.forward = partial(_over_all_ranks, norm, norm.forward)  # type: ignore[method-assign]
     return model
 
 
