@@ -39,7 +39,10 @@ def synchronise_batch_norms(
         convert: Callable[[nn.Module], nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
         return convert(model)
     for norm in norms:
-        norm.forward = partial(_over_all_ranks, norm, norm.forward)  # type: ignore[method-assign]
+        forward: Any = partial(_over_all_ranks, norm, norm.forward)
+        if compiled:  # the compiler would take the exchange apart
+            forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]  # torch's
+        norm.forward = forward  # type: ignore[method-assign]
     return model
 
 
