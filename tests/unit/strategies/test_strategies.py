@@ -86,6 +86,7 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[
 
 FUSED_SGD = {"name": "sgd", "implementation": "fused"}
 CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
+APART = ("dp", "local-sgd", "diloco")
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
     (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
     (("zero-0",), GPUS, {"mixed_precision": "native"}, {"precision": "bf16"}, ["to autocast"]),
@@ -111,7 +112,7 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (SERVED, CPU, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"cpu_offload": True}, ["server_device: cpu"]),
-    (("dp",), GPUS, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
+    (APART, GPUS, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
     (SERVED, CPU, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
     (SERVED, CPU, {"server_device": "cuda"}, {}, ["the workers are on the CPU"]),
     (SERVED, GPUS, {"server_device": "cuda"}, {}, ["needs 5 CUDA devices", "offers 4"]),

@@ -141,11 +141,15 @@ def test_with_synchronised_norms_ranks_make_one_large_batch(shares: int) -> None
             torch.testing.assert_close(found.buffers(rank)[name], buffer)
 
 
-class Noted(nn.BatchNorm1d):
+class Beside(nn.Module):
     """A norm that changes nothing, so that what is drawn before and after it shows."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8, affine=False)
+
     def forward(self, inputs: Tensor) -> Tensor:
-        super().forward(inputs)
+        self.norm(inputs)
         return inputs
 
 
@@ -157,12 +161,12 @@ def dropped(between: nn.Module) -> nn.Module:
 
 def test_ranks_that_take_turns_draw_as_each_alone_does() -> None:
     alone = reference(ToyWorkload(lambda: dropped(nn.Identity())), 4)
-    normed = ToyWorkload(lambda: dropped(Noted(8, affine=False)))
+    normed = ToyWorkload(lambda: dropped(Beside()))
     waiting = reference(normed, 4, sync_batch_norm=True)
     for _ in range(STEPS):
         found, expected = (torch.stack(played.step()) for played in (waiting, alone))
         torch.testing.assert_close(found, expected)
-    counts = [int(waiting.buffers(rank)["2.num_batches_tracked"]) for rank in range(4)]
+    counts = [int(waiting.buffers(rank)["2.norm.num_batches_tracked"]) for rank in range(4)]
     assert counts == [STEPS] * 4
 
 

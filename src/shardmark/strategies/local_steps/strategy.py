@@ -44,7 +44,8 @@ class LocalStepsStrategy(Strategy):
         """When the ranks meet, and what they make of it."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        check_machine(self.name, world_size, machine, recipe)
+        apart = "its ranks train by themselves, statistics of batch norm included"
+        check_machine(self.name, world_size, machine, recipe, norms_apart=apart)
         if recipe.steps is not None and recipe.steps < self.period_steps:
             raise StrategyUnavailable(
                 self.name,
