@@ -459,6 +459,7 @@ def _by_elimination(
 ) -> Cause:
     """What remains when no hypothesis reproduces the numbers."""
     expected = tolerances.reference
+    gradient = capture.tensors.get("gradient", {})
     if first.name == "losses" and first.where is not None and first.where.endswith("step 1"):
         drawn = run(Hypothesis(seed_offset=1))
         spread = abs(drawn.losses[0][0] - expected.losses[0][0])

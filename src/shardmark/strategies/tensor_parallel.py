@@ -16,6 +16,7 @@ from shardmark.strategies.base import (
     LaunchConfiguration,
     RankContext,
     Strategy,
+    check_machine,
     common_settings,
 )
 from shardmark.strategies.fsdp import DEFAULT_GROUP, HybridFSDP
@@ -44,7 +45,8 @@ class TensorParallel(Strategy):
         return Mesh(tensor=world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        Strategy.check(self, world_size, machine, recipe)
+        twice = "ranks that share a layer see the same samples, and each would count them"
+        check_machine(self.name, world_size, machine, recipe, norms_apart=twice)
         if recipe.compile != "none":
             raise StrategyUnavailable(
                 self.name,
