@@ -63,7 +63,10 @@ class PipelineParallel(Strategy):
         return Mesh(pipeline=world_size)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        check_machine(self.name, world_size, machine, recipe, offload_instead="fsdp")
+        apart = "its stages have other norms, and pass them at other times"
+        check_machine(
+            self.name, world_size, machine, recipe, offload_instead="fsdp", norms_apart=apart
+        )
         if recipe.precision == "fp16":
             found = "stages would scale the loss, and skip steps, each by itself in fp16"
             raise StrategyUnavailable(self.name, found, "set recipe.precision: bf16")
