@@ -41,6 +41,15 @@ MATRICES: tuple[dict[str, Any], ...] = (
 )
 UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "ps-bounded"]}
 """Whose trials nobody disturbs, for all that each strategy's trials have in common."""
+LAYERED = (
+    {"strategy": ["tp", "pp"]},
+    {"strategy": ["fsdp-tp", "ddp-pp", "fsdp-pp"], "world_size": [4]},
+)
+"""These need a model that says how it is divided."""
+GPT = {
+    **{"name": "language", "model": "gpt", "layers": 2, "width": 16, "heads": 2},
+    **{"dataset": "text", "tokenizer": "bytes", "sequence_length": 16},
+}
 DEATHS = (
     Death(rank=0, processes=1, victim=0, at_pass=DIES_AT_PASS),
     Death(rank=1, processes=2, victim=1, at_pass=DIES_AT_PASS),
@@ -148,10 +157,30 @@ def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(runs: Runs, str
         assert counts == counts[:1] * len(counts)
 
 
+@pytest.fixture(scope="module")
+def layered(
+    tmp_path_factory: pytest.TempPathFactory,
+    kept_engine: KeptEngine,
+    listened: Listened,  # noqa: ARG001  (it looks on)
+) -> StoredRun:
+    folder = tmp_path_factory.mktemp("layered")
+    (folder / "text").mkdir()
+    for name in ("train.txt", "test.txt"):
+        (folder / "text" / name).write_text("every rank has a part of every layer " * 40)
+    workload = {**GPT, "data_dir": str(folder / "text")}
+    for matrix in LAYERED:
+        asked = experiment(matrix=matrix, measure={"probe": False}) | {"workload": workload}
+        run_experiment(from_mapping(asked), folder / "run", engine=kept_engine)
+    return load_run(folder / "run")
+
+
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "dp"])
-def test_nobody_listens_but_on_loopback(runs: Runs, listened: Listened, strategy: str) -> None:
+def test_nobody_listens_but_on_loopback(
+    runs: Runs, layered: StoredRun, listened: Listened, strategy: str
+) -> None:
     """Nor when ranks die and all are started anew."""
-    assert of(runs[0], strategy).outcome is Outcome.OK
+    divides = any(strategy in matrix["strategy"] for matrix in LAYERED)
+    assert of(layered if divides else runs[0], strategy).outcome is Outcome.OK
     assert all(map(is_loopback, listened[strategy])), listened[strategy]
     assert listened[strategy] or strategy == "single", "gloo connects ranks by TCP"
 
@@ -168,7 +197,9 @@ def test_a_restart_is_told_and_measured(runs: Runs, strategy: str) -> None:
     assert 0 < values["checkpoint_seconds"] < trial.total_seconds
     assert values["checkpoint_bytes"] > 1000
     workers = [rank for rank in trial.ranks if rank.role == "worker"]
-    assert {resume.step for rank in workers for resume in rank.resumes} == {RESUMED_STEP}
+    resumed = {resume.step for rank in workers for resume in rank.resumes}
+    # Without a barrier, on a busy machine, the other worker may not have come to the sixth step.
+    assert resumed == {RESUMED_STEP} or (strategy == "ps-async" and resumed == {EVERY})
     assert {checkpoint.step for checkpoint in trial.ranks[0].checkpoints} == {3, 6, 9}
     files = {file.name for file in (runs[1].path / "trials" / trial.id).iterdir()}
     assert files <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
