@@ -41,7 +41,7 @@ MATRICES: tuple[dict[str, Any], ...] = (
 )
 UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "ps-bounded"]}
 """Whose trials nobody disturbs, for all that each strategy's trials have in common."""
-LAYERED = (
+LAYERED: tuple[dict[str, Any], ...] = (
     {"strategy": ["tp", "pp"]},
     {"strategy": ["fsdp-tp", "ddp-pp", "fsdp-pp"], "world_size": [4]},
 )
