@@ -50,16 +50,30 @@ WANTED = 1000
 BAR = f"Bar: {WANTED} kills, every outcome right, nothing lost or left, every run finished"
 MARK = "SHARDMARK_RANDOM_KILLS"
 """In the environment of all processes of a run, by which those that are left are found."""
-PAIRS = ("ddp", "fsdp", "fsdp-grad-op", "ps-sync", "ps-async", "ps-bounded")
+SYNCHRONOUS = ("ddp", "fsdp", "fsdp-grad-op", "ps-sync", "fsdp1", "zro", "local-sgd", "diloco")
+PAIRS = (*SYNCHRONOUS, "ps-async", "ps-bounded")
 ZEROS = ("zero-0", "zero-1", "zero-2", "zero-3")
+ONE_AND_FOUR = ("single", "fsdp-hybrid")
+LAYERED = ("tp", "pp")
+MESHES = ("fsdp-tp", "ddp-pp", "fsdp-pp")
+PICTURES = {
+    **{"name": "classification", "model": "tests.distributed.models:small"},
+    "dataset": "digits",
+}
+TEXT = {
+    **{"name": "language", "model": "gpt", "layers": 2, "width": 16, "heads": 2},
+    **{"dataset": "text", "tokenizer": "bytes", "sequence_length": 16},
+}
 MATRICES = (
-    {"strategy": [*PAIRS], "world_size": [2]},
-    {"strategy": [*ZEROS], "world_size": [2]},
-    {"strategy": ["single", "fsdp-hybrid"], "world_size": [1, 4]},
+    (PICTURES, {"strategy": [*PAIRS], "world_size": [2]}),
+    (PICTURES, {"strategy": [*ZEROS], "world_size": [2]}),
+    (PICTURES, {"strategy": [*ONE_AND_FOUR], "world_size": [1, 4]}),
+    (TEXT, {"strategy": [*LAYERED], "world_size": [2]}),
+    (TEXT, {"strategy": [*MESHES], "world_size": [4]}),
 )
 """Every strategy but `dp`, which needs CUDA devices."""
-MATRIX_WEIGHTS = (6, 4, 2)
-DETERMINISTIC = ("ddp", "fsdp", "fsdp-grad-op", "ps-sync", *ZEROS, "single", "fsdp-hybrid")
+MATRIX_WEIGHTS = (6, 3, 1, 2, 2)
+DETERMINISTIC = (*SYNCHRONOUS, *ZEROS, *ONE_AND_FOUR, *LAYERED, *MESHES)
 VICTIM_WEIGHTS = {
     **{"rank": 60, "launcher": 16, "node": 5},
     **{"fork server": 2, "controller": 1.5, "everything": 1.5},
@@ -106,14 +120,15 @@ class Kill:
     """Until the result of a trial that it ended was stored."""
 
 
-def experiment(matrix: dict[str, list[Any]], nodes: int, restarts: int) -> dict[str, Any]:
-    model = "tests.distributed.models:small"
+def experiment(
+    workload: dict[str, Any], matrix: dict[str, list[Any]], nodes: int, restarts: int
+) -> dict[str, Any]:
     cells = len(matrix["strategy"])
     limits = {"trial_seconds": 300, "max_restarts": restarts, "checkpoint_steps": CHECKPOINT_STEPS}
     several = {"name": "torchrun", "hosts": ["127.0.0.1"] * nodes, "remote": "{command}"}
     return {
         "name": "random-kills",
-        "workload": {"name": "classification", "model": model, "dataset": "digits"},
+        "workload": workload,
         "recipe": {"global_batch": 16, "steps": STEPS, "threads_per_rank": 1},
         "matrix": matrix,
         "placement": {"nodes": nodes},
@@ -203,9 +218,13 @@ class KilledRun:
         """Final ones of trials that went well, by strategy and nodes."""
         self.commands = 0
         self._nodes = draw.choice((1, 2))
-        (matrix,) = draw.choices(MATRICES, MATRIX_WEIGHTS)
+        ((workload, matrix),) = draw.choices(MATRICES, MATRIX_WEIGHTS)
+        if "sequence_length" in workload:
+            workload = workload | {"data_dir": str(folder / "texts")}
+            (folder / "texts").mkdir()
+            (folder / "texts" / "text.txt").write_text("A text for those who read it. " * 500)
         restarts = draw.choice((0, RESTARTS))
-        content = experiment(matrix, self._nodes, restarts)
+        content = experiment(workload, matrix, self._nodes, restarts)
         trials = expand(from_mapping(content), "cpu").trials
         self._strategies = {trial.id: trial.strategy.name for trial in trials}
         self._draw = draw

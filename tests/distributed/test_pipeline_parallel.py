@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.wire import ModelSize, WireBytes
 from shardmark.measure.step.collectives import CollectiveCounter
@@ -23,7 +22,15 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload, check_data
 from shardmark.workloads.base import BatchPlan, Workload
 from shardmark.workloads.language.options import LanguageOptions
-from tests.distributed.captures import Captures, Case, capture_all, check_verdict, recipe, trial
+from tests.distributed.captures import (
+    Captures,
+    Case,
+    capture_all,
+    check_verdict,
+    recipe,
+    refusals,
+    trial,
+)
 from tests.distributed.faults import Started
 from tests.distributed.ranks import run_ranks
 
@@ -179,15 +186,7 @@ def refused(process: RankContext, folder: Path) -> dict[str, str]:
         "few": case(folder, {}, model={"layers": 1}, schedule="interleaved").trial,
         "batch norm": trial("pp", recipe()),
     }
-    told = {}
-    for name, of in asked.items():
-        workload = build_workload(of.workload, seed=3)
-        try:
-            of.built_strategy.start(workload, of.recipe, process)
-            told[name] = "nothing is said"
-        except StrategyUnavailable as error:
-            told[name] = str(error)
-    return told
+    return refusals(process, asked)
 
 
 def work_on_two(process: RankContext, folder: Path) -> Any:

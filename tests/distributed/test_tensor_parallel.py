@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.wire import ModelSize, WireBytes
 from shardmark.measure.step.collectives import CollectiveCounter
@@ -20,7 +19,15 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload, check_data
 from shardmark.workloads.base import BatchPlan, TensorPlan, Workload
 from shardmark.workloads.language.options import LanguageOptions
-from tests.distributed.captures import Captures, Case, capture_all, check_verdict, recipe, trial
+from tests.distributed.captures import (
+    Captures,
+    Case,
+    capture_all,
+    check_verdict,
+    recipe,
+    refusals,
+    trial,
+)
 from tests.distributed.faults import Started
 from tests.distributed.ranks import run_ranks
 
@@ -78,7 +85,7 @@ def untied(workload: Workload, wanted: Recipe, process: RankContext) -> Started:
     """As `parallelize_module` leaves tied weights."""
     from unittest.mock import patch
 
-    with patch("shardmark.strategies.divided_layers._tied", return_value=[]):
+    with patch("shardmark.strategies.layers.divided._tied", return_value=[]):
         return started("tp", workload, wanted, process)
 
 
@@ -220,16 +227,7 @@ def refused(process: RankContext, folder: Path) -> dict[str, str]:
         "length": case(folder, {}, model={"sequence_length": 25}, sequence_parallel=True),
         "no plan": case(folder, {}, model={"model": "hf:gpt2", "model_options": {"n_layer": 1}}),
     }
-    told = {}
-    for name, each in asked.items():
-        of = each.trial
-        workload = build_workload(of.workload, seed=3)
-        try:
-            of.built_strategy.start(workload, of.recipe, process)
-            told[name] = "nothing is said"
-        except StrategyUnavailable as error:
-            told[name] = str(error)
-    return told
+    return refusals(process, {name: each.trial for name, each in asked.items()})
 
 
 def work_on_two(process: RankContext, folder: Path) -> Any:

@@ -91,7 +91,7 @@ class Mathematics:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """What is not one device's, in plain words that follow 'as it defines it'."""
+        """What is not one device's, in plain words that follow 'by its own definition'."""
         told = []
         if self.casts is not None:
             told.append(f"parameters are cast to {self.casts.precision} (native), not autocast")

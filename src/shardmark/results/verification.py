@@ -109,7 +109,7 @@ def verdict_text(verdict: Verdict) -> str:
 
 def as_defined(mathematics: Sequence[str]) -> str:
     """What is said of a strategy whose mathematics are not one device's; nothing of others."""
-    return f"as it defines it, {'; '.join(mathematics)}" if mathematics else ""
+    return f"by its own definition, {'; '.join(mathematics)}" if mathematics else ""
 
 
 def accepted(verdict: Verdict) -> bool:

@@ -16,15 +16,15 @@ from shardmark.strategies.ddp import DDP
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.fsdp import FSDP, HybridFSDP
 from shardmark.strategies.fsdp1.strategy import FullyShardedFirst
+from shardmark.strategies.layers.pipeline_parallel import PipelineParallel, ReplicatedPipeline
+from shardmark.strategies.layers.tensor_parallel import ShardedTensorParallel, TensorParallel
 from shardmark.strategies.local_steps.strategy import DiLoCo, LocalSGD
 from shardmark.strategies.parameter_server.strategy import (
     AsynchronousServer,
     BoundedServer,
     ParameterServer,
 )
-from shardmark.strategies.pipeline_parallel import PipelineParallel, ReplicatedPipeline
 from shardmark.strategies.single import Single
-from shardmark.strategies.tensor_parallel import ShardedTensorParallel, TensorParallel
 from shardmark.strategies.zro.strategy import ZeroRedundancy
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {

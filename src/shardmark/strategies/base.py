@@ -410,6 +410,24 @@ def check_machine(
         )
 
 
+def refuse_fused_sgd(strategy: str, recipe: Recipe) -> None:
+    """Raise `StrategyUnavailable` for an optimizer that torch does not have for sharded tensors."""
+    if (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused"):
+        raise StrategyUnavailable(
+            strategy,
+            "torch's fused SGD takes no sharded tensors",
+            "set recipe.optimizer.implementation to foreach or default, or use adam or adamw",
+        )
+
+
+def samples_of_share(recipe: Recipe, shares: int) -> int:
+    """Samples of a step that one share has."""
+    if recipe.global_batch is not None:
+        return recipe.global_batch // shares
+    assert recipe.per_rank_batch is not None, "a recipe has one of both"
+    return recipe.per_rank_batch
+
+
 def all_reduced(size: ModelSize, world_size: int) -> WireBytes:
     """Gradients averaged in fp32 by an all-reduce."""
     payload = size.trained_parameters * FP32_BYTES

@@ -37,6 +37,7 @@ UNUSED_NOTE = "find_unused_parameters also all-reduces 4 bytes for each paramete
 LEAST_SAVING = 2
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 
+POWERSGD_DEFAULTS = {"powersgd_rank": 1, "powersgd_start": 2}
 LEAST_COMPILED_MB = 1
 """torch's first bucket, which its compiler wants to be the smallest."""
 
@@ -56,9 +57,9 @@ class DDP(Strategy):
     compress: Literal["none", "bf16", "fp16", "powersgd"] = "none"
     """What gradients are reduced as, by torch's hooks: cast to 16 bits, or matrices as products of
     two thin ones (Vogels et al., NeurIPS 2019)."""
-    powersgd_rank: Annotated[int, Field(ge=1)] = 1
+    powersgd_rank: Annotated[int, Field(ge=1)] = POWERSGD_DEFAULTS["powersgd_rank"]
     """Columns of PowerSGD's thin matrices: more of them lose less, and are more to send."""
-    powersgd_start: Annotated[int, Field(ge=2)] = 2
+    powersgd_start: Annotated[int, Field(ge=2)] = POWERSGD_DEFAULTS["powersgd_start"]
     """Steps before PowerSGD begins, with whole gradients: DDP lays its buckets out in two."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -70,6 +71,10 @@ class DDP(Strategy):
                 f"set bucket_mb to at least {LEAST_COMPILED_MB}, or recipe.compile to none",
             )
         if self.compress != "powersgd":
+            given = [k for k, usual in POWERSGD_DEFAULTS.items() if getattr(self, k) != usual]
+            if given:
+                found = f"compress is {self.compress}, which takes no {' and no '.join(given)}"
+                raise StrategyUnavailable(self.name, found, "leave it out, or compress: powersgd")
             return
         if recipe.channels_last:
             raise StrategyUnavailable(

@@ -24,6 +24,7 @@ from shardmark.strategies.base import (
     check_machine,
     common_settings,
     is_native,
+    refuse_fused_sgd,
     times,
 )
 
@@ -80,12 +81,7 @@ class FSDP(Strategy):
         return world_size
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        if (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused"):
-            raise StrategyUnavailable(
-                self.name,
-                "torch's fused SGD takes no sharded tensors",
-                "set recipe.optimizer.implementation to foreach or default, or use adam or adamw",
-            )
+        refuse_fused_sgd(self.name, recipe)
         gathers_inside = {"none": (), "blocks": ("layers",), "model": ("blocks", "layers")}
         if self.wrap in gathers_inside[recipe.compile]:
             raise StrategyUnavailable(

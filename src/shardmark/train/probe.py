@@ -28,7 +28,7 @@ from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.strategies.blocks import checkpoint_blocks
-from shardmark.strategies.divided_layers import counting_divided
+from shardmark.strategies.layers.divided import counting_divided
 from shardmark.workloads.base import TensorPlan, Workload
 
 if TYPE_CHECKING:

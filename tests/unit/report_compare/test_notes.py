@@ -78,4 +78,4 @@ def test_mathematics_of_its_own_are_named() -> None:
     ranks = tuple(invented_rank(rank).model_copy(update={"settings": told}) for rank in range(2))
     trial = invented_trial(strategy_options={"compress": "bf16"}, ranks=ranks)
     (note,) = texts(trial, kind=NoteKind.OWN_MATHEMATICS)
-    assert note == "ddp (compress=bf16): as it defines it, gradients are reduced in bf16."
+    assert note == "ddp (compress=bf16): by its own definition, gradients are reduced in bf16."

@@ -11,7 +11,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
-from shardmark.strategies.stages import problem_with, staged
+from shardmark.strategies.layers.stages import problem_with, staged
 from shardmark.workloads.base import Undivided
 from tests.unit.training.toy import ToyWorkload
 

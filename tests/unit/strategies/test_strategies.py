@@ -106,6 +106,7 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (("fsdp", "fsdp-grad-op"), CPU, {}, {"optimizer": FUSED_SGD}, ["foreach or default, or use"]),
     (("fsdp",), CPU, {"wrap": "layers"}, {"compile": "blocks"}, ["set wrap to blocks or root"]),
     (("ddp",), CPU, {"compress": "powersgd"}, {"channels_last": True}, ["or compress: bf16"]),
+    (("ddp", "zro"), CPU, {"powersgd_rank": 4}, {}, ["compress is none", "no powersgd_rank"]),
     (("ddp",), CPU, {"bucket_mb": 0.5}, {"compile": "model"}, ["bucket_mb to at least 1"]),
     (("zero-3",), CPU, {}, {"compile": "blocks"}, ["use fsdp or zero-2"]),
     (("single", "ddp"), CPU, {}, CHECKPOINTED_WHOLE, ["recipe.compile to blocks or none"]),

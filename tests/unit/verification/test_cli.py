@@ -112,4 +112,4 @@ def test_mathematics_of_its_own_are_told(
 ) -> None:
     told = ("gradients are reduced in bf16", "updates come late")
     verified.append(GOOD.model_copy(update={"mathematics": told}))
-    assert f"\n    as it defines it, {'; '.join(told)}\n" in answer(capsys)[1]
+    assert f"\n    by its own definition, {'; '.join(told)}\n" in answer(capsys)[1]

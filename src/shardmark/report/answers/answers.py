@@ -13,7 +13,7 @@ from shardmark.analysis.advise.groups import ComparableGroup, groups_of, is_by_d
 from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_rate, plain
-from shardmark.analysis.compare.verdicts import common_repeats
+from shardmark.analysis.compare.verdicts import LEAST_GAIN, common_repeats
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.metrics import METRICS
 from shardmark.report.answers.wording import listed, name, rate, size
@@ -169,7 +169,14 @@ def _who(chosen: Selection, group: ComparableGroup) -> str:
     """The best; with those that share its place, where some do."""
     rows = [chosen.best, *chosen.ties]
     names = listed([name(row, with_ranks=_several_sizes(group)) for row in rows], "or")
-    return f"{names} (tie)" if chosen.ties else names
+    return f"{names} ({_alike(chosen)})" if chosen.ties else names
+
+
+def _alike(chosen: Selection) -> str:
+    """What several best ones are: close, or too few or too unsteady repeats to tell them apart."""
+    best = chosen.value_of(chosen.best)
+    close = all(abs(chosen.value_of(row) / best - 1) <= LEAST_GAIN for row in chosen.ties)
+    return "tie" if close else "not told apart"
 
 
 def _winner(chosen: Selection) -> str | None:
@@ -337,7 +344,7 @@ class _GridLine:
         if chosen is None or chosen.state == "disturbed":
             return None if chosen is None else "not decided"
         text = name(chosen.best, with_ranks=_several_sizes(self.group))
-        return f"{text} (tie)" if chosen.state == "tie" else text
+        return f"{text} ({_alike(chosen)})" if chosen.state == "tie" else text
 
     def value(self, metric: str, shown: str) -> Estimate | None:
         """Of the best by the first metric."""

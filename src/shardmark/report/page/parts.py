@@ -337,7 +337,7 @@ _VERDICT: Columns[Verdict] = [
     (_text("strategy"), _place),
     (_text("verdict"), _word),
     (_number("worst"), _worst),
-    (_text("as it defines it"), lambda verdict: "; ".join(verdict.mathematics)),
+    (_text("by its own definition"), lambda verdict: "; ".join(verdict.mathematics)),
     (_text("cause"), _cause),
 ]
 _CHECK: Columns[Check] = [

@@ -32,10 +32,10 @@ ACCELERATE_WRAPS = {"blocks": "TRANSFORMER_BASED_WRAP", "root": "NO_WRAP"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullyShardedFirst(Strategy):
-    """Parameters, gradients and optimizer state sharded as flat vectors
-    (`torch.distributed.fsdp.FullyShardedDataParallel`; Zhao et al., VLDB 2023).
+    """Parameters, gradients and optimizer state sharded as flat vectors (torch's first FSDP).
 
-    A parameter that no rank uses has a gradient of zero, and is updated with it.
+    `FullyShardedDataParallel`; Zhao et al., VLDB 2023.  A parameter that no rank uses has a
+    gradient of zero, and is updated with it.
     """
 
     name: str = "fsdp1"

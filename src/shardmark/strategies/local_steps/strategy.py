@@ -95,10 +95,10 @@ class LocalStepsStrategy(Strategy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSGD(LocalStepsStrategy):
-    """Each rank trains alone for a round of steps, then parameters are averaged (Stich, ICLR 2019;
-    Lin et al., ICLR 2020).
+    """Each rank trains alone for a round of steps, then parameters are averaged.
 
-    The average is what is evaluated, also between two rounds.
+    Stich, ICLR 2019; Lin et al., ICLR 2020.  The average is what is evaluated, also between two
+    rounds.
     """
 
     name: str = "local-sgd"
@@ -109,11 +109,10 @@ class LocalSGD(LocalStepsStrategy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiLoCo(LocalStepsStrategy):
-    """Each rank trains alone for a round of steps; by the mean of what the rounds changed, an outer
-    optimizer updates the parameters that all go on from (Douillard et al., 2023, algorithm 1).
+    """Each rank trains alone for a round; an outer optimizer takes the mean of what that changed.
 
-    The outer parameters are what is evaluated: steps after the last synchronisation are not in
-    them.
+    Douillard et al., 2023, algorithm 1: all go on from the outer parameters.  They are what is
+    evaluated: steps after the last synchronisation are not in them.
     """
 
     name: str = "diloco"

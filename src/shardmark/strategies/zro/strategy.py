@@ -23,8 +23,9 @@ clips nothing and takes no parameter groups: other mathematics."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroRedundancy(DDP):
-    """Gradients as under `ddp`; each rank updates whole parameters of its own and broadcasts them
-    (`torch.distributed.optim.ZeroRedundancyOptimizer`; Rajbhandari et al., SC 2020, section 5.1).
+    """Gradients as under `ddp`; each rank updates some parameters, and broadcasts them.
+
+    torch's `ZeroRedundancyOptimizer`; Rajbhandari et al., SC 2020, section 5.1.
     """
 
     name: str = "zro"

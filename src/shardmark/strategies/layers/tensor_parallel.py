@@ -18,6 +18,8 @@ from shardmark.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse_fused_sgd,
+    samples_of_share,
 )
 from shardmark.strategies.fsdp import DEFAULT_GROUP, HybridFSDP
 
@@ -53,12 +55,7 @@ class TensorParallel(Strategy):
                 "divided layers communicate inside of what would be compiled",
                 "set recipe.compile to none",
             )
-        if (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused"):
-            raise StrategyUnavailable(
-                self.name,
-                "torch's fused SGD takes no divided tensors",
-                "set recipe.optimizer.implementation to foreach or default, or use adam or adamw",
-            )
+        refuse_fused_sgd(self.name, recipe)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         factors = self.factors(world_size, nodes)
@@ -71,10 +68,8 @@ class TensorParallel(Strategy):
     ) -> WireBytes:
         """Activations are passed in the precision of the layer, gradients into a layer in fp32."""
         factors = self.factors(world_size, nodes)
-        shares, ranks = factors.data * factors.shard, factors.tensor
-        batch = recipe.global_batch
-        samples = recipe.per_rank_batch if batch is None else batch // shares
-        assert samples is not None, "a recipe has one of both"
+        ranks = factors.tensor
+        samples = samples_of_share(recipe, factors.data * factors.shard)
         computed = PRECISION_BYTES[recipe.precision]
 
         def passed(elements: Mapping[str, int], *sides: str) -> int:
@@ -110,8 +105,8 @@ class TensorParallel(Strategy):
         """Every rank builds the whole model, and keeps its part."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        from shardmark.strategies.divided_layers import DividedWorker, divide, problems_with
         from shardmark.strategies.execution import prepare
+        from shardmark.strategies.layers.divided import DividedWorker, divide, problems_with
         from shardmark.workloads.base import Undivided
 
         factors, options = self.factors(context.world_size, context.nodes), self._plan_options()

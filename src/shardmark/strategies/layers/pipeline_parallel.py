@@ -20,6 +20,7 @@ from shardmark.strategies.base import (
     all_reduced,
     check_machine,
     common_settings,
+    samples_of_share,
     times,
 )
 from shardmark.strategies.fsdp import DEFAULT_GROUP, FSDP, HybridFSDP
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from shardmark.core.recipe import Recipe
-    from shardmark.strategies.stages import PipelineWorker, Stage
+    from shardmark.strategies.layers.stages import PipelineWorker, Stage
     from shardmark.workloads.base import Workload
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
@@ -85,7 +86,8 @@ class PipelineParallel(Strategy):
             raise StrategyUnavailable(
                 self.name, found, f"set micro_batches to a multiple of {ranks}"
             )
-        passed = self._samples(recipe, factors) // recipe.gradient_accumulation
+        samples = samples_of_share(recipe, factors.data * factors.shard)
+        passed = samples // recipe.gradient_accumulation
         if passed % count:
             raise StrategyUnavailable(
                 self.name,
@@ -95,14 +97,6 @@ class PipelineParallel(Strategy):
 
     def _micro_batches(self, factors: Mesh) -> int:
         return self.micro_batches or MICRO_BATCHES_A_RANK * factors.pipeline
-
-    @staticmethod
-    def _samples(recipe: Recipe, factors: Mesh) -> int:
-        """Of a share in a step."""
-        if recipe.global_batch is not None:
-            return recipe.global_batch // (factors.data * factors.shard)
-        assert recipe.per_rank_batch is not None, "a recipe has one of both"
-        return recipe.per_rank_batch
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """Stages are balanced, not equal: a rank's fraction is that of equal ones."""
@@ -117,7 +111,8 @@ class PipelineParallel(Strategy):
         """Each message counts where it is sent; the mean over the ranks of a pipeline."""
         factors = self.factors(world_size, nodes)
         ranks = factors.pipeline
-        sent = self._samples(recipe, factors) * size.between_stages_bytes / ranks
+        samples = samples_of_share(recipe, factors.data * factors.shard)
+        sent = samples * size.between_stages_bytes / ranks
         traffic = [
             Traffic(kind="send", payload_bytes=sent, ranks=ranks),
             Traffic(kind="receive", payload_bytes=sent, ranks=ranks, sent_by_peers=True),
@@ -140,7 +135,7 @@ class PipelineParallel(Strategy):
         """Every rank builds the whole model, and keeps its stages."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        from shardmark.strategies.stages import PipelineWorker, problem_with, staged
+        from shardmark.strategies.layers.stages import PipelineWorker, problem_with, staged
         from shardmark.workloads.base import Undivided
 
         factors = self.factors(context.world_size, context.nodes)
@@ -196,7 +191,7 @@ class PipelineParallel(Strategy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedPipeline(PipelineParallel):
-    """Pipelines that have samples each, with gradients shared by DDP, or stages sharded by FSDP2.
+    """Pipelines with samples of their own; ranks of one stage share it by DDP or by FSDP2.
 
     FSDP2 gathers a stage once a step, and keeps it for all micro-batches (ZeRO-2's mathematics).
     """
