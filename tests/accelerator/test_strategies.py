@@ -6,6 +6,7 @@ On one, no experiment runs those that need somebody to share with; their code is
 from __future__ import annotations
 
 import traceback
+from itertools import product
 from typing import Any
 
 import pytest
@@ -38,7 +39,8 @@ CLIPPED: dict[str, Any] = {"gradient_clipping": 0.1}
 OFFLOADED: dict[str, Any] = {**CLIPPED, "cpu_offload": True}
 FP16: dict[str, Any] = {**CLIPPED, "precision": "fp16"}
 BF16: dict[str, Any] = {"precision": "bf16"}
-NATIVE = {"mixed_precision": "native"}
+SCHEMES = ("native", "autocast")
+"""Of bf16, for strategies that know both."""
 RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {},
     "tf32": {"tf32": True},
@@ -68,7 +70,8 @@ def cases_of(ranks: int) -> dict[str, Case]:
     offloading = ("fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
     cases = {f"{name}, offloaded": case(name, ranks, OFFLOADED) for name in offloading}
     cases |= {f"{name}, DeepSpeed's Adam": adam_case(name, ranks) for name in offloading[2:]}
-    cases |= {f"{name}, native": case(name, ranks, BF16, **NATIVE) for name in ("fsdp",)}
+    for name, scheme in product(("fsdp", "zero-2"), SCHEMES):
+        cases[f"{name}, {scheme}"] = case(name, ranks, BF16, mixed_precision=scheme)
     compiling = [name for name in SHIPPED if name != "zero-3"]
     cases |= {f"{name}, compiled": case(name, ranks, {"compile": "blocks"}) for name in compiling}
     # fp16 comes last: DeepSpeed keeps it for all later engines of a process.
