@@ -102,13 +102,13 @@ def _captured(process: RankContext, case: Case) -> Capture | None:
     workload = build_workload(of.workload, of.recipe.seed)
     if case.begin is None:
         role = of.built_strategy.start(workload, of.recipe, process)
-        if isinstance(role, Server):
-            role.serve()
-            return None
         shard = of.layout.ranks[process.rank].share
     else:
         started = case.begin(workload, of.recipe, process)
         role, shard = started.worker, started.shard
+    if isinstance(role, Server):
+        role.serve()
+        return None
     assert shard is not None
     set_numerics(of.recipe)
     capture = capture_steps(

@@ -86,6 +86,9 @@ class Mathematics:
     casts: Casts | None = None
     reduction: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Each rank's gradient is cast to it, divided by the number of ranks, and added up in it."""
+    messages: Literal["fp32", "bf16"] = "fp32"
+    """What a rank's gradients are rounded to before their mean is taken in fp32, and the parameters
+    after each update before passes compute with them; updates change fp32 ones."""
     power_sgd: PowerSGD | None = None
     local_steps: LocalSteps | None = None
 
@@ -99,6 +102,8 @@ class Mathematics:
                 told.append(f"gradients are kept in {self.casts.gradients}")
         if self.reduction != "fp32":
             told.append(f"gradients are reduced in {self.reduction}")
+        if self.messages != "fp32":
+            told.append(f"gradients and parameters travel in {self.messages}")
         if self.power_sgd is not None:
             told.append(f"gradients are reduced by PowerSGD of rank {self.power_sgd.rank}")
         if self.local_steps is not None:

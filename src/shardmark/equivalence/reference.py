@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -145,6 +145,7 @@ class Reference:
         seed = (self.noise.seed if self.noise else 0) + self.shares * played[0]
         self._noise_draws = torch.Generator().manual_seed(seed)
         self._casts = mathematics.casts
+        self._messages = REDUCTIONS[mathematics.messages]
         synchronised = hypothesis.sync_batch_norm
         if synchronised is None:
             synchronised = recipe.sync_batch_norm
@@ -210,10 +211,26 @@ class Reference:
             with torch.no_grad():
                 for parameter in self._named.values():
                     parameter.copy_(self._disturbed(parameter, self.noise.parameters))
-        losses = self.pass_shares()
+        with self._pulled_parameters():
+            losses = self.pass_shares()
         self._update()
         self.steps_taken += 1
         return losses
+
+    @contextmanager
+    def _pulled_parameters(self) -> Iterator[None]:
+        """What a message brings of them, after the first update."""
+        if self._messages is torch.float32 or not self.steps_taken:
+            yield
+            return
+        kept = {name: parameter.detach().clone() for name, parameter in self._named.items()}
+        with torch.no_grad():
+            for name, parameter in self._named.items():
+                parameter.copy_(kept[name].to(self._messages))
+        yield
+        with torch.no_grad():
+            for name, parameter in self._named.items():
+                parameter.copy_(kept[name])
 
     def pass_shares(self) -> list[Tensor]:
         """Every rank's passes, which make `gradients`, without an update; each rank's loss."""
@@ -316,7 +333,8 @@ class Reference:
             total.setdefault(name, torch.zeros_like(gradient))
             share = 1 if hypothesis.only_rank is not None else len(self._shards)
             # As torch's hooks do it: in 16 bits the cast comes before the division.
-            part = gradient.to(self._reduction) / share * hypothesis.gradient_factor
+            sent = gradient.to(self._messages).float()
+            part = sent.to(self._reduction) / share * hypothesis.gradient_factor
             total[name] = (total[name].to(self._reduction) + part).float()
 
     def _update(self) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, RankLayout, data_parallel
 from shardmark.core.machine import Machine
+from shardmark.core.mathematics import Mathematics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     PRECISION_BYTES,
@@ -123,6 +124,9 @@ class ParameterServer(Strategy):
             ),
             formula="gradients to the servers, parameters back: G + P",
         )
+
+    def mathematics(self, recipe: Recipe) -> Mathematics:
+        return Mathematics(messages=self.wire)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         changed = {} if self.staleness_bound == 0 else {"gradient_reduction": PER_WORKER}
