@@ -145,6 +145,29 @@ def test_a_node_in_a_lost_ones_place_joins_the_round_that_the_others_wait_in(
             rendezvous.shutdown()
 
 
+def test_a_node_that_is_done_starts_again_with_one_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, "")
+    points = meeting_points(2)
+    with ThreadPoolExecutor() as threads:
+        both = list(threads.map(lambda here: NodesRendezvous("t", 2, here), points))
+        list(threads.map(NodesRendezvous.next_rendezvous, both))
+        first, second = both
+        done = threads.submit(first.wait_for_others)
+        starting = threads.submit(second.next_rendezvous)
+        assert done.result(timeout=10) is False
+        first.next_rendezvous()
+        starting.result(timeout=10)
+        done = threads.submit(first.wait_for_others)
+        assert second.wait_for_others()
+        assert done.result(timeout=10)
+        list(threads.map(NodesRendezvous.next_rendezvous, both))
+        second.shutdown()
+        assert first.wait_for_others(), "the other has failed for good"
+        first.shutdown()
+
+
 def test_a_checkpoint_that_somebody_planted_runs_nothing(tmp_path: Path) -> None:
     files = CheckpointFiles(tmp_path, rank=0, leads=True)
     files.own.mkdir()

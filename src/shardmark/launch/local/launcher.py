@@ -175,6 +175,8 @@ class Launcher(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED and self._remaining_restarts > 0:
             self._note_cause(result.failures)
+        if result.state is WorkerState.SUCCEEDED and not self._rounds.wait_for_others():
+            return RunResult(state=WorkerState.HEALTHY)  # PyTorch's looks for waiting nodes then
         return result
 
     def _note_cause(self, failures: dict[int, Any]) -> None:

@@ -33,6 +33,8 @@ from shardmark.launch.placement import MeetingPoint
 CLOSED = "closed"
 JOIN_SECONDS = 600.0
 POLL_SECONDS = 0.01
+WAIT_SECONDS = 0.05
+"""Between two looks at nodes that still train."""
 STORE_SECONDS = 60.0
 
 
@@ -68,6 +70,18 @@ class NodesRendezvous(RendezvousHandler):
             return int(self._reachable and self._store.check([f"begun-{self.round + 1}"]))
         self._reachable = False  # node 0 is gone, which is the controller's to deal with
         return 0
+
+    def wait_for_others(self) -> bool:
+        """This node's ranks have ended well.  Whether all nodes' have, or one has failed for good:
+        else it starts its ranks anew, and needs these again."""
+        with suppress(RuntimeError):  # as above
+            self._store.set(_finished(self.round, self._here.node), "")
+            all_finished = [_finished(self.round, node) for node in range(self._nodes)]
+            while not (self._store.check(all_finished) or self.is_closed()):
+                if self.num_nodes_waiting():
+                    return False
+                time.sleep(WAIT_SECONDS)
+        return True
 
     def is_closed(self) -> bool:
         return bool(self._store.check([CLOSED]))
@@ -115,6 +129,10 @@ class NodesRendezvous(RendezvousHandler):
 
 def _joined(number: int, node: int) -> str:
     return f"joined-{number}-{node}"
+
+
+def _finished(number: int, node: int) -> str:
+    return f"finished-{number}-{node}"
 
 
 def _store_of_node_0(here: MeetingPoint) -> Store:
