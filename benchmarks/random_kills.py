@@ -55,7 +55,7 @@ PAIRS = (*SYNCHRONOUS, "ps-async", "ps-bounded")
 ZEROS = ("zero-0", "zero-1", "zero-2", "zero-3")
 ONE_AND_FOUR = ("single", "fsdp-hybrid")
 LAYERED = ("tp", "pp")
-MESHES = ("fsdp-tp", "ddp-pp", "fsdp-pp")
+MESHES = ("fsdp-tp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp")
 PICTURES = {
     **{"name": "classification", "model": "tests.distributed.models:small"},
     "dataset": "digits",

@@ -192,7 +192,7 @@ def test_ranks_nodes_and_controller_die(
     matrix = {"strategy": ["ddp", "fsdp"], "world_size": [4, 2]}
     file = written(tmp_path, **DYING, matrix=matrix, limits=limits | {"node_return_seconds": 200})
     words = command(file, out, f"engine.rendezvous={nodes.nodes[0].address}:{PORT}")
-    deaths = [Death(rank=r, processes=4, victim=r, at_pass=6) for r in (2, 3)]
+    deaths = [Death(rank=r, processes=4, victim=r, at_step=6) for r in (2, 3)]
     told = {DEATHS: plan(tmp_path / "deaths.txt", tmp_path, *deaths)}
 
     def start(node: int, log: str) -> subprocess.Popen[bytes]:

@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from shardmark.core.environment_variables import RESTART_VARIABLE
 from tests.distributed.models import small
@@ -18,12 +20,12 @@ from tests.kept_engine import DEATHS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """In its pass of that number, a rank of so many processes sends SIGKILL to the victim."""
+    """In its step of that number, a rank of so many processes sends SIGKILL to the victim."""
 
     rank: int
     processes: int
     victim: int
-    at_pass: int
+    at_step: int
     times: int = 1
     """How often; each leaves a file in the plan's folder, so that it is not died again."""
 
@@ -35,12 +37,12 @@ def plan(file: Path, folder: Path, *deaths: Death) -> str:
 
 
 class Dying(nn.Module):
-    """A small network; something happens to it in a forward pass for training."""
+    """Something happens to the network in a forward pass for training."""
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network = small(num_classes)
-        self._passes = 0
+        self.network = network
+        self._seeds: set[int] = set()  # one for each step, whatever its micro-batches
         file = Path(os.environ.get(DEATHS, "no plan"))
         told: dict[str, Any] = {"folder": "", "deaths": []}
         if file.exists():
@@ -51,13 +53,14 @@ class Dying(nn.Module):
         if self._deaths:
             self._pid_file(int(os.environ["RANK"])).write_text(str(os.getpid()))
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        self._passes += self.training
+    def forward(self, given: Tensor) -> Tensor:
+        if self.training:
+            self._seeds.add(torch.initial_seed())
         for death in self._deaths if self.training else ():
-            if self._passes == death.at_pass:
+            if len(self._seeds) == death.at_step:
                 self._die(death)
-        logits: Tensor = self.network(pictures)
-        return logits
+        out: Tensor = self.network(given)
+        return out
 
     def _pid_file(self, rank: int) -> Path:
         return self._folder / f"{self._trial}.{rank}.pid"
@@ -73,4 +76,26 @@ class Dying(nn.Module):
 
 
 def dying(num_classes: int) -> nn.Module:
-    return Dying(num_classes)
+    return Dying(small(num_classes))
+
+
+class Layers:
+    """A task whose layers can be divided, and cut into stages."""
+
+    def model(self) -> nn.Module:
+        blocks = (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2))
+        return nn.Sequential(nn.Linear(64, 32), *map(Dying, blocks), nn.Linear(32, 10))
+
+    def tensor_plan(self, model: nn.Module) -> dict[str, str]:  # noqa: ARG002
+        return {"*.network.0": "column", "*.network.2": "row"}
+
+    def train_data(self) -> list[tuple[Tensor, int]]:
+        drawn = torch.Generator().manual_seed(7)
+        return [(torch.randn(64, generator=drawn), index % 10) for index in range(320)]
+
+    def validation_data(self) -> list[tuple[Tensor, int]]:
+        return self.train_data()[:40]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, labels = batch
+        return functional.cross_entropy(model(inputs), labels)

@@ -26,7 +26,7 @@ from tests.listening import Address, is_loopback, of_this_process
 
 pytestmark = pytest.mark.timeout(1200)
 
-STEPS, EVERY, DIES_AT_PASS = 10, 3, 8
+STEPS, EVERY, DIES_AT_STEP = 10, 3, 8
 RESUMED_STEP = 6
 LOCAL = ("local-sgd", "diloco")
 EQUAL = [
@@ -41,49 +41,48 @@ MATRICES: tuple[dict[str, Any], ...] = (
 )
 UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "ps-bounded"]}
 """Whose trials nobody disturbs, for all that each strategy's trials have in common."""
-LAYERED: tuple[dict[str, Any], ...] = (
-    {"strategy": ["tp", "pp"]},
-    {"strategy": ["fsdp-tp", "ddp-pp", "fsdp-pp"], "world_size": [4]},
+LAYERED = ("tp", "pp", "fsdp-tp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp")
+LAYERED_MATRICES: tuple[dict[str, Any], ...] = (
+    {"strategy": [*LAYERED[:2]]},
+    {"strategy": [*LAYERED[2:]], "world_size": [4]},
 )
 """These need a model that says how it is divided."""
-GPT = {
-    **{"name": "language", "model": "gpt", "layers": 2, "width": 16, "heads": 2},
-    **{"dataset": "text", "tokenizer": "bytes", "sequence_length": 16},
-}
+LAYERS = {"name": "own", "task": "tests.distributed.dying:Layers"}
 DEATHS = (
-    Death(rank=0, processes=1, victim=0, at_pass=DIES_AT_PASS),
-    Death(rank=1, processes=2, victim=1, at_pass=DIES_AT_PASS),
-    Death(rank=3, processes=4, victim=3, at_pass=DIES_AT_PASS),
+    Death(rank=0, processes=1, victim=0, at_step=DIES_AT_STEP),
+    Death(rank=1, processes=2, victim=1, at_step=DIES_AT_STEP),
+    Death(rank=3, processes=4, victim=3, at_step=DIES_AT_STEP),
     # With parameter servers three processes: the server, which `ps-async` cannot miss either.
-    Death(rank=1, processes=3, victim=2, at_pass=DIES_AT_PASS),
+    Death(rank=1, processes=3, victim=2, at_step=DIES_AT_STEP),
 )
 KILLED = "was ended by SIGKILL"
 
 
-def dying(matrix: dict[str, Any], *others: str, **limits: Any) -> Experiment:
-    return from_mapping(
-        experiment(
-            "dying:dying",
-            *others,
-            recipe={
-                "steps": STEPS,
-                # Its state has counters, and a rate of its own for each step.
-                "optimizer": {"name": "adamw", "lr": 0.01},
-                "schedule": {"name": "cosine"},
-            },
-            matrix=matrix,
-            measure={"evaluate": "end", "probe": False},
-            limits=limits,
-        )
+def dying(
+    matrix: dict[str, Any], *others: str, workload: dict[str, Any] | None = None, **limits: Any
+) -> Experiment:
+    asked = experiment(
+        "dying:dying",
+        *others,
+        recipe={
+            "steps": STEPS,
+            # Its state has counters, and a rate of its own for each step.
+            "optimizer": {"name": "adamw", "lr": 0.01},
+            "schedule": {"name": "cosine"},
+        },
+        matrix=matrix,
+        measure={"evaluate": "end", "probe": False},
+        limits=limits,
     )
+    return from_mapping(asked if workload is None else asked | {"workload": workload})
 
 
 def run(
-    out: Path, engine: KeptEngine, matrices: tuple[dict[str, Any], ...] = MATRICES, **limits: Any
+    out: Path, engine: KeptEngine, matrices: tuple[dict[str, Any], ...] = MATRICES, **more: Any
 ) -> StoredRun:
     """All matrices in one folder."""
     for matrix in matrices:
-        run_experiment(dying(matrix, **limits), out, engine=engine)
+        run_experiment(dying(matrix, **more), out, engine=engine)
     return load_run(out)
 
 
@@ -128,6 +127,29 @@ def runs(
     return run(folder / "undisturbed", kept_engine, matrices), restarted
 
 
+@pytest.fixture(scope="module")
+def layered(
+    tmp_path_factory: pytest.TempPathFactory,
+    kept_engine: KeptEngine,
+    listened: Listened,  # noqa: ARG001  (it looks on)
+) -> Runs:
+    """The same of divided layers and stages."""
+    folder = tmp_path_factory.mktemp("layered")
+    plan(kept_engine.deaths, folder, *DEATHS)
+    asked: dict[str, Any] = {"matrices": LAYERED_MATRICES, "workload": LAYERS}
+    limits: dict[str, Any] = {"max_restarts": 2, "checkpoint_steps": EVERY}
+    restarted = run(folder / "restarted", kept_engine, **asked, **limits)
+    kept_engine.deaths.unlink()
+    return run(folder / "undisturbed", kept_engine, **asked), restarted
+
+
+@pytest.fixture
+def both(request: pytest.FixtureRequest, strategy: str) -> Runs:
+    """The strategy's trial undisturbed, and with a death."""
+    made: Runs = request.getfixturevalue("layered" if strategy in LAYERED else "runs")
+    return made
+
+
 def of(run: StoredRun, strategy: str) -> TrialResult:
     (trial,) = (trial for trial in run.trials if trial.strategy == strategy)
     assert trial.outcome is Outcome.OK, trial.failure
@@ -139,12 +161,12 @@ def steps(run: StoredRun, strategy: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("strategy", EQUAL)
-def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(runs: Runs, strategy: str) -> None:
+@pytest.mark.parametrize("strategy", [*EQUAL, *LAYERED])
+def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(both: Runs, strategy: str) -> None:
     same = ("rank", "step", "epoch", "loss", "learning_rate", "samples")
-    told = [[[line[key] for key in same] for line in steps(run, strategy)] for run in runs]
+    told = [[[line[key] for key in same] for line in steps(run, strategy)] for run in both]
     assert told[0] == told[1], "each step once, with the same loss"
-    for before, after in zip(*(of(run, strategy).ranks for run in runs), strict=True):
+    for before, after in zip(*(of(run, strategy).ranks for run in both), strict=True):
         for name in (
             *("final_weights_sha256", "initial_weights_sha256", "sample_order_sha256"),
             "samples_total",
@@ -157,38 +179,21 @@ def test_resumed_training_is_the_undisturbed_one_to_the_last_bit(runs: Runs, str
         assert counts == counts[:1] * len(counts)
 
 
-@pytest.fixture(scope="module")
-def layered(
-    tmp_path_factory: pytest.TempPathFactory,
-    kept_engine: KeptEngine,
-    listened: Listened,  # noqa: ARG001  (it looks on)
-) -> StoredRun:
-    folder = tmp_path_factory.mktemp("layered")
-    (folder / "text").mkdir()
-    for name in ("train.txt", "test.txt"):
-        (folder / "text" / name).write_text("every rank has a part of every layer " * 40)
-    workload = {**GPT, "data_dir": str(folder / "text")}
-    for matrix in LAYERED:
-        asked = experiment(matrix=matrix, measure={"probe": False}) | {"workload": workload}
-        run_experiment(from_mapping(asked), folder / "run", engine=kept_engine)
-    return load_run(folder / "run")
-
-
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "dp"])
 def test_nobody_listens_but_on_loopback(
-    runs: Runs, layered: StoredRun, listened: Listened, strategy: str
+    both: Runs, layered: Runs, listened: Listened, strategy: str
 ) -> None:
     """Nor when ranks die and all are started anew."""
-    divides = any(strategy in matrix["strategy"] for matrix in LAYERED)
-    assert of(layered if divides else runs[0], strategy).outcome is Outcome.OK
+    assert layered
+    assert of(both[0], strategy).outcome is Outcome.OK
     assert all(map(is_loopback, listened[strategy])), listened[strategy]
     # gloo connects ranks by TCP, for moments that may lie between two looks at a short trial.
     assert sum(map(bool, listened.values())) > len(STRATEGIES) / 2
 
 
-@pytest.mark.parametrize("strategy", [*EQUAL, "ps-async"])
-def test_a_restart_is_told_and_measured(runs: Runs, strategy: str) -> None:
-    trial = of(runs[1], strategy)
+@pytest.mark.parametrize("strategy", [*EQUAL, *LAYERED, "ps-async"])
+def test_a_restart_is_told_and_measured(both: Runs, strategy: str) -> None:
+    trial = of(both[1], strategy)
     (restart,) = trial.restarts
     assert restart.restart == 1
     assert KILLED in restart.reason or "the parameter server" in restart.reason
@@ -202,7 +207,7 @@ def test_a_restart_is_told_and_measured(runs: Runs, strategy: str) -> None:
     # Without a barrier, on a busy machine, the other worker may not have come to the sixth step.
     assert resumed == {RESUMED_STEP} or (strategy == "ps-async" and resumed == {EVERY})
     assert {checkpoint.step for checkpoint in trial.ranks[0].checkpoints} == {3, 6, 9}
-    files = {file.name for file in (runs[1].path / "trials" / trial.id).iterdir()}
+    files = {file.name for file in (both[1].path / "trials" / trial.id).iterdir()}
     assert files <= {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
 
 
@@ -254,9 +259,9 @@ def test_what_happens_again_and_again_fails_after_the_restarts(
     tmp_path: Path, kept_engine: KeptEngine
 ) -> None:
     """Running out of memory is not tried again."""
-    again = Death(rank=1, processes=2, victim=1, at_pass=1, times=9)
+    again = Death(rank=1, processes=2, victim=1, at_step=1, times=9)
     plan(kept_engine.deaths, tmp_path, again)
-    limits = {"max_restarts": 1, "checkpoint_steps": EVERY}
+    limits: dict[str, Any] = {"max_restarts": 1, "checkpoint_steps": EVERY}
     twice = dying({}, "misbehaving:has_no_memory", **limits)
     out = run_experiment(twice, tmp_path / "run", engine=kept_engine)
     kept_engine.deaths.unlink()

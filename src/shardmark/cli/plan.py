@@ -13,7 +13,7 @@ from shardmark.config.experiment import Experiment
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.text import say
-from shardmark.launch.controller import check_folder, check_plan, check_schedules
+from shardmark.launch.controller import check_folder, check_plan, check_schedules, refused_models
 from shardmark.launch.engines import submission
 from shardmark.launch.estimate import time_lines
 from shardmark.launch.fingerprint import fingerprint_of
@@ -54,7 +54,7 @@ def print_plan(
     say(*time_lines(todo, goes_on, budget_seconds, verify=experiment.measure.verify))
     command = ["shardmark", *(word for word in sys.argv[1:] if word != "--dry-run")]
     engine = experiment.engine.name
-    lacking = _unavailable_lines(plan, here) if engine == "local" else ()
+    lacking = _unavailable_lines(plan, here if engine == "local" else None)
     for line in (*submission(experiment, plan, command), *lacking):
         say(f"{engine}: {line}")
 
@@ -108,13 +108,16 @@ def _duration_lines(plan: Plan) -> list[str]:
     return list(lines)
 
 
-def _unavailable_lines(plan: Plan, here: Machine) -> Iterator[str]:
-    """What this machine lacks for the trials of one node, each reason once, with its remedy."""
-    counts: Counter[str] = Counter()
+def _unavailable_lines(plan: Plan, here: Machine | None) -> Iterator[str]:
+    """What this machine lacks for the trials of one node, and models that cannot be divided: each
+    reason once, with its remedy."""
+    refused, counts = refused_models(plan.trials), Counter[str]()
     for trial in plan.trials:
         try:
-            if trial.nodes == 1:
+            if here is not None and trial.nodes == 1:
                 trial.built_strategy.check(trial.world_size, here, trial.recipe)
+            if trial.id in refused:
+                raise refused[trial.id]
         except StrategyUnavailable as error:
             counts[f"{error.reason}; {error.remedy}" if error.remedy else error.reason] += 1
     for reason, count in counts.items():

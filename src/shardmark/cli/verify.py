@@ -19,7 +19,7 @@ from shardmark.cli.arguments import (
     with_engine,
 )
 from shardmark.core.scratch import scratch_folder
-from shardmark.core.text import say, say_text
+from shardmark.core.text import as_text, say, say_text
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
@@ -96,7 +96,7 @@ def _text(verification: Verification) -> list[str]:
     width = max((len(verdict.strategy) for verdict in tried), default=0)
     for verdict in tried:
         options = {**verdict.strategy_options, **verdict.varied}
-        rest = "".join(f"  {key}={value}" for key, value in options.items())
+        rest = "".join(f"  {key}={as_text(value)}" for key, value in options.items())
         ranks = "1 rank " if verdict.world_size == 1 else f"{verdict.world_size} ranks"
         head = f"{verdict.strategy:{width}}  {ranks}  {verdict.precision}{rest}"
         lines.append(f"{head}  {verdict_text(verdict)}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import unicodedata
+from collections.abc import Mapping
 
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 """What sets colours or a title, or moves a cursor."""
@@ -28,6 +30,19 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """The text with its line breaks, and no other control character."""
     return "\n".join(map(one_line, text.split("\n")))
+
+
+def as_text(value: object) -> str:
+    """A value of the experiment file without quotes, the same for the same content."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, default=str).replace('"', "")
+
+
+def with_options(name: str, options: Mapping[str, object]) -> str:
+    """`fsdp-tp (mesh={shard: 2, tensor: 2})`."""
+    told = ", ".join(f"{key}={as_text(value)}" for key, value in options.items())
+    return f"{name} ({told})" if told else name
 
 
 def say(*lines: str, error: bool = False) -> None:

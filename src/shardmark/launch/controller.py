@@ -12,7 +12,7 @@ from typing import Any
 
 from shardmark.config.experiment import Experiment
 from shardmark.core.durations import duration
-from shardmark.core.errors import InputError
+from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.core.storage import storing
 from shardmark.launch import fingerprint
@@ -173,6 +173,32 @@ def check_schedules(plan: Plan) -> None:
 
         own_rates(schedule, trial.recipe.optimizer.lr, max(1, steps - schedule.warmup_steps))
         checked.append(asked)
+
+
+def refused_models(trials: Iterable[Trial]) -> dict[str, StrategyUnavailable]:
+    """By id, the trials whose strategy cannot divide the model; loads torch where one has to.
+
+    A model that cannot be built without its weights, and data that are not there, are left to the
+    ranks.
+    """
+    built: list[tuple[object, Any, Any]] = []
+    refused = {}
+    for trial in trials:
+        if trial.layout.tensor * trial.layout.pipeline == 1 or trial.workload.fetches_data:
+            continue
+        if all(options != trial.workload for options, *_ in built):
+            from shardmark.strategies.initial_weights import hollow_model
+            from shardmark.workloads import build_workload
+
+            workload = build_workload(trial.workload, trial.recipe.seed)
+            built.append((trial.workload, workload, hollow_model(workload)))
+        workload, model = next(made for options, *made in built if options == trial.workload)
+        try:
+            if model is not None:
+                trial.built_strategy.check_model(workload, model, trial.world_size, trial.nodes)
+        except StrategyUnavailable as error:
+            refused[trial.id] = error
+    return refused
 
 
 def _steps_of(trial: Trial, samples: int | None) -> int | None:

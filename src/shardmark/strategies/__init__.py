@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import cache, partial
 from typing import Any
 
@@ -16,8 +17,14 @@ from shardmark.strategies.ddp import DDP
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.strategies.fsdp import FSDP, HybridFSDP
 from shardmark.strategies.fsdp1.strategy import FullyShardedFirst
-from shardmark.strategies.layers.pipeline_parallel import PipelineParallel, ReplicatedPipeline
-from shardmark.strategies.layers.tensor_parallel import ShardedTensorParallel, TensorParallel
+from shardmark.strategies.layers.strategies import (
+    PipelineParallel,
+    ReplicatedPipeline,
+    ShardedPipeline,
+    ShardedTensorParallel,
+    ShardedTensorPipeline,
+    TensorParallel,
+)
 from shardmark.strategies.local_steps.strategy import DiLoCo, LocalSGD
 from shardmark.strategies.parameter_server.strategy import (
     AsynchronousServer,
@@ -45,8 +52,9 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "tp": TensorParallel,
     "fsdp-tp": ShardedTensorParallel,
     "pp": PipelineParallel,
-    "ddp-pp": partial(ReplicatedPipeline, name="ddp-pp", sharded=False),
-    "fsdp-pp": partial(ReplicatedPipeline, name="fsdp-pp", sharded=True),
+    "ddp-pp": ReplicatedPipeline,
+    "fsdp-pp": ShardedPipeline,
+    "fsdp-tp-pp": ShardedTensorPipeline,
     "ps-sync": ParameterServer,
     "ps-async": AsynchronousServer,
     "ps-bounded": BoundedServer,
@@ -80,7 +88,7 @@ def fixed_options(name: str) -> dict[str, Any]:
 def option_names(name: str) -> tuple[str, ...]:
     """The options that the strategy of that name accepts."""
     fixed = {"name", *fixed_options(name)}
-    return tuple(field for field in strategy_class(name).__dataclass_fields__ if field not in fixed)
+    return tuple(each.name for each in fields(strategy_class(name)) if each.name not in fixed)
 
 
 def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:

@@ -268,6 +268,15 @@ class Strategy(ABC):
         """Raise `StrategyUnavailable` if it cannot run so.  Starts nothing, imports no torch."""
         check_machine(self.name, world_size, machine, recipe)
 
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        """Raise `StrategyUnavailable` for a model that it cannot train; changes nothing.
+
+        The model may be without data.  Only layouts with tensor ranks or stages are asked.
+        """
+        return
+
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """How so many training ranks are factored, and what each process sees and holds."""
         return data_parallel(world_size, nodes=nodes)

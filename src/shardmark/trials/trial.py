@@ -20,6 +20,7 @@ from shardmark.core.recipe import (
     Model,
     Recipe,
 )
+from shardmark.core.text import with_options
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
 from shardmark.workloads import TaskOptions
@@ -33,8 +34,7 @@ class StrategySpec(Model):
 
     def __str__(self) -> str:
         """`fsdp-hybrid (shard_group=2)`."""
-        options = ", ".join(f"{key}={value}" for key, value in self.options.items())
-        return f"{self.name} ({options})" if options else self.name
+        return with_options(self.name, self.options)
 
 
 class Trial(Model):

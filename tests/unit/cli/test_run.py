@@ -230,6 +230,33 @@ def test_dry_run_says_what_this_machine_lacks(answer: Answer) -> None:
     assert lacks not in printed, "other machines have what they have"
 
 
+def test_dry_run_says_which_models_cannot_be_divided(answer: Answer, tmp_path: Path) -> None:
+    """Each mesh has a trial of its own, or a reason why it has none."""
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.txt").write_text("a few words " * 500)
+    meshes = ["{tensor: 4}", "{tensor: 2, pipeline: 2}", "{data: 2, tensor: 2}", "{shard: 3}"]
+    changes = settings(
+        "workload={name: language, model: gpt, layers: 2, width: 24, heads: 6, dataset: text, "
+        f"tokenizer: bytes, sequence_length: 9, data_dir: {tmp_path}}}",
+        f"matrix={{strategy: [fsdp-tp-pp, tp], strategy.mesh: [{', '.join(meshes)}]}}",
+        "matrix.world_size=[4]",
+        "measure.repeats=1",
+        "device=cpu",
+    )
+    code, printed, err = answer("quickstart", "--dry-run", *changes)
+    assert (code, err) == (0, "")
+    rows = [line for line in printed.splitlines() if "  repeat 1" in line]
+    assert [row.split("mesh=")[1] for row in sorted(rows, key=len)] == sorted(meshes[:3], key=len)
+    assert len({row.split()[1] for row in rows}) == 3
+    assert "left out: fsdp-tp-pp (mesh={shard: 3}) on 4 ranks: mesh shard 3 has 3 ranks" in printed
+    assert "use sizes whose product is 4, or world_size 3" in printed
+    assert "left out: tp: tp has no option mesh" in printed
+    told = "6 heads cannot be divided over 4 tensor ranks; use 2 or 3 or 6 tensor ranks"
+    assert f"local: 1 trial is recorded as unavailable here: {told}" in printed
+    _, printed, _ = answer("quickstart", "--dry-run", *changes, "--engine", "slurm")
+    assert told in printed, "whatever the machines"
+
+
 def test_dry_run_expects_what_the_same_cells_took(
     answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,8 @@ LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float,
     ("pp", {}, 4, (1, 1, 0), (0.25, 0.25, 0.25)),
     ("ddp-pp", {"mesh": {"data": 2, "pipeline": 4}}, 8, (2, 1, 0), (0.25, 0.25, 0.25)),
     ("fsdp-pp", {}, 8, (1, 4, 0), (0.5, 0.5, 0.125)),
+    ("fsdp-tp-pp", {}, 8, (1, 2, 0), (0.25, 0.25, 0.125)),
+    ("fsdp-tp-pp", {"mesh": {"data": 2, "tensor": 2}}, 4, (2, 1, 0), (0.5, 0.5, 0.5)),
     ("ps-sync", {}, 3, (3, 1, 1), (1.0, 1.0, 0.0)),
     ("ps-async", {"servers": 2}, 4, (4, 1, 2), (1.0, 1.0, 0.0)),
     ("ps-bounded", {}, 1, (1, 1, 1), (1.0, 1.0, 0.0)),
@@ -59,8 +61,9 @@ def test_layouts(
     layout = build_strategy(name, options).layout(ranks)
     assert (layout.data, layout.shard, len(layout.server_ranks)) == factors
     together = ranks // (factors[0] * factors[1])
-    by_layer = (1, together) if name.endswith("pp") else (together, 1)
-    assert (layout.tensor, layout.pipeline) == by_layer
+    assert layout.tensor * layout.pipeline == together
+    assert layout.pipeline == 1 or name.endswith("pp")
+    assert layout.tensor == 1 or "tp" in name
     assert (layout.devices, layout.shares) == (ranks, ranks // together)
     training = [layout.ranks[rank] for rank in layout.training_ranks]
     count = 1 if name == "dp" else ranks // together
@@ -163,6 +166,8 @@ AUTOCAST = {"mixed_precision": "autocast"}
         # Each pipeline has half the samples, and half of the gradients on each of its ranks.
         ("ddp-pp", 4, {}, {}, 32 * 6 / 2000 + 0.08 + 2.04),
         ("fsdp-pp", 4, {}, TWICE, 32 * 6 / 2000 + 0.04 + 2 * 2.04),
+        # Half of what passes between tensor ranks, a quarter of the parameters.
+        ("fsdp-tp-pp", 8, {}, {}, 16 * (28 + 8) / 1000 + 32 * 6 / 2000 + 0.02 + 1.02),
         ("ps-sync", 4, {}, {}, 8),
         ("ps-sync", 2, {}, TWICE, 8),
         ("ps-sync", 2, {"wire": "bf16"}, {}, 4),

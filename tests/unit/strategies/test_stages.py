@@ -11,8 +11,9 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
-from shardmark.strategies.layers.stages import problem_with, staged
-from shardmark.workloads.base import Undivided
+from shardmark.strategies.layers.divided import problems_with
+from shardmark.strategies.layers.stages import problems_of, staged
+from shardmark.workloads.base import TensorPlan, Undivided
 from tests.unit.training.toy import ToyWorkload
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
@@ -49,19 +50,25 @@ def test_stages_are_balanced(parts: list[nn.Module], stages: int, lengths: list[
     ],
 )
 def test_models_that_would_train_another_thing(layers: list[nn.Module], told: str) -> None:
-    problem = problem_with(layers, nn.Sequential(*layers), ToyWorkload(), 2)
-    assert problem is not None
+    problem, *_ = problems_of(layers, nn.Sequential(*layers), ToyWorkload(), 2)
     assert told in problem.reason
     assert problem.remedy
 
 
 def test_every_parameter_is_in_a_part() -> None:
     layers = tower(4, 4, 4)
-    problem = problem_with(layers[:2], nn.Sequential(*layers), ToyWorkload(), 2)
-    assert problem == Undivided(
-        "its pipeline_parts leave out 2.weight", "have every parameter in a part"
-    )
-    assert problem_with(layers, nn.Sequential(*layers), ToyWorkload(), 2) is None
+    model = nn.Sequential(*layers)
+    assert list(problems_of(layers[:2], model, ToyWorkload(), 2)) == [
+        Undivided("its pipeline_parts leave out 2.weight", "have every parameter in a part")
+    ]
+    assert list(problems_of(layers, model, ToyWorkload(), 2)) == []
+
+
+def test_a_plan_must_not_say_two_things() -> None:
+    """Its order would decide, and one that was made from a set has others on other ranks."""
+    plan = TensorPlan(styles={"0": "column", "*": "row"})
+    problem, *_ = problems_with(plan, nn.Sequential(nn.Linear(4, 4)), 2)
+    assert problem.reason == "its plan divides 0 as column and row"
 
 
 @pytest.mark.parametrize(
@@ -96,10 +103,28 @@ def test_what_cannot_run(
         ("ddp-pp", {"data": 2, "pipeline": 4}, "has 8 ranks, not 4"),
         ("ddp-pp", {"data": 4}, "needs 2 or more for data and for pipeline"),
         ("ddp-pp", {"shard": 2, "pipeline": 2}, "an axis that ddp-pp does not have"),
-        ("fsdp-pp", {"tensor": 2, "pipeline": 2}, "an axis that fsdp-pp does not have"),
+        ("fsdp-pp", {"tensor": 2, "pipeline": 2}, "leave out tensor, or use fsdp-tp-pp"),
+        ("fsdp-tp-pp", {"tensor": 3}, "use sizes whose product is 4, or world_size 3"),
     ],
 )
 def test_meshes_that_make_no_sense(name: str, mesh: dict[str, int], told: str) -> None:
     reason = build_strategy(name, {"mesh": mesh}).unsupported_reason(4)
     assert reason is not None
     assert told in reason
+
+
+def test_tensor_ranks_are_neighbours_inside_a_node() -> None:
+    """By default; a mesh may have groups of whole nodes, but none in part."""
+    both = build_strategy("fsdp-tp-pp", {})
+    assert both.unsupported_reason(8, nodes=4) is None
+    layout = both.layout(8, nodes=4)
+    assert [(rank.node, rank.share and rank.share.index) for rank in layout.ranks] == [
+        *((0, 0), (0, 0), (1, 0), (1, 0), (2, 1), (2, 1), (3, 1), (3, 1))
+    ]
+    assert [n for n, rank in enumerate(layout.ranks) if rank.counts_loss] == [2, 6]
+    assert build_strategy("fsdp-tp", {}).layout(8, nodes=2).tensor == 4
+    across = build_strategy("fsdp-tp-pp", {"mesh": {"tensor": 4, "pipeline": 3}})
+    assert across.unsupported_reason(12, nodes=6) is None
+    reason = across.unsupported_reason(12, nodes=2)
+    assert reason is not None
+    assert "use a size of tensor that divides 6" in reason

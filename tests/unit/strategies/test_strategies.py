@@ -86,7 +86,7 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[
 
 FUSED_SGD = {"name": "sgd", "implementation": "fused"}
 CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
-APART = ("dp", "local-sgd", "diloco", "tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp")
+APART = ("dp", "local-sgd", "diloco", "tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp")
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
     (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
     (("zero-0",), GPUS, {"mixed_precision": "native"}, {"precision": "bf16"}, ["to autocast"]),

@@ -23,6 +23,7 @@ from shardmark.core.metrics import (
     TRIAL_METRICS,
     Better,
 )
+from shardmark.core.text import with_options
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.trials.trial import cell_id
@@ -102,8 +103,7 @@ class Row:
     @property
     def label(self) -> str:
         """The strategy with its own options."""
-        options = ", ".join(f"{key}={plain(value)}" for key, value in self.strategy_options.items())
-        return f"{self.strategy} ({options})" if options else self.strategy
+        return with_options(self.strategy, self.strategy_options)
 
     @property
     def nodes(self) -> int:

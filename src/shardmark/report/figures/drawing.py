@@ -112,6 +112,7 @@ _STYLES = {
     "pp": Look("#4f7cac", 1, 4),
     "ddp-pp": Look("#2f86c6", 3, 0),
     "fsdp-pp": Look("#cc6f2e", 2, 6),
+    "fsdp-tp-pp": Look("#b0583f", 4, 3),
     "ps-sync": Look("#007a5e", 3, 7),
     "ps-async": Look("#00a37a", 2, 4),
     "ps-bounded": Look("#4d8b00", 1, 7),

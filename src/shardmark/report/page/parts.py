@@ -17,7 +17,7 @@ from shardmark.core.errors import ShardmarkError
 from shardmark.core.metrics import METRICS
 from shardmark.core.run_files import LOG_FILE
 from shardmark.core.strict_yaml import MOST_CHARACTERS
-from shardmark.core.text import one_line
+from shardmark.core.text import one_line, with_options
 from shardmark.report.figures.measured import peak_bytes
 from shardmark.report.table.table import (
     BYTES,
@@ -270,8 +270,7 @@ def _order(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _place(verdict: Verdict) -> str:
-    options = ", ".join(f"{key}={plain(value)}" for key, value in verdict.strategy_options.items())
-    label = f"{verdict.strategy} ({options})" if options else verdict.strategy
+    label = with_options(verdict.strategy, verdict.strategy_options)
     varied = "".join(f", {title_of(key)}={plain(value)}" for key, value in verdict.varied.items())
     return f"{label} on {ranks_and_nodes(verdict.world_size, 1)}, {verdict.precision}{varied}"
 

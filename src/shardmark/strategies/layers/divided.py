@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -37,7 +38,7 @@ SEQUENCE_DIM = 1
 
 
 def problems_with(
-    plan: TensorPlan,
+    plan: TensorPlan | Undivided,
     model: nn.Module,
     ranks: int,
     *,
@@ -45,13 +46,11 @@ def problems_with(
     loss_parallel: bool = False,
 ) -> Iterator[Undivided]:
     """Why the model cannot be divided over so many ranks by the plan; nothing where it can."""
+    if isinstance(plan, Undivided):
+        yield plan
+        return
     styles = styled_modules(model, plan)
-    for pattern, style in plan.styles.items():
-        if style not in STYLES:
-            yield Undivided(f"its plan divides {pattern} as {style!r}", OTHER_STRATEGY)
-        if not any(fnmatchcase(name, pattern) for name in styles):
-            remedy = "name modules as model.named_modules() does"
-            yield Undivided(f"its plan divides {pattern}, which the model lacks", remedy)
+    yield from _unclear(plan, styles)
     for what, count in plan.units.items():
         yield from _uneven(f"{count} {what}", count, ranks)
     for name, (module, style) in styles.items():
@@ -72,6 +71,21 @@ def problems_with(
         )
     if sequence_parallel:
         yield from _sequence_problem(plan, ranks)
+
+
+def _unclear(plan: TensorPlan, styles: Mapping[str, object]) -> Iterator[Undivided]:
+    """Where its patterns say nothing, or two things: which one counts would be their order."""
+    for pattern, style in plan.styles.items():
+        if style not in STYLES:
+            yield Undivided(f"its plan divides {pattern} as {style!r}", OTHER_STRATEGY)
+        if not any(fnmatchcase(name, pattern) for name in styles):
+            remedy = "name modules as model.named_modules() does"
+            yield Undivided(f"its plan divides {pattern}, which the model lacks", remedy)
+    for name in styles:
+        ways = {style for pattern, style in plan.styles.items() if fnmatchcase(name, pattern)}
+        if len(ways) > 1:
+            remedy = "have one style for each module"
+            yield Undivided(f"its plan divides {name} as {' and '.join(sorted(ways))}", remedy)
 
 
 def _uneven(what: str, count: int, ranks: int) -> Iterator[Undivided]:
@@ -117,16 +131,18 @@ def divide(
     plan: TensorPlan,
     mesh: DeviceMesh,
     *,
+    parts: Sequence[nn.Module] = (),
     sequence_parallel: bool = False,
     loss_parallel: bool = False,
 ) -> None:
     """Leave each rank its part of the model, whose parameters are all tensors on the mesh.
 
-    Every rank has the same model.  Collective.
+    Every rank has the same model.  `parts` are other modules with some of its parameters.
+    Collective.
     """
-    styles, ties = styled_modules(model, plan), _tied(model)
-    for name, module in list(model.named_modules()):
-        _, style = styles.get(name, (module, None))
+    styles, ties = styled_modules(model, plan), _tied(model, *parts)
+    for module in _modules(model, *parts):
+        style = _style_of(styles, module)
         for parameter_name, parameter in list(module.named_parameters(recurse=False)):
             # `parallelize_module` takes the parts as they are.
             placement = _placement(module, parameter_name, style)
@@ -139,6 +155,13 @@ def divide(
     for (first, first_name), *others in ties:
         for module, name in others:
             module.register_parameter(name, first.get_parameter(first_name))
+
+
+def _keep_part(parameter: Tensor) -> None:
+    """torch leaves an embedding's gradient of all tokens on every rank."""
+    assert isinstance(parameter, DTensor)
+    assert isinstance(parameter.grad, DTensor)
+    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
 
 
 def _part(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
@@ -193,10 +216,15 @@ def _compute_locally(module: nn.Module, mesh: DeviceMesh, *, summed: bool) -> No
     module.forward = locally
 
 
-def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+def _modules(*models: nn.Module) -> list[nn.Module]:
+    """Each once, in the order of the first that has it."""
+    return list(dict.fromkeys(chain.from_iterable(model.modules() for model in models)))
+
+
+def _tied(*models: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """Modules and names of each parameter that several have."""
     owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
-    for module in model.modules():
+    for module in _modules(*models):
         for name, parameter in module.named_parameters(recurse=False):
             owners[parameter].append((module, name))
     return [found for found in owners.values() if len(found) > 1]
@@ -244,17 +272,14 @@ class DividedWorker(EagerWorker):
 
     loss_parallel: bool = False
 
-    def _on_logits(self) -> AbstractContextManager[object]:
-        return loss_parallel() if self.loss_parallel else nullcontext()
-
-    @contextmanager
-    def _precision(self) -> Iterator[None]:
-        with super()._precision(), self._on_logits():
-            yield
-
-    def _backward(self, share: Tensor, last: bool) -> None:
-        with self._on_logits():
-            super()._backward(share, last)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Not earlier: a module that is moved to a device loses its hooks.
+        for module in self.module.modules():
+            weight = module.weight if isinstance(module, nn.Embedding) else None
+            if isinstance(weight, DTensor) and weight.requires_grad:
+                weight.register_post_accumulate_grad_hook(_keep_part)  # type: ignore[no-untyped-call]  # torch's
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        return local(super().step(batch, recorder))
+        with loss_parallel() if self.loss_parallel else nullcontext():
+            return local(super().step(batch, recorder))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -21,26 +21,28 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import Recipe
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.strategies.checkpoint_state import local
-from shardmark.strategies.execution import prepare
-from shardmark.strategies.step import EagerWorker, autocast, share_of_step, whole
+from shardmark.strategies.layers.divided import OTHER_STRATEGY, SEQUENCE_DIM, DividedWorker
+from shardmark.strategies.step import autocast, share_of_step, whole
 from shardmark.workloads.base import Batch, Undivided, Workload
 
 Parts = Sequence[nn.Module]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """What the model is called with."""
 Held = TypeVar("Held")
-OTHER_STRATEGY = "use fsdp, or ddp"
 
 
-def problem_with(
+def problems_of(
     parts: Parts | Undivided, model: nn.Module, workload: Workload, stages: int
-) -> Undivided | None:
-    """Why the model cannot be cut into so many stages; None where it can."""
+) -> Iterator[Undivided]:
+    """Why the model cannot be cut into so many stages; nothing where it can."""
     if isinstance(parts, Undivided):
-        return parts
-    return next(chain(_of_micro_batches(model, workload), _of_parts(parts, model, stages)), None)
+        yield parts
+        return
+    yield from _of_micro_batches(model, workload)
+    yield from _of_parts(parts, model, stages)
 
 
 def _of_micro_batches(model: nn.Module, workload: Workload) -> Iterator[Undivided]:
@@ -198,8 +200,41 @@ class _MarkedStage(PipelineStage):
             return super().backward_maybe_with_nosync(*args, **kwargs)
 
 
+class HollowStages:
+    """A copy of the whole stages without data, which tells the shapes of what they pass on.
+
+    Activations are divided by position over `sequence_ranks`.
+    """
+
+    def __init__(self, stages: Sequence[Parts], sequence_ranks: int = 1) -> None:
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._sequence_ranks = sequence_ranks
+        with FakeCopyMode(self._mode):
+            self._stages = [list(parts) for parts in copy.deepcopy(stages)]
+
+    def outputs(self, call: Call, recipe: Recipe) -> list[tuple[Tensor, ...]]:
+        """What each stage gives for such a call."""
+        outputs: list[tuple[Tensor, ...]] = []
+        # On the host whatever the device: shapes and types are the same.
+        with self._mode, autocast(recipe, torch.device("cpu")):
+            args, kwargs = tree_map_only(
+                Tensor, lambda given: torch.empty_like(given, device="cpu"), call
+            )
+            for parts in self._stages:
+                given = chained(parts, *args, **kwargs)
+                args, kwargs = given if isinstance(given, tuple) else (given,), {}
+                outputs.append(tuple(map(self._part, args)))
+        return outputs
+
+    def _part(self, passed: Tensor) -> Tensor:
+        if self._sequence_ranks == 1 or not passed.requires_grad:
+            return passed
+        part = passed.chunk(self._sequence_ranks, dim=SEQUENCE_DIM)[0]
+        return torch.empty_like(part, requires_grad=True)
+
+
 @dataclass(kw_only=True, eq=False)
-class PipelineWorker(EagerWorker):
+class PipelineWorker(DividedWorker):
     """Trains one rank's stages; all ranks of its pipeline have the same samples.
 
     Parameters of other ranks' stages are taken out of the model; all keep their names.
@@ -207,6 +242,7 @@ class PipelineWorker(EagerWorker):
 
     stages: list[list[nn.Module]]
     """Parts of all stages, which go round over the ranks."""
+    hollow: HollowStages
     pipeline: dist.ProcessGroup
     """The pipeline's ranks."""
     schedule: str
@@ -221,11 +257,6 @@ class PipelineWorker(EagerWorker):
         self._spans: Spans = NoSpans()
         self._schedules: dict[object, Any] = {}
         self._between_stages_bytes = 0
-        self._shapes = FakeTensorMode(allow_non_fake_inputs=True)
-        with FakeCopyMode(self._shapes):
-            # Before blocks are checkpointed, which changes no shape.
-            self._shapes_of = [list(parts) for parts in copy.deepcopy(self.stages)]
-        prepare(self.module, self.workload, self.recipe)
         first_names: dict[nn.Parameter, str] = {}
         self._names = {
             path: first_names.setdefault(parameter, path)
@@ -338,7 +369,7 @@ class PipelineWorker(EagerWorker):
         except RuntimeError as error:
             raise error.__cause__ or error from None  # a stage wraps what it meets
         self._micro_batches = ()
-        return [loss.detach() for loss in losses]
+        return [local(loss) for loss in losses]
 
     def _schedule_for(self, call: Call) -> Any:
         """Made once for each size of a micro-batch: every stage has to know what it will receive.
@@ -348,7 +379,7 @@ class PipelineWorker(EagerWorker):
         tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
         sizes = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
         if sizes not in self._schedules:
-            passed = [(torch.zeros(1, dtype=torch.int64),), *self._outputs(call)]
+            passed = [(torch.zeros(1, dtype=torch.int64),), *self.hollow.outputs(call, self.recipe)]
             samples = len(self._micro_batches[0])
             self._between_stages_bytes = sum(
                 tensor.nbytes * (2 if tensor.requires_grad else 1) // samples
@@ -376,20 +407,6 @@ class PipelineWorker(EagerWorker):
                 scale_grads=False,
             )
         return self._schedules[sizes]
-
-    def _outputs(self, call: Call) -> list[tuple[Tensor, ...]]:
-        """What each stage gives for such a call, without data."""
-        outputs: list[tuple[Tensor, ...]] = []
-        # On the host whatever the device: shapes and types are the same.
-        with self._shapes, autocast(self.recipe, torch.device("cpu")):
-            args, kwargs = tree_map_only(
-                Tensor, lambda given: torch.empty_like(given, device="cpu"), call
-            )
-            for parts in self._shapes_of:
-                given = chained(parts, *args, **kwargs)
-                args, kwargs = given if isinstance(given, tuple) else (given,), {}
-                outputs.append(args)
-        return outputs
 
     @staticmethod
     def _sum_up(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:

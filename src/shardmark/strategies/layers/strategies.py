@@ -1,0 +1,489 @@
+"""Layers divided over ranks that see the same samples: tensor parallelism, pipelines, products.
+
+`Layered` is all of it on one mesh; each class below it is a name for some axes and options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
+from shardmark.core.machine import Machine
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.strategies.base import (
+    FP32_BYTES,
+    PRECISION_BYTES,
+    LaunchConfiguration,
+    RankContext,
+    Strategy,
+    all_reduced,
+    check_machine,
+    common_settings,
+    refuse_fused_sgd,
+    samples_of_share,
+    times,
+)
+from shardmark.strategies.fsdp import DEFAULT_GROUP, HybridFSDP
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.layers.divided import DividedWorker
+    from shardmark.workloads.base import TensorPlan, Workload
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+CLASSES: dict[Schedule, tuple[str, int]] = {
+    "gpipe": ("ScheduleGPipe", 1),
+    "1f1b": ("Schedule1F1B", 1),
+    "interleaved": ("ScheduleInterleaved1F1B", 2),
+    "zero-bubble": ("ScheduleInterleavedZeroBubble", 2),
+}
+"""In torch.distributed.pipelining, and the stages of a rank."""
+MICRO_BATCHES_A_RANK = 2
+MicroBatches = Annotated[int, Field(ge=1)] | None
+AXES = ("data", "shard", "pipeline", "tensor")
+"""Of a mesh, neighbours last."""
+ANY_MESH = "fsdp-tp-pp"
+
+
+class Layered(Strategy):
+    """Not a data class: each name says which of these are its options."""
+
+    axes: ClassVar[tuple[str, ...]]
+    """Those with two or more ranks each; the first has what the others leave."""
+    any_axes: ClassVar[bool] = False
+    """A mesh that is given may have other axes than those."""
+    mesh: Mesh | None = None
+    """Ranks by axis, e.g. {shard: 2, tensor: 2, pipeline: 2}; null: 2 of each axis and the rest
+    of the first one.  `fsdp-tp` has the ranks of a node for `tensor` where there are several."""
+    sequence_parallel: bool = False
+    """Between divided layers each rank has a part of every sequence (Korthikanti et al., 2022)."""
+    loss_parallel: bool = False
+    """The loss is computed on divided logits, which are never gathered."""
+    schedule: Schedule = "1f1b"
+    """Who computes what when; `interleaved` and `zero-bubble` have two stages on each rank."""
+    micro_batches: MicroBatches = None
+    """Of a rank's samples (of one pass, with gradient accumulation); null: twice as many as ranks
+    of the pipeline."""
+    reshard_after_forward: bool = True
+    """Free the gathered parameters of a block after its forward pass; a pipeline's stages are kept
+    for all micro-batches."""
+
+    def factors(self, world_size: int, nodes: int = 1) -> Mesh:
+        """How so many ranks are factored."""
+        if self.mesh is not None:
+            return self.mesh
+        first, *others = self.axes
+        of_node = nodes > 1 and others == ["tensor"]
+        sizes = dict.fromkeys(others, world_size // nodes if of_node else DEFAULT_GROUP)
+        return Mesh(**{first: max(1, world_size // prod(sizes.values())), **sizes})
+
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
+        factors = self.factors(world_size, nodes)
+        sizes, known = dict(factors), {*self.axes, *(["data"] if "shard" in self.axes else [])}
+        other = [axis for axis, size in factors if size > 1 and axis not in known]
+        each = world_size // nodes
+        if world_size == 1:
+            return Strategy.unsupported_reason(self, world_size, nodes)
+        if other and not self.any_axes:
+            remedy = f"leave out {' and '.join(other)}, or use {ANY_MESH}"
+            return f"mesh {factors} has an axis that {self.name} does not have: {remedy}"
+        if factors.ranks != world_size:
+            remedy = f"use sizes whose product is {world_size}, or world_size {factors.ranks}"
+            return f"mesh {factors} has {factors.ranks} ranks, not {world_size}: {remedy}"
+        if not self.any_axes and any(sizes[axis] == 1 for axis in self.axes):
+            return f"mesh {factors} needs 2 or more for {' and for '.join(self.axes)}"
+        if each % factors.tensor and factors.tensor % each:
+            remedy = f"use a size of tensor that divides {each}"
+            return f"nodes of {each} ranks do not hold whole groups of {factors}: {remedy}"
+        return None
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        def unless(fine: bool, found: str, remedy: str) -> None:
+            if not fine:
+                raise StrategyUnavailable(self.name, found, remedy)
+
+        factors = self.factors(world_size)
+        ranks, schedule = factors.pipeline, self.schedule
+        apart = "ranks that share layers have the same samples, or other norms"
+        check_machine(self.name, world_size, machine, recipe, norms_apart=apart)
+        unless(
+            recipe.compile == "none",
+            "layers communicate inside of what would be compiled, and schedules take it apart",
+            "set recipe.compile to none",
+        )
+        if factors.tensor > 1 or self._fully_sharded(factors):
+            refuse_fused_sgd(self.name, recipe)
+        if ranks == 1:
+            return
+        unless(
+            schedule != "zero-bubble" or factors.data == 1 or self._fully_sharded(factors),
+            "DDP does not see gradients of weights that zero-bubble computes apart",
+            "use schedule: interleaved, or fsdp-pp",
+        )
+        unless(
+            recipe.precision != "fp16",
+            "stages would scale the loss, and skip steps, each by itself in fp16",
+            "set recipe.precision: bf16",
+        )
+        count = self._micro_batches(ranks)
+        unless(
+            schedule == "gpipe" or count >= ranks,
+            f"{schedule} needs a micro-batch for each of {ranks} ranks, and has {count}",
+            f"set micro_batches to {ranks} or more",
+        )
+        unless(
+            CLASSES[schedule][1] == 1 or count % ranks == 0,
+            f"{schedule} cannot share {count} micro-batches out to {ranks} ranks",
+            f"set micro_batches to a multiple of {ranks}",
+        )
+        samples = samples_of_share(recipe, factors.data * factors.shard)
+        passed = samples // recipe.gradient_accumulation
+        unless(
+            passed % count == 0,
+            f"{passed} samples of a pass cannot be split into {count} equal micro-batches",
+            "set micro_batches to a number that divides them, or another batch",
+        )
+
+    def _fully_sharded(self, factors: Mesh) -> bool:
+        """Whether FSDP2 shares what each rank has with those of other samples, and not DDP."""
+        return factors.data * factors.shard > 1 and "data" not in self.axes
+
+    def _micro_batches(self, pipeline: int) -> int:
+        return self.micro_batches or MICRO_BATCHES_A_RANK * pipeline
+
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        """Stages are balanced, not equal: a rank's fraction is that of equal ones.
+
+        Gradients of a stage add up whole on each rank until its last micro-batch.
+        """
+        factors = self.factors(world_size, nodes)
+        part = 1 / factors.of_a_share
+        sharded = part / factors.shard
+        staged = factors.pipeline > 1
+        holds = Fractions(
+            parameters=sharded if self.reshard_after_forward and not staged else part,
+            gradients=part if staged else sharded,
+            optimizer_state=sharded,
+        )
+        return on_mesh(factors, nodes=nodes, holds=holds)
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        """The mean over the ranks of a pipeline; each message counts where it is sent."""
+        factors = self.factors(world_size, nodes)
+        samples = samples_of_share(recipe, factors.data * factors.shard)
+        told = []
+        if factors.tensor > 1:
+            told.append(self._between_tensor_ranks(size, recipe, samples, factors))
+        if factors.pipeline > 1:
+            told.append(self._between_stages(size, samples, factors))
+        if factors.data * factors.shard > 1:
+            told.append(self._between_shares(size, recipe, factors))
+        return WireBytes(
+            traffic=tuple(chain.from_iterable(each.traffic for each in told)),
+            formula="; ".join(each.formula for each in told),
+        )
+
+    def _between_tensor_ranks(
+        self, size: ModelSize, recipe: Recipe, samples: int, factors: Mesh
+    ) -> WireBytes:
+        """Activations are passed in the precision of the layer, gradients into a layer in fp32."""
+        ranks, stages = factors.tensor, factors.pipeline
+        computed = PRECISION_BYTES[recipe.precision]
+
+        def passed(elements: Mapping[str, int], *sides: str) -> float:
+            widths = {"in": FP32_BYTES, "rows": FP32_BYTES, "out": computed, "logits": computed}
+            return samples * sum(elements.get(side, 0) * widths[side] for side in sides) / stages
+
+        once = passed(size.divided, "in", "out", "rows")
+        again = {side: passed(size.divided_again, side) for side in ("in", "out", "logits")}
+        if self.sequence_parallel:
+            gathered = once + again["in"]
+            traffic = [
+                Traffic(kind="all_gather", payload_bytes=gathered / ranks, ranks=ranks),
+                Traffic(kind="reduce_scatter", payload_bytes=once + again["out"], ranks=ranks),
+            ]
+            formula = "all-gather into divided layers, reduce-scatter out of them: 2 (t-1)/t A"
+        else:
+            payload = once + again["out"]
+            traffic = [Traffic(kind="all_reduce", payload_bytes=payload, ranks=ranks)]
+            formula = "all-reduce out of divided layers and of gradients into them: 2 (t-1)/t A"
+        if not self.loss_parallel:
+            logits = passed(size.divided, "logits") + again["logits"]
+            traffic.append(Traffic(kind="all_gather", payload_bytes=logits / ranks, ranks=ranks))
+            formula += ", all-gather of logits: (t-1)/t L"
+        of_stages = f", of one of {stages} stages" if stages > 1 else ""
+        return WireBytes(traffic=tuple(traffic), formula=formula + of_stages)
+
+    @staticmethod
+    def _between_stages(size: ModelSize, samples: int, factors: Mesh) -> WireBytes:
+        ranks = factors.pipeline
+        sent = samples * size.between_stages_bytes / ranks
+        traffic = [
+            Traffic(kind="send", payload_bytes=sent, ranks=ranks),
+            Traffic(kind="receive", payload_bytes=sent, ranks=ranks, sent_by_peers=True),
+        ]
+        formula = "activations to the next stage, their gradients back: A/p"
+        if size.tied_parameters:
+            parts = ranks * factors.shard * factors.tensor
+            tied = 2 * size.tied_parameters * FP32_BYTES / parts
+            traffic.append(Traffic(kind="all_reduce", payload_bytes=tied, ranks=2))
+            formula += ", all-reduce of tied gradients: 2 T/p"
+        return WireBytes(traffic=tuple(traffic), formula=formula)
+
+    def _between_shares(self, size: ModelSize, recipe: Recipe, factors: Mesh) -> WireBytes:
+        """Of a pipeline every pass of gradient accumulation shares its gradients."""
+        staged, parts = factors.pipeline > 1, factors.of_a_share
+        twice = size.tied_parameters if staged else 0
+        part = ModelSize(
+            parameters=(size.parameters + twice) // parts,
+            trained_parameters=(size.trained_parameters + twice) // parts,
+        )
+        one_pass = recipe.model_copy(update={"gradient_accumulation": 1})
+        passes = recipe.gradient_accumulation if staged else 1
+        if self._fully_sharded(factors):
+            shared = HybridFSDP(
+                shard_group=factors.shard,
+                reshard_after_forward=self.reshard_after_forward and not staged,
+                mixed_precision="autocast",
+            ).wire_bytes(part, one_pass if staged else recipe, factors.data * factors.shard)
+        else:
+            shared = all_reduced(part, factors.data)
+        return WireBytes(
+            traffic=tuple(
+                replace(each, payload_bytes=passes * each.payload_bytes) for each in shared.traffic
+            ),
+            formula=f"{times(passes)}({shared.formula}), of one rank's layers",
+        )
+
+    def loads(self) -> tuple[str, ...]:
+        modules = {
+            "tensor": "torch.distributed.tensor.parallel",
+            "pipeline": "torch.distributed.pipelining",
+            "shard": "torch.distributed.fsdp",
+            "data": "torch.nn.parallel",
+        }
+        return tuple(modules[axis] for axis in self.axes)
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        chosen: dict[str, object] = {}
+        if "tensor" in self.axes:
+            chosen |= self._plan_options()
+        if "pipeline" in self.axes:
+            micro_batches = self.micro_batches or f"{MICRO_BATCHES_A_RANK} a rank"
+            chosen |= {"schedule": self.schedule, "micro_batches": micro_batches}
+        return common_settings(recipe) | chosen
+
+    def _plan_options(self) -> dict[str, bool]:
+        return {"sequence_parallel": self.sequence_parallel, "loss_parallel": self.loss_parallel}
+
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        self._cut(workload, model, self.factors(world_size, nodes))
+
+    def _cut(
+        self, workload: Workload, model: nn.Module, factors: Mesh
+    ) -> tuple[TensorPlan | None, list[list[nn.Module]]]:
+        """How layers are divided, and the parts of each stage; none of either where it is whole."""
+        from shardmark.strategies.layers.divided import problems_with
+        from shardmark.strategies.layers.stages import problems_of, staged
+        from shardmark.workloads.base import TensorPlan, Undivided
+
+        def refuse(problems: Iterable[Undivided]) -> None:
+            for problem in problems:
+                raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
+
+        plan, stages = None, []
+        if factors.tensor > 1:
+            plan = workload.tensor_plan(model)
+            refuse(problems_with(plan, model, factors.tensor, **self._plan_options()))
+        if factors.pipeline > 1:
+            count = CLASSES[self.schedule][1] * factors.pipeline
+            parts = workload.pipeline_parts(model)
+            refuse(problems_of(parts, model, workload, count))
+            assert not isinstance(parts, Undivided), "which is a problem"
+            stages = staged(parts, count)
+        assert plan is None or isinstance(plan, TensorPlan)
+        return plan, stages
+
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> DividedWorker:
+        """Every rank builds the whole model, and keeps its part."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from shardmark.strategies.blocks import wrapped
+        from shardmark.strategies.execution import prepare
+        from shardmark.strategies.layers.divided import DividedWorker, divide
+        from shardmark.strategies.layers.stages import HollowStages, PipelineWorker
+
+        factors = self.factors(context.world_size, context.nodes)
+        model = workload.build_model()
+        plan, stages = self._cut(workload, model, factors)
+        shared = self._fully_sharded(factors)
+        names = [n for n in AXES if getattr(factors, n) > 1 or (n == "shard" and shared)]
+        sizes = tuple(getattr(factors, name) for name in names)
+        mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=tuple(names))
+        sequence_ranks = factors.tensor if self.sequence_parallel else 1
+        hollow = HollowStages(stages, sequence_ranks)  # while all of it is whole
+        if plan is not None:
+            parts = list(chain.from_iterable(stages))
+            divide(model, plan, mesh["tensor"], parts=parts, **self._plan_options())
+        prepare(model, workload, recipe, keeps_strides=False)
+        share = self._share(mesh, factors, gathered=bool(stages) or not self.reshard_after_forward)
+        common: dict[str, Any] = {
+            "workload": workload,
+            "recipe": recipe,
+            "device": context.device,
+            "shares": factors.data * factors.shard,
+            "replicated": False,
+            "loss_parallel": self.loss_parallel and plan is not None,
+        }
+        if stages:
+            return PipelineWorker(
+                model,
+                stages=stages,
+                hollow=hollow,
+                pipeline=mesh.get_group("pipeline"),
+                schedule=CLASSES[self.schedule][0],
+                micro_batches=self._micro_batches(factors.pipeline),
+                replicate=lambda stage: share(stage, [*stage.parts]),
+                **common,
+            )
+        model.to(context.device)
+        share(model, wrapped(model, "blocks", workload.blocks(model)))
+        synchronise = getattr(model, "set_requires_gradient_sync", None)  # added by fully_shard
+        return DividedWorker(model, synchronise=synchronise, **common)
+
+    def _share(
+        self, mesh: DeviceMesh, factors: Mesh, *, gathered: bool
+    ) -> Callable[[nn.Module, list[nn.Module]], nn.Module]:
+        """Wraps a module, part by part, to share gradients with the ranks of other samples."""
+        import torch
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        from shardmark.strategies.ddp import DDP
+        from shardmark.strategies.replicas import DistributedReplicas
+
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        axes = ("data", "shard") if factors.data > 1 else ("shard",)
+
+        def share(module: nn.Module, parts: list[nn.Module]) -> nn.Module:
+            if self._fully_sharded(factors):
+                for part in (*parts, module):
+                    fully_shard(
+                        part, mesh=mesh[axes], mp_policy=policy, reshard_after_forward=not gathered
+                    )
+            elif factors.data > 1:
+                group = mesh.get_group("data")
+                return DistributedReplicas(module, process_group=group, **DDP().arguments())
+            return module
+
+        return share
+
+    def launch_configuration(
+        self, recipe: Recipe, layout: Layout, device_type: str
+    ) -> LaunchConfiguration:
+        """Layers are divided first, then stages are cut, then either is shared."""
+        sizes = {axis: getattr(layout, axis) for axis in AXES}
+        arguments: dict[str, Any] = {"mesh": {n: size for n, size in sizes.items() if size > 1}}
+        wrappers, notes = ["torch.distributed.fsdp.fully_shard"], list[str]()
+        if layout.tensor > 1:
+            wrappers.append("torch.distributed.tensor.parallel.parallelize_module")
+            arguments |= self._plan_options()
+            notes.append(
+                "The plan divides a block's first layers by outputs (ColwiseParallel), its last"
+                " ones and the embedding by inputs (RowwiseParallel). Tie tied weights again."
+            )
+        if layout.pipeline > 1:
+            class_name, each = CLASSES[self.schedule]
+            wrappers.append(f"torch.distributed.pipelining.{class_name}")
+            count = self._micro_batches(layout.pipeline)
+            arguments |= {"n_microbatches": count, "scale_grads": False}
+            notes.append(
+                f"{each * layout.pipeline} PipelineStages of consecutive layers, equally many"
+                " parameters in each, embeddings left out. Sum the gradients of tied weights over"
+                " their stages, and clip by the norm of all stages together."
+            )
+        if layout.shares > 1:
+            sharded = self._fully_sharded(Mesh(data=layout.data, shard=layout.shard))
+            by = wrappers[0] if sharded else "DistributedDataParallel"
+            what = "Each stage" if layout.pipeline > 1 else "Blocks, then the model,"
+            notes.append(f"{what} is wrapped by {by} over the ranks that have it.")
+        return LaunchConfiguration(wrapper=wrappers[-1], arguments=arguments, notes=tuple(notes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorParallel(Layered):
+    """Every rank computes a part of each layer for the same samples (Shoeybi et al., 2019)."""
+
+    axes: ClassVar[tuple[str, ...]] = ("tensor",)
+    name: str = "tp"
+    sequence_parallel: bool = False
+    loss_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTensorParallel(TensorParallel):
+    """Layers divided over tensor ranks, and what each of those holds sharded by FSDP2."""
+
+    axes: ClassVar[tuple[str, ...]] = ("shard", "tensor")
+    name: str = "fsdp-tp"
+    mesh: Mesh | None = None
+    reshard_after_forward: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineParallel(Layered):
+    """Each rank computes some consecutive layers, for one micro-batch after the other.
+
+    GPipe: Huang et al., NeurIPS 2019; 1F1B and interleaved: Narayanan et al., SC 2021; zero bubble:
+    Qi et al., ICLR 2024.
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("pipeline",)
+    name: str = "pp"
+    schedule: Schedule = "1f1b"
+    micro_batches: MicroBatches = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicatedPipeline(PipelineParallel):
+    """Pipelines with samples of their own; ranks of one stage share its gradients by DDP."""
+
+    axes: ClassVar[tuple[str, ...]] = ("data", "pipeline")
+    name: str = "ddp-pp"
+    mesh: Mesh | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedPipeline(PipelineParallel):
+    """Pipelines with samples of their own; ranks of one stage shard it by FSDP2.
+
+    It is gathered once a step, and kept for all micro-batches (ZeRO-2's mathematics).
+    """
+
+    axes: ClassVar[tuple[str, ...]] = ("shard", "pipeline")
+    name: str = "fsdp-pp"
+    mesh: Mesh | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedTensorPipeline(ShardedTensorParallel):
+    """Pipelines of divided layers, sharded by FSDP2: any mesh of copies, shards, layers, stages."""
+
+    axes: ClassVar[tuple[str, ...]] = ("shard", "pipeline", "tensor")
+    any_axes: ClassVar[bool] = True
+    name: str = ANY_MESH
+    schedule: Schedule = "1f1b"
+    micro_batches: MicroBatches = None
