@@ -39,6 +39,11 @@ class Traffic:
     """In the group."""
     sent_by_peers: bool = False
     """Messages of other training ranks, which count where they are sent."""
+    apart: int = 1
+    """From one rank of the group to the next: 1 where they are neighbours."""
+    waited_for: bool = False
+    """Whether nothing is computed meanwhile.  Else gathers flow ahead of the layers that need them,
+    and gradients while those of earlier layers are computed."""
 
     @property
     def carried_bytes(self) -> float:

@@ -292,6 +292,10 @@ class Strategy(ABC):
             return WireBytes(traffic=(), formula="nothing")
         return all_reduced(size, world_size)
 
+    def bubble(self, world_size: int, nodes: int = 1) -> float:
+        """Time that a rank of a pipeline waits for it to fill and drain, over that it computes."""
+        return 0.0
+
     def for_workload(self, options: WorkloadOptions) -> Self:
         """Itself, or with what suits the workload in place of options that are left open."""
         return self

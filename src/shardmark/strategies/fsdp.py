@@ -131,6 +131,7 @@ class FSDP(Strategy):
             kind="all_reduce",
             payload_bytes=size.trained_parameters * FP32_BYTES / group,
             ranks=world_size // group,
+            apart=group,
         )
         return WireBytes(
             traffic=(*sharded, across),

@@ -183,6 +183,7 @@ class Zero(Strategy):
                     kind="all_gather",
                     payload_bytes=gathers * gathered * held_bytes / world_size,
                     ranks=world_size,
+                    waited_for=self.stage < 3,
                 ),
             ),
             formula="reduce-scatter, all-gather: "

@@ -58,8 +58,11 @@ class LocalStepsStrategy(Strategy):
     ) -> WireBytes:
         """The mean step's: a round moves what one step of `ddp` does."""
         payload_bytes = size.trained_parameters * FP32_BYTES / self.period_steps
+        meeting = Traffic(
+            kind="all_reduce", payload_bytes=payload_bytes, ranks=world_size, waited_for=True
+        )
         return WireBytes(
-            traffic=(Traffic(kind="all_reduce", payload_bytes=payload_bytes, ranks=world_size),),
+            traffic=(meeting,),
             formula=f"all-reduce once in {self.period_steps} steps:"
             f" 2 (n-1)/n G / {self.period_steps}",
         )

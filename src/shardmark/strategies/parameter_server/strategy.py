@@ -119,7 +119,12 @@ class ParameterServer(Strategy):
         payload = size.trained_parameters * PRECISION_BYTES[self.wire]
         return WireBytes(
             traffic=tuple(
-                Traffic(kind=kind, payload_bytes=payload, ranks=world_size + self.servers)
+                Traffic(
+                    kind=kind,
+                    payload_bytes=payload,
+                    ranks=world_size + self.servers,
+                    waited_for=True,
+                )
                 for kind in ("send", "receive")
             ),
             formula="gradients to the servers, parameters back: G + P",

@@ -40,7 +40,9 @@ class ZeroRedundancy(DDP):
     ) -> WireBytes:
         gradients = DDP.wire_bytes(self, size, recipe, world_size, nodes)
         payload_bytes = size.trained_parameters * FP32_BYTES
-        broadcasts = Traffic(kind="broadcast", payload_bytes=payload_bytes, ranks=world_size)
+        broadcasts = Traffic(
+            kind="broadcast", payload_bytes=payload_bytes, ranks=world_size, waited_for=True
+        )
         return replace(
             gradients,
             traffic=(*gradients.traffic, broadcasts),

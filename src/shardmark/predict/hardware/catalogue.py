@@ -1,0 +1,143 @@
+"""Reads cards and nodes: those that ship, and files of the user's in the same form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
+
+from shardmark.config.messages import dotted, nearest
+from shardmark.core.errors import InputError
+from shardmark.core.peaks import peak_flops_per_second
+from shardmark.core.recipe import Model
+from shardmark.core.strict_yaml import parse_yaml
+
+Kind = Literal["cards", "nodes"]
+Read = TypeVar("Read", "Card", "Node")
+MOST_DEVICES = 1024
+
+
+class Card(Model):
+    """One device as its data sheet has it: dense peaks, links one way."""
+
+    device: str | None = None
+    """Name as a driver reports it, whose peaks are in `core/peaks.py`."""
+    peaks: Mapping[Literal["fp32", "tf32", "bf16", "fp16"], PositiveFloat] = Field(
+        default_factory=dict
+    )
+    """FLOP/s by type; those of `device` where none are given."""
+    memory_gib: PositiveFloat
+    memory_bytes_per_second: PositiveFloat
+    link_bytes_per_second: PositiveFloat | None = None
+    """To the other cards of its node, all links together; None: only through the host."""
+    host_bytes_per_second: PositiveFloat | None = None
+    """To the host, and through it to cards without links."""
+    source: str
+
+    def peak(self, precision: str, *, tf32: bool = False) -> float:
+        """FLOP/s of products.  Raises `InputError` for a type that it has not in hardware."""
+        if not self.peaks and self.device is not None:
+            known, reason = peak_flops_per_second(self.device, precision, tf32=tf32)
+        else:
+            wanted = "tf32" if precision == "fp32" and tf32 else precision
+            known = self.peaks.get(wanted) or (self.peaks.get("fp32") if tf32 else None)  # type: ignore[call-overload]
+            reason = f"the card's file has no {precision}"
+        if known is None:
+            raise InputError("recipe.precision", reason, "use fp32 or fp16, or another card")
+        return float(known)
+
+
+class Node(Model):
+    """Machines of one kind: cards, what joins them, and what joins the machines."""
+
+    card: str
+    """Name of one that ships, or a file."""
+    devices: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
+    link_bytes_per_second_by_ranks: Mapping[PositiveInt, PositiveFloat] = Field(
+        default_factory=dict
+    )
+    """What a ring of so many neighbours gets, one way, where fewer cards reach fewer links."""
+    network_bytes_per_second: PositiveFloat | None = None
+    """To other nodes, one way, all adapters together; None: never joined."""
+    source: str = "given"
+
+
+class NodeType(Model):
+    """A node with its card read."""
+
+    card: Card
+    node: Node
+
+    def link_bytes_per_second(self, ranks: int) -> float:
+        """One way between so many cards of a node.  Raises `InputError` where nothing is known."""
+        by_ranks = self.node.link_bytes_per_second_by_ranks
+        reached = [size for size in by_ranks if size >= ranks]
+        own = self.card.link_bytes_per_second or self.card.host_bytes_per_second
+        found = by_ranks[min(reached)] if reached else max(by_ranks.values(), default=own)
+        if found is None:
+            allowed = "give link_bytes_per_second or host_bytes_per_second in its file"
+            raise InputError(f"card {self.node.card}", "nothing is known of its links", allowed)
+        return found
+
+    @property
+    def network_bytes_per_second(self) -> float:
+        """To other nodes.  Raises `InputError` where nothing is known."""
+        if self.node.network_bytes_per_second is None:
+            allowed = "give network_bytes_per_second in a node's file, or use one node"
+            raise InputError("--on", "nothing is known of the network between nodes", allowed)
+        return self.node.network_bytes_per_second
+
+
+def names(kind: Kind) -> tuple[str, ...]:
+    """Of what ships."""
+    folder = files("shardmark.predict.hardware") / kind
+    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir()))
+
+
+@cache
+def load_card(name: str) -> Card:
+    """A card that ships, or a YAML file of one.  Raises `InputError` naming file and key."""
+    return _checked(Card, _content("cards", name), name)
+
+
+@cache
+def load_node(name: str) -> NodeType:
+    """A node that ships, a YAML file of one, or so many of a card: `h100x8`.
+
+    A node's file may name a card's file beside it.  Raises `InputError` naming file and key.
+    """
+    counted = re.fullmatch(r"(.+)x(\d+)", name)
+    if counted and name not in names("nodes") and not Path(name).is_file():
+        content: Any = {"card": counted[1], "devices": int(counted[2])}
+    else:
+        content = _content("nodes", name)
+    node = _checked(Node, content, name)
+    beside = Path(name).parent / node.card
+    return NodeType(card=load_card(str(beside) if beside.is_file() else node.card), node=node)
+
+
+def _content(kind: Kind, name: str) -> Any:
+    if Path(name).is_file():
+        return parse_yaml(Path(name).read_text(encoding="utf-8"), name)
+    if name not in names(kind):
+        known = names(kind)
+        form = ", CARDxCOUNT" if kind == "nodes" else ""
+        allowed = f"allowed are {', '.join(known)}{form} or a YAML file{nearest(name, known)}"
+        raise InputError("--on", f"there is no {kind.removesuffix('s')} {name!r}", allowed)
+    shipped = files("shardmark.predict.hardware") / kind / f"{name}.yaml"
+    return parse_yaml(shipped.read_text(encoding="utf-8"), name)
+
+
+def _checked(model: type[Read], content: Any, where: str) -> Read:
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        keys = ", ".join(model.model_fields)
+        found = f"{dotted(first['loc']) or 'the file'}: {first['msg']}"
+        raise InputError(where, found, f"its keys are {keys}") from None

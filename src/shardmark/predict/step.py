@@ -1,0 +1,197 @@
+"""Predicts the time of a step: a model's profile under a strategy, on so many nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardmark.core.recipe import Recipe
+from shardmark.core.wire import Traffic
+from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.profile import Profile
+from shardmark.predict.timeline import distribution_tax, two_streams
+from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
+from shardmark.strategies.base import FP32_BYTES, Strategy, samples_of_share
+
+UPDATE_ACCESSES = {"sgd": 5, "adam": 7}
+"""Of each trained parameter's fp32 values in an update: gradient and weight, a weight written, and
+one or two averages read and written."""
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """What measurements said of a machine: measured seconds over predicted ones."""
+
+    compute: float = 1.0
+    communication: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of a step by what they are spent on."""
+
+    compute_seconds: float
+    """Forward, backward and update, alone on its card."""
+    distribution_seconds: float
+    """That computing takes longer because there are several ranks."""
+    bubble_seconds: float
+    """That a rank waits for its pipeline to fill and drain."""
+    waiting_seconds: float
+    """For communication that nothing hides."""
+    interference_seconds: float
+    """Of communication that computing hides, and which slows it down."""
+
+    @property
+    def seconds(self) -> float:
+        return (
+            self.compute_seconds
+            + self.distribution_seconds
+            + self.bubble_seconds
+            + self.waiting_seconds
+            + self.interference_seconds
+        )
+
+    @property
+    def bound(self) -> str:
+        """What takes most of it."""
+        communication = self.waiting_seconds + self.interference_seconds
+        parts = {
+            "computing": self.compute_seconds + self.distribution_seconds,
+            "communication": communication,
+            "the pipeline's bubble": self.bubble_seconds,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One optimizer step of every rank: what it computes and sends, before anything is measured."""
+
+    forward_seconds: tuple[float, ...]
+    """Of each unit in a pass, alone on its card."""
+    backward_seconds: tuple[float, ...]
+    update_seconds: float
+    held: tuple[float, ...]
+    """Each unit's share of the parameters, by which it shares in what is gathered."""
+    trained: tuple[float, ...]
+    passes: int
+    gathers_again: bool
+    """For the backward pass, what was freed after the forward pass."""
+    reducing_passes: int
+    """In which gradients are shared: the last alone, unless the strategy shares them more often."""
+    bubble: float
+    devices: int
+    node: NodeType
+    ranks_per_node: int
+    traffic: tuple[Traffic, ...]
+    workers_per_server: float
+    """Whose messages one link has to carry."""
+
+    def time(self, constants: Constants, factors: Factors = Factors()) -> StepTime:
+        """Raises `InputError` where nothing is known of links or network."""
+        compute, passes = factors.compute, self.passes
+        forward = [compute * seconds for seconds in self.forward_seconds]
+        backward = [compute * seconds for seconds in reversed(self.backward_seconds)]
+        gathered, reduced, waited = (
+            factors.communication * seconds for seconds in self._communication(constants)
+        )
+        once = gathered / (passes * (2 if self.gathers_again else 1))
+        gathers = [once * share for share in self.held]
+        reduces = [reduced / self.reducing_passes * share for share in reversed(self.trained)]
+        nothing = [0.0] * len(forward)
+        again = gathers[::-1] if self.gathers_again else nothing
+
+        def span(reducing: list[float]) -> float:
+            return two_streams(forward + backward, gathers + again, nothing + reducing)
+
+        quiet = passes - self.reducing_passes
+        spans = self.reducing_passes * span(reduces) + (quiet * span(nothing) if quiet else 0.0)
+        computing = passes * (sum(forward) + sum(backward))
+        shown = spans - computing
+        alone = computing + compute * self.update_seconds
+        return StepTime(
+            compute_seconds=alone,
+            distribution_seconds=alone * distribution_tax(self.devices, passes, constants),
+            bubble_seconds=computing * self.bubble,
+            waiting_seconds=shown + waited,
+            interference_seconds=constants.interference * max(0.0, gathered + reduced - shown),
+        )
+
+    def _communication(self, constants: Constants) -> tuple[float, float, float]:
+        """Seconds of what is gathered ahead, of gradients, and of what is waited for."""
+        gathered = reduced = waited = 0.0
+        for each in self.traffic:
+            seconds = self.workers_per_server * collective_seconds(
+                each, self.ranks_per_node, self.node, constants
+            )
+            if each.waited_for:
+                waited += seconds
+            elif each.kind in REDUCING:
+                reduced += seconds
+            else:
+                gathered += seconds
+        return gathered, reduced, waited
+
+
+def plan_step(
+    profile: Profile,
+    strategy: Strategy,
+    recipe: Recipe,
+    world_size: int,
+    node: NodeType,
+    *,
+    nodes: int = 1,
+    constants: Constants,
+) -> Step:
+    """What a strategy's layout and traffic make of the profile.
+
+    Raises `InputError` for a precision that the card has not in hardware.
+    """
+    layout = strategy.layout(world_size, nodes)
+    passes = recipe.gradient_accumulation
+    samples = samples_of_share(recipe, layout.shares) / passes
+    parts = layout.tensor * layout.pipeline
+    forward, backward = (
+        [
+            operation_seconds(operations, samples, node.card, recipe, constants) / parts
+            for operations in of_units
+        ]
+        for of_units in (
+            [unit.forward for unit in profile.units],
+            [unit.backward for unit in profile.units],
+        )
+    )
+    if recipe.activation_checkpointing:
+        backward = [first + second for first, second in zip(forward, backward, strict=True)]
+    traffic = strategy.wire_bytes(profile.size, recipe, world_size, nodes).traffic
+    gradient_bytes = FP32_BYTES * max(1, profile.size.trained_parameters) / parts
+    reduced = [
+        each.payload_bytes / gradient_bytes
+        for each in traffic
+        if each.kind in REDUCING and not each.waited_for
+    ]
+    kept = layout.ranks[0].holds
+    servers = len(layout.server_ranks)
+    accesses = UPDATE_ACCESSES["sgd" if recipe.optimizer.name == "sgd" else "adam"]
+    update_bytes = accesses * FP32_BYTES * kept.optimizer_state * profile.size.trained_parameters
+    return Step(
+        forward_seconds=tuple(forward),
+        backward_seconds=tuple(backward),
+        update_seconds=update_bytes / (constants.memory_share * node.card.memory_bytes_per_second),
+        held=_shares([unit.parameters for unit in profile.units]),
+        trained=_shares([unit.trained_parameters for unit in profile.units]),
+        passes=passes,
+        gathers_again=kept.parameters * parts < 1,
+        reducing_passes=min(passes, max(1, round(max(reduced, default=0.0)))),
+        bubble=strategy.bubble(world_size, nodes),
+        devices=layout.devices,
+        node=node,
+        ranks_per_node=max(1, world_size // nodes),
+        traffic=traffic,
+        workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
+    )
+
+
+def _shares(parameters: list[int]) -> tuple[float, ...]:
+    whole = max(1, sum(parameters))
+    return tuple(each / whole for each in parameters)

@@ -1,0 +1,107 @@
+"""Seconds of operations and of collectives: formulas of a card's and a network's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, log2
+
+from shardmark.core.recipe import Recipe
+from shardmark.core.wire import Traffic, carried_share
+from shardmark.predict.hardware.catalogue import Card, NodeType
+from shardmark.predict.profile import Operation
+
+MESSAGE_BYTES = 25 * 2**20
+"""Of one call: DistributedDataParallel's bucket.  Larger units are cut, smaller ones merged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What no data sheet says; each is derived in `docs/method/prediction.md`."""
+
+    core_share: float = 0.85
+    """Of the peak that products and convolutions reach on ordinary cores."""
+    product_share: float = 0.65
+    """Of their peak that products reach on tensor cores."""
+    convolution_share: float = 0.4
+    """The same of convolutions, whose shapes fill them less well."""
+    memory_share: float = 0.75
+    """Of the memory's bandwidth."""
+    call_seconds: float = 5e-6
+    """From one operation to the next."""
+    link_share: float = 0.7
+    """Of the links' bandwidth that a ring gets."""
+    network_share: float = 0.6
+    """Of the network's bandwidth between nodes."""
+    link_seconds: float = 10e-6
+    """Of one message between cards of a node."""
+    network_seconds: float = 20e-6
+    """Of one message between nodes."""
+    interference: float = 0.5
+    """Of hidden communication that still shows: it takes memory bandwidth and cores."""
+    distribution: float = 0.02
+    """Of computing, that several ranks take longer each: hooks, buckets, shared hosts."""
+    spread: float = 0.01
+    """Standard deviation of a rank's computing: the slowest of n is waited for."""
+
+
+def operation_seconds(
+    operations: Iterable[Operation],
+    samples: float,
+    card: Card,
+    recipe: Recipe,
+    constants: Constants,
+) -> float:
+    """Products take their FLOPs and then their bytes; all else what takes longer of the two.
+
+    Source: roofline (Williams et al., CACM 52 (2009), 65-76), without its overlap for products.
+    """
+    fp32 = card.peak("fp32")
+    peak = card.peak(recipe.precision, tf32=recipe.tf32)
+    shares = {"product": constants.product_share, "convolution": constants.convolution_share}
+    bandwidth = constants.memory_share * card.memory_bytes_per_second
+    seconds = 0.0
+    for each in operations:
+        moved = each.bytes.of(samples) / bandwidth
+        flops = each.flops.of(samples)
+        if each.kind == "other":
+            seconds += max(flops / (constants.core_share * fp32), moved)
+        else:
+            share = shares[each.kind] if peak > fp32 else constants.core_share
+            seconds += flops / (share * peak) + moved
+        seconds += each.calls * constants.call_seconds
+    return seconds
+
+
+def collective_seconds(
+    traffic: Traffic, ranks_per_node: int, node: NodeType, constants: Constants
+) -> float:
+    """The faster of one ring over all ranks, and rings in each node with trees between nodes.
+
+    Groups whose ranks lie apart use the network of a node together.  Source: Patarasuk and Yuan,
+    J. Parallel Distrib. Comput. 69 (2009), 117-124; Thakur and others, Int. J. High Performance
+    Computing Applications 19 (2005), 49-66.
+    """
+    ranks, payload = traffic.ranks, traffic.payload_bytes
+    share = carried_share(traffic.kind, ranks)
+    if ranks < 2 or not payload or not share or traffic.sent_by_peers:
+        return 0.0
+    messages = ceil(payload * max(1.0, share / 2) / MESSAGE_BYTES)
+    inside = min(ranks, max(1, ranks_per_node // traffic.apart))
+    link = constants.link_share * node.link_bytes_per_second(inside) if inside > 1 else float("inf")
+    rounds = 2 if traffic.kind == "all_reduce" else 1
+    if inside == ranks:
+        latency = messages * rounds * (ranks - 1) * constants.link_seconds
+        return latency + share * payload / link
+    between = ceil(ranks / inside)
+    network = constants.network_share * node.network_bytes_per_second * inside / ranks_per_node
+    ring_latency = rounds * (ranks - 1) * constants.network_seconds
+    ring = messages * ring_latency + share * payload / min(link, network)
+    # A gather hands in a rank's own part: a node's parts pass between nodes.
+    parts = inside if traffic.kind == "all_gather" else 1
+    outer = (carried_share(traffic.kind, between) or 0.0) * parts * payload / network
+    inner = (carried_share(traffic.kind, inside) or 0.0) * payload / link
+    if traffic.kind == "all_gather":
+        inner *= between
+    steps = (inside - 1) * constants.link_seconds + ceil(log2(between)) * constants.network_seconds
+    return min(ring, messages * rounds * steps + outer + inner)

@@ -1,0 +1,52 @@
+"""Cards and nodes: what ships is plausible, and users' own files say where they are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardmark.core.errors import InputError
+from shardmark.predict.hardware.catalogue import load_card, load_node, names
+
+
+@pytest.mark.parametrize("name", names("cards"))
+def test_cards_that_ship(name: str) -> None:
+    card = load_card(name)
+    assert 1e12 < card.peak("fp32") <= card.peak("fp32", tf32=True) < 1e16
+    assert 1e11 < card.memory_bytes_per_second < 1e13
+    assert card.source
+
+
+@pytest.mark.parametrize("name", names("nodes"))
+def test_nodes_that_ship(name: str) -> None:
+    node = load_node(name)
+    links = [node.link_bytes_per_second(ranks) for ranks in range(2, node.node.devices + 1)]
+    assert links == sorted(links)
+    assert 1e9 < node.network_bytes_per_second < 1e12
+    assert node.node.source != "given"
+
+
+def test_so_many_of_a_card_are_a_node() -> None:
+    node = load_node("h100x8")
+    assert (node.node.devices, node.link_bytes_per_second(8)) == (8, 450e9)
+    with pytest.raises(InputError, match="network_bytes_per_second"):
+        node.network_bytes_per_second  # noqa: B018
+    assert load_node("rtx-4090x2").link_bytes_per_second(2) == 32e9  # through the host
+
+
+def test_files_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "peaks: {fp32: 2e12}\nmemory_gib: 8\nmemory_bytes_per_second: 1e11\n"
+        "host_bytes_per_second: 8e9\nsource: measured\n"
+    )
+    node = tmp_path / "node.yaml"
+    node.write_text("card: mine.yaml\ndevices: 2\nnetwork_bytes_per_second: 1.25e8\n")
+    found = load_node(str(node))
+    assert (found.card.peak("fp32"), found.link_bytes_per_second(2)) == (2e12, 8e9)
+    node.write_text("card: mine.yaml\ndevices: none\n")
+    load_node.cache_clear()
+    with pytest.raises(InputError, match=r"node\.yaml.*devices.*its keys are card, devices"):
+        load_node(str(node))
+    with pytest.raises(InputError, match=r"no node 'dgx-h10'.*nearest: 'dgx-h100'"):
+        load_node("dgx-h10")

@@ -1,0 +1,230 @@
+"""Predicted times, by cases that can be computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log, sqrt
+from random import Random
+from typing import Any
+
+import pytest
+
+from shardmark.core.errors import InputError
+from shardmark.core.recipe import Recipe
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
+from shardmark.predict.hardware.catalogue import Card, Node, NodeType
+from shardmark.predict.intervals import COVERAGE, interval, residuals_of
+from shardmark.predict.profile import Amount, Operation, Profile, Unit
+from shardmark.predict.step import Factors, Step, plan_step
+from shardmark.predict.timeline import distribution_tax, two_streams
+from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
+from shardmark.strategies import build_strategy
+from shardmark.strategies.base import Strategy
+
+PLAIN = Constants(
+    core_share=1,
+    product_share=1,
+    convolution_share=1,
+    memory_share=1,
+    call_seconds=0,
+    link_share=1,
+    network_share=1,
+    link_seconds=0,
+    network_seconds=0,
+    interference=0,
+    distribution=0,
+    spread=0,
+)
+"""A world in which data sheets are true."""
+CARD = Card(
+    peaks={"fp32": 1e12, "fp16": 4e12},
+    memory_gib=16,
+    memory_bytes_per_second=1e12,
+    link_bytes_per_second=100e9,
+    source="invented",
+)
+NODE = NodeType(card=CARD, node=Node(card="invented", devices=4, network_bytes_per_second=10e9))
+GRADIENT_BYTES = 1e9
+UNITS = 4
+
+
+def profile(gigaflops: float = 250) -> Profile:
+    """A forward pass of one second a sample, a backward pass of two, 1 GB of gradients."""
+    parameters = int(GRADIENT_BYTES / 4 / UNITS)
+
+    def product(times: int) -> tuple[Operation, ...]:
+        return (Operation(kind="product", flops=Amount(per_sample=times * gigaflops * 1e9)),)
+
+    unit = Unit(
+        name="block",
+        parameters=parameters,
+        trained_parameters=parameters,
+        forward=product(1),
+        backward=product(2),
+    )
+    size = ModelSize(parameters=UNITS * parameters, trained_parameters=UNITS * parameters)
+    return Profile(units=(unit,) * UNITS, size=size)
+
+
+def step_of(
+    strategy: str | Strategy, ranks: int, options: dict[str, Any] | None = None, **recipe: Any
+) -> Step:
+    built = build_strategy(strategy, options or {}) if isinstance(strategy, str) else strategy
+    return plan_step(
+        profile(),
+        built,
+        Recipe(**{"steps": 1, "per_rank_batch": 2, **recipe}),
+        ranks,
+        NODE,
+        nodes=max(1, ranks // 4),
+        constants=PLAIN,
+    )
+
+
+@pytest.mark.parametrize(
+    ("traffic", "expected_seconds"),
+    [
+        (Traffic(kind="all_reduce", payload_bytes=1e9, ranks=4), 2 * 3 / 4 / 100),
+        (Traffic(kind="reduce_scatter", payload_bytes=1e9, ranks=4), 3 / 4 / 100),
+        (Traffic(kind="all_gather", payload_bytes=0.25e9, ranks=4), 3 / 4 / 100),
+        # Two nodes: 1/2 of it twice over their network and 3/4 twice over links is less than the
+        # ring's 7/8 twice over the network.
+        (Traffic(kind="all_reduce", payload_bytes=1e9, ranks=8), 1 / 10 + 2 * 3 / 4 / 100),
+        (Traffic(kind="all_gather", payload_bytes=0.125e9, ranks=8), 0.5 / 10 + 0.75 / 100),
+        # Four groups of two, one rank of each on either node, share the network.
+        (Traffic(kind="all_reduce", payload_bytes=0.25e9, ranks=2, apart=4), 0.25 / 2.5),
+        (Traffic(kind="receive", payload_bytes=1e9, ranks=4, sent_by_peers=True), 0),
+        (Traffic(kind="all_reduce", payload_bytes=1e9, ranks=1), 0),
+    ],
+)
+def test_collectives_take_what_their_bytes_need(traffic: Traffic, expected_seconds: float) -> None:
+    assert collective_seconds(traffic, 4, NODE, PLAIN) == pytest.approx(expected_seconds)
+
+
+def test_messages_take_latency_by_step() -> None:
+    """A ring of four takes three steps to reduce and three to gather."""
+    slow = replace(PLAIN, link_seconds=1.0)
+    tiny = Traffic(kind="all_reduce", payload_bytes=4.0, ranks=4)
+    assert collective_seconds(tiny, 4, NODE, slow) == pytest.approx(6, rel=1e-6)
+
+
+def test_operations_are_bound_by_what_is_slower() -> None:
+    moved = Operation(kind="other", flops=Amount(per_sample=1e9), bytes=Amount(per_sample=5e9))
+    product = replace(moved, kind="product")
+    fp32, fp16 = (Recipe(steps=1, per_rank_batch=1, precision=name) for name in ("fp32", "fp16"))
+    assert operation_seconds([moved], 2, CARD, fp32, PLAIN) == pytest.approx(10e-3)
+    assert operation_seconds([product], 2, CARD, fp32, PLAIN) == pytest.approx(12e-3)
+    assert operation_seconds([product], 2, CARD, fp16, PLAIN) == pytest.approx(10.5e-3)
+    with pytest.raises(InputError, match="has no bf16"):
+        CARD.peak("bf16")
+
+
+@pytest.mark.parametrize(
+    ("computing", "gathering", "reducing", "expected"),
+    [
+        ([2, 2, 2], [0, 0, 0], [0, 0, 0], 6),
+        ([2, 2, 2], [0, 0, 0], [3, 3, 3], 11),  # DDP: the first bucket waits for its gradients
+        ([2, 2], [1, 3], [0, 0], 6),  # FSDP: the first gather is waited for, the second shows 1
+        ([2, 2, 2], [0, 1, 1], [4, 0, 0], 9),  # what was asked for first is sent first
+    ],
+)
+def test_two_streams(
+    computing: list[float], gathering: list[float], reducing: list[float], expected: float
+) -> None:
+    assert two_streams(computing, gathering, reducing) == expected
+
+
+def test_ranks_wait_for_the_slowest_of_them() -> None:
+    constants = replace(PLAIN, distribution=0.02, spread=0.01)
+    assert distribution_tax(1, 1, constants) == 0
+    assert distribution_tax(8, 4, constants) == pytest.approx(0.02 + 0.005 * sqrt(2 * log(8)))
+
+
+def test_ddp_hides_all_buckets_but_the_last() -> None:
+    """1 GB over two links of 100 GB/s takes 10 ms, a quarter of it after the backward pass."""
+    update = 5 * GRADIENT_BYTES / 1e12
+    alone, both = step_of("single", 1).time(PLAIN), step_of("ddp", 2).time(PLAIN)
+    assert alone.seconds == pytest.approx(6 + update)
+    assert both.compute_seconds == pytest.approx(alone.seconds)
+    assert both.waiting_seconds == pytest.approx(0.010 / UNITS)
+    slowed = step_of("ddp", 2).time(replace(PLAIN, interference=0.5))
+    assert slowed.interference_seconds == pytest.approx(0.5 * 0.010 * (1 - 1 / UNITS))
+
+
+def test_accumulation_reduces_once_and_fsdp_gathers_in_each_pass() -> None:
+    ddp = step_of("ddp", 2, per_rank_batch=8, gradient_accumulation=4)
+    assert ddp.time(PLAIN).seconds == pytest.approx(24 + 5e-3 + 0.010 / UNITS)
+    fsdp = step_of("fsdp", 2, per_rank_batch=8, gradient_accumulation=4)
+    # Shown: the first gather of each pass, and the last reduce-scatter.
+    gather, scatter = 0.005 / UNITS, 0.005 / UNITS
+    assert fsdp.time(PLAIN).waiting_seconds == pytest.approx(4 * gather + scatter)
+    assert fsdp.update_seconds == pytest.approx(ddp.update_seconds / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "share"),
+    [
+        ({"schedule": "1f1b", "micro_batches": 8}, 3 / 8),
+        ({"schedule": "interleaved", "micro_batches": 8}, 3 / 16),
+        ({"schedule": "zero-bubble", "micro_batches": 8}, 1 / 16),
+    ],
+)
+def test_pipelines_wait_until_they_are_full(options: dict[str, Any], share: float) -> None:
+    found = step_of("pp", 4, options, per_rank_batch=8).time(PLAIN)
+    assert found.bubble_seconds == pytest.approx(share * 24 / 4)  # each stage has a quarter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invented(Strategy):
+    """A strategy that nobody has written a prediction for."""
+
+    name: str = "invented"
+
+    def wire_bytes(
+        self,
+        size: ModelSize,
+        recipe: Recipe,  # noqa: ARG002
+        world_size: int,
+        nodes: int = 1,  # noqa: ARG002
+    ) -> WireBytes:
+        sent = Traffic(
+            kind="all_reduce",
+            payload_bytes=4 * size.trained_parameters,
+            ranks=world_size,
+            waited_for=True,
+        )
+        return WireBytes(traffic=(sent,), formula="all of it, after the step")
+
+    def start(self, workload: Any, recipe: Recipe, context: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_a_new_strategy_is_predicted_by_what_it_says_of_itself() -> None:
+    assert step_of(Invented(), 2).time(PLAIN).waiting_seconds == pytest.approx(0.010)
+
+
+def test_calibration_finds_how_a_machine_differs() -> None:
+    step, truth = step_of("ddp", 8), Factors(compute=0.3, communication=7.0)
+    constants = Constants()
+    measured = step.time(constants, truth).seconds
+    alone = step_of("single", 1)
+    first = calibrate_compute(alone, alone.time(constants, truth).seconds, 2, constants, Factors())
+    both = calibrate_communication(step, measured, constants, first)
+    assert both.compute == pytest.approx(0.3, rel=2e-3)
+    assert both.communication == pytest.approx(7.0, rel=2e-2)
+    with pytest.raises(InputError, match="1 sample at a time"):
+        calibrate_compute(step, measured, 1, constants, Factors())
+    with pytest.raises(InputError, match="check the card"):
+        calibrate_compute(step, 1e-3, 2, constants, Factors())
+
+
+def test_intervals_hold_the_next_run_nine_times_in_ten() -> None:
+    random = Random(0)
+    held = 0
+    for _ in range(400):
+        made = residuals_of(random.gauss(0.02, 0.05) for _ in range(60))
+        low, high = made.around(1.0)
+        held += low <= random.lognormvariate(0.02, 0.05) <= high
+    assert held / 400 == pytest.approx(COVERAGE, abs=0.045)
+    assert interval(1.3, None) == pytest.approx((1.0, 1.69))
