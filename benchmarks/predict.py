@@ -287,7 +287,9 @@ def main() -> None:
     by_source = defaultdict(list)
     for score in scores:
         by_source[score.pair.source].append(score)
-    found["by_source"] = {source: numbers_of(each) for source, each in by_source.items()}
+    found["by_source"] = {  # told by the first row that is predicted
+        each[0].pair.target.row["id"]: numbers_of(each) for each in by_source.values()
+    }
     not_predicted = reasons(refused)
     found["not_predicted"] = not_predicted
     notes = [f"{len(refused)} rows of {file.name} are not predicted:"]

@@ -181,7 +181,7 @@ def plan_step(
         held=_shares([unit.parameters for unit in profile.units]),
         trained=_shares([unit.trained_parameters for unit in profile.units]),
         passes=passes,
-        gathers_again=kept.parameters * parts < 1,
+        gathers_again=kept.parameters * parts < 0.999,
         reducing_passes=min(passes, max(1, round(max(reduced, default=0.0)))),
         bubble=strategy.bubble(world_size, nodes),
         devices=layout.devices,

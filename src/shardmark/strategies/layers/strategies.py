@@ -224,7 +224,8 @@ class Layered(Strategy):
             traffic.append(Traffic(kind="all_gather", payload_bytes=logits / ranks, ranks=ranks))
             formula += ", all-gather of logits: (t-1)/t L"
         of_stages = f", of one of {stages} stages" if stages > 1 else ""
-        return WireBytes(traffic=tuple(traffic), formula=formula + of_stages)
+        inside = tuple(replace(each, waited_for=True) for each in traffic)
+        return WireBytes(traffic=inside, formula=formula + of_stages)
 
     @staticmethod
     def _between_stages(size: ModelSize, samples: int, factors: Mesh) -> WireBytes:
@@ -240,7 +241,9 @@ class Layered(Strategy):
             tied = 2 * size.tied_parameters * FP32_BYTES / parts
             traffic.append(Traffic(kind="all_reduce", payload_bytes=tied, ranks=2))
             formula += ", all-reduce of tied gradients: 2 T/p"
-        return WireBytes(traffic=tuple(traffic), formula=formula)
+        apart = factors.tensor
+        placed = (replace(each, apart=apart, waited_for=True) for each in traffic)
+        return WireBytes(traffic=tuple(placed), formula=formula)
 
     def _between_shares(self, size: ModelSize, recipe: Recipe, factors: Mesh) -> WireBytes:
         """Of a pipeline every pass of gradient accumulation shares its gradients."""
@@ -262,10 +265,21 @@ class Layered(Strategy):
             shared = all_reduced(part, factors.data)
         return WireBytes(
             traffic=tuple(
-                replace(each, payload_bytes=passes * each.payload_bytes) for each in shared.traffic
+                replace(each, payload_bytes=passes * each.payload_bytes, apart=each.apart * parts)
+                for each in shared.traffic
             ),
             formula=f"{times(passes)}({shared.formula}), of one rank's layers",
         )
+
+    def bubble(self, world_size: int, nodes: int = 1) -> float:
+        """What zero bubble cannot fill with gradients of weights is a third.
+
+        Source: Narayanan et al., SC 2021, section 2.2; Qi et al., ICLR 2024, section 2.
+        """
+        ranks = self.factors(world_size, nodes).pipeline
+        stages = CLASSES[self.schedule][1] * self._micro_batches(ranks)
+        unfilled = 1 / 3 if self.schedule == "zero-bubble" else 1.0
+        return unfilled * (ranks - 1) / stages
 
     def loads(self) -> tuple[str, ...]:
         modules = {
