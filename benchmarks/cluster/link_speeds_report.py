@@ -42,10 +42,13 @@ BYTES_NOTE = (
     " over all interfaces, the loopback included. formula: what the strategy's"
     " definition needs within nodes and between them; the second number compares with it."
 )
+WINNERS_NOTE = (
+    "The fastest by the mean, and all that are not shown to be slower than it, the fastest first."
+)
 TURNS_NOTE = (
-    "A pair is named where its order is shown at both speeds, by the test behind the verdicts of"
-    " `compare` (moderated t tests of the paired log ratios, corrected by Holm's method for all"
-    " pairs at a speed), and is not the same."
+    "Pairs with the fastest at one of the speeds. A pair is named where its order is shown at both"
+    " speeds, by the test behind the verdicts of `compare` (moderated t tests of the paired log"
+    " ratios, corrected by Holm's method for all pairs at a speed), and is not the same."
 )
 
 
@@ -87,6 +90,8 @@ def markdown(speeds: Sequence[Speed], turns: Sequence[Turn]) -> str:
         *load_lines(speeds),
         runs_table(speeds).markdown(),
         calm_table(speeds).markdown(),
+        "## Where each wins",
+        winners_table(speeds).markdown(),
         "## Where the order turns",
         "\n".join(turn_lines(speeds, turns)),
         TURNS_NOTE,
@@ -119,6 +124,18 @@ def steps_table(speeds: Sequence[Speed]) -> Table:
     return Table(columns=columns, rows=tuple(rows), notes=(STEPS_NOTE,))
 
 
+def winners_table(speeds: Sequence[Speed]) -> Table:
+    """A line for each speed: what is fastest, and what may be as fast."""
+    rows = []
+    for speed in speeds:
+        winner, *others = speed.cells
+        as_fast = [name for name in others if speed.faster(winner, name) is None]
+        best = f"{winner}, {_interval(speed.cells[winner].step)} s"
+        rows.append((speed.name, best, ", ".join(as_fast) or "none"))
+    columns = ("links", "fastest", "not shown to be slower")
+    return Table(columns=columns, rows=tuple(rows), notes=(WINNERS_NOTE,))
+
+
 def bytes_table(speeds: Sequence[Speed]) -> Table:
     rows = []
     for label in labels_of(speeds):
@@ -131,21 +148,23 @@ def bytes_table(speeds: Sequence[Speed]) -> Table:
 
 
 def turn_lines(speeds: Sequence[Speed], turns: Sequence[Turn]) -> list[str]:
-    """A list in Markdown."""
+    """A list in Markdown, of the pairs that have to do with who is fastest."""
     by_name = {speed.name: speed for speed in speeds}
+    winners = {next(iter(speed.cells)) for speed in speeds}
+    told = [turn for turn in turns if winners & {turn.first, turn.second}]
     more = len(crossings_of(speeds)) - len({frozenset((one.first, one.second)) for one in turns})
     rest = f"Pairs whose order changes in the means alone, not shown at both speeds: {more}."
     if not turns:
         return [f"No pair of strategies is shown to change its order. {rest}"]
     lines = []
-    for turn in turns:
+    for turn in told:
         sides = [(turn.before, turn.first, turn.second), (turn.after, turn.second, turn.first)]
         words = [
             f"at {name} {fast} is faster by {_percent(by_name[name], fast, slow)}"
             for name, fast, slow in sides
         ]
         lines.append(f"- {turn.first} and {turn.second}: {', '.join(words)}.")
-    return [*lines, "", rest]
+    return [*lines, "", f"Further pairs shown to turn: {len(turns) - len(told)}. {rest}"]
 
 
 def _unfinished(speeds: Sequence[Speed]) -> list[str]:

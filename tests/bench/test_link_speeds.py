@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.link_speeds import read_speeds
-from benchmarks.cluster.link_speeds_report import markdown, steps_table
+from benchmarks.cluster.link_speeds_report import markdown, steps_table, winners_table
 from benchmarks.cluster.link_speeds_runs import load_lines, over_all
 from benchmarks.cluster.link_speeds_turns import crossings_of, turns_of
 
@@ -122,6 +122,10 @@ def test_a_turn_needs_a_shown_difference_at_both_speeds(runs: Path) -> None:
     assert (turn.first, turn.second) == ("ddp", "fsdp-hybrid")
     assert (turn.before, turn.after) == ("unlimited", "200mbit")
     assert crossings_of(speeds) == {frozenset(("ddp", "fsdp-hybrid"))}
+    fastest = {row[0]: (row[1].partition(",")[0], row[2]) for row in winners_table(speeds).rows}
+    assert fastest["unlimited"] == ("ddp", "none")
+    assert fastest["10gbit"] == ("ddp", "fsdp-hybrid")
+    assert fastest["200mbit"] == ("fsdp-hybrid", "none")
 
 
 def test_one_repeat_shows_nothing(tmp_path: Path) -> None:
