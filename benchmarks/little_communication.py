@@ -25,6 +25,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import yaml
@@ -225,7 +226,7 @@ def main() -> None:
                 "price",
                 *(f"{speed}, {time:.0f} s" for speed, (time, _) in times.items()),
             ),
-            rows=tuple(map(cells, curves)),
+            rows=tuple(map(cells, sorted(curves, key=lambda name: fmean(longest[name].values())))),
             notes=tuple(notes),
         ),
         numbers={

@@ -106,7 +106,9 @@ def store(
 ) -> None:
     """Print the table, leave `DATE-NAME.json` and `.md`; `around` was taken before measuring."""
     verdict = "holds" if holds else "DOES NOT HOLD"
-    command = shlex.join(["python", f"benchmarks/{name}.py", *sys.argv[1:]])
+    # Where something was kept on this machine is nobody else's concern.
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    command = shlex.join(["python", f"benchmarks/{name}.py", *words])
     print(f"\n{table.plain()}\n{bar}: {verdict}.\n{place(around)}")
     stem = f"{around['date'][:10]}-{name.replace('_', '-')}{'-small' if options.small else ''}"
     options.out.mkdir(parents=True, exist_ok=True)
