@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from shardmark.workloads.language.gpt import GPT
 from shardmark.workloads.model_building import user_function
 
 TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
@@ -149,3 +151,36 @@ def small_detector(num_classes: int) -> nn.Module:
         max_size=192,
     )
     return made
+
+
+class SharedSequences:
+    """Next tokens by rotary attention, as a user's own; padded samples weigh differently."""
+
+    sequence_units: ClassVar = {"heads": 4, "positions": 16}
+
+    def __init__(self) -> None:
+        rows = torch.randint(1, 32, (72, 17), generator=torch.Generator().manual_seed(5))
+        samples = [row[: 9 + number % 9] for number, row in enumerate(rows)]
+        self.train_data, self.validation_data = lambda: samples[:64], lambda: samples[64:]
+
+    def model(self) -> nn.Module:
+        return GPT(vocabulary=32, sequence_length=16, layers=1, width=32, heads=4)
+
+    def weights(self, samples: Any) -> list[int]:
+        return [len(sample) - 1 for sample in samples]
+
+    def collate(self, samples: list[Tensor]) -> dict[str, Tensor]:
+        tokens = torch.stack([functional.pad(each, (0, 17 - len(each))) for each in samples])
+        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits, targets = model(batch["inputs"]).flatten(0, 1).float(), batch["targets"].flatten()
+        total = functional.cross_entropy(logits, targets, ignore_index=0, reduction="sum")
+        return total, (targets > 0).sum()
+
+    def sequence_plan(self, _: nn.Module) -> dict[str, str]:
+        attention = "blocks.*.attention"
+        return {f"{attention}.queries_keys_values": "after", f"{attention}.out": "before"}
+
+    def sequence_part(self, batch: dict[str, Tensor], index: int, count: int) -> dict[str, Tensor]:
+        return {name: tokens.chunk(count, dim=1)[index] for name, tokens in batch.items()}

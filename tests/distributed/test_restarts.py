@@ -41,10 +41,10 @@ MATRICES: tuple[dict[str, Any], ...] = (
 )
 UNDISTURBED = {"strategy": ["fsdp-grad-op", "zero-0", "ps-bounded"]}
 """Whose trials nobody disturbs, for all that each strategy's trials have in common."""
-LAYERED = ("tp", "pp", "fsdp-tp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp")
+LAYERED = ("tp", "pp", "ulysses", "fsdp-ulysses", "fsdp-tp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp")
 LAYERED_MATRICES: tuple[dict[str, Any], ...] = (
-    {"strategy": [*LAYERED[:2]]},
-    {"strategy": [*LAYERED[2:]], "world_size": [4]},
+    {"strategy": [*LAYERED[:4]]},
+    {"strategy": [*LAYERED[4:]], "world_size": [4]},
 )
 """These need a model that says how it is divided."""
 LAYERS = {"name": "own", "task": "tests.distributed.dying:Layers"}

@@ -22,6 +22,8 @@ class Mesh(Model):
     """Ranks that divide each layer; they see the same samples."""
     pipeline: int = Field(default=1, ge=1)
     """Stages of consecutive layers; they see the same samples."""
+    sequence: int = Field(default=1, ge=1)
+    """Ranks with a part of every sequence; they see the same samples."""
 
     @property
     def ranks(self) -> int:
@@ -30,7 +32,7 @@ class Mesh(Model):
     @property
     def of_a_share(self) -> int:
         """Ranks that see the same samples."""
-        return self.tensor * self.pipeline
+        return self.tensor * self.pipeline * self.sequence
 
     def __str__(self) -> str:
         """`shard 2 x tensor 2`."""
@@ -68,9 +70,10 @@ class RankLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All processes of a trial.  `data` x `shard` x `tensor` x `pipeline` devices train.
+    """All processes of a trial.  The product of all sizes is how many devices train.
 
-    Samples are divided over `data` and `shard`; layers over `tensor` and `pipeline`.
+    Samples are divided over `data` and `shard`; layers over `tensor` and `pipeline`; the positions
+    of each sample over `sequence`.
     """
 
     ranks: tuple[RankLayout, ...]
@@ -81,6 +84,7 @@ class Layout:
     """Parts of one copy, each of which sees samples of its own."""
     tensor: int = 1
     pipeline: int = 1
+    sequence: int = 1
 
     @property
     def shares(self) -> int:
@@ -90,7 +94,7 @@ class Layout:
     @property
     def devices(self) -> int:
         """Devices that train; a process may have several (DataParallel)."""
-        return prod((self.data, self.shard, self.tensor, self.pipeline))
+        return prod((self.data, self.shard, self.tensor, self.pipeline, self.sequence))
 
     @property
     def processes(self) -> int:
@@ -133,7 +137,8 @@ def data_parallel(
 
 
 def on_mesh(mesh: Mesh, *, nodes: int = 1, holds: Fractions | None = None) -> Layout:
-    """Neighbours divide a layer; then come a share's stages, the shards of a copy, the copies.
+    """Neighbours divide a layer or a sequence; then come a share's stages, the shards of a copy,
+    the copies.
 
     The loss is known, and counts, on the first rank of a share's last stage.
     """
@@ -141,7 +146,7 @@ def on_mesh(mesh: Mesh, *, nodes: int = 1, holds: Fractions | None = None) -> La
     ranks = (
         RankLayout(
             share=Shard(index=rank // together, count=count // together),
-            counts_loss=rank % together == together - mesh.tensor,
+            counts_loss=rank % together == together - mesh.tensor * mesh.sequence,
             holds=holds or Fractions(),
             node=rank * nodes // count,
         )

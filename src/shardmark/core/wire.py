@@ -18,7 +18,8 @@ class ModelSize:
     """Those as matrices: rows (the first dimension), columns, and how many there are of them."""
     divided: Mapping[str, int] = field(default_factory=dict)
     """Elements of a sample that pass into or out of layers which tensor ranks divide, by the side
-    on which they meet: `in`, `out`, `rows` of embeddings, `logits`."""
+    on which they meet: `in`, `out`, `rows` of embeddings, `logits`.  `exchanged`: around attention
+    by ranks with parts of the sample."""
     divided_again: Mapping[str, int] = field(default_factory=dict)
     """Those that activation checkpointing passes again."""
     between_stages_bytes: int = 0

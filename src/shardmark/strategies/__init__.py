@@ -25,6 +25,7 @@ from shardmark.strategies.layers.strategies import (
     ShardedTensorPipeline,
     TensorParallel,
 )
+from shardmark.strategies.layers.ulysses import Ulysses
 from shardmark.strategies.local_steps.strategy import DiLoCo, LocalSGD
 from shardmark.strategies.parameter_server.strategy import (
     AsynchronousServer,
@@ -55,6 +56,8 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "ddp-pp": ReplicatedPipeline,
     "fsdp-pp": ShardedPipeline,
     "fsdp-tp-pp": ShardedTensorPipeline,
+    "ulysses": partial(Ulysses, name="ulysses", sharded=False),
+    "fsdp-ulysses": partial(Ulysses, name="fsdp-ulysses", sharded=True),
     "ps-sync": ParameterServer,
     "ps-async": AsynchronousServer,
     "ps-bounded": BoundedServer,

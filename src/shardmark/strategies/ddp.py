@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -146,7 +146,7 @@ class DDP(Strategy):
 
     def start_as(
         self,
-        kind: type[EagerWorker],
+        kind: Callable[..., EagerWorker],
         workload: Workload,
         recipe: Recipe,
         context: RankContext,

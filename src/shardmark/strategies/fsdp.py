@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -163,6 +163,17 @@ class FSDP(Strategy):
         )
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
+        from shardmark.strategies.step import EagerWorker
+
+        return self.start_as(EagerWorker, workload, recipe, context)
+
+    def start_as(
+        self,
+        kind: Callable[..., EagerWorker],
+        workload: Workload,
+        recipe: Recipe,
+        context: RankContext,
+    ) -> EagerWorker:
         """Shard the workload's model over the mesh, blocks first and the rest at the root."""
         import torch
         from torch.distributed.device_mesh import init_device_mesh
@@ -176,7 +187,7 @@ class FSDP(Strategy):
         from shardmark.strategies.blocks import wrapped
         from shardmark.strategies.casting import let_norms_mix, widen_outputs
         from shardmark.strategies.initial_weights import build_in_parts
-        from shardmark.strategies.step import AUTOCAST_DTYPES, EagerWorker
+        from shardmark.strategies.step import AUTOCAST_DTYPES
 
         group = self.group(context.world_size, context.nodes)
         copies = context.world_size // group
@@ -204,7 +215,7 @@ class FSDP(Strategy):
         if native:
             let_norms_mix(model)
             widen_outputs(model)
-        return EagerWorker(
+        return kind(
             model,
             workload=workload,
             recipe=recipe,

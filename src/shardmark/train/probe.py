@@ -29,7 +29,8 @@ from shardmark.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.strategies.blocks import checkpoint_blocks
 from shardmark.strategies.layers.divided import counting_divided
-from shardmark.workloads.base import TensorPlan, Workload
+from shardmark.strategies.layers.sequences import counting_exchanged
+from shardmark.workloads.base import SequencePlan, TensorPlan, Workload
 
 if TYPE_CHECKING:
     from torch._C._autograd import _KinetoEvent
@@ -199,10 +200,16 @@ def covered_nanoseconds(intervals: Iterable[Interval]) -> int:
 
 
 def model_counts(
-    workload: Workload, model: nn.Module, recipe: Recipe, *, tensor_ranks: int = 1
+    workload: Workload,
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    tensor_ranks: int = 1,
+    sequence_ranks: int = 1,
 ) -> dict[str, Any]:
     """What the workload's model has and does whatever the strategy; the model is used up."""
-    plan = workload.tensor_plan(model) if tensor_ranks > 1 else None
+    plan: object = workload.tensor_plan(model) if tensor_ranks > 1 else None
+    plan = workload.sequence_plan(model) if sequence_ranks > 1 else plan
     flops, divided = _passed(workload, model, plan)
     trained = [p for p in model.parameters() if p.requires_grad]
     shapes = Counter((p.shape[0] if p.dim() and p.numel() else 1, p.numel()) for p in trained)
@@ -229,9 +236,13 @@ def model_counts(
 def _passed(
     workload: Workload, model: nn.Module, plan: object
 ) -> tuple[int | None, Mapping[str, int] | None]:
-    """Operations of a sample, and its elements at the sides of layers that the plan divides."""
-    if not isinstance(plan, TensorPlan):
+    """Operations of a sample, and its elements that pass where the plan has ranks meet."""
+    if isinstance(plan, TensorPlan):
+        counting = counting_divided(model, plan)
+    elif isinstance(plan, SequencePlan):
+        counting = counting_exchanged(plan)
+    else:
         return workload.sample_input_flops(model), None
-    with counting_divided(model, plan) as divided:
+    with counting as divided:
         flops = workload.sample_input_flops(model)
     return flops, None if flops is None else dict(divided)

@@ -225,7 +225,13 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
         if position.share.index == 0:
             model = hollow_model(workload) or workload.build_model()
             report.structure_sha256 = structure_sha256(model)
-            counts = model_counts(workload, model, recipe, tensor_ranks=trial.layout.tensor)
+            counts = model_counts(
+                workload,
+                model,
+                recipe,
+                tensor_ranks=trial.layout.tensor,
+                sequence_ranks=trial.layout.sequence,
+            )
             report.probe = report.probe.model_copy(update=counts | dict(worker.between_stages()))
     worker.close()
 

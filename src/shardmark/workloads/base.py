@@ -87,9 +87,31 @@ class TensorPlan:
     """Positions that whole modules could be divided by; None where they need all."""
 
 
+class Exchange(Protocol):
+    """Between ranks with parts of the same sequences; `positions` and `heads` are axes."""
+
+    def to_heads(self, part: Tensor, *, positions: int, heads: int) -> Tensor:
+        """A part of each sequence -> whole sequences of some of the heads."""
+
+    def to_positions(self, whole: Tensor, *, positions: int, heads: int) -> Tensor:
+        """Back: whole sequences of some of the heads -> a part of each sequence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencePlan:
+    """How a model computes a part of every sequence, of which attention alone needs the whole."""
+
+    attend: Callable[[Exchange], object]
+    """Has the model's attention exchange what it is given, and what it gives."""
+    part: Callable[[Any, int, int], Any]
+    """A batch, which part of how many -> the batch with that part of every sequence."""
+    units: Mapping[str, int] = field(default_factory=dict)
+    """What is divided inside of attention, e.g. {"heads": 8}, and {"positions": 1024}."""
+
+
 @dataclass(frozen=True, slots=True)
 class Undivided:
-    """Why a model's layers cannot be divided, and what to do."""
+    """Why a model's layers or sequences cannot be divided, and what to do."""
 
     reason: str
     remedy: str
@@ -129,6 +151,13 @@ class Workload(Protocol):
         return Undivided(
             "its model says nowhere how its layers are divided",
             "use fsdp, or an own task with tensor_plan(model)",
+        )
+
+    def sequence_plan(self, model: nn.Module) -> SequencePlan | Undivided:  # noqa: ARG002
+        """How ranks share each sequence, or why they cannot."""
+        return Undivided(
+            "its model says nowhere which layers need whole sequences",
+            "use fsdp, or an own task with sequence_plan(model)",
         )
 
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:

@@ -14,6 +14,7 @@ from shardmark.strategies import build_strategy
 
 WHOLE = (1.0, 1.0, 1.0)
 MESH = {"data": 2, "shard": 2, "tensor": 2}
+SHARED = {"data": 2, "shard": 2, "sequence": 2}
 LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float, float, float]]] = [
     # name, options, ranks; copies, parts of a copy, servers; fractions that a training rank holds
     ("single", {}, 1, (1, 1, 0), WHOLE),
@@ -40,6 +41,9 @@ LAYOUTS: list[tuple[str, dict[str, Any], int, tuple[int, int, int], tuple[float,
     ("fsdp-pp", {}, 8, (1, 4, 0), (0.5, 0.5, 0.125)),
     ("fsdp-tp-pp", {}, 8, (1, 2, 0), (0.25, 0.25, 0.125)),
     ("fsdp-tp-pp", {"mesh": {"data": 2, "tensor": 2}}, 4, (2, 1, 0), (0.5, 0.5, 0.5)),
+    ("ulysses", {}, 4, (1, 1, 0), WHOLE),
+    ("ulysses", {"mesh": {"data": 2, "sequence": 4}}, 8, (2, 1, 0), WHOLE),
+    ("fsdp-ulysses", {"mesh": SHARED}, 8, (2, 2, 0), (0.25, 0.25, 0.25)),
     ("ps-sync", {}, 3, (3, 1, 1), (1.0, 1.0, 0.0)),
     ("ps-async", {"servers": 2}, 4, (4, 1, 2), (1.0, 1.0, 0.0)),
     ("ps-bounded", {}, 1, (1, 1, 1), (1.0, 1.0, 0.0)),
@@ -61,9 +65,10 @@ def test_layouts(
     layout = build_strategy(name, options).layout(ranks)
     assert (layout.data, layout.shard, len(layout.server_ranks)) == factors
     together = ranks // (factors[0] * factors[1])
-    assert layout.tensor * layout.pipeline == together
+    assert layout.tensor * layout.pipeline * layout.sequence == together
     assert layout.pipeline == 1 or name.endswith("pp")
     assert layout.tensor == 1 or "tp" in name
+    assert layout.sequence == 1 or "ulysses" in name
     assert (layout.devices, layout.shares) == (ranks, ranks // together)
     training = [layout.ranks[rank] for rank in layout.training_ranks]
     count = 1 if name == "dp" else ranks // together
@@ -88,6 +93,7 @@ def test_a_server_holds_its_part_and_a_gradient_of_each_worker(device: str, on_c
         ("ddp", {}, 4, 2, ((0, 1), (2, 3))),
         ("fsdp-hybrid", {}, 6, 2, ((0, 1, 2), (3, 4, 5))),
         ("fsdp-tp", {}, 8, 2, ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ("ulysses", {}, 4, 2, ((0, 1), (2, 3))),
         ("dp", {}, 4, 1, ((0,),)),
         ("ps-sync", {"servers": 3}, 4, 2, ((0, 1, 4, 6), (2, 3, 5))),
         ("ps-async", {"servers": 2, "server_nodes": "last"}, 4, 2, ((0, 1), (2, 3, 4, 5))),
@@ -112,8 +118,8 @@ def test_a_hybrid_s_group_is_a_node() -> None:
 SIZE = ModelSize(
     parameters=1_000_000,
     trained_parameters=1_000_000,
-    divided={"in": 3_000, "out": 2_000, "rows": 1_000, "logits": 4_000},
-    divided_again={"in": 1_500, "out": 1_000},
+    divided={"in": 3_000, "out": 2_000, "rows": 1_000, "logits": 4_000, "exchanged": 6_000},
+    divided_again={"in": 1_500, "out": 1_000, "exchanged": 1_000},
     between_stages_bytes=6_000,
     tied_parameters=20_000,
 )
@@ -121,6 +127,7 @@ FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)
 MB = 1e6
 TWICE, BF16 = {"gradient_accumulation": 2}, {"precision": "bf16"}
 AUTOCAST = {"mixed_precision": "autocast"}
+SHARED_BY_TWO = {"mesh": {"shard": 2, "sequence": 2}}
 
 
 @pytest.mark.parametrize(
@@ -168,6 +175,10 @@ AUTOCAST = {"mixed_precision": "autocast"}
         ("fsdp-pp", 4, {}, TWICE, 32 * 6 / 2000 + 0.04 + 2 * 2.04),
         # Half of what passes between tensor ranks, a quarter of the parameters.
         ("fsdp-tp-pp", 8, {}, {}, 16 * (28 + 8) / 1000 + 32 * 6 / 2000 + 0.02 + 1.02),
+        # 64 samples of 6,000 numbers both ways and 1,000 again, of which 2 ranks hand in a half
+        # each and send half of that; and gradients.
+        ("ulysses", 2, {}, {}, 64 * (2 * 6 + 1) * 4 / 4000 + 4),
+        ("fsdp-ulysses", 4, SHARED_BY_TWO, BF16, 32 * (2 * 6 + 1) * 2 / 4000 + 3 + 3),
         ("ps-sync", 4, {}, {}, 8),
         ("ps-sync", 2, {}, TWICE, 8),
         ("ps-sync", 2, {"wire": "bf16"}, {}, 4),

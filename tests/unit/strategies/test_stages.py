@@ -105,6 +105,9 @@ def test_what_cannot_run(
         ("ddp-pp", {"shard": 2, "pipeline": 2}, "an axis that ddp-pp does not have"),
         ("fsdp-pp", {"tensor": 2, "pipeline": 2}, "leave out tensor, or use fsdp-tp-pp"),
         ("fsdp-tp-pp", {"tensor": 3}, "use sizes whose product is 4, or world_size 3"),
+        ("fsdp-tp-pp", {"sequence": 2, "tensor": 2}, "an axis that fsdp-tp-pp does not have"),
+        ("ulysses", {"shard": 2, "sequence": 2}, "an axis that ulysses does not have"),
+        ("fsdp-ulysses", {"shard": 4}, "needs 2 or more for sequence"),
     ],
 )
 def test_meshes_that_make_no_sense(name: str, mesh: dict[str, int], told: str) -> None:

@@ -86,7 +86,10 @@ def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[
 
 FUSED_SGD = {"name": "sgd", "implementation": "fused"}
 CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
-APART = ("dp", "local-sgd", "diloco", "tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp")
+APART = (
+    *("dp", "local-sgd", "diloco", "tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp"),
+    *("ulysses", "fsdp-ulysses"),
+)
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
     (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
     (("zero-0",), GPUS, {"mixed_precision": "native"}, {"precision": "bf16"}, ["to autocast"]),
@@ -109,6 +112,7 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (("ddp", "zro"), CPU, {"powersgd_rank": 4}, {}, ["compress is none", "no powersgd_rank"]),
     (("ddp",), CPU, {"bucket_mb": 0.5}, {"compile": "model"}, ["bucket_mb to at least 1"]),
     (("zero-3",), CPU, {}, {"compile": "blocks"}, ["use fsdp or zero-2"]),
+    (("ulysses",), CPU, {}, {"compile": "blocks"}, ["recipe.compile to none"]),
     (("single", "ddp"), CPU, {}, CHECKPOINTED_WHOLE, ["recipe.compile to blocks or none"]),
     (SERVED, CPU, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"precision": "fp16"}, ["one loss scale"]),
@@ -151,6 +155,8 @@ def test_zero_says_that_deepspeed_is_not_installed(tools: dict[str, str | None])
         *((name, {}, (1,), (2, 3)) for name in ("dp", "ddp", "fsdp", "fsdp-grad-op", "zero-1")),
         ("fsdp-hybrid", {"shard_group": 2}, (1, 2, 3, 5), (4, 6, 8)),
         ("fsdp-hybrid", {"shard_group": 3}, (3, 4), (6, 9)),
+        ("ulysses", {}, (1,), (2, 3)),
+        ("ulysses", {"mesh": {"data": 2, "sequence": 2}}, (2, 8), (4,)),
         ("ps-async", {}, (), (1, 2)),
     ],
 )

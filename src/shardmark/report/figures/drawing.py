@@ -113,6 +113,8 @@ _STYLES = {
     "ddp-pp": Look("#2f86c6", 3, 0),
     "fsdp-pp": Look("#cc6f2e", 2, 6),
     "fsdp-tp-pp": Look("#b0583f", 4, 3),
+    "ulysses": Look("#3d8f8f", 5, 4),
+    "fsdp-ulysses": Look("#a0522d", 5, 6),
     "ps-sync": Look("#007a5e", 3, 7),
     "ps-async": Look("#00a37a", 2, 4),
     "ps-bounded": Look("#4d8b00", 1, 7),

@@ -90,12 +90,14 @@ class Layered(Strategy):
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         factors = self.factors(world_size, nodes)
         sizes, known = dict(factors), {*self.axes, *(["data"] if "shard" in self.axes else [])}
+        known |= {*AXES} if self.any_axes else set()
         other = [axis for axis, size in factors if size > 1 and axis not in known]
         each = world_size // nodes
         if world_size == 1:
             return Strategy.unsupported_reason(self, world_size, nodes)
-        if other and not self.any_axes:
-            remedy = f"leave out {' and '.join(other)}, or use {ANY_MESH}"
+        if other:
+            elsewhere = f", or use {ANY_MESH}" if {*other} < {*AXES} else ""
+            remedy = f"leave out {' and '.join(other)}{elsewhere}"
             return f"mesh {factors} has an axis that {self.name} does not have: {remedy}"
         if factors.ranks != world_size:
             remedy = f"use sizes whose product is {world_size}, or world_size {factors.ranks}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
+from shardmark.workloads.language.gpt import positions_in
 from shardmark.workloads.language.options import MASK_SHARE
 from shardmark.workloads.sampled_task import SampledBatch, gpu_in_use
 
@@ -32,6 +34,28 @@ class TokenBatch(SampledBatch):
     """(n, width), int64; `IGNORED` where nothing is predicted."""
     documents: Tensor | None
     """(n, width), int64: attention stays among equal numbers; None where it need not."""
+    positions: Tensor | None = None
+    """(n, part of the width), int64: places of inputs and targets that are a part of each sequence;
+    documents are whole."""
+
+
+def part_of_sequences(batch: TokenBatch, index: int, count: int, *, causal: bool) -> TokenBatch:
+    """One of equal parts of all sequences; sequences are filled up where the parts would differ."""
+    width = batch.inputs.shape[1]
+    filled, documents = -width % count, batch.documents
+    if filled and documents is None and not causal:
+        documents = torch.zeros_like(batch.inputs)  # nobody looks at what is filled up
+
+    def cut(tokens: Tensor, filler: int = 0) -> Tensor:
+        return functional.pad(tokens, (0, filled), value=filler).chunk(count, dim=1)[index]
+
+    return replace(
+        batch,
+        inputs=cut(batch.inputs),
+        targets=cut(batch.targets, IGNORED),
+        documents=None if documents is None else functional.pad(documents, (0, filled), value=-1),
+        positions=cut(positions_in(batch.inputs, documents).expand_as(batch.inputs)),
+    )
 
 
 def next_tokens(windows: Windows, filler: int) -> dict[str, Any]:

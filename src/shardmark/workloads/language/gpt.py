@@ -15,6 +15,12 @@ TENSOR_PLAN = {
     "head": "gathered",
 }
 """How its layers are divided over ranks; see `TensorPlan`."""
+WHOLE_BETWEEN = {
+    "blocks.*.attention.queries_keys_values": "after",
+    "blocks.*.attention.out": "before",
+}
+"""Layers between which sequences are whole; see `exchanging`.  Heads are turned by their positions
+there."""
 
 
 class GPT(nn.Module):
@@ -53,12 +59,15 @@ class GPT(nn.Module):
         if tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
         """Tokens (batch, length) -> logits (batch, length, vocabulary).
 
-        `documents`, of the shape of the tokens, keeps attention among equal numbers.
+        `documents`, of the shape of the whole sequences, keeps attention among equal numbers.
+        `positions`, of the shape of the tokens, are their places where they are a part of those.
         """
-        hidden = embed(self, tokens, documents)
+        hidden = embed(self, tokens, documents, positions)
         allowed = None if documents is None else same_document(documents)
         for block in self.blocks:
             hidden = block(hidden, allowed)
@@ -66,11 +75,17 @@ class GPT(nn.Module):
         return logits
 
 
-def embed(of: GPT | Embeddings, tokens: Tensor, documents: Tensor | None) -> Tensor:
+def embed(
+    of: GPT | Embeddings,
+    tokens: Tensor,
+    documents: Tensor | None,
+    positions: Tensor | None = None,
+) -> Tensor:
     """Tokens (batch, length) -> (batch, length, width)."""
     hidden: Tensor = of.embedding(tokens)
     if of.positions is not None:
-        hidden = hidden + of.positions(positions_in(tokens, documents))
+        places = positions_in(tokens, documents) if positions is None else positions
+        hidden = hidden + of.positions(places)
     dropped: Tensor = of.dropout(hidden)
     return dropped
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import json
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +13,17 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.base import TensorPlan, Undivided
+from shardmark.workloads.base import SequencePlan, TensorPlan, Undivided
 from shardmark.workloads.language.gpt import positions_in, same_document
 from shardmark.workloads.language.options import HUGGING_FACE
 from shardmark.workloads.model_building import seeded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from shardmark.workloads.base import Exchange
     from shardmark.workloads.language.batch import TokenBatch
     from shardmark.workloads.language.data import LanguageData
     from shardmark.workloads.language.options import LanguageOptions
@@ -36,6 +41,7 @@ STYLES = {
 HEADS = {"num_attention_heads": "heads", "num_key_value_heads": "heads of keys and values"}
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 """Of what divided heads compute, as configurations call it."""
+OTHER = "use fsdp"
 
 
 def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.Module:
@@ -140,12 +146,8 @@ def tensor_plan(model: nn.Module) -> TensorPlan | Undivided:
     kind = type(model).__name__
     if not own:
         return Undivided(f"transformers has no plan of how {kind} is divided", "use fsdp")
-    for key in DROPOUTS:
-        if getattr(config, key, 0):
-            return Undivided(
-                f"{key} {getattr(config, key):g} would draw other masks in divided heads",
-                f"set workload.model_options.{key}: 0",
-            )
+    if (dropout := _dropout(config)) is not None:
+        return dropout
     names = [name for name, _ in model.named_modules()]
     styles = {
         pattern: STYLES.get(style, style)
@@ -156,10 +158,70 @@ def tensor_plan(model: nn.Module) -> TensorPlan | Undivided:
     (embedding,) = (name for name, module in model.named_modules() if module is tokens)
     if not any(fnmatch.fnmatchcase(embedding, pattern) for pattern in styles):
         styles[embedding] = "row"
-    units = {what: getattr(config, key, None) for key, what in HEADS.items()}
-    return TensorPlan(
-        styles=styles, units={what: count for what, count in units.items() if count is not None}
-    )
+    return TensorPlan(styles=styles, units=_heads(config))
+
+
+def _dropout(config: Any) -> Undivided | None:
+    """Why what heads draw keeps them together; None where they draw nothing."""
+    for key in DROPOUTS:
+        if getattr(config, key, 0):
+            return Undivided(
+                f"{key} {getattr(config, key):g} would draw other masks in divided heads",
+                f"set workload.model_options.{key}: 0",
+            )
+    return None
+
+
+def _heads(config: Any) -> dict[str, int]:
+    counts = {what: getattr(config, key, None) for key, what in HEADS.items()}
+    return {what: count for what, count in counts.items() if count is not None}
+
+
+def sequence_plan(
+    model: nn.Module, part: Callable[[Any, int, int], Any], length: int
+) -> SequencePlan | Undivided:
+    """For models whose every layer is attention that transformers' interface can replace."""
+    config: Any = model.config
+    kind, heads = type(model).__name__, _heads(config)
+    replaceable = getattr(model, "_supports_attention_backend", False)
+    if not (replaceable and heads and "position_ids" in signature(model.forward).parameters):
+        return Undivided(f"transformers does not let the attention of {kind} be replaced", OTHER)
+    layer_types = {*(getattr(config, "layer_types", None) or ())}
+    if others := layer_types - {"full_attention", "sliding_attention"}:
+        return Undivided(f"layers of {kind} are {' and '.join(sorted(others))}", OTHER)
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < length:
+        found = f"{kind} looks back {window} positions only, which needs a mask of whole sequences"
+        return Undivided(found, f"set workload.sequence_length: {window}, or use fsdp")
+    attend = partial(_attend, model)
+    units = {**heads, "positions": length}
+    return _dropout(config) or SequencePlan(attend=attend, part=part, units=units)
+
+
+def _attend(model: nn.Module, exchange: Exchange) -> None:
+    """Have the model's attention compute whole sequences of some heads."""
+    from transformers import AttentionInterface
+
+    attention_of_whole = AttentionInterface()["sdpa"]
+
+    def attention(
+        module: nn.Module,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> tuple[Tensor, None]:
+        """(batch, heads, length, channels) -> (batch, length, heads, channels)."""
+        # Under autocast positions leave queries in fp32, which the operator would round only then.
+        given = (each.type_as(values) for each in (queries, keys, values))
+        whole = [exchange.to_heads(each, positions=2, heads=1) for each in given]
+        mixed, _ = attention_of_whole(module, *whole, mask, **options)
+        return exchange.to_positions(mixed, positions=1, heads=2), None
+
+    name = f"exchanging-{id(exchange)}"
+    AttentionInterface.register(name, attention)
+    model.config._attn_implementation = name  # type: ignore[union-attr]
 
 
 def uncounted_flops(model: nn.Module) -> int:
@@ -180,8 +242,11 @@ def uncounted_flops(model: nn.Module) -> int:
 def arguments_of(batch: TokenBatch, *, causal: bool) -> dict[str, Tensor | bool]:
     """What such a model's forward is called with; the logits are the first of what it returns."""
     arguments: dict[str, Tensor | bool] = {"input_ids": batch.inputs, "return_dict": False}
+    positions = batch.positions
     if batch.documents is not None:
         allowed = same_document(batch.documents)
         arguments["attention_mask"] = allowed.tril() if causal else allowed
-        arguments["position_ids"] = positions_in(batch.inputs, batch.documents)
+        positions = positions_in(batch.inputs, batch.documents) if positions is None else positions
+    if positions is not None:
+        arguments["position_ids"] = positions
     return arguments

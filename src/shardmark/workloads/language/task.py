@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.base import LossSum, TensorPlan, Undivided
+from shardmark.workloads.base import LossSum, SequencePlan, TensorPlan, Undivided
+from shardmark.workloads.exchanging import exchanging
 from shardmark.workloads.flops import flops_on_meta
 from shardmark.workloads.language.batch import (
     IGNORED,
@@ -19,10 +21,11 @@ from shardmark.workloads.language.batch import (
     masked_counts,
     masked_tokens,
     next_tokens,
+    part_of_sequences,
 )
 from shardmark.workloads.language.causality import check_causal
 from shardmark.workloads.language.data import Samples, load
-from shardmark.workloads.language.gpt import GPT, TENSOR_PLAN, parts_of
+from shardmark.workloads.language.gpt import GPT, TENSOR_PLAN, WHOLE_BETWEEN, parts_of
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.order import generator
 from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
@@ -150,6 +153,21 @@ class Language(SampledTask[Samples, TokenBatch]):
             sequence_length=options.sequence_length if by_position else None,
         )
 
+    def sequence_plan(self, model: nn.Module) -> SequencePlan | Undivided:
+        options = self._options
+        part = partial(part_of_sequences, causal=self._causal)
+        if options.from_transformers:
+            from shardmark.workloads.language.hugging_face import sequence_plan
+
+            return sequence_plan(model, part, options.sequence_length)
+        if not isinstance(model, GPT):
+            return super().sequence_plan(model)
+        return SequencePlan(
+            attend=partial(exchanging, model, WHOLE_BETWEEN),
+            part=part,
+            units={"heads": options.heads, "positions": options.sequence_length},
+        )
+
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
         return parts_of(model) if isinstance(model, GPT) else super().pipeline_parts(model)
 
@@ -216,10 +234,10 @@ class Language(SampledTask[Samples, TokenBatch]):
             from shardmark.workloads.language.hugging_face import arguments_of
 
             logits = model(**arguments_of(batch, causal=self._causal))[0]
-        elif batch.documents is None:
-            logits = model(batch.inputs)
         else:
-            logits = model(batch.inputs, documents=batch.documents)
+            told = {"documents": batch.documents, "positions": batch.positions}
+            known = {name: tokens for name, tokens in told.items() if tokens is not None}
+            logits = model(batch.inputs, **known)
         shape = (*batch.inputs.shape, self._data.vocabulary)
         return checked_logits(logits, shape, self._options.model)
 

@@ -6,7 +6,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,7 +17,15 @@ from torch.utils.data import default_collate
 
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, Better
-from shardmark.workloads.base import BatchPlan, LossSum, ParameterGroup, TensorPlan, Undivided
+from shardmark.workloads.base import (
+    BatchPlan,
+    LossSum,
+    ParameterGroup,
+    SequencePlan,
+    TensorPlan,
+    Undivided,
+)
+from shardmark.workloads.exchanging import exchanging, problem_between
 from shardmark.workloads.model_building import check_fresh, generators_kept, user_function
 from shardmark.workloads.order import Share, checked_weights, seed_of
 from shardmark.workloads.own.options import NEEDED
@@ -206,11 +215,36 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         own = getattr(self._task, "tensor_plan", None)
         if own is None:
             return super().tensor_plan(model)
-        styles, units = own(model), getattr(self._task, "tensor_units", {})
-        if not isinstance(styles, Mapping) or not isinstance(units, Mapping):
-            found = f"tensor_plan gives a {type(styles).__name__}"
-            raise self._refusal(found, "a dictionary: {module: column, row, gathered or summed}")
-        return TensorPlan(styles=dict(styles), units=dict(units))
+        return TensorPlan(
+            styles=self._planned("tensor_plan", own(model), "column, row, gathered or summed"),
+            units=dict(getattr(self._task, "tensor_units", {})),
+        )
+
+    def _planned(self, method: str, layers: object, allowed: str) -> dict[str, str]:
+        if not isinstance(layers, Mapping):
+            found = f"{method} gives a {type(layers).__name__}"
+            raise self._refusal(found, f"a dictionary: {{module: {allowed}}}")
+        return dict(layers)
+
+    def sequence_plan(self, model: nn.Module) -> SequencePlan | Undivided:
+        own = getattr(self._task, "sequence_plan", None)
+        if own is None:
+            return super().sequence_plan(model)
+        layers = self._planned("sequence_plan", own(model), "after or before")
+        if (problem := problem_between(model, layers)) is not None:
+            return problem
+        cut = getattr(self._task, "sequence_part", None)
+        if cut is None:
+            return Undivided("it has no sequence_part(batch, index, count)", "add it to the task")
+
+        def part(batch: OwnBatch, index: int, count: int) -> OwnBatch:
+            return replace(batch, content=cut(batch.content, index, count))
+
+        return SequencePlan(
+            attend=partial(exchanging, model, layers),
+            part=part,
+            units=dict(getattr(self._task, "sequence_units", {})),
+        )
 
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
         own = getattr(self._task, "pipeline_parts", None)

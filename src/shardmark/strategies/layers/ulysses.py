@@ -1,0 +1,176 @@
+"""DeepSpeed-Ulysses: ranks share every sequence, and for attention the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
+from shardmark.core.machine import Machine
+from shardmark.core.mathematics import Mathematics
+from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.strategies.base import (
+    PRECISION_BYTES,
+    LaunchConfiguration,
+    RankContext,
+    Strategy,
+    check_machine,
+    refuse_fused_sgd,
+    samples_of_share,
+)
+from shardmark.strategies.ddp import DDP
+from shardmark.strategies.fsdp import HybridFSDP
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardmark.core.recipe import Recipe
+    from shardmark.strategies.step import EagerWorker
+    from shardmark.workloads.base import SequencePlan, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ulysses(Strategy):
+    """Each rank has a part of every sequence; all-to-all around attention gives it whole sequences
+    of some heads (Jacobs et al., 2023).
+
+    Gradients are reduced over all ranks by DDP, or the state is sharded over them by FSDP2.
+    """
+
+    name: str = "ulysses"
+    sharded: bool = False
+    mesh: Mesh | None = None
+    """Ranks by axis, e.g. {data: 2, sequence: 4}; null: `sequence` are those of a node."""
+
+    def factors(self, world_size: int, nodes: int) -> Mesh:
+        """How so many ranks are factored."""
+        if self.mesh is not None:
+            return self.mesh
+        others = nodes if world_size > nodes else 1
+        axis = "shard" if self.sharded else "data"
+        return Mesh(sequence=world_size // others, **{axis: others})
+
+    def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
+        if world_size == 1:
+            return Strategy.unsupported_reason(self, world_size, nodes)
+        factors = self.factors(world_size, nodes)
+        known = {"data", "sequence", *(["shard"] if self.sharded else [])}
+        other = [axis for axis, size in factors if size > 1 and axis not in known]
+        if other:
+            remedy = f"leave out {' and '.join(other)}"
+            return f"mesh {factors} has an axis that {self.name} does not have: {remedy}"
+        if factors.ranks != world_size:
+            remedy = f"use sizes whose product is {world_size}, or world_size {factors.ranks}"
+            return f"mesh {factors} has {factors.ranks} ranks, not {world_size}: {remedy}"
+        return None if factors.sequence > 1 else f"mesh {factors} needs 2 or more for sequence"
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        check_machine(
+            self.name,
+            world_size,
+            machine,
+            recipe,
+            offload_instead=None if self.sharded else "fsdp-ulysses",
+            norms_apart="its norms would see a part of each sequence",
+        )
+        if recipe.compile != "none":
+            raise StrategyUnavailable(
+                self.name,
+                "attention communicates inside of what would be compiled",
+                "set recipe.compile to none",
+            )
+        if self.sharded:
+            refuse_fused_sgd(self.name, recipe)
+
+    def _reducing(self, factors: Mesh) -> DDP | HybridFSDP:
+        """What reduces gradients over all ranks, as if each had samples of its own."""
+        if self.sharded:
+            return HybridFSDP(name=self.name, shard_group=factors.shard * factors.sequence)
+        return DDP(name=self.name)
+
+    def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        """State is replicated over `sequence`, or sharded over it, too."""
+        factors = self.factors(world_size, nodes)
+        part = 1 / (factors.shard * factors.sequence) if self.sharded else 1.0
+        holds = Fractions(parameters=part, gradients=part, optimizer_state=part)
+        return on_mesh(factors, nodes=nodes, holds=holds)
+
+    def wire_bytes(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> WireBytes:
+        """Of all positions each rank hands in its own, forward, and their gradients back."""
+        factors = self.factors(world_size, nodes)
+        samples = samples_of_share(recipe, factors.data * factors.shard)
+        elements = 2 * size.divided.get("exchanged", 0) + size.divided_again.get("exchanged", 0)
+        payload = samples * elements * PRECISION_BYTES[recipe.precision] / factors.sequence
+        state = self._reducing(factors).wire_bytes(size, recipe, world_size, nodes)
+        exchanged = Traffic(kind="all_to_all", payload_bytes=payload, ranks=factors.sequence)
+        return WireBytes(
+            traffic=(exchanged, *state.traffic),
+            formula=f"all-to-all into attention and out of it: (q-1)/q A/q; {state.formula}",
+        )
+
+    def mathematics(self, recipe: Recipe) -> Mathematics:
+        return self._reducing(Mesh()).mathematics(recipe)
+
+    def backend(self, device_type: str, recipe: Recipe) -> str:
+        return self._reducing(Mesh()).backend(device_type, recipe)
+
+    def builds_in_parts(self) -> bool:
+        return self._reducing(Mesh()).builds_in_parts()
+
+    def loads(self) -> tuple[str, ...]:
+        return self._reducing(Mesh()).loads()
+
+    def settings(self, recipe: Recipe) -> Mapping[str, object]:
+        return self._reducing(Mesh()).settings(recipe)
+
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        self._plan(workload, self.factors(world_size, nodes), model)
+
+    def _plan(self, workload: Workload, factors: Mesh, model: nn.Module) -> SequencePlan:
+        from shardmark.strategies.layers.sequences import problems_with
+        from shardmark.workloads.base import Undivided
+
+        plan = workload.sequence_plan(model)
+        for problem in problems_with(plan, model, factors.sequence):
+            raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
+        assert not isinstance(plan, Undivided), "which is a problem"
+        return plan
+
+    def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        from shardmark.strategies.layers.sequences import SequenceWorker
+
+        factors = self.factors(context.world_size, context.nodes)
+        sizes = (context.world_size // factors.sequence, factors.sequence)
+        mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=("samples", "sequence"))
+        kind = partial(
+            SequenceWorker,
+            plan_of=partial(self._plan, workload, factors),
+            sequence=mesh.get_group("sequence"),
+        )
+        return self._reducing(factors).start_as(kind, workload, recipe, context)
+
+    def launch_configuration(
+        self, recipe: Recipe, layout: Layout, device_type: str
+    ) -> LaunchConfiguration:
+        reducing = self._reducing(Mesh(shard=layout.shard, sequence=layout.sequence))
+        as_samples = replace(layout, shard=layout.shard * layout.sequence, sequence=1)
+        return replace(
+            reducing.launch_configuration(recipe, as_samples, device_type),
+            accelerate=None,
+            notes=(
+                f"{layout.sequence} neighbouring ranks load the same samples, and keep a part of"
+                " every sequence, with its positions. Queries, keys and values become whole"
+                " sequences of some heads by torch.distributed.all_to_all_single, and what"
+                " attention gives goes back. Scale the loss so that the mean over all ranks is"
+                " that of the step.",
+            ),
+        )
