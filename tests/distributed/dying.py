@@ -80,22 +80,36 @@ def dying(num_classes: int) -> nn.Module:
 
 
 class Layers:
-    """A task whose layers can be divided, and cut into stages."""
+    """A task whose layers and sequences can be divided, and cut into stages."""
 
     def model(self) -> nn.Module:
         blocks = (nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(2))
-        return nn.Sequential(nn.Linear(64, 32), *map(Dying, blocks), nn.Linear(32, 10))
+        return nn.Sequential(nn.Linear(16, 32), *map(Dying, blocks), nn.Linear(32, 10))
 
     def tensor_plan(self, model: nn.Module) -> dict[str, str]:  # noqa: ARG002
         return {"*.network.0": "column", "*.network.2": "row"}
 
-    def train_data(self) -> list[tuple[Tensor, int]]:
-        drawn = torch.Generator().manual_seed(7)
-        return [(torch.randn(64, generator=drawn), index % 10) for index in range(320)]
+    def sequence_plan(self, model: nn.Module) -> dict[str, str]:  # noqa: ARG002
+        return {"*.network.0": "after", "*.network.2": "before"}
 
-    def validation_data(self) -> list[tuple[Tensor, int]]:
+    def sequence_part(
+        self, batch: tuple[Tensor, Tensor], index: int, count: int
+    ) -> tuple[Tensor, ...]:
+        return tuple(each.chunk(count, dim=1)[index] for each in batch)
+
+    def train_data(self) -> list[tuple[Tensor, Tensor]]:
+        """Four positions of 16 numbers, and a class of each."""
+        drawn = torch.Generator().manual_seed(7)
+        classes = torch.arange(4)
+        return [
+            (torch.randn(4, 16, generator=drawn), (classes + index) % 10) for index in range(320)
+        ]
+
+    def validation_data(self) -> list[tuple[Tensor, Tensor]]:
         return self.train_data()[:40]
 
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, float]:
         inputs, labels = batch
-        return functional.cross_entropy(model(inputs), labels)
+        outputs = model(inputs).flatten(0, 1)
+        total = functional.cross_entropy(outputs, labels.flatten(), reduction="sum")
+        return total / 4, labels.numel() / 4

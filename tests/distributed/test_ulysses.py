@@ -47,8 +47,8 @@ CLIPPED = {
 SGD = {"optimizer": Optimizer(name="sgd", lr=0.05, momentum=0.9)}
 AGAIN = {"gradient_accumulation": 2, "activation_checkpointing": True}
 LEARNED = {"positions": "learned"}
-TWO_BY_TWO = {"mesh": {"data": 2, "sequence": 2}}
-SHARDED = {"mesh": {"shard": 2, "sequence": 2}}
+TWO_BY_TWO: dict[str, Any] = {"mesh": {"data": 2, "sequence": 2}}
+SHARDED: dict[str, Any] = {"mesh": {"shard": 2, "sequence": 2}}
 QWEN3 = {
     "num_hidden_layers": 2,
     "hidden_size": 32,
@@ -99,7 +99,8 @@ def without_offset(workload: Workload, wanted: Recipe, process: RankContext) -> 
     part = started.worker._part
 
     def moved(batch: TokenBatch, index: int, count: int) -> TokenBatch:
-        cut = part(batch, index, count)
+        cut: TokenBatch = part(batch, index, count)
+        assert cut.positions is not None
         return replace(cut, positions=cut.positions - cut.positions[:, :1])
 
     started.worker._part = moved
@@ -180,12 +181,12 @@ def probed(process: RankContext, of: Trial) -> Probed:
         workload, workload.build_model(), of.recipe, sequence_ranks=of.layout.sequence
     )
     names = ("parameters", "trained_parameters", "divided", "divided_again")
-    size = ModelSize(**{name: counts[name] or {} for name in names})
+    told: dict[str, Any] = {name: counts[name] or {} for name in names}
     return Probed(
         held=held.largest,
         saved_bytes=sum(saved),
         collectives=counter.counts,
-        needed=of.built_strategy.wire_bytes(size, of.recipe, of.world_size),
+        needed=of.built_strategy.wire_bytes(ModelSize(**told), of.recipe, of.world_size),
     )
 
 

@@ -221,7 +221,7 @@ class FSDP(Strategy):
             recipe=recipe,
             device=context.device,
             shares=context.world_size,
-            synchronise=model.set_requires_gradient_sync,  # type: ignore[arg-type]  # added by fully_shard
+            synchronise=model.set_requires_gradient_sync,  # added by fully_shard
             casts_of=self.name if native else None,
             large=large,
             replicated=False,

@@ -32,7 +32,7 @@ class _AllToAll(torch.autograd.Function):
         return _passed(tensor, divided, joined, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _passed(gradient, *ctx.back), None, None, None
 
 
@@ -58,7 +58,7 @@ class SequenceExchange:
     def _exchanged(self, tensor: Tensor, divided: int, joined: int) -> Tensor:
         if not self.parts:
             return tensor
-        return _AllToAll.apply(tensor, divided, joined, self.group)  # type: ignore[no-any-return, no-untyped-call]
+        return _AllToAll.apply(tensor, divided, joined, self.group)  # type: ignore[no-any-return]
 
 
 class _Counting:
