@@ -22,6 +22,7 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan, Workload
 from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.vision.options import ClassificationOptions
 from tests.distributed.captures import Captures, Case, check_verdict, recipe, trial
 from tests.distributed.faults import Started
 
@@ -33,6 +34,13 @@ UNTIED = {"tied": False}
 WIDE = {"width": 128, "layers": 2, "vocabulary": 512, "sequence_length": 64}
 """Wide enough that what is held and sent is more than rounding."""
 UNCLIPPED = {"gradient_clipping": None}
+VISION = ClassificationOptions(
+    model="vit_cifar",
+    model_options={"num_layers": 3, "hidden_dim": 32, "mlp_dim": 64},
+    dataset="digits",
+    validation_samples=100,
+)
+"""Its class token and positions are in none of its layers, but in the model and its encoder."""
 
 
 def language(folder: Path, **fields: Any) -> LanguageOptions:
@@ -46,7 +54,7 @@ def case(
     changes: dict[str, Any],
     *,
     name: str,
-    model: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | ClassificationOptions | None = None,
     ranks: int = 2,
     batch: int = 16,
     begin: Any = None,
@@ -54,7 +62,9 @@ def case(
     **options: Any,
 ) -> Case:
     wanted = recipe(**{"global_batch": batch} | CLIPPED | changes)
-    made = trial(name, wanted, ranks=ranks, workload=language(folder, **model or {}), **options)
+    pictures = isinstance(model, ClassificationOptions)
+    workload = model if pictures else language(folder, **model or {})
+    made = trial(name, wanted, ranks=ranks, workload=workload, **options)
     return Case(trial=made, begin=begin, cause=cause)
 
 

@@ -22,6 +22,7 @@ from tests.distributed.layered import (
     SGD,
     UNCLIPPED,
     UNTIED,
+    VISION,
     WIDE,
     check_exact,
     check_traffic,
@@ -31,6 +32,16 @@ from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(300)
 
+
+def hugging_face(family: str, **fields: object) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4}
+    return {"model": f"hf:{family}", "model_options": sizes | fields}
+
+
+NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0)
+GROUPED = {"num_key_value_heads": 2, "intermediate_size": 64}
+NEOX = {"intermediate_size": 64, "hidden_dropout": 0, "attention_dropout": 0}
+QWEN3 = hugging_face("qwen3", head_dim=8, tie_word_embeddings=True, **GROUPED)
 ONE_GRADIENT = "the gradients of some parameters alone are wrong"
 CLIPPED_IN_PARTS = "gradients are clipped by the norms of parts of the model, not by that of all"
 case = partial(layered.case, name="pp")
@@ -67,6 +78,12 @@ def two_rank_cases(folder: Path) -> dict[str, Case]:
             folder, {}, model={"positions": "learned", "packed": False, "objective": "masked"}
         ),
         "documents": case(folder, {}, model={"document_masks": True}),
+        "GPT-2": case(folder, AGAIN, model=hugging_face("gpt2", **NO_DROPOUT)),
+        "untied Llama": case(folder, {}, model=hugging_face("llama", **GROUPED)),
+        "GPT-NeoX, documents": case(
+            folder, {}, model=hugging_face("gpt_neox", **NEOX) | {"document_masks": True}
+        ),
+        "vision transformer": case(folder, {}, model=VISION),
         "tied weights without their sum": case(folder, {}, begin=untied, cause=ONE_GRADIENT),
         "clipped by stage": case(
             folder, SGD, model=UNTIED, begin=clipped_by_stage, cause=CLIPPED_IN_PARTS
@@ -88,9 +105,13 @@ def four_rank_cases(folder: Path) -> dict[str, Case]:
             folder, {}, name="fsdp-pp", model=deep, schedule="zero-bubble"
         ),
         "fsdp-pp, gpipe": four_ranks(folder, SGD, name="fsdp-pp", model=UNTIED, schedule="gpipe"),
+        "fsdp-pp, vision transformer": four_ranks(folder, {}, name="fsdp-pp", model=VISION),
+        "fsdp-pp, tied Qwen3": four_ranks(folder, {}, name="fsdp-pp", model=QWEN3),
         "divided, tied": four_ranks(folder, AGAIN, **BOTH),
         "divided, sequence, loss": four_ranks(folder, SGD, model=UNTIED, **BOTH | by_position),
         "divided, zero bubble": four_ranks(folder, {}, model=deep, schedule="zero-bubble", **BOTH),
+        "divided, vision transformer": four_ranks(folder, {}, model=VISION, **BOTH),
+        "divided, tied Qwen3": four_ranks(folder, AGAIN, model=QWEN3, **BOTH),
         "divided copies": four_ranks(folder, {}, **BOTH | {"mesh": {"data": 2, "tensor": 2}}),
     }
 
@@ -123,6 +144,7 @@ def refused(process: RankContext, folder: Path) -> dict[str, str]:
         "dropout": case(folder, {}, model={"dropout": 0.1}).trial,
         "few": case(folder, {}, model={"layers": 1}, schedule="interleaved").trial,
         "batch norm": trial("pp", recipe()),
+        "GPT-2's dropout": case(folder, {}, model=hugging_face("gpt2", embd_pdrop=0)).trial,
     }
     return refusals(process, asked)
 
@@ -156,11 +178,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    pytest.importorskip("transformers")
     return run_ranks(work_on_two, folder, world_size=2, directory=tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
 def four(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    pytest.importorskip("transformers")
     return run_ranks(work_on_four, folder, world_size=4, directory=tmp_path_factory.mktemp("four"))
 
 
@@ -206,3 +230,4 @@ def test_what_cannot_be_cut_is_refused(two: list[Any]) -> None:
     assert "a dropout" in told["dropout"]
     assert "do not make 4 stages" in told["few"]
     assert "batch norm" in told["batch norm"]
+    assert "set resid_pdrop, attn_pdrop" in told["GPT-2's dropout"]

@@ -21,6 +21,7 @@ from tests.distributed.layered import (
     SGD,
     UNCLIPPED,
     UNTIED,
+    VISION,
     WIDE,
     Probed,
     check_exact,
@@ -105,6 +106,7 @@ def two_rank_cases(folder: Path) -> dict[str, Case]:
         "fp16": case(folder, {"precision": "fp16"}),
         "tied Qwen3": case(folder, {}, model=hugging_face("qwen3", tie_word_embeddings=True)),
         "GPT-NeoX": case(folder, {}, model=NEOX),
+        "vision transformer": case(folder, AGAIN, model=VISION),
         "a plan from a set": case(folder, {}, begin=from_a_set),
         "untied by mistake": case(
             folder, {}, begin=untied, cause="tied weights are not tied any more: head.weight"

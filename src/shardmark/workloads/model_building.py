@@ -61,6 +61,26 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(arrays)
 
 
+def nonzero_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
+    """What `deepcopy` need not copy: parameters, which may be large, that a pass leaves alone.
+
+    An embedding with `max_norm` scales its rows in place.  Matrices of zeros, as some layers begin
+    with, would hide what is behind them: the copy gets others.
+    """
+    scaled = {
+        id(p)
+        for module in model.modules()
+        if getattr(module, "max_norm", None) is not None
+        for p in module.parameters(recurse=False)
+    }
+    shared = {id(p): p for p in model.parameters() if id(p) not in scaled}
+    with seeded(0):
+        for key, parameter in shared.items():
+            if parameter.dim() > 1 and parameter.requires_grad and not parameter.any():
+                shared[key] = nn.Parameter(0.02 * torch.randn_like(parameter))
+    return shared
+
+
 def construct(
     name: str, constructor: Callable[..., object], arguments: Mapping[str, Any]
 ) -> nn.Module:

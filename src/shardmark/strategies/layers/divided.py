@@ -54,7 +54,7 @@ def problems_with(
     for what, count in plan.units.items():
         yield from _uneven(f"{count} {what}", count, ranks)
     for name, (module, style) in styles.items():
-        if style != "summed" and not isinstance(module, DIVIDED[style]):
+        if style in DIVIDED and not isinstance(module, DIVIDED[style]):
             kind = type(module).__name__
             yield Undivided(f"its plan divides {name}, a {kind}, as {style!r}", OTHER_STRATEGY)
         side = {"column": "out_features", "row": "in_features"}.get(style, "")
@@ -191,6 +191,8 @@ def _compute_locally(module: nn.Module, mesh: DeviceMesh, *, summed: bool) -> No
     `summed` where each rank passes a part of the activations: gradients are added up.
     """
     forward, group = module.forward, mesh.get_group()
+    # Attention of torch's takes the weights of its last layer, and does not call it.
+    owners = [module, *(module.children() if isinstance(module, nn.MultiheadAttention) else ())]
 
     def add_up(gradient: Tensor) -> Tensor:
         total = gradient.contiguous()
@@ -206,12 +208,14 @@ def _compute_locally(module: nn.Module, mesh: DeviceMesh, *, summed: bool) -> No
         return held
 
     def locally(*args: Any, **kwargs: Any) -> Any:
-        whole = dict(module._parameters)
-        module._parameters.update({name: plain(p) for name, p in whole.items()})  # type: ignore[misc]
+        whole = [dict(owner._parameters) for owner in owners]
+        for owner, held in zip(owners, whole, strict=True):
+            owner._parameters.update({name: plain(p) for name, p in held.items()})
         try:
             return forward(*args, **kwargs)
         finally:
-            module._parameters.update(whole)
+            for owner, held in zip(owners, whole, strict=True):
+                owner._parameters.update(held)
 
     module.forward = locally
 

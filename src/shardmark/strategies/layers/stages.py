@@ -119,12 +119,12 @@ def _cost(part: nn.Module) -> int:
 
 
 def chained(parts: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
-    """The output of the last part, each called with that of the one before."""
+    """The output of the last part, each called with that of the one before; can be sent."""
     first, *others = parts
     value = first(*args, **kwargs)
     for part in others:
         value = part(*value) if isinstance(value, tuple) else part(value)
-    return value
+    return tree_map_only(Tensor, Tensor.contiguous, value)
 
 
 class _Called(Exception):  # noqa: N818  (no error)

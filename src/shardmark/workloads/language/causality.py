@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.model_building import generators_kept, seeded
+from shardmark.workloads.model_building import generators_kept, nonzero_parameters
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 TOLERANCE = 1e-5
 """Of the largest logit: what rounding may change, as experts sum other tokens together."""
@@ -36,7 +35,7 @@ def check_causal(
     The model stays as it is: copies of it read two short inputs, in evaluation mode.
     A model that cannot compute them here, such as one that needs a GPU, is not judged.
     """
-    shared = _shared(model)
+    shared = nonzero_parameters(model)
 
     def before_last(tokens: Tensor) -> Tensor:
         """(1, length - 1, vocabulary); drawn alike each time, as the generators stay."""
@@ -61,23 +60,3 @@ def check_causal(
                 " or set objective: masked",
             )
         return
-
-
-def _shared(model: nn.Module) -> dict[int, nn.Parameter]:
-    """What `deepcopy` need not copy: parameters, which may be large, that a pass leaves alone.
-
-    An embedding with `max_norm` scales its rows in place.  Matrices of zeros, as some layers begin
-    with, would hide what is behind them: the copy gets others.
-    """
-    scaled = {
-        id(p)
-        for module in model.modules()
-        if getattr(module, "max_norm", None) is not None
-        for p in module.parameters(recurse=False)
-    }
-    shared = {id(p): p for p in model.parameters() if id(p) not in scaled}
-    with seeded(0):
-        for key, parameter in shared.items():
-            if parameter.dim() > 1 and parameter.requires_grad and not parameter.any():
-                shared[key] = nn.Parameter(0.02 * torch.randn_like(parameter))
-    return shared

@@ -14,6 +14,7 @@ from torch import nn
 
 from shardmark.core.errors import InputError
 from shardmark.workloads.base import SequencePlan, TensorPlan, Undivided
+from shardmark.workloads.chain import Call, Order, Part, checked_parts
 from shardmark.workloads.language.gpt import positions_in, same_document
 from shardmark.workloads.language.options import HUGGING_FACE
 from shardmark.workloads.model_building import seeded
@@ -222,6 +223,44 @@ def _attend(model: nn.Module, exchange: Exchange) -> None:
     name = f"exchanging-{id(exchange)}"
     AttentionInterface.register(name, attention)
     model.config._attn_implementation = name  # type: ignore[union-attr]
+
+
+def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | Undivided:
+    """Embeddings, layers, head: each computed by the model's own forward, as far as it is theirs.
+
+    `call` gives the logits of a model, or of a chain, for a sample.
+    """
+    chosen = layers(model)
+    if not chosen:
+        kind = type(model).__name__
+        return Undivided(f"transformers does not say which are the layers of {kind}", OTHER)
+    return checked_parts(model, chosen, call, _parts)
+
+
+def _parts(order: Order) -> list[nn.Module]:
+    return [
+        _Part(order, order.early, order.layers[0]),
+        *(_Part(order, [layer], layer) for layer in order.layers),
+        _Part(order, order.late),
+    ]
+
+
+class _Part(Part):
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        return_dict: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """From tokens or a hidden state to the next one, and the others where there are any."""
+        given = "input_ids" if input_ids.dim() == 2 else "inputs_embeds"
+        others = {"attention_mask": attention_mask, "position_ids": position_ids}
+        arguments = {given: input_ids, "return_dict": return_dict, **others}
+        hidden = self.computed(input_ids, **arguments)
+        if isinstance(hidden, tuple):  # of the model
+            return hidden[:1]
+        return hidden, *(tensor for tensor in others.values() if tensor is not None)
 
 
 def uncounted_flops(model: nn.Module) -> int:

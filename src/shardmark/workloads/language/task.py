@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 EVALUATION_TOKENS = 16_384
 """Of one batch of the validation, at most; at least one sample."""
+TRIED_TOKENS = 8
+"""Of a sample on which a chain of parts is compared with its model."""
 VALIDATION_EPOCH = 2**32 - 1
 """Masks of the validation set are those of this epoch."""
 
@@ -78,26 +80,18 @@ class Language(SampledTask[Samples, TokenBatch]):
         return model
 
     def _check_causal(self, model: nn.Module) -> None:
-        options = self._options
-
-        def logits(model: nn.Module, inputs: Tensor) -> Tensor:
-            documents = torch.zeros_like(inputs) if options.document_masks else None
-            batch = TokenBatch(
-                sample_ids=(0,),
-                step_weight=1.0,
-                inputs=inputs,
-                targets=inputs,
-                documents=documents,
-            )
-            return self._logits(model, batch)
-
         check_causal(
-            options.model,
+            self._options.model,
             model,
-            logits,
+            self._logits_of,
             vocabulary=self._data.vocabulary,
-            sequence_length=options.sequence_length,
+            sequence_length=self._options.sequence_length,
         )
+
+    def _logits_of(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """(1, length) -> (1, length, vocabulary)."""
+        documents = torch.zeros_like(inputs) if self._options.document_masks else None
+        return self._logits(model, _sample(inputs, documents))
 
     def _built(self) -> nn.Module:
         options, vocabulary = self._options, self._data.vocabulary
@@ -169,7 +163,14 @@ class Language(SampledTask[Samples, TokenBatch]):
         )
 
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
-        return parts_of(model) if isinstance(model, GPT) else super().pipeline_parts(model)
+        if isinstance(model, GPT):
+            return parts_of(model)
+        if self._options.from_transformers:
+            from shardmark.workloads.language.hugging_face import pipeline_parts
+
+            tokens = torch.arange(TRIED_TOKENS)[None] % self._data.vocabulary
+            return pipeline_parts(model, lambda tried: self._logits_of(tried, tokens))
+        return super().pipeline_parts(model)
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> TokenBatch:
         return TokenBatch(
@@ -284,20 +285,20 @@ class Language(SampledTask[Samples, TokenBatch]):
 
     def _flops_of(self, model: nn.Module, length: int) -> int | None:
         inputs = torch.zeros((1, length), dtype=torch.int64, device="meta")
-        batch = TokenBatch(
-            sample_ids=(0,),
-            step_weight=1.0,
-            inputs=inputs,
-            targets=inputs,
-            # transformers looks at values where it has to find out the mask by itself.
-            documents=inputs if self._options.from_transformers else None,
-        )
+        # transformers looks at values where it has to find out the mask by itself.
+        batch = _sample(inputs, inputs if self._options.from_transformers else None)
         counted = flops_on_meta(model, lambda: self._losses(model, batch))
         if counted is None or not self._options.from_transformers:
             return counted
         from shardmark.workloads.language.hugging_face import uncounted_flops
 
         return counted + length * uncounted_flops(model)
+
+
+def _sample(inputs: Tensor, documents: Tensor | None) -> TokenBatch:
+    return TokenBatch(
+        sample_ids=(0,), step_weight=1.0, inputs=inputs, targets=inputs, documents=documents
+    )
 
 
 build = Language

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.nn import functional
 
-from shardmark.workloads.base import LossSum
+from shardmark.workloads.base import LossSum, TensorPlan, Undivided
 from shardmark.workloads.datasets.sources import PictureSource
 from shardmark.workloads.flops import flops_on_meta
-from shardmark.workloads.model_building import build_model
+from shardmark.workloads.model_building import build_model, seeded
 from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
 from shardmark.workloads.vision.data import load
 from shardmark.workloads.vision.pictures import ImageBatch, Normalise, crop_flip, crop_flip_draws
+from shardmark.workloads.vision.transformers import (
+    is_vision_transformer,
+    pipeline_parts,
+    tensor_plan,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,14 +122,27 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
             names["accuracy_top5"] = "top5"
         return {metric: sums[name] / samples for metric, name in names.items()}
 
-    def sample_input_flops(self, model: nn.Module) -> int | None:
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:
+        return tensor_plan(model) if is_vision_transformer(model) else super().tensor_plan(model)
+
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+        if not is_vision_transformer(model):
+            return super().pipeline_parts(model)
+        with seeded(0):
+            batch = self._made_up(torch.rand)
+        return pipeline_parts(model, lambda tried: self._logits(tried, batch))
+
+    def _made_up(self, make: Callable[..., Tensor], **options: Any) -> ImageBatch:
         size = self._data.image_size
-        batch = ImageBatch(
-            pictures=torch.empty((COUNTED_PICTURES, 3, size, size), device="meta"),
-            labels=torch.empty(COUNTED_PICTURES, dtype=torch.int64, device="meta"),
+        return ImageBatch(
+            pictures=make((COUNTED_PICTURES, 3, size, size), **options),
+            labels=torch.zeros(COUNTED_PICTURES, dtype=torch.int64, **options),
             sample_ids=tuple(range(COUNTED_PICTURES)),
             step_weight=1.0,
         )
+
+    def sample_input_flops(self, model: nn.Module) -> int | None:
+        batch = self._made_up(torch.empty, device="meta")
         total = flops_on_meta(model, lambda: self.loss(model, batch).total)
         return None if total is None else total // COUNTED_PICTURES or None
 
