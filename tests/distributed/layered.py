@@ -19,7 +19,7 @@ from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies.base import RankContext, Server
 from shardmark.train.probe import HeldSpans, model_counts
 from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload
+from shardmark.workloads import TaskOptions, build_workload
 from shardmark.workloads.base import BatchPlan, Workload
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -62,8 +62,11 @@ def case(
     **options: Any,
 ) -> Case:
     wanted = recipe(**{"global_batch": batch} | CLIPPED | changes)
-    pictures = isinstance(model, ClassificationOptions)
-    workload = model if pictures else language(folder, **model or {})
+    workload: TaskOptions
+    if isinstance(model, ClassificationOptions):
+        workload = model
+    else:
+        workload = language(folder, **model or {})
     made = trial(name, wanted, ranks=ranks, workload=workload, **options)
     return Case(trial=made, begin=begin, cause=cause)
 
