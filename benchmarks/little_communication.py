@@ -210,7 +210,8 @@ def main() -> None:
     notes = [
         f"Bits per byte of held-out text, {len(seeds)} seeds, 95 % intervals; 4 ranks."
         f" Price: beside {REFERENCE} after {max(steps)} steps, seed by seed."
-        " Over links: at equal time, in brackets the steps that fit into it.",
+        " Over links: at equal time, in brackets the steps that fit into it. The best is chosen"
+        " among all, for which no interval is corrected; that of step times is not in them.",
         *(line_of(speed, time, found) for speed, (time, found) in times.items()),
     ]
     store(

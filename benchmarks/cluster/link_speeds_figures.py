@@ -81,7 +81,10 @@ def _line(
     variants = [
         name
         for name in labels_of(speeds)
-        if any(name in one.cells and one.cells[name].row.label == alike[0].label for one in speeds)
+        if any(
+            name in one.cells and one.cells[name].row.strategy == alike[0].strategy
+            for one in speeds
+        )
     ]
     return Series(
         name=label,
