@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -60,6 +61,18 @@ def _hoard() -> None:
 
 outgrows_its_cgroup = model(_hoard)
 """The kernel kills the process that holds more than its control group allows."""
+
+
+def _fill_the_disk() -> None:
+    """Until this process ends: the file has no name."""
+    output = Path("/proc/self/fd/1").readlink()
+    hoard = os.open(output.parent, os.O_TMPFILE | os.O_WRONLY)
+    with suppress(OSError):
+        while True:
+            os.write(hoard, bytes(512))
+
+
+fills_the_disk = model(_fill_the_disk)
 
 
 class Slow(nn.Module):

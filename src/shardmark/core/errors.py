@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from typing import Literal
 
@@ -37,6 +38,8 @@ FULL = {
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
 }
 """What is wrong with a disk or the machine, and what to do."""
+STORAGE_EXIT = os.EX_IOERR
+"""Exit code of a process that a disk stopped, and kept from leaving a word of it."""
 
 
 class StorageError(InputError):

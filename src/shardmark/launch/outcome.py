@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from shardmark.core.errors import STORAGE_EXIT
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
 
 MEMORY_REMEDY = (
@@ -73,6 +74,12 @@ class Ending:
     """By rank: how far its node's clock is ahead of the controller's.  `failures` are put right."""
     restarts: tuple[RestartRecord, ...] = ()
     """Why the ranks were started anew, each time; the last attempt's end is the trial's."""
+
+    @property
+    def stopped_by_disk(self) -> bool:
+        """Whether a disk stopped a process, and kept it from leaving a word of it."""
+        codes = (self.agent_exit_code, *(end.exit_code for end in self.failures))
+        return STORAGE_EXIT in codes
 
 
 def kernel_oom_kills() -> int:

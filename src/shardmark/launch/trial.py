@@ -115,7 +115,7 @@ class TrialRunner:
             progress=[told.steps if told is not None else None for told in progress],
         )
         if outcome is Outcome.FAILED:
-            refuse_full(directory, records)
+            refuse_full(directory, records, ending)
         if outcome is Outcome.OK and (changed := changed_meanwhile(self.folder, trial, records)):
             outcome, failure = Outcome.FAILED, Failure(reason=changed, remedy=REMEDY)
         merge_logs(directory)
@@ -238,7 +238,7 @@ def run_unmeasured(
         progress=[None] * processes,
     )
     if outcome is Outcome.FAILED:
-        refuse_full(directory, records)
+        refuse_full(directory, records, ending)
     return outcome, failure, records
 
 

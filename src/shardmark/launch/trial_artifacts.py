@@ -27,7 +27,7 @@ from shardmark.core.run_files import (
     rank_steps_file,
 )
 from shardmark.core.storage import storage_error
-from shardmark.launch.outcome import NoticedCause, ProcessEnd
+from shardmark.launch.outcome import Ending, NoticedCause, ProcessEnd
 from shardmark.measure.step.progress import reached
 from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.files import read_model, write_whole
@@ -137,13 +137,16 @@ def rank_record(directory: Path, rank: int) -> RankRecord | None:
     return record.model_copy(update={"lost": lost.read_text(errors="replace")})
 
 
-def refuse_full(directory: Path, records: Iterable[RankRecord]) -> None:
+def refuse_full(directory: Path, records: Iterable[RankRecord], ending: Ending) -> None:
     """Raise `StorageError` where ranks failed for want of a disk: no strategy is to blame."""
     for record in records:
         if record.error is not None and record.error.kind == "storage":
             found, _, remedy = record.error.message.rpartition("; ")
             found, remedy = (found, remedy) if found else (remedy, "see to that disk or limit")
             raise StorageError(f"rank {record.rank} on {record.host}", found, remedy)
+    if ending.stopped_by_disk:  # there may be room again: the checkpoints are gone
+        remedy = "make room there and below TMPDIR, or see to those disks"
+        raise StorageError(str(directory), "a disk stopped the trial", remedy)
     room = directory / ".room"
     write_whole(room, bytes(ROOM_BYTES))
     room.unlink()

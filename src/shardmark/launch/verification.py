@@ -261,7 +261,7 @@ def _judged(
         reason = _want_of(ending)
         if reason is None:
             folder = scratch / "judge"
-            refuse_full(folder, ())
+            refuse_full(folder, (), ending)
             merge_logs(folder)
             with (folder / LOG_FILE).open() as log:
                 last = [line.rstrip("\n") for line in deque(log, 3)]

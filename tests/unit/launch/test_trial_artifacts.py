@@ -18,6 +18,7 @@ from shardmark.core.run_files import (
     rank_file,
 )
 from shardmark.launch import trial_artifacts
+from shardmark.launch.outcome import Ending, ProcessEnd
 from shardmark.launch.trial_artifacts import (
     RankSampler,
     clear,
@@ -183,7 +184,24 @@ def test_sampling_that_stopped_is_a_disks_fault_or_in_the_samples(
 def test_a_rank_that_a_disk_stopped_blames_no_strategy(tmp_path: Path) -> None:
     error = RankError(kind="storage", message="OSError: [Errno 5] EIO: 'x'", at_seconds=1.0)
     with pytest.raises(StorageError, match="Errno 5"):
-        refuse_full(tmp_path, [invented_rank(0).model_copy(update={"error": error})])
+        refuse_full(tmp_path, [invented_rank(0).model_copy(update={"error": error})], exited(1))
+    refuse_full(tmp_path, [invented_rank(0)], exited(1))
+
+
+@pytest.mark.parametrize("codes", [(os.EX_IOERR,), (1, os.EX_IOERR)], ids=["launcher", "rank"])
+def test_a_disk_that_kept_a_process_from_telling_it_blames_no_strategy(
+    tmp_path: Path, codes: tuple[int, ...]
+) -> None:
+    """The disk has room again: what filled it went with the trial."""
+    with pytest.raises(StorageError, match="a disk stopped the trial; make room"):
+        refuse_full(tmp_path, [invented_rank(0)], exited(*codes))
+
+
+def exited(agent: int, *ranks: int) -> Ending:
+    ends = [
+        ProcessEnd(rank=rank, exit_code=code, at_seconds=1.0) for rank, code in enumerate(ranks)
+    ]
+    return Ending(how="exited", agent_exit_code=agent, failures=tuple(ends))
 
 
 @pytest.mark.parametrize("text", ['[{"rank": 0, "more": 1}]', "[3]", "3", "{", "[[[", '{"a": 1}'])

@@ -17,6 +17,7 @@ from shardmark.core.environment_variables import (
     ON_LOOPBACK,
     RENDEZVOUS_VARIABLE,
 )
+from shardmark.core.errors import STORAGE_EXIT, error_kind
 from shardmark.core.processes import die_with_parent, give_way, take_part
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
 from shardmark.core.text import say
@@ -34,6 +35,7 @@ REPORTED = 1
 def run_agent(directory: str, task: str) -> int:
     """Start the trial's ranks, wait for them, note how each ended.  0 if all ended well.
 
+    `STORAGE_EXIT` if a disk stopped one that could not leave a word of it.
     Runs in a process group of its own, so that the whole trial can be ended by one signal.
     """
     folder = Path(directory)
@@ -60,6 +62,8 @@ def run_agent(directory: str, task: str) -> int:
     )
     fine, ends = launcher.launch()
     if not fine:
+        if any(end.exit_code == STORAGE_EXIT for end in ends):
+            return STORAGE_EXIT
         (folder / AGENT_FILE).write_text(json.dumps([asdict(end) for end in ends]))
     return int(not fine)
 
@@ -94,8 +98,8 @@ def _guarded(folder: Path, rank: int) -> bool:
         return False
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    if code == REPORTED:
-        os._exit(REPORTED)
+    if code in (REPORTED, STORAGE_EXIT):
+        os._exit(code)
     if code and not (folder / JOINED_FILE.format(rank)).exists():
         # The others wait for it to connect: nobody can go on, and the launcher has to see it.
         os._exit(code) if code > 0 else os.kill(os.getpid(), -code)
@@ -111,9 +115,14 @@ def _be_rank(trial: Trial, folder: Path, task: str) -> None:
     from shardmark.train.rank import measure, measure_trial_links, run_rank
 
     tasks = {"measure": measure, "capture": capture_rank, "links": measure_trial_links}
-    fine = run_rank(trial, folder, tasks[task])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        fine = run_rank(trial, folder, tasks[task])
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception as error:
+        if error_kind(error) != "storage":
+            raise
+        os._exit(STORAGE_EXIT)  # even its record cannot be written
     if not fine:
         os._exit(REPORTED)  # the process group may be broken: nothing is to be gained by a tidy end
 

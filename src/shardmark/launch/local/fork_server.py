@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE, FOLDER_VARIABLE
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.errors import STORAGE_EXIT, InputError, ShardmarkError, error_kind
 from shardmark.core.machine import Machine
 from shardmark.core.processes import die_with_parent
 from shardmark.core.scratch import remove_abandoned_scratch, scratch_folder
@@ -340,11 +340,14 @@ class _Server:
                 os.environ.update(variables)
                 tempfile.tempdir = None  # as the variables say
                 code = importlib.import_module(agent).run_agent(directory, task)
-            except BaseException:
-                traceback.print_exc()  # into the trial's log: `os._exit` below would swallow it
+            except BaseException as error:
+                if error_kind(error) == "storage":
+                    code = STORAGE_EXIT
+                with suppress(OSError):  # a disk may be full
+                    traceback.print_exc()  # into the trial's log: `os._exit` would swallow it
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
+                with suppress(OSError):
+                    sys.stdout.flush()
                 os._exit(code)
         with suppress(PermissionError, ProcessLookupError):  # also here: whoever comes first
             os.setpgid(pid, pid)

@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.api import MultiprocessContext
 
 from shardmark.core.environment_variables import LAUNCHED_VARIABLE
+from shardmark.core.errors import STORAGE_EXIT
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, rank_file
 from shardmark.launch.local.rendezvous import NodesRendezvous
 from shardmark.launch.outcome import (
@@ -193,6 +194,7 @@ class Launcher(LocalElasticAgent):
         )
         errors = [record.error for record in records if record.error is not None]
         lasting = any(error.kind in ("data", "input", "storage") for error in errors)
+        lasting |= any(end.exit_code == STORAGE_EXIT for end in ends)
         if outcome is not Outcome.FAILED or failure is None or lasting:
             self._remaining_restarts = 0  # it would end in the same way again
             return
