@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ RATE_FACTOR = "rate_factor"
 WEIGHT_TOLERANCE = 1e-5
 """Relative: a sum of many weights in fp32."""
 
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 Synchronise = Callable[[bool], object]
 """Told before each micro-batch whether it is the step's last, which alone reduces gradients."""
 
@@ -344,7 +345,7 @@ def build_optimizer(
     """
     chosen = groups or [ParameterGroup(names=frozenset(named), options={})]
     parts = [([p for name, p in named.items() if name in g.names], g.options) for g in chosen]
-    filled = [{"params": part, **options} for part, options in parts if part]
+    filled = [{"params": alike, **options} for part, options in parts for alike in by_mesh(part)]
     optimizer = (made or made_optimizer)(filled, recipe.optimizer)
     unknown = {key for group in groups for key in group.options} - optimizer.defaults.keys()
     if unknown:
@@ -353,6 +354,14 @@ def build_optimizer(
     for group in optimizer.param_groups:
         group[RATE_FACTOR] = group["lr"] / recipe.optimizer.lr
     return optimizer
+
+
+def by_mesh(tensors: Iterable[AnyTensor]) -> list[list[AnyTensor]]:
+    """Those together of which torch computes many at once: of one device mesh, and of none."""
+    alike: dict[object, list[AnyTensor]] = {}
+    for tensor in tensors:
+        alike.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return [*alike.values()]
 
 
 def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:

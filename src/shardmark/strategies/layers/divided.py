@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import chain
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -21,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from shardmark.strategies.checkpoint_state import local
-from shardmark.strategies.step import EagerWorker
+from shardmark.strategies.step import EagerWorker, by_mesh, loss_scaler, whole
 from shardmark.workloads.base import Batch, TensorPlan, Undivided
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ def divide(
     sequence_parallel: bool = False,
     loss_parallel: bool = False,
 ) -> None:
-    """Leave each rank its part of the model, whose parameters are all tensors on the mesh.
+    """Leave each rank its part of the divided layers, and all of the others.
 
     Every rank has the same model.  `parts` are other modules with some of its parameters.
     Collective.
@@ -143,15 +145,16 @@ def divide(
     styles, ties = styled_modules(model, plan), _tied(model, *parts)
     for module in _modules(model, *parts):
         style = _style_of(styles, module)
-        for parameter_name, parameter in list(module.named_parameters(recurse=False)):
-            # `parallelize_module` takes the parts as they are.
-            placement = _placement(module, parameter_name, style)
-            module.register_parameter(parameter_name, _part(parameter, mesh, placement))
+        own = dict(module.named_parameters(recurse=False))
         if style in DIVIDED:
+            for parameter_name, parameter in own.items():
+                # `parallelize_module` takes the parts as they are.
+                placement = _placement(module, parameter_name, style)
+                module.register_parameter(parameter_name, _part(parameter, mesh, placement))
             torch_style = _torch_style(module, style, sequence_parallel, loss_parallel)
             parallelize_module(module, mesh, torch_style)
-        elif any(True for _ in module.parameters(recurse=False)):
-            _compute_locally(module, mesh, summed=sequence_parallel or style == "summed")
+        elif own and (sequence_parallel or style == "summed"):
+            _sum_gradients(module, mesh)
     for (first, first_name), *others in ties:
         for module, name in others:
             module.register_parameter(name, first.get_parameter(first_name))
@@ -185,11 +188,8 @@ def _torch_style(
     )
 
 
-def _compute_locally(module: nn.Module, mesh: DeviceMesh, *, summed: bool) -> None:
-    """Have the module's forward use its whole parameters as plain tensors.
-
-    `summed` where each rank passes a part of the activations: gradients are added up.
-    """
+def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Add up the gradients of a whole layer to which each rank passes a part of the activations."""
     forward, group = module.forward, mesh.get_group()
     # Attention of torch's takes the weights of its last layer, and does not call it.
     owners = [module, *(module.children() if isinstance(module, nn.MultiheadAttention) else ())]
@@ -199,25 +199,24 @@ def _compute_locally(module: nn.Module, mesh: DeviceMesh, *, summed: bool) -> No
         dist.all_reduce(total, group=group)
         return total
 
-    def plain(parameter: nn.Parameter | None) -> Tensor | None:
-        if not isinstance(parameter, DTensor):
+    def summed(parameter: nn.Parameter | None) -> Tensor | None:
+        if parameter is None or not parameter.requires_grad:
             return parameter
-        held = parameter.to_local()
-        if summed and held.requires_grad:
-            held.register_hook(add_up)
-        return held
+        used = parameter.view_as(parameter)  # FSDP2 looks at no hook of the parameter's own
+        used.register_hook(add_up)  # type: ignore[no-untyped-call]  # torch's
+        return used
 
-    def locally(*args: Any, **kwargs: Any) -> Any:
-        whole = [dict(owner._parameters) for owner in owners]
-        for owner, held in zip(owners, whole, strict=True):
-            owner._parameters.update({name: plain(p) for name, p in held.items()})
+    def summing(*args: Any, **kwargs: Any) -> Any:
+        held = [dict(owner._parameters) for owner in owners]
+        for owner, parameters in zip(owners, held, strict=True):
+            owner._parameters.update({name: summed(p) for name, p in parameters.items()})
         try:
             return forward(*args, **kwargs)
         finally:
-            for owner, held in zip(owners, whole, strict=True):
-                owner._parameters.update(held)
+            for owner, parameters in zip(owners, held, strict=True):
+                owner._parameters.update(parameters)
 
-    module.forward = locally
+    module.forward = summing
 
 
 def _modules(*models: nn.Module) -> list[nn.Module]:
@@ -270,6 +269,34 @@ def counting_divided(model: nn.Module, plan: TensorPlan) -> Iterator[Counter[str
         counted[side] += sum(size for size in sizes if size == max(sizes))
 
 
+def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Of the gradients of all ranks of each parameter's mesh, shape ()."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norms = [whole(nn.utils.get_total_norm(alike)) for alike in by_mesh(gradients)]
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
+def clip(parameters: Iterable[nn.Parameter], largest_norm: float, norm: Tensor) -> None:
+    for alike in by_mesh(parameters):
+        nn.utils.clip_grads_with_norm_(alike, largest_norm, norm)
+
+
+class MeshesScaler(torch.amp.GradScaler):
+    """Takes gradients mesh by mesh: torch's looks for infinite ones in all at once."""
+
+    def _unscale_grads_(
+        self, optimizer: torch.optim.Optimizer, *args: Any
+    ) -> dict[torch.device, Tensor]:
+        found: dict[torch.device, Tensor] = {}
+        unscale: Any = super()._unscale_grads_
+        for alike in by_mesh(p for group in optimizer.param_groups for p in group["params"]):
+            of_mesh = SimpleNamespace(param_groups=[{"params": alike}])
+            for device, infinite in unscale(of_mesh, *args).items():
+                found[device] = torch.maximum(found.get(device, infinite), infinite)
+        return found
+
+
 @dataclass(kw_only=True, eq=False)
 class DividedWorker(EagerWorker):
     """Trains divided layers; the loss too is computed on divided logits where that is asked."""
@@ -283,6 +310,12 @@ class DividedWorker(EagerWorker):
             weight = module.weight if isinstance(module, nn.Embedding) else None
             if isinstance(weight, DTensor) and weight.requires_grad:
                 weight.register_post_accumulate_grad_hook(_keep_part)  # type: ignore[no-untyped-call]  # torch's
+
+    def _built_scaler(self) -> torch.amp.GradScaler:
+        return loss_scaler(self.recipe, self._parameters[0].device, MeshesScaler)
+
+    def _clip(self, largest_norm: float) -> None:
+        clip(self._parameters, largest_norm, total_norm(self._parameters))
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         with loss_parallel() if self.loss_parallel else nullcontext():

@@ -24,8 +24,14 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.strategies.checkpoint_state import local
-from shardmark.strategies.layers.divided import OTHER_STRATEGY, SEQUENCE_DIM, DividedWorker
-from shardmark.strategies.step import autocast, share_of_step, whole
+from shardmark.strategies.layers.divided import (
+    OTHER_STRATEGY,
+    SEQUENCE_DIM,
+    DividedWorker,
+    clip,
+    total_norm,
+)
+from shardmark.strategies.step import autocast, share_of_step
 from shardmark.workloads.base import Batch, Undivided, Workload
 
 Parts = Sequence[nn.Module]
@@ -417,11 +423,10 @@ class PipelineWorker(DividedWorker):
 
     def _clip(self, largest_norm: float) -> None:
         """By the norm of all stages together."""
-        own = [p.grad for name, p in self._trained.items() if name in self._counted]
-        norm = whole(nn.utils.get_total_norm([grad for grad in own if grad is not None]))
-        squared = norm.square().to(self.device)
+        own = [p for name, p in self._trained.items() if name in self._counted]
+        squared = total_norm(own).square().to(self.device)
         dist.all_reduce(squared, group=self.pipeline)
-        nn.utils.clip_grads_with_norm_(self._parameters, largest_norm, squared.sqrt())
+        clip(self._parameters, largest_norm, squared.sqrt())
 
     def between_stages(self) -> Mapping[str, int]:
         return {
