@@ -29,6 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.nn.functional import all_to_all_single
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -314,6 +315,38 @@ def pipeline(
     )
 
 
+def ulysses(model: GPT) -> Loop:
+    """Every rank has a part of each sequence, and for attention whole ones of some heads."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def exchanged(tensor: Tensor, divided: int, joined: int) -> Tensor:
+        sent = torch.stack(tensor.chunk(size, divided))
+        return torch.cat(all_to_all_single(torch.empty_like(sent), sent).unbind(), joined)
+
+    def heads(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return exchanged(output, -1, 1)
+
+    def positions(_: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        return (exchanged(inputs[0], 1, -1),)
+
+    for block in model.blocks:
+        block.attention.queries_keys_values.register_forward_hook(heads)
+        block.attention.out.register_forward_pre_hook(positions)
+    replicas = DistributedDataParallel(model, **BUCKETS)
+
+    def passes(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = cross_entropy(replicas(tokens.chunk(size, 1)[rank]), targets.chunk(size, 1)[rank])
+        loss.backward()
+        return loss.detach()
+
+    return Loop(
+        passes=passes,
+        optimizer=torch.optim.AdamW(model.parameters(), **ADAMW),
+        clip=lambda: nn.utils.clip_grad_norm_(model.parameters(), CLIPPING),
+        share=(0, 1),
+    )
+
+
 def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -353,6 +386,7 @@ STRATEGIES = {
     ),
     "ddp-pp": Bare(start=ddp_pp, strategy="ddp-pp", ranks=4, turn_steps=25),
     "fsdp-pp": Bare(start=fsdp_pp, strategy="fsdp-pp", ranks=4, turn_steps=20),
+    "ulysses": Bare(start=ulysses, strategy="ulysses", turn_steps=35),
 }
 
 
