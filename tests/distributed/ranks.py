@@ -33,6 +33,7 @@ def run_ranks(
     world_size: int,
     directory: Path,
     device_type: str = "cpu",
+    join_seconds: float = JOIN_SECONDS,
 ) -> list[Any]:
     """What `work(process, *arguments)` returns in each rank of one group, in rank order.
 
@@ -44,16 +45,16 @@ def run_ranks(
         _start_server()
     context = start_processes(  # type: ignore[no-untyped-call]
         _enter,
-        (work, arguments, world_size, str(directory), device_type, dict(os.environ)),
+        (work, arguments, world_size, str(directory), device_type, join_seconds, dict(os.environ)),
         nprocs=world_size,
         join=False,
         start_method="forkserver" if on_cpu else "spawn",
     )
-    deadline = time.monotonic() + JOIN_SECONDS
+    deadline = time.monotonic() + join_seconds
     try:
         while not context.join(timeout=1):  # returns whenever one of them ends
             if time.monotonic() > deadline:
-                raise TimeoutError(f"ranks were not done after {JOIN_SECONDS} s")
+                raise TimeoutError(f"ranks were not done after {join_seconds:g} s")
     except (ProcessException, TimeoutError):
         for path in sorted(directory.glob("*.log")):
             print(path.name, path.read_text(errors="replace"), sep="\n")
@@ -84,6 +85,7 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
     world_size: int,
     directory: str,
     device_type: str,
+    join_seconds: float,
     environment: Mapping[str, str],
 ) -> None:
     os.environ.update(environment)
@@ -102,7 +104,7 @@ def _enter(  # noqa: PLR0917  (torch gives them by position)
     log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, STDERR)  # pytest has long forgotten the one that this process was forked with
     faulthandler.enable()
-    faulthandler.dump_traceback_later(JOIN_SECONDS - 10)
+    faulthandler.dump_traceback_later(join_seconds - 10)
     store = dist.FileStore(str(folder / "store"), world_size)  # type: ignore[attr-defined]
     device = None if device_type == "cpu" else torch.device(device_type, rank)
     if device is not None:

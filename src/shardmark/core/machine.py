@@ -16,6 +16,8 @@ class Machine:
     cores: int
     """Logical CPU cores that this process may use."""
     device_names: tuple[str, ...] = ()
+    has_bf16: bool = True
+    """In hardware: CUDA devices before Ampere compute it in fp32."""
     libraries: tuple[tuple[str, str], ...] = ()
     """Of CUDA, by name with their versions, as torch has loaded them; empty where it has not."""
 

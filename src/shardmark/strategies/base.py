@@ -399,6 +399,12 @@ def check_machine(
             f"it needs {devices} CUDA devices and this machine offers {machine.device_count}",
             f"{fewer}set device: cpu",
         )
+    if recipe.precision == "bf16" and not machine.has_bf16:
+        raise StrategyUnavailable(
+            strategy,
+            "a CUDA device here has no bf16 in hardware, and would compute it in fp32",
+            "set recipe.precision: fp16, or fp32",
+        )
     if recipe.compile == "model" and recipe.activation_checkpointing:
         raise StrategyUnavailable(
             strategy,

@@ -128,8 +128,8 @@ def test_limits_of_a_container(
 
 def with_devices(monkeypatch: pytest.MonkeyPatch, number: int, torch: str) -> None:
     devices = tuple(
-        CudaDevice(uuid=f"GPU-{index}", name="NVIDIA H200", memory_bytes=1)
-        for index in range(number)
+        CudaDevice(uuid=f"GPU-{i}", name="NVIDIA H200", memory_bytes=1, capability=(9 - 2 * i, 0))
+        for i in range(number)
     )
     found = CudaDevices(driver_version="1", cuda_version="13.0", devices=devices, reason=None)
     monkeypatch.setattr(module, "all_cuda_devices", lambda: found)
@@ -159,3 +159,4 @@ def test_machine(
     found = machine(asked)
     assert (found.device_type, found.device_count) == expected
     assert found.device_names == ("NVIDIA H200",) * found.device_count
+    assert found.has_bf16 is (found.device_count < 2), "the second is of before Ampere"

@@ -23,6 +23,7 @@ from shardmark.strategies.base import common_settings
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
 GPUS = Machine(device_type="cuda", device_count=4, cores=8)
+OLD_GPUS = Machine(device_type="cuda", device_count=8, cores=8, has_bf16=False)
 NAMES = tuple(STRATEGIES)
 SERVED = ("ps-sync", "ps-async", "ps-bounded")
 ZEROS = ("zero-0", "zero-1", "zero-2", "zero-3")
@@ -121,6 +122,7 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (SERVED, CPU, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
     (SERVED, CPU, {"server_device": "cuda"}, {}, ["the workers are on the CPU"]),
     (SERVED, GPUS, {"server_device": "cuda"}, {}, ["needs 5 CUDA devices", "offers 4"]),
+    (NAMES, OLD_GPUS, {}, {"precision": "bf16"}, ["no bf16 in hardware", "precision: fp16"]),
 ]
 
 

@@ -36,6 +36,7 @@ from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
 from shardmark.measure.system.gpu_probe import cuda_libraries
 from shardmark.measure.system.gpus import (
+    BF16_CAPABILITY,
     KERNELS_REMEDY,
     await_memory,
     used_memory,
@@ -375,8 +376,8 @@ def _machine(device: str) -> Machine:
         raise ShardmarkError("torch finds no usable CUDA device")
     count = torch.cuda.device_count() if available else 0
     names = tuple(torch.cuda.get_device_name(index) for index in range(count))
-    for index, name in enumerate(names):
-        capability = torch.cuda.get_device_capability(index)
+    capabilities = [torch.cuda.get_device_capability(index) for index in range(count)]
+    for name, capability in zip(names, capabilities, strict=True):
         if reason := without_kernels(name, capability, torch.cuda.get_arch_list()):
             raise ShardmarkError(f"{reason}; {KERNELS_REMEDY}")
     return Machine(
@@ -384,6 +385,7 @@ def _machine(device: str) -> Machine:
         device_count=count,
         cores=len(os.sched_getaffinity(0)),
         device_names=names,
+        has_bf16=all(capability >= BF16_CAPABILITY for capability in capabilities),
         libraries=cuda_libraries() if count else (),
     )
 

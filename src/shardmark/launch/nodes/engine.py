@@ -92,6 +92,7 @@ class NodesEngine:
             device_count=min(machine.device_count for machine in machines),
             cores=min(machine.cores for machine in machines),
             device_names=tuple(dict.fromkeys(names)),
+            has_bf16=all(machine.has_bf16 for machine in machines),
         )
 
     def environments(self) -> list[dict[str, Any]]:

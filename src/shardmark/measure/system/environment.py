@@ -25,6 +25,7 @@ from shardmark.core.version import __version__
 from shardmark.measure.kernel_files import read_kernel_file
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
 from shardmark.measure.system.gpus import (
+    BF16_CAPABILITY,
     all_cuda_devices,
     occupation,
     visible_cuda_devices,
@@ -116,6 +117,9 @@ def machine(device: Literal["auto", "cuda", "cpu"] = "auto") -> Machine:
         device_count=len(devices),
         cores=usable_cores(cgroup_limits()),
         device_names=tuple(gpu.name for gpu in devices),
+        has_bf16=all(
+            gpu.capability is None or gpu.capability >= BF16_CAPABILITY for gpu in devices
+        ),
     )
 
 

@@ -213,6 +213,10 @@ def visible_cuda_devices(
     return tuple(visible)
 
 
+BF16_CAPABILITY = (8, 0)
+"""First compute capability with bf16 in hardware: Ampere's."""
+
+
 def without_kernels(name: str, capability: tuple[int, int], compiled: Iterable[str]) -> str | None:
     """Why torch cannot compute on that GPU, or None.
 

@@ -200,6 +200,20 @@ class _MarkedStage(PipelineStage):
     """Marks the backward passes, which a schedule calls when it is their turn."""
 
     spans: Callable[[], Spans]
+    types: Sequence[torch.dtype]
+    """Of what the next stage makes room for."""
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        given = super().forward_one_chunk(*args, **kwargs)
+        found = [tensor.dtype for tensor in (given if isinstance(given, tuple) else (given,))]
+        if not self.is_last and found != self.types:
+            kinds = " and ".join(str(dtype) for dtype in found)
+            raise InputError(
+                "recipe.precision",
+                f"stage {self.stage_index} ends in {kinds} on this device, and on no CPU",
+                "use fp32, or another number of stages",
+            )
+        return given
 
     def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         with self.spans().span("backward"):
@@ -251,6 +265,8 @@ class PipelineWorker(DividedWorker):
     hollow: HollowStages
     pipeline: dist.ProcessGroup
     """The pipeline's ranks."""
+    pipelines: Sequence[Sequence[int]]
+    """The ranks of each pipeline there is, stage by stage."""
     schedule: str
     """Class in `torch.distributed.pipelining`."""
     micro_batches: int
@@ -295,8 +311,10 @@ class PipelineWorker(DividedWorker):
             for index in self._own
         ]
         super().__post_init__()
+        shared = sorted({tuple(held_by) for held_by in holders.values() if len(held_by) > 1})
+        groups = {held_by: self._group_of(held_by) for held_by in shared}
         self._tied = {
-            name: self._group_of(held_by)
+            name: groups[tuple(held_by)]
             for name, held_by in holders.items()
             if len(held_by) > 1 and rank in held_by and name in self._trained
         }
@@ -315,14 +333,13 @@ class PipelineWorker(DividedWorker):
                 if id(parameter) not in kept or (id(parameter) in placed and module not in inside):
                     module.register_parameter(name, None)
 
-    def _group_of(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """Of some of the pipeline's ranks; the others do not call."""
-        if len(ranks) == self.pipeline.size():
+    def _group_of(self, places: Sequence[int]) -> Any:
+        """Of those places of this rank's pipeline; all ranks call, as NCCL needs them to."""
+        if len(places) == self.pipeline.size():
             return self.pipeline
-        everywhere = [dist.get_global_rank(self.pipeline, rank) for rank in ranks]
-        made = dist.new_group(everywhere, use_local_synchronization=True)
-        assert isinstance(made, dist.ProcessGroup), "this rank is one of them"
-        return made
+        lines = ([line[place] for place in places] for line in self.pipelines)
+        own, _ = dist.new_subgroups_by_enumeration([*lines])
+        return own
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         held = self.module.named_parameters(remove_duplicate=False)
@@ -404,6 +421,7 @@ class PipelineWorker(DividedWorker):
                     group=self.pipeline,
                 )
                 stage.spans = lambda: self._spans
+                stage.types = [tensor.dtype for tensor in passed[index + 1]]
                 stages.append(stage)
             made = getattr(pipelining, self.schedule)
             self._schedules[sizes] = made(

@@ -371,6 +371,9 @@ class Layered(Strategy):
                 stages=stages,
                 hollow=hollow,
                 pipeline=mesh.get_group("pipeline"),
+                pipelines=mesh.mesh.movedim(names.index("pipeline"), -1)
+                .reshape(-1, factors.pipeline)
+                .tolist(),
                 schedule=CLASSES[self.schedule][0],
                 micro_batches=self._micro_batches(factors.pipeline),
                 replicate=lambda stage: share(stage, [*stage.parts]),
