@@ -219,7 +219,7 @@ def places_of(words: Sequence[str], folder: Path) -> list[Place]:
             continue
         counts[call] += 1
         inside = re.sub(r"AT_FDCWD<[^>]*>", "", line)
-        own = any(name in inside for name in (str(folder), '"runs', f'"{TABLES}'))
+        own = any(name in inside for name in (f"{folder}/", f"{folder}>", '"runs', f'"{TABLES}'))
         missing = "ENOENT" in line and "O_CREAT" not in line
         if own and not missing:
             reads = call == "openat" and "O_RDONLY" in line
