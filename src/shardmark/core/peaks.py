@@ -63,7 +63,6 @@ PEAKS = (
         *(67, 494.5, 989.5, 989.5),
         "NVIDIA GH200 Grace Hopper data sheet",
     ),
-    Peak("NVIDIA H20", 44, 74, 148, 148, "NVIDIA H20 data sheet"),
     Peak("NVIDIA H200", 67, 494.5, 989.5, 989.5, "NVIDIA H200 data sheet, SXM"),
     Peak("NVIDIA H200 NVL", 60, 417.5, 835.5, 835.5, "NVIDIA H200 data sheet, NVL"),
     Peak("NVIDIA B200", 75, 1100, 2250, 2250, "NVIDIA HGX B200 data sheet, one of eight GPUs"),
@@ -77,11 +76,6 @@ PEAKS = (
         "NVIDIA GeForce RTX 3090|GeForce RTX 3090",
         *(35.6, 35.6, 71, 71),
         "NVIDIA Ampere GA102 white paper",
-    ),
-    Peak(
-        "NVIDIA RTX 6000 Ada Generation",
-        *(91.1, 182.1, 364.25, 364.25),
-        "NVIDIA RTX 6000 Ada data sheet",
     ),
     Peak("NVIDIA GeForce RTX 4090", 82.6, 82.6, 165.2, 165.2, "NVIDIA Ada white paper"),
     Peak(

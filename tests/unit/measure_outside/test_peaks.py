@@ -17,7 +17,7 @@ from shardmark.core.peaks import PEAK_BY_NAME, PEAKS, peak_flops_per_second
         ("Tesla T4", "fp32", True, 8.1e12),  # the switch does nothing there
         ("NVIDIA GeForce RTX 4090", "fp16", False, 165.2e12),
         ("Tesla T4", "bf16", False, "has no bf16 in hardware"),
-        ("NVIDIA H10", "bf16", False, "'NVIDIA H10' is not in the table"),  # borrows from no other
+        ("NVIDIA H20", "bf16", False, "'NVIDIA H20' is not in the table"),  # borrows from no other
     ],
 )
 def test_peak_or_reason(name: str, precision: str, tf32: bool, expected: float | str) -> None:
