@@ -45,6 +45,10 @@ def _raise(error: Exception) -> None:
 
 
 killed = model(lambda: os.kill(os.getpid(), signal.SIGKILL))
+killed_at_first = model(
+    lambda: os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.kill(os.getpid(), signal.SIGKILL)
+)
+outgrows_its_gpu = model(lambda: torch.empty(2**50, device="cuda"))
 kills_the_launcher = model(lambda: os.kill(os.getppid(), signal.SIGKILL))
 hangs = model(lambda: time.sleep(3600))
 allocates_too_much = model(lambda: torch.empty(2**50))
