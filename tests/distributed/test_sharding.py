@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Capture
+from shardmark.measure.memory.tensors import live_tensor_bytes, storage_bytes
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import CollectiveRecord
@@ -56,6 +57,27 @@ def probed(context: RankContext, name: str, precision: str = "fp32") -> Probed:
     with CollectiveCounter() as counter:
         worker.step(next(batches), NoSpans())
     return Probed(held=held.largest, collectives=counter.counts)
+
+
+def level(context: RankContext) -> tuple[int, int]:
+    """Bytes that the probe of `ddp` counts between two steps, and those of the parameters."""
+    workload = build_workload(WIDE, seed=3)
+    before = live_tensor_bytes("cpu")
+    worker = build_strategy("ddp", {}).start(workload, recipe(), context)
+    assert not isinstance(worker, Server)
+    shard = Shard(index=context.rank, count=context.world_size)
+    batches = workload.batches(BatchPlan(global_batch=32, seed=3), shard)
+    for _ in range(3):
+        worker.step(next(batches), HeldSpans(worker, context.device))
+    state = worker.held_state()
+    found = live_tensor_bytes("cpu") + state.untracked_bytes - before
+    return found, storage_bytes(state.parameters)
+
+
+def test_buckets_are_counted_once_whoever_has_seen_them(tmp_path: Path) -> None:
+    """Parameters, momentum and buckets; statistics of batch norms are small."""
+    for found, parameters in run_ranks(level, world_size=2, directory=tmp_path):
+        assert found == pytest.approx(3 * parameters, rel=0.05)
 
 
 IN_BF16 = ("fsdp", "zero-1", "zero-3")

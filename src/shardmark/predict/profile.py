@@ -32,6 +32,16 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """What lives at one operation, beside parameters, buffers and optimizer state."""
+
+    bytes: Amount
+    """The batch, activations of all units, temporaries: all but gradients that are complete."""
+    gradient_bytes: float = 0.0
+    """Of the unit's own parameters, complete by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
     """Consecutive layers whose parameters are gathered together: a block, or what is between."""
 
@@ -43,8 +53,19 @@ class Unit:
     backward: tuple[Operation, ...]
     saved_bytes: Amount = Amount()
     """Activations kept from the forward for the backward pass."""
-    temporary_bytes: Amount = Amount()
-    """Most that it holds at once beside them."""
+    block: bool = True
+    """Whether it is gathered by itself; what is between blocks is gathered for the whole pass."""
+    largest_parameter: int = 0
+    """Elements."""
+    forward_moments: tuple[Moment, ...] = ()
+    """Among which is the fullest one, whatever the batch."""
+    backward_moments: tuple[Moment, ...] = ()
+    gradient_moments: tuple[Moment, ...] = ()
+    """As each of its gradients is complete, which counts among what lives."""
+    entered_bytes: Amount = Amount()
+    """What lives as its backward pass begins."""
+    reduced_bytes: Amount = Amount()
+    """What lives after the last of them, all complete gradients left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +75,12 @@ class Profile:
     units: tuple[Unit, ...]
     """In the order of the forward pass."""
     size: ModelSize
+    buffer_bytes: float = 0.0
+    """Of the model's own buffers: statistics of batch norms, masks."""
+    batch_bytes: Amount = Amount()
+    state_values: float = 0.0
+    """Of the optimizer, for each trained parameter."""
+    update_values: float = 0.0
+    """Temporary ones, for each element that is updated at once."""
+    updates_together: bool = False
+    """All parameters; else one after the other."""

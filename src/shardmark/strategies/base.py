@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,6 +112,63 @@ class LaunchConfiguration:
     """DeepSpeed's configuration; None where the strategy is not DeepSpeed's."""
     notes: tuple[str, ...] = ()
     """What a file cannot say, or says differently from what was measured."""
+
+
+class UnitSize(Protocol):
+    """Layers of a model whose parameters are gathered together; sizes are elements."""
+
+    @property
+    def parameters(self) -> int: ...
+
+    @property
+    def trained_parameters(self) -> int: ...
+
+    @property
+    def largest_parameter(self) -> int: ...
+
+    @property
+    def block(self) -> bool:
+        """Whether it is a unit of its own; what is between blocks is there for a whole pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitState:
+    """Bytes that come and go with a unit of the model."""
+
+    forward: float = 0.0
+    """Gathered and in messages during its forward pass."""
+    entering: float = 0.0
+    """The same as its backward pass begins."""
+    backward: float = 0.0
+    """In its backward pass."""
+    copied: float = 0.0
+    """More as each of its gradients is complete."""
+    reducing: float = 0.0
+    """After the backward pass, beside its gradients, while these are handed on together."""
+    kept_gradients: float = 0.0
+    """What a rank keeps of its gradients until the update."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepState:
+    """What a rank holds of the model's state in a step, in bytes."""
+
+    parameters: float
+    optimizer_state: float = 0.0
+    """Beside what the optimizer itself keeps: copies of parameters that it updates."""
+    optimizer_share: float = 1.0
+    """Of the optimizer's own state."""
+    gradients: float = 0.0
+    """From before the forward pass on."""
+    fresh_gradients: float = 1.0
+    """Share of a unit's gradients that exist as they are computed, before they are handed on."""
+    buffers: float = 0.0
+    """Of communication, all the time."""
+    updating: float | None = None
+    """Gradients in the update, where not all that were kept are there by then."""
+    flat_update: bool = False
+    """The optimizer sees all parameters as one."""
+    units: tuple[UnitState, ...]
 
 
 class TrainingGroup:
@@ -291,6 +348,29 @@ class Strategy(ABC):
         if layout.processes == 1:
             return WireBytes(traffic=(), formula="nothing")
         return all_reduced(size, world_size)
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """What a training rank holds of the model's state; here, what its layout says."""
+        holds = self.layout(world_size, nodes).ranks[0].holds
+        gradients = [holds.gradients * FP32_BYTES * unit.trained_parameters for unit in units]
+        accumulates = recipe.gradient_accumulation > 1
+        return StepState(
+            parameters=holds.parameters * FP32_BYTES * sum(unit.parameters for unit in units),
+            optimizer_share=holds.optimizer_state,
+            gradients=sum(gradients) if accumulates else 0.0,
+            fresh_gradients=0.0 if accumulates else holds.gradients,
+            units=tuple(
+                UnitState(kept_gradients=0.0 if accumulates else each) for each in gradients
+            ),
+        )
 
     def bubble(self, world_size: int, nodes: int = 1) -> float:
         """Time that a rank of a pipeline waits for it to fill and drain, over that it computes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -19,13 +19,16 @@ from shardmark.strategies.base import (
     FP32_BYTES,
     LaunchConfiguration,
     RankContext,
+    StepState,
     Strategy,
+    UnitSize,
+    UnitState,
     all_reduced,
     common_settings,
 )
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.powersgd import PowerSGDReduction
@@ -115,6 +118,26 @@ class DDP(Strategy):
             needed = WireBytes(traffic=(half,), formula="all-reduce: 2 (n-1)/n G/2")
         return replace(needed, note=UNUSED_NOTE) if self.find_unused_parameters else needed
 
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """Gradients are views of the buckets, which stay; a fresh one is copied and freed."""
+        whole = FP32_BYTES * sum(unit.trained_parameters for unit in units)
+        return StepState(
+            parameters=FP32_BYTES * sum(unit.parameters for unit in units),
+            gradients=whole,
+            fresh_gradients=0.0,
+            # A hook casts a bucket at a time; PowerSGD keeps what a step lost.
+            buffers={"none": 0.0, "powersgd": whole}.get(self.compress, self.bucket_mb * 2**19),
+            units=(UnitState(),) * len(units),
+        )
+
     def mathematics(self, recipe: Recipe) -> Mathematics:
         if self.compress == "powersgd":
             return Mathematics(
@@ -160,6 +183,16 @@ class DDP(Strategy):
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         trained = list(named.values())
         gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
+        seen: list[Tensor] = []
+
+        def untracked_bytes() -> int:
+            """Gradients are views of the buckets, which the reducer keeps when they are dropped.
+
+            Once Python has seen them, it may find them from then on: held here, it always does.
+            """
+            if found := [p.grad for p in trained if p.grad is not None]:
+                seen[:] = found
+            return 0 if seen else gradient_bytes
 
         def synchronise(last: bool) -> None:
             ddp.require_backward_grad_sync = last  # what `no_sync` sets
@@ -173,10 +206,7 @@ class DDP(Strategy):
             shares=context.world_size,
             synchronise=synchronise,
             carried=self._compressed(ddp, named, recipe, context),
-            # Gradients are views of the buckets, which the reducer keeps when they are dropped.
-            untracked_bytes=lambda: (
-                0 if any(p.grad is not None for p in trained) else gradient_bytes
-            ),
+            untracked_bytes=untracked_bytes,
         )
 
     def _keeps_strides(self) -> bool:

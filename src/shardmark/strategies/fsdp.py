@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -20,7 +20,10 @@ from shardmark.strategies.base import (
     LaunchConfiguration,
     MixedPrecision,
     RankContext,
+    StepState,
     Strategy,
+    UnitSize,
+    UnitState,
     check_machine,
     common_settings,
     is_native,
@@ -137,6 +140,71 @@ class FSDP(Strategy):
             traffic=(*sharded, across),
             formula=f"{times(gathers)}all-gather and reduce-scatter in a group of s, all-reduce"
             f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
+        )
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """As `fully_shard` of torch 2.15 allocates and frees; without a CPU's memory of offload.
+
+        A gather has a buffer for its message, from which parameters are copied, and which stays
+        for the forward pass of its unit.  The backward pass gathers one unit ahead, and keeps
+        the message of the gradients reduced last.
+        """
+        part = 1 / self.group(world_size, nodes)
+        native = is_native(self.mixed_precision, recipe)
+        width = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
+        blocks = [unit if unit.block and self.wrap != "root" else None for unit in units]
+        parts = [width * unit.parameters if unit else 0.0 for unit in blocks]
+        root = width * sum(unit.parameters for unit in units) - sum(parts)
+        messages = [FP32_BYTES * unit.trained_parameters if unit else 0.0 for unit in blocks]
+        kept = 0.0 if self.reshard_after_forward else 1.0
+        forward: list[float] = []
+        backward: list[float] = []
+        reducing: list[float] = []
+        whole = 0.0
+        for size in parts:
+            forward.append(root + (2 * size or (0.0 if whole else root)) + kept * whole)
+            whole += size
+        ahead = [next((s for s in reversed(parts[:i]) if s), 0.0) for i in range(len(parts))]
+        copies = 2 if device_type == "cpu" else 1  # gloo gathers into memory of its own
+        entering = [root] * len(parts)
+        sent = 0.0
+        for index in reversed(range(len(parts))):
+            still = root + (kept * sum(parts[:index]) or ahead[index])
+            extra = 0.0 if kept else (copies - 1) * ahead[index]
+            backward.insert(0, still + parts[index] + sent)
+            entering[index] = backward[0] + extra
+            sent = messages[index] or sent
+            reducing.insert(0, still + messages[index] if messages[index] else 0.0)
+        accumulates = recipe.gradient_accumulation > 1
+        trained = sum(unit.trained_parameters for unit in units)
+        before = FP32_BYTES * trained if accumulates else 0.0
+        return StepState(
+            parameters=part * FP32_BYTES * sum(unit.parameters for unit in units),
+            optimizer_share=part,
+            gradients=before,
+            fresh_gradients=0.0 if accumulates else 1.0,
+            units=tuple(
+                UnitState(
+                    forward=gathered,
+                    entering=begun,
+                    backward=again,
+                    reducing=handed_on,
+                    kept_gradients=FP32_BYTES
+                    * unit.trained_parameters
+                    * ((part if block else 1.0) - bool(before)),
+                )
+                for unit, block, gathered, begun, again, handed_on in zip(
+                    units, blocks, forward, entering, backward, reducing, strict=True
+                )
+            ),
         )
 
     def builds_in_parts(self) -> bool:

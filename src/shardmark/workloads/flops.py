@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def _convolution_backward_flops(
+def convolution_backward_flops(
     grad_output: Sequence[int],
     inputs: Sequence[int],
     weight: Sequence[int],
@@ -63,7 +63,7 @@ def counted_flops(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
     """
     modes = {module: module.training for module in model.modules()}
     backward = torch.ops.aten.convolution_backward
-    counter = FlopCounterMode(display=False, custom_mapping={backward: _convolution_backward_flops})
+    counter = FlopCounterMode(display=False, custom_mapping={backward: convolution_backward_flops})
     try:
         model.train()
         with torch.enable_grad(), counter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -23,7 +23,10 @@ from shardmark.strategies.base import (
     LaunchConfiguration,
     MixedPrecision,
     RankContext,
+    StepState,
     Strategy,
+    UnitSize,
+    UnitState,
     all_reduced,
     check_machine,
     common_settings,
@@ -190,6 +193,86 @@ class Zero(Strategy):
             f"{times(micro_batches)}(n-1)/n G + {times(gathers)}(n-1)/n P",
             note=STAGE_3_NOTE if self.stage == 3 else REDUCED_WHOLE_NOTE,
         )
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """As DeepSpeed 0.19 allocates: fp32 copies of the rank's part, and a bucket or two.
+
+        Stage 2 flattens each full bucket; stage 3 gathers ahead into one buffer, from which it
+        copies each parameter, and keeps those whole that it will use soon.
+        """
+        if self.stage == 0:
+            return Strategy.step_state(
+                self, units, recipe, world_size, nodes, device_type=device_type
+            )
+        native = self._is_native(recipe)
+        width = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
+        part = 1 / world_size
+        held = width * sum(unit.parameters for unit in units)
+        gradients = [width * unit.trained_parameters for unit in units]
+        whole = sum(gradients)
+        bucket = self.bucket_mb * MiB * width / FP32_BYTES
+        double = self.overlap_communication and device_type == "cuda"
+        buckets = bucket * (2 if double and self.stage < 3 else 1)
+        own = FP32_BYTES * part * sum(unit.trained_parameters for unit in units)
+        states: list[UnitState] = []
+        content = reduced = 0.0
+        fetched = self._fetched(units, width)
+        for index in reversed(range(len(units))):
+            copied = 0.0
+            if self.stage > 1 and content + gradients[index] > bucket:
+                copied = min(bucket, content or bucket)
+                content = 0.0
+            content = min(bucket, content + gradients[index])
+            kept = min(gradients[index], part * whole - reduced) if self.stage == 2 else 0.0
+            reduced += kept
+            states.append(
+                UnitState(
+                    forward=fetched[index][0],
+                    backward=fetched[index][1] + (buckets if self.stage < 3 else 0.0),
+                    copied=copied,
+                    kept_gradients=gradients[index] if self.stage == 1 else kept,
+                )
+            )
+        return StepState(
+            parameters=held * (part if self.stage == 3 else 1.0),
+            optimizer_state=own,
+            optimizer_share=part,
+            gradients=part * whole if self.stage == 3 else 0.0,
+            fresh_gradients=1.0 if self.stage == 1 else 0.0,
+            buffers=bucket if self.stage == 3 else 0.0,
+            updating=own,  # the rest is freed before
+            flat_update=True,
+            units=tuple(reversed(states)),
+        )
+
+    def _fetched(self, units: Sequence[UnitSize], width: int) -> list[tuple[float, float]]:
+        """Bytes of whole parameters in stage 3, in the forward and the backward pass of a unit."""
+        if self.stage < 3:
+            return [(0.0, 0.0)] * len(units)
+        total = sum(unit.parameters for unit in units)
+        stays = 2 * total <= self.max_reuse_distance
+        ahead = min(PREFETCHED_ELEMENTS, self.max_live_parameters)
+        found, past = [], 0
+        last = max(
+            i
+            for i, u in enumerate(units)
+            if not i or u.largest_parameter >= self.persistence_threshold
+        )
+        for index, unit in enumerate(units):
+            past += unit.parameters
+            live = past if stays else min(past, max(unit.parameters, self.max_live_parameters))
+            again = total if stays else min(total, max(unit.parameters, self.max_live_parameters))
+            message = min(total, max(unit.parameters, ahead)) if index <= last else 0
+            found.append((width * float(live + message), width * float(again)))
+        return found
 
     def resume_blocker(self, recipe: Recipe) -> str | None:
         if recipe.precision == "fp16" and self._is_native(recipe):

@@ -1,0 +1,116 @@
+"""Memory of a rank at the fullest moment of a step, from a traced profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+
+from shardmark.core.layout import Layout
+from shardmark.core.recipe import Recipe
+from shardmark.predict.profile import Profile
+from shardmark.strategies.base import FP32_BYTES, StepState, Strategy, samples_of_share
+
+GiB = 2**30
+CONTEXT_BYTES = 2.0 * GiB
+FRAGMENTATION = 1.136
+"""What a CUDA device has to hold beside tensors: context, libraries and NCCL; and blocks that the
+allocator keeps.  A fit of nine published rows of one A100, for others a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Bytes of tensors by part, at the fullest moment of a step."""
+
+    parameters: float
+    gradients: float
+    optimizer_state: float
+    gathered: float
+    """Parameters of units that are whole for their computation, and messages with them."""
+    buffers: float
+    """Of communication, and of the model itself."""
+    activations: float
+    """The batch, and what the forward pass keeps for the backward pass."""
+    temporary: float
+
+    @property
+    def peak_bytes(self) -> float:
+        return float(sum(astuple(self)))
+
+    @property
+    def device_bytes(self) -> float:
+        """What a CUDA device needs for it."""
+        return CONTEXT_BYTES + FRAGMENTATION * self.peak_bytes
+
+
+def rank_memory(
+    profile: Profile,
+    strategy: Strategy,
+    recipe: Recipe,
+    world_size: int,
+    *,
+    nodes: int = 1,
+    device_type: str = "cuda",
+) -> RankMemory:
+    """The training rank that holds most."""
+    layout = strategy.layout(world_size, nodes)
+    state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
+    return max(_moments(profile, layout, state, recipe), key=lambda moment: moment.peak_bytes)
+
+
+def _moments(
+    profile: Profile, layout: Layout, state: StepState, recipe: Recipe
+) -> Iterator[RankMemory]:
+    passes = recipe.gradient_accumulation
+    samples = samples_of_share(recipe, layout.shares) / passes
+    divided = layout.tensor * layout.sequence * layout.pipeline
+    trained = profile.size.trained_parameters
+    others = (passes - 1) * profile.batch_bytes.of(samples)
+    own_state = state.optimizer_share * profile.state_values * FP32_BYTES * trained
+    still = RankMemory(
+        parameters=state.parameters,
+        gradients=state.gradients,
+        optimizer_state=state.optimizer_state + own_state,
+        gathered=0.0,
+        buffers=state.buffers + profile.buffer_bytes,
+        activations=others,
+        temporary=0.0,
+    )
+
+    def at(live: float, saved: float, gathered: float, gradients: float) -> RankMemory:
+        kept = min(live, saved)
+        return replace(
+            still,
+            gradients=still.gradients + gradients,
+            gathered=gathered,
+            activations=others + kept / divided,
+            temporary=(live - kept) / divided,
+        )
+
+    saved = [profile.batch_bytes.of(samples)]
+    for unit, held in zip(profile.units, state.units, strict=True):
+        saved.append(saved[-1] + unit.saved_bytes.of(samples))
+        for moment in unit.forward_moments:
+            yield at(moment.bytes.of(samples), saved[-1], held.forward, 0.0)
+    gradients = 0.0
+    backwards = zip(profile.units, state.units, saved[1:], strict=True)
+    for unit, held, kept in reversed([*backwards]):
+        yield at(unit.entered_bytes.of(samples), kept, held.entering, gradients)
+        for moment in unit.backward_moments:
+            fresh = gradients + state.fresh_gradients * moment.gradient_bytes
+            yield at(moment.bytes.of(samples), kept, held.backward, fresh)
+        for moment in unit.gradient_moments if held.copied else ():
+            fresh = gradients + state.fresh_gradients * moment.gradient_bytes
+            yield at(moment.bytes.of(samples), kept, held.backward + held.copied, fresh)
+        whole = state.fresh_gradients * FP32_BYTES * unit.trained_parameters
+        if held.reducing:
+            yield at(unit.reduced_bytes.of(samples), kept, held.reducing, gradients + whole)
+        gradients += held.kept_gradients
+    largest = max((unit.largest_parameter for unit in profile.units), default=0)
+    together = profile.updates_together or state.flat_update
+    updated = state.optimizer_share * (trained if together else largest)
+    if state.updating is not None:
+        gradients = state.updating - state.gradients
+    yield replace(
+        at(saved[0], saved[0], 0.0, gradients),
+        temporary=profile.update_values * FP32_BYTES * updated,
+    )

@@ -1,0 +1,416 @@
+"""Traces one step of the user's own model and loss: without memory, or really on the CPU."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree  # torch has no public one
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public one
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from shardmark.core.recipe import Optimizer, Recipe
+from shardmark.core.shares import Shard
+from shardmark.core.wire import ModelSize
+from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
+from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.execution import prepare
+from shardmark.strategies.initial_weights import hollow_model
+from shardmark.strategies.step import autocast, made_optimizer, share_of_step
+from shardmark.workloads.base import Batch, BatchPlan, Workload
+from shardmark.workloads.flops import convolution_backward_flops
+from shardmark.workloads.sampled_task import with_tensors
+
+logger = logging.getLogger(__name__)
+
+CPU = torch.device("cpu")
+SAMPLES = (4, 8)
+"""Of the two steps: all other sizes are on the line through them."""
+aten = torch.ops.aten
+FLOPS: Mapping[Any, Callable[..., int]] = {
+    **flop_registry,
+    aten.convolution_backward: shape_wrapper(convolution_backward_flops),  # type: ignore[no-untyped-call]
+}
+CONVOLUTIONS = {aten.convolution: 1, aten.convolution_backward: 2}
+"""Which of the arguments is the weight."""
+Kind = Literal["product", "convolution", "other"]
+Pass = Literal["forward", "backward", "gradient"]
+
+
+@dataclass(slots=True)
+class _Counts:
+    flops: float = 0.0
+    bytes: float = 0.0
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class _Part:
+    """A unit as it was passed once."""
+
+    name: str
+    block: bool
+    first_node: int
+    """Nodes of the autograd graph are numbered in the order in which they are made."""
+    saved_bytes: int
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    gradient_bytes: int = 0
+    entered_bytes: int = 0
+    """Live before its backward pass."""
+    reduced_bytes: int = 0
+    """Live after the last of its gradients was complete."""
+    counts: dict[tuple[Pass, Kind], _Counts] = field(default_factory=lambda: defaultdict(_Counts))
+    moments: dict[Pass, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """After each operation: live bytes but those of complete gradients, and the part's of these."""
+
+
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages from their first operation until they are freed."""
+
+    def __init__(self, held: Iterable[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.bytes = self.peak = self.before = 0
+        self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.add(held, counted=False)
+
+    def add(self, tensors: Iterable[Tensor], *, counted: bool = True) -> None:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            key = id(storage)
+            if key in self._storages:
+                continue
+            size = storage.nbytes() if counted else 0
+            self._storages[key] = (weakref.ref(storage, partial(self._freed, key)), size)
+            self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+
+    def release(self, tensor: Tensor) -> int:
+        """Bytes that are counted elsewhere from now on."""
+        key = id(tensor.untyped_storage())
+        reference, size = self._storages[key]
+        self._storages[key] = (reference, 0)
+        self.bytes -= size
+        return size
+
+    def _freed(self, key: int, _: object) -> None:
+        self.bytes -= self._storages.pop(key)[1]
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.before = self.bytes
+        made = function(*args, **(kwargs or {}))
+        self.add(_tensors(made))
+        self.operated(function, args, kwargs or {}, made)
+        return made
+
+    def operated(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
+        """After each operation."""
+
+
+class _Step(_Live):
+    """One forward and backward pass, unit by unit."""
+
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], batch: Batch, device_type: str
+    ) -> None:
+        super().__init__((*model.parameters(), *model.buffers()))
+        self._device_type = device_type
+        self.add(_tensors(vars_of(batch)))
+        self.batch_bytes = self.bytes
+        self.parts: list[_Part] = []
+        self._first_nodes: list[int] = []
+        self._backward_at: int | None = None
+        self._owners: dict[int, _Part] = {}
+        names = {module: name for name, module in model.named_modules()}
+        own = set(blocks)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call]
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        ]
+        for module in model.modules():
+            if module in own:
+                enter = partial(self._enter, names[module])
+                self._hooks.append(module.register_forward_pre_hook(enter))
+                self._hooks.append(module.register_forward_hook(self._leave))
+            else:
+                self._hooks.append(module.register_forward_pre_hook(self._meet))
+        self._begin("start", block=False)
+
+    def backward(self, loss: Tensor) -> None:
+        self._end()
+        self._backward_at = len(self.parts) - 1
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, name: str, *, block: bool) -> None:
+        node: int = torch._C._autograd._get_sequence_nr()
+        self.parts.append(_Part(name, block, first_node=node, saved_bytes=-self.bytes))
+        self._first_nodes.append(node)
+
+    def _end(self) -> None:
+        self.parts[-1].saved_bytes += self.bytes
+
+    def _enter(self, name: str, module: nn.Module, _: object) -> None:
+        if self._backward_at is None:
+            self._end()
+            self._begin(name, block=True)
+            self._own(module.parameters())
+
+    def _leave(self, *_: object) -> None:
+        if self._backward_at is None:
+            self._end()
+            self._begin(f"after {self.parts[-1].name}", block=False)
+
+    def _meet(self, module: nn.Module, _: object) -> None:
+        self._own(module.parameters(recurse=False))
+
+    def _own(self, parameters: Iterable[nn.Parameter]) -> None:
+        """A parameter belongs to the unit that first uses it."""
+        for parameter in parameters:
+            if id(parameter) not in self._owners:
+                self._owners[id(parameter)] = self.parts[-1]
+                self.parts[-1].parameters.append(parameter)
+
+    def own_rest(self, model: nn.Module) -> None:
+        """What no module of its own has used belongs to the first unit."""
+        for parameter in model.parameters():
+            if id(parameter) not in self._owners:
+                self.parts[0].parameters.append(parameter)
+
+    def _complete(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        part = self._owners.get(id(parameter), self.parts[0])
+        part.moments["gradient"].append((self.bytes, part.gradient_bytes))
+        size = self.release(parameter.grad)
+        part.gradient_bytes += size
+        part.reduced_bytes = self.bytes
+
+    def _inside(self, packet: Any, args: Any) -> int:
+        """Bytes that the kernel takes for itself, which nobody outside sees."""
+        if self._device_type == "cpu" and packet in CONVOLUTIONS:
+            weight: Tensor = args[CONVOLUTIONS[packet]]
+            return weight.nbytes  # in oneDNN's own format
+        return 0
+
+    def operated(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
+        again = False
+        if self._backward_at is not None:
+            node = torch._C._current_autograd_node()
+            number = -1 if node is None else node._sequence_nr()
+            if 0 <= number < 2**63:  # else it hands a gradient to its parameter
+                self._backward_at = max(0, bisect_right(self._first_nodes, number) - 1)
+            again = torch.is_grad_enabled()  # activation checkpointing
+        in_pass: Pass = "forward" if self._backward_at is None else "backward"
+        part = self.parts[-1 if self._backward_at is None else self._backward_at]
+        if in_pass == "backward" and not part.moments["backward"]:
+            part.entered_bytes = self.before
+        inside = self._inside(function.overloadpacket, args)
+        part.moments[in_pass].append((self.bytes + inside, part.gradient_bytes))
+        if function.is_view or again:
+            return
+        packet = function.overloadpacket
+        kind: Kind = "convolution" if packet in CONVOLUTIONS else "product"
+        if packet in FLOPS:
+            flops = FLOPS[packet](*args, **kwargs, out_val=made)
+        else:
+            kind = "other"
+            flops = sum(tensor.numel() for tensor in _tensors(made))
+        counts = part.counts[in_pass, kind]
+        counts.flops += flops
+        counts.bytes += sum(each.nbytes for each in _tensors((args, kwargs, made)))
+        counts.calls += 1
+
+
+def trace(workload: Workload, recipe: Recipe, *, device_type: str = "cuda") -> Profile:
+    """Two steps of few samples each, on fake tensors; really on the CPU where these cannot.
+
+    Raises what the model or its loss raises in a real step.
+    """
+    sizes = [min(count, workload.training_samples) for count in SAMPLES]
+    try:
+        steps = _steps(
+            workload, recipe, sizes, device_type, FakeTensorMode(allow_non_fake_inputs=True)
+        )
+    except Exception as error:  # shapes or values that are not known
+        logger.info("traced by real steps, since fake tensors cannot: %s", error)
+        steps = _steps(workload, recipe, sizes, device_type, None)
+    model, first, second = steps
+    line = partial(_line, sizes[0], sizes[1])
+    units = tuple(_unit(a, b, line) for a, b in zip(first.parts, second.parts, strict=True))
+    state, temporary, together = _of_update(recipe.optimizer, device_type)
+    return Profile(
+        units=units,
+        size=ModelSize(
+            parameters=sum(unit.parameters for unit in units),
+            trained_parameters=sum(unit.trained_parameters for unit in units),
+        ),
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        batch_bytes=line(first.batch_bytes, second.batch_bytes),
+        state_values=state,
+        update_values=temporary,
+        updates_together=together,
+    )
+
+
+def _steps(
+    workload: Workload,
+    recipe: Recipe,
+    sizes: Sequence[int],
+    device_type: str,
+    fake: FakeTensorMode | None,
+) -> tuple[nn.Module, _Step, _Step]:
+    eager = recipe.model_copy(update={"compile": "none"})
+    model = (hollow_model(workload) if fake else None) or workload.build_model()
+    inside: AbstractContextManager[object] = nullcontext()
+    if fake is not None:
+        _make_fake(model, fake)
+        inside = fake
+    prepare(model, workload, eager)
+    blocks = wrapped(model, "blocks", workload.blocks(model))
+    made = []
+    for size in sizes:
+        plan = BatchPlan(global_batch=size, seed=recipe.seed)
+        batch = next(iter(workload.batches(plan, Shard(index=0, count=1)))).to(CPU)
+        if fake is not None:
+            batch = with_tensors(batch, fake.from_tensor)
+        step = _Step(model, blocks, batch, device_type)
+        with inside, step:
+            with autocast(recipe, CPU):
+                loss = workload.loss(model, batch)
+                share = share_of_step(loss, batch.step_weight, 1)
+            del loss
+            step.backward(share)
+        step.own_rest(model)
+        model.zero_grad(set_to_none=True)
+        made.append(step)
+    return model, made[0], made[1]
+
+
+def _make_fake(model: nn.Module, fake: FakeTensorMode) -> None:
+    """Parameters and buffers without memory, in place; tied ones stay tied."""
+    made: dict[int, Any] = {}
+
+    def converted(tensor: Tensor) -> Any:
+        if id(tensor) not in made:
+            with fake:
+                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            trained = tensor.requires_grad
+            made[id(tensor)] = (
+                nn.Parameter(empty, requires_grad=trained)
+                if isinstance(tensor, nn.Parameter)
+                else empty
+            )
+        return made[id(tensor)]
+
+    kept = [*model.parameters(), *model.buffers()]  # while they live, no other has their id
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = converted(tensor)
+    del kept
+
+
+def vars_of(batch: Batch) -> list[Any]:
+    return [getattr(batch, name) for name in batch.__dataclass_fields__]  # type: ignore[attr-defined]
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+
+
+def _line(first_samples: int, second_samples: int, first: float, second: float) -> Amount:
+    more = second_samples - first_samples
+    slope = (second - first) / more if more else first / first_samples
+    return Amount(fixed=first - slope * first_samples, per_sample=slope)
+
+
+def _unit(first: _Part, second: _Part, line: Callable[[float, float], Amount]) -> Unit:
+    trained = [parameter for parameter in first.parameters if parameter.requires_grad]
+    return Unit(
+        name=first.name,
+        parameters=sum(p.numel() for p in first.parameters),
+        trained_parameters=sum(p.numel() for p in trained),
+        largest_parameter=max((p.numel() for p in first.parameters), default=0),
+        block=first.block,
+        forward=_operations(first, second, "forward", line),
+        backward=_operations(first, second, "backward", line),
+        entered_bytes=line(first.entered_bytes, second.entered_bytes),
+        reduced_bytes=line(first.reduced_bytes, second.reduced_bytes),
+        saved_bytes=line(first.saved_bytes, second.saved_bytes),
+        forward_moments=_moments(first, second, "forward", line),
+        backward_moments=_moments(first, second, "backward", line),
+        gradient_moments=_moments(first, second, "gradient", line),
+    )
+
+
+def _operations(
+    first: _Part, second: _Part, in_pass: Pass, line: Callable[[float, float], Amount]
+) -> tuple[Operation, ...]:
+    kinds: tuple[Kind, ...] = ("product", "convolution", "other")
+    pairs = ((kind, first.counts[in_pass, kind], second.counts[in_pass, kind]) for kind in kinds)
+    return tuple(
+        Operation(
+            kind=kind, flops=line(a.flops, b.flops), bytes=line(a.bytes, b.bytes), calls=b.calls
+        )
+        for kind, a, b in pairs
+        if b.calls
+    )
+
+
+def _moments(
+    first: _Part, second: _Part, in_pass: Pass, line: Callable[[float, float], Amount]
+) -> tuple[Moment, ...]:
+    """Those that can be the fullest; where operations depend on values, the fullest of each."""
+    pairs = [*zip_longest(first.moments[in_pass], second.moments[in_pass])]
+    if any(a is None or b is None for a, b in pairs):
+        pairs = [(max(first.moments[in_pass]), max(second.moments[in_pass]))]
+    front: list[tuple[float, float, float]] = []
+    for a, b in pairs:
+        amount = line(a[0], b[0])
+        point = (amount.fixed, amount.per_sample, b[1])
+        if not any(_covers(other, point) for other in front):
+            front = [other for other in front if not _covers(point, other)] + [point]
+    return tuple(
+        Moment(bytes=Amount(fixed=fixed, per_sample=each), gradient_bytes=gradients)
+        for fixed, each, gradients in front
+    )
+
+
+def _covers(point: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(mine >= theirs for mine, theirs in zip(point, other, strict=True))
+
+
+def _of_update(spec: Optimizer, device_type: str) -> tuple[float, float, bool]:
+    """Values of state and temporary ones for each element, and whether all are updated together."""
+    if device_type == "cuda" and spec.name != "own" and spec.implementation == "default":
+        spec = spec.model_copy(update={"implementation": "foreach"})  # torch's choice there
+    elements, peaks, state = 1000, [], 0.0
+    for count in (1, 2):
+        tensors = [nn.Parameter(torch.ones(elements)) for _ in range(count)]
+        optimizer = made_optimizer(tensors, spec)
+        for tensor in tensors:
+            tensor.grad = torch.ones(elements)
+        optimizer.step()
+        held = [each for each in _tensors(dict(optimizer.state)) if each.numel() == elements]
+        state = len(held) / count
+        gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+        live = _Live((*tensors, *gradients, *held))
+        with live:
+            optimizer.step()
+        peaks.append(live.peak / (4 * elements))
+    return state, peaks[0], peaks[1] > 1.8 * peaks[0]

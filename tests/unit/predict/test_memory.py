@@ -1,0 +1,119 @@
+"""Predicted memory of invented models, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardmark.core.recipe import Recipe
+from shardmark.core.wire import ModelSize
+from shardmark.predict.memory import CONTEXT_BYTES, RankMemory, rank_memory
+from shardmark.predict.profile import Amount, Moment, Profile, Unit
+from shardmark.strategies import build_strategy
+
+PARAMETERS = 1000
+"""Of each of the blocks."""
+BLOCKS = 3
+STATE = 4 * PARAMETERS
+"""Bytes of one block's parameters."""
+WHOLE = BLOCKS * STATE
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe.model_validate(
+        {"per_rank_batch": 2, "steps": 1, "optimizer": {"name": "adam"}, **changes}
+    )
+
+
+def invented(per_sample: float = 0.0) -> Profile:
+    """Each block keeps so much of a sample; its gradients come one after the other."""
+    units = tuple(
+        Unit(
+            name=str(number),
+            parameters=PARAMETERS,
+            trained_parameters=PARAMETERS,
+            largest_parameter=PARAMETERS,
+            forward=(),
+            backward=(),
+            saved_bytes=Amount(per_sample=per_sample),
+            forward_moments=(Moment(bytes=Amount(per_sample=(number + 1) * per_sample)),),
+            backward_moments=(
+                Moment(bytes=Amount(fixed=STATE, per_sample=(number + 1) * per_sample)),
+            ),
+            gradient_moments=(
+                Moment(bytes=Amount(fixed=STATE, per_sample=(number + 1) * per_sample)),
+            ),
+            reduced_bytes=Amount(per_sample=number * per_sample),
+        )
+        for number in range(BLOCKS)
+    )
+    size = ModelSize(parameters=BLOCKS * PARAMETERS, trained_parameters=BLOCKS * PARAMETERS)
+    return Profile(units=units, size=size, state_values=2, update_values=1)
+
+
+def held(name: str, ranks: int = 4, profile: Profile | None = None, **changes: Any) -> RankMemory:
+    strategy = build_strategy(name, {})
+    return rank_memory(profile or invented(), strategy, recipe(**changes), ranks)
+
+
+def test_gradients_and_activations_are_not_added_up_where_they_do_not_meet() -> None:
+    """At the first gradient all activations are there; at the last one all gradients."""
+    many = held("single", 1, invented(per_sample=1e6))
+    assert many.activations == 2 * BLOCKS * 1e6
+    assert (many.gradients, many.temporary) == (0, STATE)
+    few = held("single", 1)
+    assert (few.gradients + few.temporary, few.activations) == (WHOLE + STATE, 0)
+    assert few.peak_bytes == 3 * WHOLE + WHOLE + STATE
+
+
+def test_the_update_may_be_the_fullest_moment() -> None:
+    found = held("single", 1, replace(invented(), update_values=3, updates_together=True))
+    assert (found.gradients, found.temporary) == (WHOLE, 3 * WHOLE)
+
+
+def test_buckets_hold_all_gradients_from_the_start() -> None:
+    found = held("ddp", profile=invented(per_sample=1e6))
+    assert (found.gradients, found.temporary) == (WHOLE, STATE)
+    assert found.activations == 2 * BLOCKS * 1e6
+
+
+def test_shards_beside_the_units_that_are_whole() -> None:
+    """In the middle: a unit, the next one's message, the last gradients' message."""
+    found = held("fsdp", profile=invented(per_sample=1e6))
+    assert (found.parameters, found.optimizer_state) == (WHOLE / 4, 2 * WHOLE / 4)
+    assert found.gathered == 2 * STATE
+    kept = held("fsdp-grad-op", profile=invented(per_sample=1e6))
+    assert kept.gathered == WHOLE + STATE  # in the last forward pass, with its message
+    hybrid = held("fsdp-hybrid", profile=invented(per_sample=1e6))
+    assert hybrid.parameters == WHOLE / 2
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_adds_masters_and_a_bucket(stage: int) -> None:
+    found = held(f"zero-{stage}", profile=invented(per_sample=1e6))
+    assert found.parameters == (WHOLE / 4 if stage == 3 else WHOLE)
+    assert found.optimizer_state == 3 * WHOLE / 4
+    buckets = 1 if stage == 3 else 2  # which overlap on a GPU
+    assert found.gathered + found.buffers - (WHOLE if stage == 3 else 0) == buckets * 25 * 2**20
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero-2", "zero-3"])
+def test_more_ranks_never_hold_more(name: str) -> None:
+    peaks = [held(name, ranks, invented(1e3)).peak_bytes for ranks in (4, 8, 16, 64)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero-1", "zero-2", "zero-3"])
+def test_micro_batches_share_activations_and_add_gradients(name: str) -> None:
+    profile = replace(invented(1e6), batch_bytes=Amount(per_sample=10))
+    whole = held(name, profile=profile)
+    parts = held(name, profile=profile, gradient_accumulation=2)
+    assert parts.activations == pytest.approx(whole.activations / 2, rel=1e-4)
+    assert parts.gradients >= whole.gradients
+
+
+def test_a_device_holds_more_than_tensors() -> None:
+    found = held("single", 1)
+    assert found.device_bytes > CONTEXT_BYTES + found.peak_bytes

@@ -1,0 +1,136 @@
+"""Profiles of small models that can be computed by hand, and against the allocator's own events."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from tests.unit.training.toy import ALONE, ToyWorkload, recipe
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from shardmark.measure.memory.tensors import allocator_rise_bytes
+from shardmark.measure.step.recorder import NoSpans
+from shardmark.predict.memory import rank_memory
+from shardmark.predict.profile import Profile
+from shardmark.predict.trace import trace
+from shardmark.strategies import build_strategy
+from shardmark.strategies.base import Server
+
+WIDTH = 300
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = inputs + self.layers(inputs)
+        return outputs
+
+
+def blocks() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, WIDTH), Block(), Block(), nn.Linear(WIDTH, 2))
+
+
+class LooksAtValues(nn.Module):
+    """What no fake tensor knows decides what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = blocks()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs)
+        return outputs if float(outputs.detach().sum()) < 1e9 else outputs + 1
+
+
+def summed(profiled: Profile, kind: str, samples: float) -> float:
+    operations = [each for unit in profiled.units for each in (*unit.forward, *unit.backward)]
+    return sum(each.flops.of(samples) for each in operations if each.kind == kind)
+
+
+def test_units_are_blocks_and_what_is_between() -> None:
+    found = trace(ToyWorkload(blocks), recipe())
+    named = {unit.name: unit for unit in found.units if unit.parameters}
+    block = 2 * WIDTH * (WIDTH + 1)
+    sizes = [(name, unit.block, unit.parameters) for name, unit in named.items()]
+    assert sizes == [
+        ("start", False, 5 * WIDTH),
+        ("1", True, block),
+        ("2", True, block),
+        ("after 2", False, 2 * (WIDTH + 1)),
+    ]
+    assert found.size.parameters == found.size.trained_parameters
+    assert found.size.parameters == sum(p.numel() for p in blocks().parameters())
+    # Inputs of two layers of products, tanh's outputs among them, and the sum that goes on.
+    assert named["2"].saved_bytes.of(10) == 10 * 4 * WIDTH * 2
+
+
+def test_products_are_counted_once_forward_and_twice_backward() -> None:
+    found = trace(ToyWorkload(blocks), recipe())
+    inner = 4 * WIDTH * WIDTH + 2 * WIDTH
+    first = 4 * WIDTH  # whose inputs need no gradient
+    assert summed(found, "product", 7) == pytest.approx(7 * 2 * (3 * inner + 2 * first))
+
+
+@pytest.mark.parametrize("model", [blocks, LooksAtValues])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> None:
+    """By the allocator's events, gradients and temporaries of the update included."""
+    workload = ToyWorkload(model)
+    chosen = recipe(optimizer={"name": optimizer, "lr": 0.1})
+    worker = build_strategy("single", {}).start(workload, chosen, ALONE)
+    assert not isinstance(worker, Server)
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiled:
+        worker.step(workload.batch(range(8)), NoSpans())
+        since = time.time_ns()
+        worker.step(workload.batch(range(8)), NoSpans())
+    rise = allocator_rise_bytes(profiled, since_nanoseconds=since)
+    found = rank_memory(
+        trace(workload, chosen, device_type="cpu"),
+        build_strategy("single", {}),
+        chosen,
+        1,
+        device_type="cpu",
+    )
+    parameters = 4 * sum(p.numel() for p in model().parameters())
+    assert found.parameters == parameters
+    assert found.optimizer_state == (2 * parameters if optimizer == "adamw" else 0)
+    still = found.parameters + found.optimizer_state
+    assert found.peak_bytes - still == pytest.approx(rise, rel=0.01)
+
+
+def test_checkpointing_keeps_less_and_computes_the_same_operations() -> None:
+    usual = trace(ToyWorkload(blocks), recipe())
+    again = trace(ToyWorkload(blocks), recipe(activation_checkpointing=True))
+    kept = [sum(u.saved_bytes.per_sample for u in found.units) for found in (usual, again)]
+    assert kept[1] < 0.7 * kept[0]
+    assert summed(again, "product", 5) == summed(usual, "product", 5)
+
+
+def test_what_is_traced_stays_on_the_line_of_other_batches() -> None:
+    """A step of 24 samples is as predicted from those of 4 and 8."""
+    found = trace(ToyWorkload(blocks), recipe())
+    workload = ToyWorkload(blocks)
+    model = workload.build_model()
+    kept: set[int] = set()
+    saved = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal saved
+        address = tensor.untyped_storage().data_ptr()
+        if address not in kept and not isinstance(tensor, nn.Parameter) and tensor.dim() == 2:
+            saved += tensor.nbytes if tensor.shape[0] == 24 else 0
+        kept.add(address)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = workload.loss(model, workload.batch(range(24)))
+    predicted = sum(u.saved_bytes.of(24) for u in found.units) + found.batch_bytes.of(24)
+    assert predicted == pytest.approx(saved, rel=0.02)
+    del loss
