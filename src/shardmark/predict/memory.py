@@ -105,7 +105,7 @@ def _moments(
         if held.reducing:
             yield at(unit.reduced_bytes.of(samples), kept, held.reducing, gradients + whole)
         gradients += held.kept_gradients
-    largest = max((unit.largest_parameter for unit in profile.units), default=0)
+    largest = max((size for unit in profile.units for size in unit.sizes), default=0)
     together = profile.updates_together or state.flat_update
     updated = state.optimizer_share * (trained if together else largest)
     if state.updating is not None:

@@ -55,8 +55,8 @@ class Unit:
     """Activations kept from the forward for the backward pass."""
     block: bool = True
     """Whether it is gathered by itself; what is between blocks is gathered for the whole pass."""
-    largest_parameter: int = 0
-    """Elements."""
+    sizes: tuple[int, ...] = ()
+    """Elements of each parameter."""
     forward_moments: tuple[Moment, ...] = ()
     """Among which is the fullest one, whatever the batch."""
     backward_moments: tuple[Moment, ...] = ()

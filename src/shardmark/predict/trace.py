@@ -345,7 +345,7 @@ def _unit(first: _Part, second: _Part, line: Callable[[float, float], Amount]) -
         name=first.name,
         parameters=sum(p.numel() for p in first.parameters),
         trained_parameters=sum(p.numel() for p in trained),
-        largest_parameter=max((p.numel() for p in first.parameters), default=0),
+        sizes=tuple(p.numel() for p in first.parameters),
         block=first.block,
         forward=_operations(first, second, "forward", line),
         backward=_operations(first, second, "backward", line),

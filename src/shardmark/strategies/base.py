@@ -124,7 +124,8 @@ class UnitSize(Protocol):
     def trained_parameters(self) -> int: ...
 
     @property
-    def largest_parameter(self) -> int: ...
+    def sizes(self) -> tuple[int, ...]:
+        """Of each parameter."""
 
     @property
     def block(self) -> bool:

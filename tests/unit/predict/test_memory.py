@@ -34,7 +34,7 @@ def invented(per_sample: float = 0.0) -> Profile:
             name=str(number),
             parameters=PARAMETERS,
             trained_parameters=PARAMETERS,
-            largest_parameter=PARAMETERS,
+            sizes=(PARAMETERS,),
             forward=(),
             backward=(),
             saved_bytes=Amount(per_sample=per_sample),

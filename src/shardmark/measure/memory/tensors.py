@@ -13,6 +13,7 @@ import psutil
 import torch
 from torch import Tensor
 from torch._C._autograd import DeviceType  # exported under no public name
+from torch._subclasses.fake_tensor import FakeTensor  # torch has no public one
 from torch.distributed.tensor import DTensor
 
 from shardmark.measure.system.cgroup import cgroup_limits
@@ -116,7 +117,8 @@ def _is_plain_tensor(item: object, device_type: str) -> bool:
     try:
         return (
             issubclass(type(item), Tensor)
-            and not isinstance(item, DTensor)  # its local part is found by itself
+            # A DTensor's local part is found by itself; a fake tensor has no memory.
+            and not isinstance(item, DTensor | FakeTensor)
             and item.device.type == device_type  # type: ignore[attr-defined]  # a Tensor by now
             and item.layout is torch.strided  # type: ignore[attr-defined]
         )

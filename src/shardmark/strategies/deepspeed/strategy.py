@@ -242,7 +242,7 @@ class Zero(Strategy):
                 )
             )
         return StepState(
-            parameters=held * (part if self.stage == 3 else 1.0),
+            parameters=held * (part if self.stage == 3 else 1.0) + self._small(units, width),
             optimizer_state=own,
             optimizer_share=part,
             gradients=part * whole if self.stage == 3 else 0.0,
@@ -255,24 +255,25 @@ class Zero(Strategy):
 
     def _fetched(self, units: Sequence[UnitSize], width: int) -> list[tuple[float, float]]:
         """Bytes of whole parameters in stage 3, in the forward and the backward pass of a unit."""
-        if self.stage < 3:
+        large = [width * float(unit.parameters) - self._small([unit], width) for unit in units]
+        if self.stage < 3 or not any(large):
             return [(0.0, 0.0)] * len(units)
-        total = sum(unit.parameters for unit in units)
-        stays = 2 * total <= self.max_reuse_distance
-        ahead = min(PREFETCHED_ELEMENTS, self.max_live_parameters)
-        found, past = [], 0
-        last = max(
-            i
-            for i, u in enumerate(units)
-            if not i or u.largest_parameter >= self.persistence_threshold
-        )
-        for index, unit in enumerate(units):
-            past += unit.parameters
-            live = past if stays else min(past, max(unit.parameters, self.max_live_parameters))
-            again = total if stays else min(total, max(unit.parameters, self.max_live_parameters))
-            message = min(total, max(unit.parameters, ahead)) if index <= last else 0
-            found.append((width * float(live + message), width * float(again)))
+        total = sum(large)
+        stays = 2 * total <= width * self.max_reuse_distance
+        live = total if stays else min(total, width * float(self.max_live_parameters))
+        ahead = width * float(min(PREFETCHED_ELEMENTS, self.max_live_parameters))
+        last = max(index for index, size in enumerate(large) if size)
+        found, past = [], 0.0
+        for index, size in enumerate(large):
+            past += size
+            message = min(total, max(size, ahead)) if index <= last else 0.0
+            found.append((max(size, min(past, live)) + message, max(size, live)))
         return found
+
+    def _small(self, units: Sequence[UnitSize], width: int) -> float:
+        """Bytes of parameters that stay whole in stage 3."""
+        limit = self.persistence_threshold if self.stage == 3 else 0
+        return width * float(sum(size for unit in units for size in unit.sizes if size < limit))
 
     def resume_blocker(self, recipe: Recipe) -> str | None:
         if recipe.precision == "fp16" and self._is_native(recipe):
