@@ -76,7 +76,7 @@ def run(
     plan = expand(resolved)
     budget_seconds = None if budget is None else parse_seconds(budget, "--budget")
     if dry_run:
-        from shardmark.cli.plan import print_plan
+        from shardmark.cli.dry_run import print_plan
 
         print_plan(resolved, plan, out, budget_seconds, remeasure=remeasure)
         return
