@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardmark.api.plan import plan
     from shardmark.api.run import Run, load, run
     from shardmark.core.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
 
@@ -18,10 +19,11 @@ __all__ = [
     "StrategyUnavailable",
     "__version__",
     "load",
+    "plan",
     "run",
 ]
 
-_HOMES = {"Run": "api.run", "load": "api.run", "run": "api.run"}
+_HOMES = {"Run": "api.run", "load": "api.run", "plan": "api.plan", "run": "api.run"}
 """Name -> module, for the names that are not in `errors`; imported when first asked for."""
 
 

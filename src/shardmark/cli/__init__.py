@@ -14,6 +14,7 @@ from shardmark.cli.doctor import doctor
 from shardmark.cli.export import export
 from shardmark.cli.init import init
 from shardmark.cli.list import list_
+from shardmark.cli.plan import plan
 from shardmark.cli.report import report
 from shardmark.cli.run import run
 from shardmark.cli.schema import schema
@@ -59,6 +60,7 @@ def _shardmark(
 
 
 app.command("run")(run)
+app.command("plan")(plan)
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("export")(export)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from pydantic import Field
@@ -118,6 +119,7 @@ class Layout:
         )
 
 
+@lru_cache(maxsize=64)
 def data_parallel(
     count: int, *, nodes: int = 1, group: int = 1, holds: Fractions | None = None
 ) -> Layout:
@@ -136,6 +138,7 @@ def data_parallel(
     return Layout(ranks=tuple(ranks), data=count // group, shard=group)
 
 
+@lru_cache(maxsize=64)
 def on_mesh(mesh: Mesh, *, nodes: int = 1, holds: Fractions | None = None) -> Layout:
     """Neighbours divide a layer or a sequence; then come a share's stages, the shards of a copy,
     the copies.

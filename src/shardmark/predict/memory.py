@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
@@ -34,7 +35,8 @@ class RankMemory:
 
     @property
     def peak_bytes(self) -> float:
-        return float(sum(astuple(self)))
+        state = self.parameters + self.gradients + self.optimizer_state
+        return state + self.gathered + self.buffers + self.activations + self.temporary
 
     @property
     def device_bytes(self) -> float:
@@ -54,63 +56,65 @@ def rank_memory(
     """The training rank that holds most."""
     layout = strategy.layout(world_size, nodes)
     state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
-    return max(_moments(profile, layout, state, recipe), key=lambda moment: moment.peak_bytes)
+    return fullest(profile, layout, state, recipe)
 
 
-def _moments(
-    profile: Profile, layout: Layout, state: StepState, recipe: Recipe
-) -> Iterator[RankMemory]:
+def fullest(profile: Profile, layout: Layout, state: StepState, recipe: Recipe) -> RankMemory:
+    """The moment of a step at which a rank with that state holds most; only sizes of the layout
+    count."""
     passes = recipe.gradient_accumulation
     samples = samples_of_share(recipe, layout.shares) / passes
     divided = layout.tensor * layout.sequence * layout.pipeline
-    trained = profile.size.trained_parameters
-    others = (passes - 1) * profile.batch_bytes.of(samples)
-    own_state = state.optimizer_share * profile.state_values * FP32_BYTES * trained
-    still = RankMemory(
+    moments = _moments(profile, state, samples, divided)
+    at = max(moments, key=lambda at: at.live / divided + at.gathered + at.gradients)
+    kept = min(at.live, at.saved)
+    values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
+    return RankMemory(
         parameters=state.parameters,
-        gradients=state.gradients,
-        optimizer_state=state.optimizer_state + own_state,
-        gathered=0.0,
+        gradients=state.gradients + at.gradients,
+        optimizer_state=state.optimizer_state + FP32_BYTES * values,
+        gathered=at.gathered,
         buffers=state.buffers + profile.buffer_bytes,
-        activations=others,
-        temporary=0.0,
+        activations=(passes - 1) * profile.batch_bytes.of(samples) + kept / divided,
+        temporary=(at.live - kept) / divided,
     )
 
-    def at(live: float, saved: float, gathered: float, gradients: float) -> RankMemory:
-        kept = min(live, saved)
-        return replace(
-            still,
-            gradients=still.gradients + gradients,
-            gathered=gathered,
-            activations=others + kept / divided,
-            temporary=(live - kept) / divided,
-        )
 
+class _At(NamedTuple):
+    """Bytes at one moment, those of activations before layers are divided."""
+
+    live: float
+    saved: float
+    """Of them for the backward pass."""
+    gathered: float
+    gradients: float
+
+
+def _moments(profile: Profile, state: StepState, samples: float, divided: int) -> Iterator[_At]:
     saved = [profile.batch_bytes.of(samples)]
     for unit, held in zip(profile.units, state.units, strict=True):
         saved.append(saved[-1] + unit.saved_bytes.of(samples))
         for moment in unit.forward_moments:
-            yield at(moment.bytes.of(samples), saved[-1], held.forward, 0.0)
+            yield _At(moment.bytes.of(samples), saved[-1], held.forward, 0.0)
     gradients = 0.0
     backwards = zip(profile.units, state.units, saved[1:], strict=True)
     for unit, held, kept in reversed([*backwards]):
-        yield at(unit.entered_bytes.of(samples), kept, held.entering, gradients)
+        yield _At(unit.entered_bytes.of(samples), kept, held.entering, gradients)
         for moment in unit.backward_moments:
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield at(moment.bytes.of(samples), kept, held.backward, fresh)
+            yield _At(moment.bytes.of(samples), kept, held.backward, fresh)
         for moment in unit.gradient_moments if held.copied else ():
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield at(moment.bytes.of(samples), kept, held.backward + held.copied, fresh)
+            yield _At(moment.bytes.of(samples), kept, held.backward + held.copied, fresh)
         whole = state.fresh_gradients * FP32_BYTES * unit.trained_parameters
         if held.reducing:
-            yield at(unit.reduced_bytes.of(samples), kept, held.reducing, gradients + whole)
+            yield _At(unit.reduced_bytes.of(samples), kept, held.reducing, gradients + whole)
         gradients += held.kept_gradients
+    trained = profile.size.trained_parameters
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)
     together = profile.updates_together or state.flat_update
     updated = state.optimizer_share * (trained if together else largest)
     if state.updating is not None:
         gradients = state.updating - state.gradients
-    yield replace(
-        at(saved[0], saved[0], 0.0, gradients),
-        temporary=profile.update_values * FP32_BYTES * updated,
-    )
+    temporary = divided * profile.update_values * FP32_BYTES * updated
+    yield _At(saved[0] + temporary, saved[0], 0.0, gradients)

@@ -151,9 +151,14 @@ def plan_step(
     passes = recipe.gradient_accumulation
     samples = samples_of_share(recipe, layout.shares) / passes
     parts = layout.tensor * layout.pipeline
+    inside, pieces = layout.tensor * layout.sequence, strategy.pieces(world_size, nodes)
     forward, backward = (
         [
-            operation_seconds(operations, samples, node.card, recipe, constants) / parts
+            pieces
+            * operation_seconds(
+                operations, samples / pieces, node.card, recipe, constants, parts=inside
+            )
+            / layout.pipeline
             for operations in of_units
         ]
         for of_units in (

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import Layout, data_parallel
+from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.mathematics import ONE_DEVICE, Mathematics
 from shardmark.core.shares import StepShard
@@ -335,9 +335,22 @@ class Strategy(ABC):
         """
         return
 
+    def passing(
+        self, workload: Workload, model: nn.Module, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, Any]:
+        """Fields of `ModelSize` about what passes between ranks inside of the model.
+
+        The model may be without data.  Only layouts that divide layers or sequences are asked.
+        """
+        return {}
+
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """How so many training ranks are factored, and what each process sees and holds."""
         return data_parallel(world_size, nodes=nodes)
+
+    def holds(self, world_size: int, nodes: int = 1) -> Fractions:
+        """What a training rank holds, by the layout."""
+        return self.layout(world_size, nodes).ranks[0].holds
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
@@ -360,7 +373,7 @@ class Strategy(ABC):
         device_type: str = "cuda",
     ) -> StepState:
         """What a training rank holds of the model's state; here, what its layout says."""
-        holds = self.layout(world_size, nodes).ranks[0].holds
+        holds = self.holds(world_size, nodes)
         gradients = [holds.gradients * FP32_BYTES * unit.trained_parameters for unit in units]
         accumulates = recipe.gradient_accumulation > 1
         return StepState(
@@ -376,6 +389,10 @@ class Strategy(ABC):
     def bubble(self, world_size: int, nodes: int = 1) -> float:
         """Time that a rank of a pipeline waits for it to fill and drain, over that it computes."""
         return 0.0
+
+    def pieces(self, world_size: int, nodes: int = 1) -> int:
+        """In how many parts a rank computes the samples of a pass: a pipeline's micro-batches."""
+        return 1
 
     def for_workload(self, options: WorkloadOptions) -> Self:
         """Itself, or with what suits the workload in place of options that are left open."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -86,7 +86,13 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     Raises `InputError` where values do not go together or the batch cannot be shared.
     """
     left_out: list[LeftOut] = []
-    cells = _cells(experiment, device_type, left_out)
+    asked = _asked_sizes(experiment, left_out)
+    cells = _cells(
+        experiment,
+        device_type,
+        left_out,
+        lambda spec: _sizes(experiment, spec, asked, left_out),
+    )
     _check_batches(cells)
     _check_each(cells)
     count = len(cells) * experiment.measure.repeats.at_most
@@ -102,7 +108,24 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     return Plan(trials=tuple(trials), left_out=tuple(left_out))
 
 
-def _cells(experiment: Experiment, device_type: DeviceType, left_out: list[LeftOut]) -> list[Trial]:
+def cells_of_any_size(experiment: Experiment) -> tuple[list[Trial], list[LeftOut]]:
+    """Every strategy with every value of the axes that are no sizes, as if on one rank; and
+    strategies that lack an option.
+
+    Raises `InputError` where values do not go together.
+    """
+    left_out: list[LeftOut] = []
+    matrix = {key: values for key, values in experiment.matrix.items() if key not in SIZE_AXES}
+    sizeless = experiment.model_copy(update={"matrix": matrix})
+    return _cells(sizeless, "cuda", left_out, lambda _: [(1, 1)]), left_out
+
+
+def _cells(
+    experiment: Experiment,
+    device_type: DeviceType,
+    left_out: list[LeftOut],
+    sizes_of: Callable[[StrategySpec], Sequence[tuple[int, int]]],
+) -> list[Trial]:
     """The first repeat of each cell, without its id."""
     axes = {
         key: values
@@ -111,11 +134,10 @@ def _cells(experiment: Experiment, device_type: DeviceType, left_out: list[LeftO
     }
     cells: list[Trial] = []
     errors: dict[str, InputError] = {}
-    asked = _asked_sizes(experiment, left_out)
     entries = list(_entries(experiment, left_out))
     combinations, ranks = _combinations(axes), 0
     for spec, overrides in entries:
-        sizes = _sizes(experiment, spec, asked, left_out)
+        sizes = sizes_of(spec)
         ranks += len(combinations) * sum(world_size for world_size, _ in sizes)
         if ranks > MOST_RANKS_OF_CELLS:
             found, allowed = f"{ranks:,} ranks in all cells", f"at most {MOST_RANKS_OF_CELLS:,}"
@@ -249,9 +271,9 @@ def _sizes(
 ) -> list[tuple[int, int]]:
     """The sizes that make sense for the strategy; one rank if it only runs alone."""
     strategy = build_strategy(spec.name, spec.options)
-    reasons = {size: _unsupported_reason(strategy, *size) for size in asked}
+    reasons = {size: unsupported_reason(strategy, *size) for size in asked}
     sizes = [size for size, reason in reasons.items() if reason is None]
-    alone = not sizes and _unsupported_reason(strategy, 1, 1) is None
+    alone = not sizes and unsupported_reason(strategy, 1, 1) is None
     sizes = [(1, 1)] if alone else sizes
     if not alone or not experiment.matrix.keys().isdisjoint(SIZE_AXES):
         left_out += (
@@ -268,7 +290,7 @@ def _sizes(
     return sizes
 
 
-def _unsupported_reason(strategy: Strategy, world_size: int, nodes: int) -> str | None:
+def unsupported_reason(strategy: Strategy, world_size: int, nodes: int) -> str | None:
     """Why no machines could run the strategy so; None if some could."""
     training = len(strategy.layout(world_size).training_ranks)
     if training % nodes:

@@ -121,6 +121,24 @@ def load_node(name: str) -> NodeType:
     return NodeType(card=load_card(str(beside) if beside.is_file() else node.card), node=node)
 
 
+def joined_node(name: str, nodes: int) -> tuple[NodeType, list[str]]:
+    """`load_node`; for several nodes of `h100x8` with the network of one that ships and has as many
+    of that card, and a note about it."""
+    found = load_node(name)
+    if nodes == 1 or found.node.network_bytes_per_second is not None:
+        return found, []
+    for other in names("nodes"):
+        of_other = load_node(other).node
+        alike = (of_other.card, of_other.devices) == (found.node.card, found.node.devices)
+        if alike and of_other.network_bytes_per_second is not None:
+            network = {"network_bytes_per_second": of_other.network_bytes_per_second}
+            node = found.node.model_copy(update=network)
+            each = of_other.network_bytes_per_second / 1e9
+            note = f"Between nodes: the network of {other}, {each:g} GB/s each way."
+            return NodeType(card=found.card, node=node), [note]
+    return found, []
+
+
 def _content(kind: Kind, name: str) -> Any:
     if Path(name).is_file():
         return parse_yaml(Path(name).read_text(encoding="utf-8"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
+from shardmark.core.shares import Shard
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.strategies.checkpoint_state import local
 from shardmark.strategies.layers.divided import (
@@ -32,7 +34,7 @@ from shardmark.strategies.layers.divided import (
     total_norm,
 )
 from shardmark.strategies.step import autocast, share_of_step
-from shardmark.workloads.base import Batch, Undivided, Workload
+from shardmark.workloads.base import Batch, BatchPlan, Undivided, Workload
 
 Parts = Sequence[nn.Module]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -251,6 +253,28 @@ class HollowStages:
             return passed
         part = passed.chunk(self._sequence_ranks, dim=SEQUENCE_DIM)[0]
         return torch.empty_like(part, requires_grad=True)
+
+
+def passed_between(stages: Sequence[Parts], workload: Workload) -> dict[str, int]:
+    """Bytes of a sample between stages, both ways, and tied elements, as `ModelSize` has them.
+
+    Found on a copy without data, in the precision of the parameters: what autocast narrows on its
+    way through a block is widened where it is added up.
+    """
+    plan = BatchPlan(global_batch=1, seed=0)
+    batch = next(iter(workload.batches(plan, Shard(index=0, count=1))))
+    args, kwargs = tree_map_only(
+        Tensor, lambda given: torch.empty_like(given, device="meta"), call_of(workload, batch)
+    )
+    hollow = [nn.ModuleList(parts).to("meta") for parts in copy.deepcopy(stages)]
+    sent = 0
+    for parts in hollow[:-1]:
+        given = chained([*parts], *args, **kwargs)
+        args, kwargs = given if isinstance(given, tuple) else (given,), {}
+        sent += sum(tensor.nbytes * (2 if tensor.requires_grad else 1) for tensor in args)
+    holders = Counter(p for parts in hollow for p in {*parts.parameters()} if p.requires_grad)
+    tied = sum(parameter.numel() for parameter, count in holders.items() if count > 1)
+    return {"between_stages_bytes": sent, "tied_parameters": tied}
 
 
 @dataclass(kw_only=True, eq=False)

@@ -164,6 +164,10 @@ class Layered(Strategy):
         return self.micro_batches or MICRO_BATCHES_A_RANK * pipeline
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
+        factors = self.factors(world_size, nodes)
+        return on_mesh(factors, nodes=nodes, holds=self.holds(world_size, nodes))
+
+    def holds(self, world_size: int, nodes: int = 1) -> Fractions:
         """Stages are balanced, not equal: a rank's fraction is that of equal ones.
 
         Gradients of a stage add up whole on each rank until its last micro-batch.
@@ -172,12 +176,11 @@ class Layered(Strategy):
         part = 1 / factors.of_a_share
         sharded = part / factors.shard
         staged = factors.pipeline > 1
-        holds = Fractions(
+        return Fractions(
             parameters=sharded if self.reshard_after_forward and not staged else part,
             gradients=part if staged else sharded,
             optimizer_state=sharded,
         )
-        return on_mesh(factors, nodes=nodes, holds=holds)
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
@@ -283,6 +286,10 @@ class Layered(Strategy):
         unfilled = 1 / 3 if self.schedule == "zero-bubble" else 1.0
         return unfilled * (ranks - 1) / stages
 
+    def pieces(self, world_size: int, nodes: int = 1) -> int:
+        ranks = self.factors(world_size, nodes).pipeline
+        return self._micro_batches(ranks) if ranks > 1 else 1
+
     def loads(self) -> tuple[str, ...]:
         modules = {
             "tensor": "torch.distributed.tensor.parallel",
@@ -308,6 +315,18 @@ class Layered(Strategy):
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
         self._cut(workload, model, self.factors(world_size, nodes))
+
+    def passing(
+        self, workload: Workload, model: nn.Module, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, Any]:
+        from shardmark.strategies.layers.passing import counted_passing
+        from shardmark.strategies.layers.stages import passed_between
+
+        factors = self.factors(world_size, nodes)
+        plan, stages = self._cut(workload, model, factors)
+        counted = {} if plan is None else counted_passing(workload, model, recipe, plan)
+        between = passed_between(stages, workload) if stages else {}
+        return {**counted, **between}
 
     def _cut(
         self, workload: Workload, model: nn.Module, factors: Mesh

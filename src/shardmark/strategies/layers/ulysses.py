@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
@@ -132,6 +132,14 @@ class Ulysses(Strategy):
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
         self._plan(workload, self.factors(world_size, nodes), model)
+
+    def passing(
+        self, workload: Workload, model: nn.Module, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, Any]:
+        from shardmark.strategies.layers.passing import counted_passing
+
+        plan = self._plan(workload, self.factors(world_size, nodes), model)
+        return counted_passing(workload, model, recipe, plan)
 
     def _plan(self, workload: Workload, factors: Mesh, model: nn.Module) -> SequencePlan:
         from shardmark.strategies.layers.sequences import problems_with

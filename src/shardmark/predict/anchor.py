@@ -1,0 +1,216 @@
+"""A stored run of the user's as what predictions start from: its factors, its speed, its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from shardmark.core.errors import InputError
+from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
+from shardmark.predict.hardware.catalogue import NodeType, load_card, load_node, names
+from shardmark.predict.intervals import Kind
+from shardmark.predict.step import Factors, Step, plan_step
+from shardmark.predict.timing import Constants
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun
+from shardmark.strategies.base import samples_of_share
+from shardmark.trials.trial import Trial
+
+if TYPE_CHECKING:
+    from shardmark.predict.models import Models
+
+ELSEWHERE = frozenset(
+    {
+        *("training_samples", "validation_samples", "loader_workers", "data_dir", "download"),
+        *("on_broken", "augment"),
+    }
+)
+"""Options of a task that leave a step's computing as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """What measured trials say about one cell."""
+
+    factors: Factors
+    samples_per_second_per_device: float
+    """Measured; on another card, times what its peak is to the measured one's."""
+    nodes: int
+    """Of the largest trial that was used."""
+    same_card: bool
+
+    def kind(self, nodes: int) -> Kind:
+        """What lies between what was measured and a prediction on so many nodes."""
+        if not self.same_card:
+            return "another card"
+        return "more nodes" if nodes > self.nodes else "more ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """All repeats of one cell."""
+
+    trial: Trial
+    device: str
+    samples_per_second: float
+
+    @property
+    def step_seconds(self) -> float:
+        return self.trial.batch_per_step / self.samples_per_second
+
+    @property
+    def micro_batch(self) -> float:
+        recipe = self.trial.recipe
+        return samples_of_share(recipe, self.trial.layout.shares) / recipe.gradient_accumulation
+
+    @property
+    def devices(self) -> int:
+        return self.trial.layout.devices
+
+
+class Anchors:
+    """A run's trials, found for each cell of an experiment."""
+
+    def __init__(
+        self,
+        run: StoredRun,
+        on: NodeType,
+        cells: Sequence[Trial],
+        models: Models,
+        constants: Constants,
+    ) -> None:
+        """Raises `InputError` where no trial tells of any cell."""
+        self._on = on
+        self._models = models
+        self._constants = constants
+        self._path = str(run.path)
+        self._measured = list(_measured(run.trials))
+        self._used: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
+        if not any(self._like(cell) for cell in cells):
+            found = "it has no measured trial of this model in this precision"
+            raise InputError(f"--from {run.path}", found, "measure one, or leave --from out")
+
+    @property
+    def told(self) -> str:
+        return "; ".join(self._used)
+
+    def of(self, cell: Trial) -> Anchor | None:
+        """None where no trial is of its model in its precision.
+
+        The trial on the fewest devices gives the compute factor; of the same strategy, the one on
+        most gives the communication factor, or all other strategies' middle one.
+        """
+        alike = self._like(cell)
+        recipe = cell.recipe
+        if not alike:
+            self.notes[f"No trial of {self._path} is in {recipe.precision}: no interval."] = None
+            return None
+        first = min(alike, key=lambda each: (each.devices, -each.micro_batch))
+        node, same = self._node_of(first)
+        factors = calibrate_compute(
+            self._step(first, node),
+            first.step_seconds,
+            first.micro_batch,
+            self._constants,
+            Factors(),
+        )
+        self._tell(first)
+        several = [each for each in alike if same and each.devices > first.devices]
+        own = [each for each in several if each.trial.strategy == cell.strategy]
+        largest = [max(own, key=lambda each: each.devices)] if own else several
+        found = [*self._communication(largest, node, factors)]
+        if found:
+            factors = Factors(
+                compute=factors.compute, communication=median(each for _, each in found)
+            )
+        fewest = min(own or [first], key=lambda each: each.devices)
+        measured, planned = (
+            each.card.peak(recipe.precision, tf32=recipe.tf32) for each in (node, self._on)
+        )
+        return Anchor(
+            factors=factors,
+            samples_per_second_per_device=fewest.samples_per_second
+            / fewest.devices
+            * (1.0 if same else planned / measured),
+            nodes=max(each.trial.nodes for each in (first, *(each for each, _ in found))),
+            same_card=same,
+        )
+
+    def _communication(
+        self, several: Iterable[_Measured], node: NodeType, factors: Factors
+    ) -> Iterable[tuple[_Measured, float]]:
+        for each in several:
+            try:
+                step = self._step(each, node)
+                if not each.devices > 1 or not step.traffic:
+                    continue
+                found = calibrate_communication(step, each.step_seconds, self._constants, factors)
+            except InputError as error:
+                told = f"{each.trial.title} tells nothing of communication: {error}"
+                self.notes[told] = None
+                continue
+            self._tell(each)
+            yield each, found.communication
+
+    def _step(self, measured: _Measured, node: NodeType) -> Step:
+        trial = measured.trial
+        profile = self._models.profile(trial.workload, trial.recipe)
+        return plan_step(
+            profile,
+            trial.built_strategy,
+            trial.recipe,
+            trial.world_size,
+            node,
+            nodes=trial.nodes,
+            constants=self._constants,
+        )
+
+    def _tell(self, measured: _Measured) -> None:
+        seconds = measured.step_seconds
+        self._used[f"{measured.trial.title} of {self._path}, {seconds:.4g} s a step"] = None
+
+    def _like(self, cell: Trial) -> list[_Measured]:
+        """Trials of the same model in the same precision."""
+        model = cell.workload.model_dump(exclude=set(ELSEWHERE))
+        return [
+            each
+            for each in self._measured
+            if each.trial.recipe.precision == cell.recipe.precision
+            and each.trial.workload.model_dump(exclude=set(ELSEWHERE)) == model
+        ]
+
+    def _node_of(self, measured: _Measured) -> tuple[NodeType, bool]:
+        """The machine of a trial, and whether its card is the planned one."""
+        device = measured.device
+        if self._on.card.device in (None, device):
+            return self._on, True
+        each = max(1, measured.trial.world_size // measured.trial.nodes)
+        for name in names("cards"):
+            if load_card(name).device == device:
+                return load_node(f"{name}x{each}"), False
+        found = f"it ran on {device!r}, of which no card is known"
+        allowed = "start from a card that ships; or plan on it, with its YAML file as --on"
+        raise InputError(f"--from {self._path}", found, allowed)
+
+
+def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
+    """Each cell once, with the median speed of its repeats."""
+    cells: dict[str, list[tuple[Trial, str, float]]] = {}
+    for result in results:
+        rate = result.metrics.get("samples_per_second")
+        if result.outcome is not Outcome.OK or rate is None or not result.ranks:
+            continue
+        try:
+            trial = Trial.model_validate(result.trial)
+        except ValidationError:  # of another version
+            continue
+        key = trial.model_copy(update={"repeat": 0, "id": ""}).model_dump_json()
+        cells.setdefault(key, []).append((trial, result.ranks[0].device, rate.value))
+    for repeats in cells.values():
+        trial, device, _ = repeats[0]
+        yield _Measured(trial, device, median(rate for *_, rate in repeats))

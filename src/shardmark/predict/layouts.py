@@ -1,0 +1,136 @@
+"""Which layouts a model allows, for the search; and the best one as an experiment to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+from shardmark.config.experiment import Experiment
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.layout import Mesh
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import Recipe
+from shardmark.core.wire import ModelSize
+from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.models import Models
+from shardmark.predict.search import DIVIDED, Division, Search, Searcher
+from shardmark.predict.step import Factors
+from shardmark.predict.timing import Constants
+from shardmark.trials.trial import StrategySpec, Trial
+
+MOST_STAGES = 64
+CHECKPOINTING = (False, True)
+
+
+def searcher_of(
+    cell: Trial,
+    node: NodeType,
+    nodes: int,
+    models: Models,
+    *,
+    constants: Constants,
+    factors: Factors,
+) -> Searcher:
+    """Of the cell's model and recipe, whatever its strategy."""
+    recipe = cell.recipe.model_copy(update={"gradient_accumulation": 1})
+    recipes = {
+        again: recipe.model_copy(update={"activation_checkpointing": again})
+        for again in CHECKPOINTING
+    }
+    profiles = {again: models.profile(cell.workload, each) for again, each in recipes.items()}
+
+    @cache
+    def inside(again: bool, tensor: int) -> Mapping[str, Any]:
+        return models.passing(_divided(cell, recipes[again], tensor, 1), tensor, 1)
+
+    @cache
+    def between(pipeline: int) -> Mapping[str, Any]:
+        return models.passing(_divided(cell, recipe, 1, pipeline), pipeline, 1)
+
+    sizes: dict[Division, ModelSize] = {}
+    divisions = [*_divisions(cell, recipe, node, nodes, models)]
+    least = min((tensor for tensor, _ in divisions if tensor > 1), default=1)
+    for (tensor, pipeline), again in product(divisions, recipes):
+        # What passes inside of layers is the same for any number of ranks.
+        passing = {
+            **(inside(again, least) if tensor > 1 else {}),
+            **(between(pipeline) if pipeline > 1 else {}),
+        }
+        sizes[again, tensor, pipeline] = replace(profiles[again].size, **passing)
+    return Searcher(
+        profiles=profiles,
+        sizes=sizes,
+        recipe=recipe,
+        node=node,
+        ranks=node.node.devices * nodes,
+        nodes=nodes,
+        constants=constants,
+        factors=factors,
+    )
+
+
+def _divisions(
+    cell: Trial, recipe: Recipe, node: NodeType, nodes: int, models: Models
+) -> Iterator[tuple[int, int]]:
+    """Tensor ranks, inside a node, and stages that the model allows; whole layers first."""
+    devices = node.node.devices
+    ranks = devices * nodes
+    machine = Machine(device_type="cuda", device_count=ranks, cores=ranks)
+    for tensor in (size for size in range(1, devices + 1) if devices % size == 0):
+        for pipeline in (size for size in range(1, MOST_STAGES + 1) if ranks % size == 0):
+            parts = tensor * pipeline
+            if ranks % parts:
+                continue
+            with suppress(StrategyUnavailable):
+                if parts > 1:
+                    divided = _divided(cell, recipe, tensor, pipeline)
+                    strategy = divided.built_strategy
+                    strategy.check(parts, machine, divided.recipe)
+                    models.check(divided, parts, 1)
+                yield tensor, pipeline
+
+
+def _divided(cell: Trial, recipe: Recipe, tensor: int, pipeline: int) -> Trial:
+    """The cell with its layers divided, and samples for each stage."""
+    mesh = {"tensor": tensor, "pipeline": pipeline}
+    batch = {"global_batch": None, "per_rank_batch": 2 * pipeline}
+    fields = {name: getattr(cell, name) for name in Trial.model_fields}
+    changed = {
+        "strategy": StrategySpec(name=DIVIDED, options={"mesh": mesh}),
+        "recipe": recipe.model_copy(update=batch),
+    }
+    return Trial(**(fields | changed))
+
+
+def winner_of(search: Search, experiment: Experiment, cell: Trial) -> Experiment | None:
+    """The fastest layout as the experiment's only cell; None where nothing fits."""
+    if not search.front:
+        return None
+    best = search.front[0]
+    options = {
+        name: value.model_dump(exclude_defaults=True) if isinstance(value, Mesh) else value
+        for name, value in best.options.items()
+    }
+    content = experiment.model_dump(mode="json")
+    recipe = {
+        **cell.recipe.model_dump(mode="json"),
+        "activation_checkpointing": best.activation_checkpointing,
+        "gradient_accumulation": best.gradient_accumulation,
+    }
+    return Experiment.model_validate(
+        {
+            **content,
+            "name": f"{experiment.name}-best",
+            "workload": cell.workload.model_dump(mode="json"),
+            "recipe": recipe,
+            "matrix": {
+                "strategy": [{"name": best.strategy, **options}],
+                "world_size": [search.ranks],
+            },
+            "placement": {"nodes": search.nodes},
+        }
+    )

@@ -1,0 +1,102 @@
+"""Builds and traces the models that a plan asks about.  Imports torch when first asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardmark.core.errors import DataError
+from shardmark.core.recipe import Recipe
+from shardmark.predict.profile import Profile
+from shardmark.trials.trial import Trial
+from shardmark.workloads import check_data
+from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.vision.options import ClassificationOptions
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shardmark.workloads.base import Workload
+
+STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
+"""Training samples of data sets whose pictures `random` has in shape and classes."""
+
+
+class Models:
+    """Each model once, and each of its profiles."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, None] = {}
+        self._built: list[tuple[WorkloadOptions, Workload, nn.Module]] = []
+        self._traced: list[tuple[tuple[object, ...], Profile]] = []
+        self._samples: list[tuple[WorkloadOptions, int | None]] = []
+
+    def profile(self, options: WorkloadOptions, recipe: Recipe) -> Profile:
+        """Of its steps.  Raises `ShardmarkError` for one that cannot be built or traced."""
+        from shardmark.predict.trace import trace
+
+        key = (options, recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
+        for known, profile in self._traced:
+            if known == key:
+                return profile
+        profile = trace(self._model(options, recipe)[0], recipe)
+        self._traced.append((key, profile))
+        return profile
+
+    def check(self, cell: Trial, world_size: int, nodes: int) -> None:
+        """Raise `StrategyUnavailable` for a model that the cell's strategy cannot divide."""
+        workload, model = self._model(cell.workload, cell.recipe)
+        cell.built_strategy.check_model(workload, model, world_size, nodes)
+
+    def passing(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
+        """Fields of `ModelSize` about what passes between ranks inside of the model."""
+        from shardmark.strategies.initial_weights import hollow_model
+
+        workload, _ = self._model(cell.workload, cell.recipe)
+        # Counting leaves its marks on a model.
+        counted = hollow_model(workload) or workload.build_model()
+        return cell.built_strategy.passing(workload, counted, cell.recipe, world_size, nodes)
+
+    def training_samples(self, options: WorkloadOptions) -> int | None:
+        """None where the ranks alone could tell."""
+        for known, count in self._samples:
+            if known == options:
+                return count
+        try:
+            count = None if options.fetches_data else check_data(options)
+        except DataError:
+            count = options.training_samples or STAND_INS.get(getattr(options, "dataset", ""))
+        self._samples.append((options, count))
+        return count
+
+    def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module]:
+        """The task, and its model, without weights where it can be built so."""
+        from shardmark.strategies.initial_weights import hollow_model
+        from shardmark.workloads import build_workload
+
+        for known, built, hollow in self._built:
+            if known == options:
+                return built, hollow
+        workload = build_workload(self._here(options), recipe.seed)
+        model = hollow_model(workload) or workload.build_model()
+        self._built.append((options, workload, model))
+        return workload, model
+
+    def _here(self, options: WorkloadOptions) -> WorkloadOptions:
+        """Itself, or made-up pictures of the same size where its data are elsewhere."""
+        stands = isinstance(options, ClassificationOptions) and options.dataset in STAND_INS
+        try:
+            if not (stands and options.fetches_data):
+                check_data(options)
+                return options
+        except DataError:
+            if not stands:
+                raise
+        changes: dict[str, Any] = dict.fromkeys(
+            ("data_dir", "training_samples", "validation_samples")
+        )
+        name = getattr(options, "dataset", "")
+        self.notes[f"{name} is not here: made-up pictures of its size were traced."] = None
+        return options.model_copy(
+            update={**changes, "dataset": "random", "download": False, "loader_workers": 0}
+        )

@@ -1,0 +1,417 @@
+"""What every strategy of an experiment needs and reaches on machines that nobody has measured."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from shardmark.config.axes import title_of
+from shardmark.config.experiment import Experiment
+from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import MOST_RANKS, Recipe
+from shardmark.core.text import as_text, with_options
+from shardmark.predict.anchor import Anchor, Anchors
+from shardmark.predict.hardware.catalogue import NodeType, joined_node
+from shardmark.predict.intervals import interval
+from shardmark.predict.layouts import searcher_of, winner_of
+from shardmark.predict.memory import RankMemory, rank_memory
+from shardmark.predict.models import Models
+from shardmark.predict.profile import Profile
+from shardmark.predict.search import Search
+from shardmark.predict.step import Factors, StepTime, plan_step
+from shardmark.predict.timing import Constants
+from shardmark.results.store import StoredRun
+from shardmark.strategies.base import Strategy
+from shardmark.trials.matrix import cells_of_any_size, unsupported_reason
+from shardmark.trials.trial import Trial, ranks_and_nodes
+
+GiB = 2**30
+MOST_SAMPLES = 2**20
+"""No larger batch of a rank is looked for."""
+HOUR_SECONDS = 3600.0
+Question = Literal["fastest", "memory", "cost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One strategy on one number of nodes.  What cannot be predicted is None, and `reason` says
+    why."""
+
+    strategy: str
+    strategy_options: Mapping[str, Any]
+    varied: Mapping[str, Any]
+    nodes: int
+    ranks: int
+    devices: int
+    card_bytes: float
+    samples: int
+    """Of a step, over all ranks."""
+    tokens_per_sample: int | None
+    memory: RankMemory | None = None
+    device_bytes: float | None = None
+    """What the card has to have: tensors, gaps between them, context and libraries; on a CPU
+    tensors alone."""
+    largest_batch: int | None = None
+    """Samples that a rank could take in one pass; 0 where not even one fits."""
+    time: StepTime | None = None
+    low_seconds: float | None = None
+    high_seconds: float | None = None
+    """Of a step: as far as 90 % of published runs lay off, or a factor that is no interval."""
+    naive_samples_per_second: float | None = None
+    """If a GPU's throughput stayed what it is on the fewest."""
+    steps: int | None = None
+    """Of the recipe."""
+    price_per_hour: float | None = None
+    """Of one card."""
+    reason: str | None = None
+
+    @property
+    def label(self) -> str:
+        """`fsdp-hybrid (shard_group=2)`."""
+        return with_options(self.strategy, self.strategy_options)
+
+    @property
+    def place(self) -> str:
+        """With what varies besides: `ddp on 8 ranks, precision bf16`."""
+        varied = (
+            f", {title_of(key).rpartition('.')[2]} {as_text(value)}"
+            for key, value in self.varied.items()
+        )
+        return f"{self.label} on {ranks_and_nodes(self.ranks, self.nodes)}{''.join(varied)}"
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.device_bytes is None else self.device_bytes <= self.card_bytes
+
+    @property
+    def step_seconds(self) -> float | None:
+        return None if self.time is None else self.time.seconds
+
+    @property
+    def samples_per_second(self) -> float | None:
+        return None if self.time is None else self.samples / self.time.seconds
+
+    @property
+    def hours(self) -> float | None:
+        """Of the recipe's steps, evaluations and start left out."""
+        if self.time is None or self.steps is None:
+            return None
+        return self.steps * self.time.seconds / HOUR_SECONDS
+
+    @property
+    def dollars(self) -> float | None:
+        if self.hours is None or self.price_per_hour is None:
+            return None
+        return self.hours * self.devices * self.price_per_hour
+
+    @property
+    def card_seconds_per_sample(self) -> float | None:
+        """What it costs, whatever a card does."""
+        return None if self.time is None else self.devices * self.time.seconds / self.samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    question: Question
+    row: Prediction
+    rival: Prediction | None
+    """The next best of another strategy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All predictions for an experiment on machines of one kind."""
+
+    experiment: str
+    on: str
+    rows: tuple[Prediction, ...]
+    anchored: str | None
+    """From which measured runs; None without any, and then no row has an interval."""
+    notes: tuple[str, ...] = ()
+    search: Search | None = None
+    """Of all layouts of the most ranks, where that was asked for."""
+    winner: Experiment | None = None
+    """The fastest of them, to be run."""
+
+    @property
+    def best(self) -> tuple[Best, ...]:
+        """For speed, for memory and for cost, of what fits."""
+        fitting = [row for row in self.rows if row.fits and row.time is not None]
+        return tuple(_best(question, fitting) for question in COSTS if fitting)
+
+
+def _best(question: Question, rows: Sequence[Prediction]) -> Best:
+    first, *others = sorted(rows, key=COSTS[question])
+    rival = next((row for row in others if row.label != first.label), None)
+    return Best(question=question, row=first, rival=rival)
+
+
+def _seconds_per_sample(row: Prediction) -> float:
+    return 1 / (row.samples_per_second or 1.0)
+
+
+def _device_bytes(row: Prediction) -> float:
+    return row.device_bytes or 0.0
+
+
+def _card_seconds_per_sample(row: Prediction) -> float:
+    return row.card_seconds_per_sample or 0.0
+
+
+COSTS: Mapping[Question, Callable[[Prediction], float]] = {
+    "fastest": _seconds_per_sample,
+    "memory": _device_bytes,
+    "cost": _card_seconds_per_sample,
+}
+"""What an answer is the least of, among predicted rows that fit."""
+
+
+def parse_nodes(text: str) -> tuple[int, ...]:
+    """`4`, `1,2,3` or `1..128`: doubled from the first, and the last.  Raises `InputError`."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last <= MOST_RANKS:
+            allowed = f"allowed are numbers from 1 to {MOST_RANKS}, as 4, 1,2,3 or 1..128"
+            raise InputError("--nodes", f"found {part!r}", allowed)
+        counts.add(last)
+        while first < last:
+            counts.add(first)
+            first *= 2
+    return tuple(sorted(counts))
+
+
+def make_plan(
+    experiment: Experiment,
+    on: str,
+    nodes: Sequence[int],
+    models: Models,
+    *,
+    run: StoredRun | None = None,
+    price_per_hour: float | None = None,
+    search: bool = False,
+    constants: Constants | None = None,
+) -> Plan:
+    """Predict each cell of the experiment on each number of nodes; `search` all layouts of the most
+    ranks, for the first values of the other axes.
+
+    Raises `InputError` for a machine that is not known, and for a run that says nothing about the
+    experiment's model.
+    """
+    constants = constants or Constants()
+    node, notes = joined_node(on, nodes[-1])
+    if node.node.devices * nodes[-1] > MOST_RANKS:
+        found = f"{nodes[-1]} nodes of {node.node.devices} cards"
+        raise InputError("--nodes", found, f"allowed are at most {MOST_RANKS} ranks")
+    cells, left_out = cells_of_any_size(experiment)
+    anchors = None if run is None else Anchors(run, node, cells, models, constants)
+    rows: list[Prediction] = []
+    for cell in cells:
+        planner = _Planner(
+            cell=cell,
+            node=node,
+            models=models,
+            anchor=None if anchors is None else anchors.of(cell),
+            price_per_hour=price_per_hour,
+            constants=constants,
+        )
+        rows += planner.rows(nodes)
+    best: Search | None = None
+    winner: Experiment | None = None
+    if search:
+        anchor = None if anchors is None else anchors.of(cells[0])
+        factors = Factors() if anchor is None else anchor.factors
+        try:
+            searcher = searcher_of(
+                cells[0], node, nodes[-1], models, constants=constants, factors=factors
+            )
+            best = searcher.search(node.card.memory_gib * GiB)
+        except ShardmarkError as error:
+            notes.append(f"No layouts could be searched: {error}")
+        else:
+            winner = winner_of(best, experiment, cells[0])
+    notes += [f"left out: {each}" for each in left_out]
+    if any(cell.recipe.compile != "none" for cell in cells):
+        notes.append("What torch.compile gains is not predicted.")
+    return Plan(
+        experiment=experiment.name,
+        on=on,
+        rows=tuple(rows),
+        anchored=None if anchors is None else anchors.told,
+        notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
+        search=best,
+        winner=winner,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Planner:
+    """One cell of the matrix on machines of one kind."""
+
+    cell: Trial
+    node: NodeType
+    models: Models
+    anchor: Anchor | None
+    price_per_hour: float | None
+    constants: Constants
+
+    @property
+    def _strategy(self) -> Strategy:
+        return self.cell.built_strategy
+
+    @property
+    def _device_type(self) -> Literal["cuda", "cpu"]:
+        return "cpu" if self.node.card.device == "cpu" else "cuda"
+
+    def rows(self, nodes: Sequence[int]) -> Iterator[Prediction]:
+        """On each number of nodes; a strategy of one rank once."""
+        sizes = [(self.node.node.devices * count, count) for count in nodes]
+        reasons = {size: unsupported_reason(self._strategy, *size) for size in sizes}
+        if all(reasons.values()) and unsupported_reason(self._strategy, 1, 1) is None:
+            reasons = {(1, 1): None}
+        per_device = None if self.anchor is None else self.anchor.samples_per_second_per_device
+        for size, reason in reasons.items():
+            row = self._row(*size, reason)
+            if per_device is None and row.samples_per_second is not None:
+                per_device = row.samples_per_second / row.devices
+            if per_device is not None and row.time is not None:
+                row = replace(row, naive_samples_per_second=per_device * row.devices)
+            yield row
+
+    def _row(self, ranks: int, nodes: int, reason: str | None) -> Prediction:
+        cell = self.cell
+        layout = self._strategy.layout(ranks, nodes) if reason is None else None
+        shares = ranks if layout is None else layout.shares
+        each = cell.recipe.per_rank_batch
+        samples = cell.recipe.global_batch or (each or 0) * shares
+        row = Prediction(
+            strategy=cell.strategy.name,
+            strategy_options=cell.strategy.options,
+            varied=cell.varied,
+            nodes=nodes,
+            ranks=ranks,
+            devices=ranks if layout is None else layout.devices,
+            card_bytes=self.node.card.memory_gib * GiB,
+            samples=samples,
+            tokens_per_sample=cell.workload.tokens_per_sample,
+            steps=self._steps(samples),
+            price_per_hour=self.price_per_hour,
+            reason=reason or self._batch_problem(shares),
+        )
+        if row.reason is not None:
+            return row
+        try:
+            profile = self._profile(row)
+            memory = self._memory(profile, cell.recipe, ranks, nodes)
+            row = replace(
+                row,
+                memory=memory,
+                device_bytes=self._needed(memory),
+                largest_batch=self._largest(profile, ranks, nodes),
+            )
+            return self._timed(row, profile)
+        except StrategyUnavailable as error:
+            return replace(row, reason=f"{error.reason}; {error.remedy}")
+        except ShardmarkError as error:
+            return replace(row, reason=str(error))
+
+    def _batch_problem(self, shares: int) -> str | None:
+        """Why the recipe's batch cannot be shared out."""
+        recipe = self.cell.recipe
+        whole, passes = recipe.global_batch, recipe.gradient_accumulation
+        batch = whole or recipe.per_rank_batch or 0
+        if batch % (passes if whole is None else shares * passes) == 0:
+            return None
+        if shares > 1 and whole is not None:
+            keep = "set recipe.per_rank_batch, which grows with the ranks, in place of global_batch"
+            return f"{batch} samples cannot be shared out to them equally; {keep}"
+        return f"{batch} samples are not {passes} equal micro-batches; set another batch"
+
+    def _profile(self, row: Prediction) -> Profile:
+        """Raises `ShardmarkError` where the strategy, or the tracing, refuses."""
+        cell, strategy = self.cell, self._strategy
+        if cell.recipe.cpu_offload:
+            remedy = "set recipe.cpu_offload to false"
+            raise StrategyUnavailable(row.strategy, "CPU offload is not predicted", remedy)
+        cards = self.node.node.devices * row.nodes
+        machine = Machine(device_type=self._device_type, device_count=cards, cores=cards)
+        strategy.check(row.ranks, machine, cell.recipe)
+        profile = self.models.profile(cell.workload, cell.recipe)
+        layout = strategy.layout(row.ranks, row.nodes)
+        if layout.tensor * layout.pipeline * layout.sequence == 1:
+            return profile
+        self.models.check(cell, row.ranks, row.nodes)
+        passing = self.models.passing(cell, row.ranks, row.nodes)
+        return replace(profile, size=replace(profile.size, **passing))
+
+    def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:
+        return rank_memory(
+            profile, self._strategy, recipe, ranks, nodes=nodes, device_type=self._device_type
+        )
+
+    def _needed(self, memory: RankMemory) -> float:
+        return memory.peak_bytes if self._device_type == "cpu" else memory.device_bytes
+
+    def _largest(self, profile: Profile, ranks: int, nodes: int) -> int:
+        """Samples of a rank's pass."""
+        recipe, room = self.cell.recipe, self.node.card.memory_gib * GiB
+        passes = recipe.gradient_accumulation
+
+        def needed_bytes(samples: int) -> float:
+            batch = {"global_batch": None, "per_rank_batch": samples * passes}
+            changed = recipe.model_copy(update=batch)
+            return self._needed(self._memory(profile, changed, ranks, nodes))
+
+        return largest(needed_bytes, room)
+
+    def _timed(self, row: Prediction, profile: Profile) -> Prediction:
+        recipe, anchor = self.cell.recipe, self.anchor
+        planned = plan_step(
+            profile,
+            self._strategy,
+            recipe,
+            row.ranks,
+            self.node,
+            nodes=row.nodes,
+            constants=self.constants,
+        )
+        factors = Factors() if anchor is None else anchor.factors
+        time = planned.time(self.constants, factors)
+        kind = None if anchor is None else anchor.kind(row.nodes)
+        low, high = interval(time.seconds, kind)
+        return replace(row, time=time, low_seconds=low, high_seconds=high)
+
+    def _steps(self, samples: int) -> int | None:
+        recipe = self.cell.recipe
+        if recipe.steps is not None:
+            return recipe.steps
+        count = self.models.training_samples(self.cell.workload)
+        return None if count is None or not samples else (recipe.epochs or 0) * (count // samples)
+
+
+def largest(bytes_of: Callable[[int], float], room_bytes: float) -> int:
+    """The largest number of samples that fits, up to `MOST_SAMPLES`; 0 for none.
+
+    `bytes_of` grows, nearly on a line: where that ends is tried first, and halves where it misled.
+    """
+    low, high = 1, MOST_SAMPLES
+    least, most = bytes_of(low), bytes_of(high)
+    if least > room_bytes:
+        return 0
+    if most <= room_bytes:
+        return high
+    halve = False
+    while high - low > 1:
+        share = 0.5 if halve else (room_bytes - least) / (most - least)
+        middle = min(high - 1, max(low + 1, int(low + share * (high - low))))
+        needed, width = bytes_of(middle), high - low
+        if needed <= room_bytes:
+            low, least = middle, needed
+        else:
+            high, most = middle, needed
+        halve = 2 * (high - low) > width
+    return low

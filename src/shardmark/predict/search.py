@@ -1,0 +1,397 @@
+"""Every way of dividing so many ranks, at once: which are fastest, and which need least memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product, repeat
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmark.core.layout import Layout, Mesh
+from shardmark.core.recipe import Recipe
+from shardmark.core.wire import ModelSize, Traffic
+from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.memory import CONTEXT_BYTES, FRAGMENTATION, fullest
+from shardmark.predict.profile import Profile
+from shardmark.predict.step import REDUCING, UPDATE_ACCESSES, Factors
+from shardmark.predict.timeline import distribution_tax
+from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
+from shardmark.strategies import STRATEGIES
+from shardmark.strategies.base import FP32_BYTES, Strategy, samples_of_share
+
+Array = NDArray[np.float64]
+Division = tuple[bool, int, int]
+"""Whether activations are computed again, tensor ranks, stages."""
+GAIN = 0.9
+"""A layout belongs to the front if it needs at most so much of the memory of every faster one."""
+DIVIDED = "fsdp-tp-pp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way of dividing the ranks and their samples."""
+
+    strategy: str
+    options: Mapping[str, Any]
+    mesh: Mesh
+    activation_checkpointing: bool
+    gradient_accumulation: int
+    micro_batch: int
+    """Samples that a rank computes at once."""
+    step_seconds: float
+    device_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What was found."""
+
+    ranks: int
+    nodes: int
+    searched: int
+    """Layouts."""
+    seconds: float
+    """That the search took, with the model traced already."""
+    front: tuple[Candidate, ...]
+    """What nothing beats in step time and memory together, the fastest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """Layouts side by side: each array has one number for each."""
+
+    counts: Array
+    """Micro-batches: of a pipeline, or of gradient accumulation where there are no stages."""
+    samples: Array
+    """Of a share's step."""
+    tensor: Array
+    """Ranks over which a layer is divided."""
+    shards: Array
+    stages: Array
+    again: Array
+    """1 where what was gathered is gathered again for the backward pass."""
+    checkpointed: Array
+    bubble: Array
+    gathered: Array
+    reduced: Array
+    waited: Array
+    held: Array
+    """Bytes of a rank's state, whatever it computes."""
+    kept: Array
+    """Share of each unit's gradients that it keeps at least, as they are computed."""
+
+    @property
+    def parts(self) -> Array:
+        """Ranks that see the same samples."""
+        return self.tensor * self.stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searcher:
+    """A model on so many ranks of machines of one kind."""
+
+    profiles: Mapping[bool, Profile]
+    """With and without activation checkpointing."""
+    sizes: Mapping[Division, ModelSize]
+    """Of divisions that the model allows."""
+    recipe: Recipe
+    node: NodeType
+    ranks: int
+    nodes: int
+    constants: Constants
+    factors: Factors
+
+    def search(self, room_bytes: float) -> Search:
+        """All layouts whose memory fits into the room."""
+        began = time.perf_counter()
+        kinds, columns = self._columns()
+        seconds, least = self._seconds(columns), self._least_bytes(columns)
+        front: list[Candidate] = []
+        best = room_bytes / GAIN
+        for at in np.lexsort((least, seconds)):
+            if least[at] > GAIN * best:
+                continue
+            candidate = self._candidate(kinds[at], columns, int(at), float(seconds[at]))
+            if candidate.device_bytes <= GAIN * best:
+                front.append(candidate)
+                best = candidate.device_bytes
+        return Search(
+            ranks=self.ranks,
+            nodes=self.nodes,
+            searched=len(kinds),
+            seconds=time.perf_counter() - began,
+            front=tuple(front),
+        )
+
+    def step_seconds(self) -> Iterator[tuple[str, Mapping[str, Any], Recipe, float]]:
+        """Of every layout: strategy, options, recipe and seconds."""
+        kinds, columns = self._columns()
+        for at, seconds in enumerate(self._seconds(columns)):
+            name, options = self._named(kinds[at], int(columns.counts[at]))
+            yield name, options, self._recipe(columns, at), float(seconds)
+
+    def _columns(self) -> tuple[list[tuple[Mesh, bool]], _Columns]:
+        kinds: list[tuple[Mesh, bool]] = []
+        rows: list[tuple[float, ...]] = []
+        recipes = {
+            (checkpointed, passes): self.recipe.model_copy(
+                update={
+                    "activation_checkpointing": checkpointed,
+                    "gradient_accumulation": passes,
+                }
+            )
+            for checkpointed, passes in product(self.profiles, (1, 2))
+        }
+        for mesh in self._meshes():
+            samples = self._samples(mesh)
+            if not samples:
+                continue
+            staged = mesh.pipeline > 1
+            counts = [m for m in _divisors(samples) if not staged or m >= mesh.pipeline]
+            for again, checkpointed in ((a, c) for a in _reshards(mesh) for c in self.profiles):
+                division = (checkpointed, mesh.tensor, mesh.pipeline)
+                if division not in self.sizes:
+                    continue
+                strategy = self._strategy(mesh, again, 1)
+                bubble = strategy.bubble(self.ranks, self.nodes)
+                sent = self._sent(strategy, division, recipes, [1] if staged else counts)
+                if staged:
+                    sent = repeat(next(sent), len(counts))
+                held = [self._held(strategy, recipes[checkpointed, n]) for n in (1, 2)]
+                for count, seconds in zip(counts, sent, strict=True):
+                    kinds.append((mesh, again))
+                    shape = (count, samples, mesh.tensor, mesh.shard, mesh.pipeline)
+                    state = held[count > 1 and not staged]
+                    rows.append((*shape, again, checkpointed, bubble / count, *seconds, *state))
+        columns = np.array(rows, dtype=np.float64).reshape(len(rows), 13).T
+        return kinds, _Columns(**dict(zip(_Columns.__slots__, columns, strict=True)))
+
+    def _meshes(self) -> Iterator[Mesh]:
+        for tensor, pipeline in dict.fromkeys((t, p) for _, t, p in self.sizes):
+            rest, left = divmod(self.ranks, tensor * pipeline)
+            for shard in () if left else _divisors(rest):
+                yield Mesh(data=rest // shard, shard=shard, tensor=tensor, pipeline=pipeline)
+
+    def _samples(self, mesh: Mesh) -> int:
+        """Of a share; 0 where they cannot be shared out."""
+        shares, whole = mesh.data * mesh.shard, self.recipe.global_batch
+        return 0 if whole is not None and whole % shares else samples_of_share(self.recipe, shares)
+
+    def _strategy(self, mesh: Mesh, again: bool, count: int) -> Strategy:
+        name, options = self._named((mesh, again), count)
+        return STRATEGIES[name](**options)
+
+    def _named(self, kind: tuple[Mesh, bool], count: int) -> tuple[str, dict[str, Any]]:
+        """The strategy that lays ranks out so, and its options."""
+        mesh, again = kind
+        if mesh.of_a_share > 1:
+            options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": again}
+            return DIVIDED, options | ({"micro_batches": count} if mesh.pipeline > 1 else {})
+        if mesh.shard == 1:
+            return ("ddp" if mesh.ranks > 1 else "single"), {}
+        if mesh.data == 1:
+            return ("fsdp" if again else "fsdp-grad-op"), {}
+        return "fsdp-hybrid", {"shard_group": mesh.shard, "reshard_after_forward": again}
+
+    def _sent(
+        self,
+        strategy: Strategy,
+        division: Division,
+        recipes: Mapping[tuple[bool, int], Recipe],
+        passes: list[int],
+    ) -> Iterator[tuple[float, float, float]]:
+        """Seconds of gathering ahead, of gradients, and of what is waited for."""
+        once, twice = (
+            strategy.wire_bytes(
+                self.sizes[division],
+                recipes[division[0], n],
+                self.ranks,
+                self.nodes,
+            ).traffic
+            for n in (1, 2)
+        )
+        per_node = max(1, self.ranks // self.nodes)
+
+        @cache
+        def seconds(slot: int, payload_bytes: float) -> float:
+            traffic: Traffic = replace(once[slot], payload_bytes=payload_bytes)
+            found = collective_seconds(traffic, per_node, self.node, self.constants)
+            return self.factors.communication * found
+
+        for count in passes:
+            sums = [0.0, 0.0, 0.0]
+            for slot, (first, second) in enumerate(zip(once, twice, strict=True)):
+                more = (count - 1) * (second.payload_bytes - first.payload_bytes)
+                kind = 2 if first.waited_for else int(first.kind in REDUCING)
+                sums[kind] += seconds(slot, first.payload_bytes + more)
+            yield sums[0], sums[1], sums[2]
+
+    def _seconds(self, of: _Columns) -> Array:
+        """As `Step.time` has them, of all layouts at once."""
+        staged = of.stages > 1
+        passes = np.where(staged, 1, of.counts)
+        pieces = np.where(staged, of.counts, 1)
+        samples = of.samples / of.counts
+        scale = self.factors.compute * pieces / of.stages
+        forward, backward = (table * scale for table in self._computing(of, samples))
+        profile = next(iter(self.profiles.values()))
+        held, trained = (
+            np.array(values, dtype=np.float64)[:, None] / max(1, sum(values))
+            for values in (
+                [unit.parameters for unit in profile.units],
+                [unit.trained_parameters for unit in profile.units],
+            )
+        )
+        again = of.again > 0
+        gathers = held * (of.gathered / (passes * np.where(again, 2, 1)))
+        nothing = np.zeros_like(gathers)
+        computing = [*forward, *backward[::-1]]
+        gathering = [*gathers, *np.where(again, gathers[::-1], 0.0)]
+        reducing = trained[::-1] * of.reduced
+        last = _two_streams(computing, gathering, [*nothing, *reducing])
+        quiet = _two_streams(computing, gathering, [*nothing, *nothing])
+        spans = last + (passes - 1) * quiet
+        alone = passes * sum(computing)
+        shown = spans - alone
+        accesses = UPDATE_ACCESSES["sgd" if self.recipe.optimizer.name == "sgd" else "adam"]
+        updated = accesses * FP32_BYTES * profile.size.trained_parameters / (of.parts * of.shards)
+        bandwidth = self.constants.memory_share * self.node.card.memory_bytes_per_second
+        whole = alone + self.factors.compute * updated / bandwidth
+        taxes = {n: distribution_tax(self.ranks, int(n), self.constants) for n in np.unique(passes)}
+        tax = np.array([taxes[n] for n in passes])
+        hidden = np.maximum(0.0, of.gathered + of.reduced - shown)
+        interference = self.constants.interference * hidden
+        seconds: Array = whole * (1 + tax) + alone * of.bubble + shown + of.waited + interference
+        return seconds
+
+    def _computing(self, of: _Columns, samples: Array) -> tuple[Array, Array]:
+        """Of each unit (rows) and layout, on one stage; what is alike once."""
+        keys = np.stack([of.checkpointed, samples, of.tensor])
+        distinct, where = np.unique(keys, axis=1, return_inverse=True)
+        tables: tuple[list[list[float]], list[list[float]]] = ([], [])
+        for checkpointed, count, tensor in distinct.T:
+            units = self.profiles[bool(checkpointed)].units
+            forward, backward = (
+                [
+                    operation_seconds(
+                        operations,
+                        count,
+                        self.node.card,
+                        self.recipe,
+                        self.constants,
+                        parts=int(tensor),
+                    )
+                    for operations in of_units
+                ]
+                for of_units in ([u.forward for u in units], [u.backward for u in units])
+            )
+            if checkpointed:
+                backward = [a + b for a, b in zip(forward, backward, strict=True)]
+            tables[0].append(forward)
+            tables[1].append(backward)
+        forward_of, backward_of = (np.array(table).T[:, where.ravel()] for table in tables)
+        return forward_of, backward_of
+
+    def _held(self, strategy: Strategy, recipe: Recipe) -> tuple[float, float]:
+        profile = self.profiles[recipe.activation_checkpointing]
+        state = strategy.step_state(profile.units, recipe, self.ranks, self.nodes)
+        values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
+        held = state.parameters + state.gradients + state.optimizer_state + state.buffers
+        whole = [FP32_BYTES * unit.trained_parameters for unit in profile.units]
+        kept = [
+            each.kept_gradients / most
+            for each, most in zip(state.units, whole, strict=True)
+            if most
+        ]
+        return held + FP32_BYTES * values + profile.buffer_bytes, max(0.0, min(kept, default=0.0))
+
+    def _least_bytes(self, of: _Columns) -> Array:
+        """Device memory that a layout needs at least, as `rank_memory` has it.
+
+        Messages, and units that are gathered for their computation, come on top.
+        """
+        staged = of.stages > 1
+        inflight = np.where(staged, np.minimum(1.0, of.stages / of.counts), 1 / of.counts)
+        samples = of.samples * inflight
+        stays = (of.shards > 1) & (of.again == 0) & (of.parts == 1)
+        peak = np.zeros_like(samples)
+        for checkpointed, profile in self.profiles.items():
+            gathered = np.where(stays, 2 * profile.size.parameters, 0.0)
+            fullest = of.kept * FP32_BYTES * profile.size.trained_parameters
+            gradients = np.zeros_like(samples)
+            for unit in reversed(profile.units):
+                for moment in unit.backward_moments:
+                    live = moment.bytes.fixed + moment.bytes.per_sample * samples
+                    np.maximum(fullest, live / of.parts + gradients + gathered, out=fullest)
+                gathered = np.zeros_like(samples)
+                gradients = gradients + of.kept * FP32_BYTES * unit.trained_parameters
+            batch = profile.batch_bytes.fixed + profile.batch_bytes.per_sample * samples
+            fullest += np.where(staged, 0.0, (of.counts - 1) * batch)
+            peak = np.where(of.checkpointed == checkpointed, fullest, peak)
+        return np.asarray(CONTEXT_BYTES + FRAGMENTATION * (of.held + peak))
+
+    def _recipe(self, of: _Columns, at: int) -> Recipe:
+        staged = of.stages[at] > 1
+        return self.recipe.model_copy(
+            update={
+                "activation_checkpointing": bool(of.checkpointed[at]),
+                "gradient_accumulation": 1 if staged else int(of.counts[at]),
+            }
+        )
+
+    def _candidate(
+        self, kind: tuple[Mesh, bool], of: _Columns, at: int, seconds: float
+    ) -> Candidate:
+        """With its memory: sizes alone, since thousands of ranks take long to be placed."""
+        mesh, count = kind[0], int(of.counts[at])
+        recipe = self._recipe(of, at)
+        share = {"global_batch": None, "per_rank_batch": int(of.samples[at])}
+        checkpointed = recipe.activation_checkpointing
+        strategy = self._strategy(mesh, kind[1], count)
+        profile = self.profiles[checkpointed]
+        state = strategy.step_state(profile.units, recipe, self.ranks, self.nodes)
+        sizes = Layout(ranks=(), **mesh.model_dump())
+        memory = fullest(profile, sizes, state, recipe.model_copy(update=share))
+        name, options = self._named(kind, count)
+        return Candidate(
+            strategy=name,
+            options=options,
+            mesh=mesh,
+            activation_checkpointing=checkpointed,
+            gradient_accumulation=recipe.gradient_accumulation,
+            micro_batch=int(of.samples[at]) // count,
+            step_seconds=seconds,
+            device_bytes=memory.device_bytes,
+        )
+
+
+def _reshards(mesh: Mesh) -> tuple[bool, ...]:
+    """Whether gathered parameters may be freed: only where there are shards, and no stages."""
+    return (True, False) if mesh.shard > 1 and mesh.pipeline == 1 else (False,)
+
+
+@cache
+def _divisors(number: int) -> list[int]:
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+def _two_streams(computing: list[Array], gathering: list[Array], reducing: list[Array]) -> Array:
+    """`timeline.two_streams` of many layouts."""
+    computed = np.zeros_like(computing[0])
+    sent = ready = gathering[0]
+    following = [*gathering[1:], np.zeros_like(computed)]
+    for seconds, ahead, reduced in zip(computing, following, reducing, strict=True):
+        begun = np.maximum(computed, ready)
+        fetched = np.maximum(sent, begun) + ahead
+        ready = np.where(ahead > 0, fetched, 0.0)
+        sent = np.where(ahead > 0, fetched, sent)
+        computed = begun + seconds
+        sent = np.where(reduced > 0, np.maximum(sent, computed) + reduced, sent)
+    return np.maximum(computed, sent)

@@ -1,0 +1,348 @@
+"""A plan as answers, tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from operator import attrgetter
+from typing import Any
+
+from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.config.axes import title_of
+from shardmark.core.durations import duration
+from shardmark.core.layout import Mesh
+from shardmark.core.text import as_text
+from shardmark.predict.intervals import UNMEASURED
+from shardmark.predict.memory import RankMemory
+from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
+from shardmark.predict.search import Candidate, Search
+from shardmark.report.table.formats import (
+    Format,
+    records,
+    render_json,
+    render_points,
+    render_tables,
+)
+from shardmark.report.table.table import (
+    BYTES,
+    Column,
+    Columns,
+    Missing,
+    Table,
+    Value,
+    for_programs,
+    metric_column,
+    number,
+    table_of,
+)
+
+QUESTIONS = {"fastest": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
+CLOSE = 0.03
+"""Peaks that differ by less are not told apart: predictions of memory are off by as much."""
+
+
+def render_plan(plan: Plan, form: Format, width: int | None) -> str:
+    """Answers, speed, memory, notes; ends with a line break."""
+    if form is Format.JSON:
+        return render_json(plan_json(plan))
+    made = [speed_table(plan), memory_table(plan), *search_tables(plan)]
+    tables = [table for table in made if table.rows]
+    parts = [
+        render_points([text_of(best) for best in plan.best] or [_nothing(plan)], form, width),
+        render_tables(tables, form, width) if tables else "",
+        render_points(last, form, width) if (last := _last_notes(plan)) else "",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """`answers` as `compare` has them, `rows` in base units, `notes`."""
+    answers = [
+        {
+            "question": best.question,
+            "decided": decided(best),
+            "strategy": best.row.strategy,
+            "nodes": best.row.nodes,
+            "ranks": best.row.ranks,
+            "text": text_of(best),
+        }
+        for best in plan.best
+    ]
+    columns = [*_identity(), *_speed(plan), *_memory(), *_for_programs()]
+    rows = records(table_of("", plan.rows, columns))
+    return {
+        "experiment": plan.experiment,
+        "on": plan.on,
+        "measured": plan.anchored,
+        "answers": answers,
+        "rows": rows,
+        "search": None if plan.search is None else _search_json(plan, plan.search),
+        "notes": [_range_note(plan), *_last_notes(plan)],
+    }
+
+
+def decided(best: Best) -> bool:
+    """Whether the next best strategy lies beyond what predictions are off by."""
+    row, rival = best.row, best.rival
+    if rival is None:
+        return True
+    off = CLOSE if best.question == "memory" else _off(row)
+    return COSTS[best.question](rival) > (1 + off) * COSTS[best.question](row)
+
+
+def _off(row: Prediction) -> float:
+    """By how much longer a step may take, as a share."""
+    if row.step_seconds is None or row.high_seconds is None:
+        return 0.0
+    return row.high_seconds / row.step_seconds - 1
+
+
+def text_of(best: Best) -> str:
+    """One answer as a sentence, and its rival where the two are close."""
+    row = best.row
+    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": _cost_text}
+    text = f"{QUESTIONS[best.question]}: {row.place}, {figures[best.question](row)}."
+    if best.rival is not None and not decided(best):
+        text += f" Too close to tell from {best.rival.label}."
+    return text
+
+
+def _speed_text(row: Prediction) -> str:
+    assert row.time is not None
+    _, unit, each = _rate_of(row)
+    rate = number((row.samples_per_second or 0.0) * each)
+    return f"{rate} {unit}/s, bound by {row.time.bound}"
+
+
+def _memory_text(row: Prediction) -> str:
+    assert row.device_bytes is not None
+    needed, card = (size / 2**30 for size in (row.device_bytes, row.card_bytes))
+    return f"{number(needed)} of {number(card)} GiB of each card"
+
+
+def _cost_text(row: Prediction) -> str:
+    if row.dollars is not None and row.hours is not None:
+        took = duration(row.hours * HOUR_SECONDS)
+        return f"{number(row.dollars, decimals=2)} dollars and {took} for the recipe"
+    seconds = row.card_seconds_per_sample or 0.0
+    return f"{number(seconds * 1e6 / HOUR_SECONDS)} GPU-hours for a million samples"
+
+
+def _nothing(plan: Plan) -> str:
+    if any(row.fits is False for row in plan.rows):
+        return "Nothing fits: use more nodes, a larger card, or activation checkpointing."
+    return "Nothing could be predicted."
+
+
+def _range_note(plan: Plan) -> str:
+    if plan.anchored is not None:
+        return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
+    return (
+        f"Nothing was measured: in brackets is a factor of {UNMEASURED}, which is no interval, as"
+        " half of published runs lie within. --from RUN gives one."
+    )
+
+
+def _last_notes(plan: Plan) -> list[str]:
+    return [*_refusals(plan), *plan.notes]
+
+
+def _refusals(plan: Plan) -> Iterator[str]:
+    """Each reason once, with the strategies and ranks that it holds for."""
+    sizes: dict[str, dict[str, list[str]]] = {}
+    for row in plan.rows:
+        if row.reason is not None:
+            labels = sizes.setdefault(row.reason, {})
+            labels.setdefault(row.label, []).append(str(row.ranks))
+    for reason, labels in sizes.items():
+        places: dict[str, list[str]] = {}
+        for label, ranks in labels.items():
+            places.setdefault(", ".join(ranks), []).append(label)
+        told = "; ".join(f"{', '.join(names)} on {ranks}" for ranks, names in places.items())
+        yield f"Not predicted: {told} ranks: {reason}"
+
+
+def speed_table(plan: Plan) -> Table:
+    rows = [row for row in plan.rows if row.time is not None]
+    naive = "Naive: a GPU's throughput stays what it is on the fewest."
+    notes = [_range_note(plan), naive]
+    return table_of(f"Speed on {plan.on}", rows, [*_names(rows), *_speed(plan)], notes)
+
+
+def memory_table(plan: Plan) -> Table:
+    rows = [row for row in plan.rows if row.memory is not None]
+    notes = [
+        "Of the card: what the peak's tensors need there, with the gaps between them, context and"
+        " libraries. Largest batch: samples of a rank in one pass."
+    ]
+    return table_of("Memory of a rank at its peak", rows, [*_names(rows), *_memory()], notes)
+
+
+def search_tables(plan: Plan) -> list[Table]:
+    """The front of all layouts, the fastest first."""
+    if (search := plan.search) is None:
+        return []
+    columns: Columns[Candidate] = [
+        (Column("strategy", "strategy", numeric=False, names_row=True), attrgetter("strategy")),
+        (
+            Column("mesh", "data/shard/tensor/stages", numeric=False, names_row=True),
+            lambda each: "/".join(map(str, _sizes(each.mesh))),
+        ),
+        (Column("micro_batch", "micro-batch"), attrgetter("micro_batch")),
+        (Column("activation_checkpointing", "recomputes"), _recomputes),
+        (metric_column("step_seconds", estimated=False), attrgetter("step_seconds")),
+        (Column("device_bytes", "memory", unit=BYTES), attrgetter("device_bytes")),
+    ]
+    notes = [
+        f"{search.searched} layouts were compared in {search.seconds:.2f} s; no other is faster in"
+        " less memory. Times have no interval: measure the few that you would use."
+    ]
+    title = f"Best layouts of {search.ranks} ranks on {search.nodes} nodes of {plan.on}"
+    return [table_of(title, search.front, columns, notes)]
+
+
+def _recomputes(each: Candidate) -> bool:
+    return each.activation_checkpointing
+
+
+def _sizes(mesh: Mesh) -> tuple[int, int, int, int]:
+    return mesh.data, mesh.shard, mesh.tensor, mesh.pipeline
+
+
+def _search_json(plan: Plan, search: Search) -> dict[str, Any]:
+    front = [
+        {**asdict(each), "mesh": each.mesh.model_dump(), "options": _plain_options(each)}
+        for each in search.front
+    ]
+    return {
+        "ranks": search.ranks,
+        "nodes": search.nodes,
+        "searched": search.searched,
+        "front": front,
+        "winner": None if plan.winner is None else plan.winner.model_dump(mode="json"),
+    }
+
+
+def _plain_options(each: Candidate) -> dict[str, Any]:
+    return {
+        name: value.model_dump() if isinstance(value, Mesh) else value
+        for name, value in each.options.items()
+    }
+
+
+def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
+    labels = {row.label: row.strategy for row in rows}
+    several = {name for name in labels.values() if [*labels.values()].count(name) > 1}
+
+    def label(row: Prediction) -> str:
+        return row.label if row.strategy in several else row.strategy
+
+    def axis(key: str) -> tuple[Column, Callable[[Prediction], Value]]:
+        title = title_of(key).rpartition(".")[2]
+        column = Column(f"varied.{key}", title, names_row=True, shown_to="people")
+        return column, lambda row: as_text(row.varied.get(key))
+
+    name = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
+    ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
+    axes = dict.fromkeys(key for row in rows for key in row.varied)
+    return [(name, label), (ranks, attrgetter("ranks")), *map(axis, axes)]
+
+
+def _rate_of(row: Prediction) -> tuple[str, str, int]:
+    """Name of the metric, its unit, and how many of it a sample has."""
+    if row.tokens_per_sample:
+        return "tokens_per_second", "tokens", row.tokens_per_sample
+    return "samples_per_second", "samples", 1
+
+
+def _speed(plan: Plan) -> Columns[Prediction]:
+    metric, unit, each = _rate_of(plan.rows[0]) if plan.rows else ("samples_per_second", "", 1)
+
+    def rate(row: Prediction) -> Value:
+        return _estimate(row, lambda seconds: row.samples * each / seconds)
+
+    def naive(row: Prediction) -> Value:
+        known = row.naive_samples_per_second
+        return Missing(row.reason or "") if known is None else known * each
+
+    def known(name: str) -> Any:
+        return lambda row: _known(row, getattr(row, name))
+
+    return [
+        (
+            Column(
+                "step_seconds", "step", unit="ms", scale=1000, estimated=True, base_unit="seconds"
+            ),
+            lambda row: _estimate(row, lambda seconds: seconds),
+        ),
+        (
+            Column(metric, f"{unit}/s", interval="to", estimated=True, base_unit=f"{unit}/s"),
+            rate,
+        ),
+        (Column(f"naive_{metric}", "naive"), naive),
+        (
+            Column("bound", "bound by", numeric=False),
+            lambda row: _known(row, None if row.time is None else row.time.bound),
+        ),
+        (
+            Column("recipe", "recipe takes", shown_to="people"),
+            lambda row: None if row.hours is None else duration(row.hours * HOUR_SECONDS),
+        ),
+        (for_programs("hours"), known("hours")),
+        (Column("dollars", "dollars", decimals=2), known("dollars")),
+    ]
+
+
+def _estimate(row: Prediction, of: Any) -> Value:
+    if row.time is None or row.low_seconds is None or row.high_seconds is None:
+        return Missing(row.reason or "")
+    ends = sorted((of(row.low_seconds), of(row.high_seconds)))
+    return Estimate(value=of(row.time.seconds), low=ends[0], high=ends[1], n=0)
+
+
+def _known(row: Prediction, value: Value) -> Value:
+    return Missing(row.reason or "not known") if value is None else value
+
+
+def _memory() -> Columns[Prediction]:
+    def part(name: str) -> Any:
+        return lambda row: _known(row, row.memory and getattr(row.memory, name))
+
+    def share(row: Prediction) -> Value:
+        needed = row.device_bytes
+        return _known(row, None if needed is None else needed / row.card_bytes)
+
+    return [
+        (Column("peak_memory_bytes", "peak", unit=BYTES), part("peak_bytes")),
+        (Column("card_share", "of the card", unit="%", scale=100, decimals=0), share),
+        (Column("fits", "fits", numeric=False), lambda row: _known(row, row.fits)),
+        (
+            Column("largest_batch", "largest batch"),
+            lambda row: _known(row, row.largest_batch),
+        ),
+        *(
+            (
+                Column(f"{each.name}_bytes", each.name.replace("_", " "), unit=BYTES),
+                part(each.name),
+            )
+            for each in fields(RankMemory)
+        ),
+    ]
+
+
+def _identity() -> Columns[Prediction]:
+    names = ("strategy", "strategy_options", "varied", "nodes", "ranks", "devices", "samples")
+    return [(for_programs(name), attrgetter(name)) for name in names]
+
+
+def _for_programs() -> Columns[Prediction]:
+    return [
+        (for_programs("device_bytes"), lambda row: _known(row, row.device_bytes)),
+        (for_programs("card_bytes"), attrgetter("card_bytes")),
+        (for_programs("steps"), lambda row: _known(row, row.steps)),
+        (
+            for_programs("seconds_by_part"),
+            lambda row: _known(row, None if row.time is None else asdict(row.time)),
+        ),
+        (for_programs("reason"), attrgetter("reason")),
+    ]

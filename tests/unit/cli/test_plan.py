@@ -1,0 +1,104 @@
+"""`shardmark plan` and `shardmark.plan` on a model that is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shardmark
+from shardmark.cli import main
+from shardmark.core.errors import InputError
+from tests.unit.predict.made import MadeModels
+
+EXPERIMENT = """
+name: made
+workload: {name: language, model: gpt, dataset: stdlib, tokenizer: bytes, sequence_length: 128}
+recipe: {per_rank_batch: 64, steps: 1000, precision: bf16}
+matrix: {strategy: [single, ddp, fsdp, {name: fsdp-hybrid, shard_group: 3}]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardmark.predict.models.Models", MadeModels)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "made.yaml"
+    path.write_text(EXPERIMENT)
+    return str(path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_answers_come_first_within_80_columns(
+    capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    text = printed(capsys, file, "--on", "h100x8", "--nodes", "1..16", "--price-per-hour", "2.5")
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.startswith("Fastest: fsdp on 128 ranks of 16 nodes")
+    answers, _, tables = text.partition("Speed on h100x8")
+    assert "Least memory: fsdp on 128 ranks" in answers
+    assert "dollars" in answers
+    assert "tokens/s" in tables
+    assert "no\n  interval" in tables or "no interval" in tables
+    assert "Not predicted: fsdp-hybrid" in " ".join(tables.split())
+
+
+def test_json_has_every_row_in_base_units(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    document = json.loads(
+        printed(capsys, file, "--on", "dgx-h100", "--nodes", "1,2", "--format", "json")
+    )
+    assert [answer["question"] for answer in document["answers"]] == ["fastest", "memory", "cost"]
+    rows = {(row["strategy"], row["ranks"]): row for row in document["rows"]}
+    ddp = rows["ddp", 16]
+    rate = ddp["tokens_per_second"]
+    assert rate["low"] < rate["value"] < rate["high"]
+    assert rate["value"] == pytest.approx(16 * 64 * 128 / ddp["step_seconds"]["value"])
+    assert sum(ddp["seconds_by_part"].values()) == pytest.approx(ddp["step_seconds"]["value"])
+    refused = rows["fsdp-hybrid", 8]
+    assert "3" in refused["reason"]
+    assert refused["step_seconds"] is None
+
+
+def test_markdown(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    text = printed(capsys, file, "--on", "h100x8", "--format", "markdown")
+    assert "### Speed on h100x8" in text
+    assert "| ddp | 8 |" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--on", "abacus"], "there is no node 'abacus'"),
+        (["--on", "h100x8", "--nodes", "none"], "--nodes: found 'none'"),
+        (["--on", "h100x8", "--from", "nowhere"], "nowhere"),
+        (["--on", "h100x8", "--set", "recipe.stepz=3"], "stepz"),
+    ],
+)
+def test_mistakes_are_messages(
+    capsys: pytest.CaptureFixture[str], file: str, arguments: list[str], message: str
+) -> None:
+    assert main(["plan", file, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_from_python(file: str) -> None:
+    plan = shardmark.plan(file, "h100x8", nodes=[1, 2], price_per_hour=2.0, steps=500)
+    assert [row.ranks for row in plan.rows if row.strategy == "ddp"] == [8, 16]
+    assert {row.steps for row in plan.rows} == {500}
+    assert plan.best[0].question == "fastest"
+    with pytest.raises(InputError, match="--nodes"):
+        shardmark.plan(file, "h100x8", nodes=0)
+
+
+def test_nothing_fits(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    text = printed(capsys, file, "--on", "t4x1", "--set", "per_rank_batch=4096",
+                   "--set", "precision=fp16")  # fmt: skip
+    assert text.startswith("Nothing fits")

@@ -1,0 +1,67 @@
+"""Models that are made up, so that nothing has to be traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.recipe import Recipe
+from shardmark.core.wire import ModelSize
+from shardmark.predict.models import Models
+from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
+from shardmark.trials.trial import Trial
+from shardmark.workloads.options import WorkloadOptions
+
+MB = 10**6
+
+
+def made_profile(
+    *, units: int = 4, million_parameters: float = 250.0, sample_bytes: float = 100 * MB
+) -> Profile:
+    """A forward pass of 1 TFLOP a sample and unit, a backward pass of two, activations of equal
+    size in each unit."""
+    parameters = int(million_parameters * 1e6 / units)
+    kept = Amount(per_sample=sample_bytes / units)
+
+    def product(times: int) -> tuple[Operation, ...]:
+        return (Operation(kind="product", flops=Amount(per_sample=times * 1e12)),)
+
+    unit = Unit(
+        name="block",
+        parameters=parameters,
+        trained_parameters=parameters,
+        forward=product(1),
+        backward=product(2),
+        saved_bytes=kept,
+        backward_moments=(Moment(bytes=Amount(per_sample=sample_bytes)),),
+    )
+    size = ModelSize(parameters=units * parameters, trained_parameters=units * parameters)
+    return Profile(units=(unit,) * units, size=size, state_values=2)
+
+
+class MadeModels(Models):
+    def __init__(self, made: Profile | None = None, samples: int | None = 50_000) -> None:
+        super().__init__()
+        self._made = made or made_profile()
+        self._count = samples
+
+    def profile(self, options: WorkloadOptions, recipe: Recipe) -> Profile:  # noqa: ARG002
+        return self._made
+
+    def check(self, cell: Trial, world_size: int, nodes: int) -> None:
+        """64 layers, each of which can be divided by 64."""
+        layout = cell.built_strategy.layout(world_size, nodes)
+        for parts in (layout.tensor, layout.pipeline):
+            if 64 % parts:
+                raise StrategyUnavailable("made", f"no {parts} parts", "use 64")
+
+    def passing(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
+        layout = cell.built_strategy.layout(world_size, nodes)
+        divided: dict[str, Any] = (
+            {"divided": {"in": 10**6, "out": 10**6}} if layout.tensor > 1 else {}
+        )
+        return divided | ({"between_stages_bytes": 4 * 10**6} if layout.pipeline > 1 else {})
+
+    def training_samples(self, options: WorkloadOptions) -> int | None:  # noqa: ARG002
+        return self._count

@@ -1,0 +1,229 @@
+"""Plans of made-up models: what is predicted, what is refused, and what runs teach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.golden.invented import invented_rank, invented_trial
+from tests.unit.predict.made import MadeModels, made_profile
+
+from shardmark.config.experiment import Experiment
+from shardmark.core.errors import InputError
+from shardmark.predict.hardware.catalogue import joined_node
+from shardmark.predict.intervals import RESIDUALS, UNMEASURED
+from shardmark.predict.memory import rank_memory
+from shardmark.predict.plan import GiB, Plan, Prediction, largest, make_plan, parse_nodes
+from shardmark.predict.step import Factors, plan_step
+from shardmark.predict.timing import Constants
+from shardmark.results.schema import TrialResult
+from shardmark.results.store import StoredRun
+from shardmark.trials.matrix import cells_of_any_size
+
+ALL = ["single", "ddp", "fsdp", {"name": "fsdp-hybrid", "shard_group": 2}, "zero-1", "zero-3", "pp"]
+
+
+def experiment(strategies: Sequence[Any] = ALL, **recipe: Any) -> Experiment:
+    return Experiment.model_validate(
+        {
+            "name": "made",
+            "workload": {"name": "classification", "dataset": "random"},
+            "recipe": {"per_rank_batch": 64, "steps": 1000, "precision": "bf16", **recipe},
+            "matrix": {"strategy": list(strategies), "world_size": [1, 2]},
+        }
+    )
+
+
+def planned(of: Experiment, on: str = "h100x8", nodes: str = "1", **options: Any) -> Plan:
+    models = options.pop("models", MadeModels())
+    return make_plan(of, on, parse_nodes(nodes), models, **options)
+
+
+def row_of(plan: Plan, strategy: str, ranks: int) -> Prediction:
+    (row,) = (row for row in plan.rows if (row.strategy, row.ranks) == (strategy, ranks))
+    return row
+
+
+def test_numbers_of_nodes() -> None:
+    assert parse_nodes("4") == (4,)
+    assert parse_nodes("1..128") == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert parse_nodes("3..8, 2") == (2, 3, 6, 8)
+    for wrong in ("", "0", "8..4", "two", "1...4", "99999999"):
+        with pytest.raises(InputError, match="--nodes"):
+            parse_nodes(wrong)
+
+
+def test_each_strategy_on_each_number_of_nodes() -> None:
+    plan = planned(experiment(), nodes="1..4")
+    sizes = [(row.strategy, row.ranks, row.nodes) for row in plan.rows]
+    assert sizes[:4] == [("single", 1, 1), ("ddp", 8, 1), ("ddp", 16, 2), ("ddp", 32, 4)]
+    assert not [row.place for row in plan.rows if row.reason is not None]
+    ddp, fsdp = (row_of(plan, name, 32) for name in ("ddp", "fsdp"))
+    assert ddp.memory is not None
+    assert fsdp.memory is not None
+    assert ddp.memory.peak_bytes > 4 * 250e6 * 4  # weights, gradients and Adam's averages
+    assert fsdp.memory.optimizer_state == ddp.memory.optimizer_state / 32
+    assert ddp.samples == 64 * 32
+    assert ddp.step_seconds == pytest.approx(64 * 12e12 / (0.65 * 989.5e12), rel=0.5)
+    assert "dgx-h100" in " ".join(plan.notes)  # whose network it is
+
+
+def test_the_naive_rule_starts_from_the_fewest_ranks() -> None:
+    plan = planned(experiment(["ddp"]), nodes="1,4")
+    few, many = plan.rows
+    assert few.naive_samples_per_second == few.samples_per_second
+    assert few.samples_per_second is not None
+    assert many.naive_samples_per_second == pytest.approx(4 * few.samples_per_second)
+    assert many.samples_per_second is not None
+    assert many.samples_per_second < 4 * few.samples_per_second
+
+
+def test_without_a_measurement_there_is_no_interval() -> None:
+    (row,) = planned(experiment(["ddp"])).rows
+    assert row.step_seconds is not None
+    bounds = (row.low_seconds, row.high_seconds)
+    assert bounds == (row.step_seconds / UNMEASURED, row.step_seconds * UNMEASURED)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "on", "nodes", "reason"),
+    [
+        ({"precision": "bf16"}, "v100-32x8", "1", "no bf16 in hardware"),
+        ({"cpu_offload": True}, "h100x8", "1", "offload is not predicted"),
+        ({"per_rank_batch": None, "global_batch": 12}, "h100x8", "1", "12 samples cannot be"),
+        ({"gradient_accumulation": 3}, "h100x8", "1", "3 equal micro-batches"),
+        ({}, "h100x4", "2", "network between nodes"),
+    ],
+)
+def test_what_cannot_be_predicted_is_a_row_with_its_reason(
+    recipe: dict[str, Any], on: str, nodes: str, reason: str
+) -> None:
+    (row,) = planned(experiment(["ddp"], **recipe), on, nodes).rows
+    assert reason in (row.reason or "")
+    assert row.step_seconds is None
+    assert planned(experiment(["ddp"], **recipe), on, nodes).best == ()
+
+
+def test_a_strategy_that_refuses_the_recipe_is_a_row() -> None:
+    plan = planned(experiment(["pp", "ddp"], precision="fp16"))
+    assert "bf16" in (row_of(plan, "pp", 8).reason or "")
+    assert row_of(plan, "ddp", 8).reason is None
+
+
+def test_too_many_ranks_and_unknown_machines_are_refused() -> None:
+    with pytest.raises(InputError, match="at most 65536 ranks"):
+        planned(experiment(), nodes="16384")
+    with pytest.raises(InputError, match="no card 'h1000'"):
+        planned(experiment(), "h1000x8")
+
+
+def test_the_largest_batch_is_the_last_that_fits() -> None:
+    of = experiment(["fsdp"])
+    (row,) = planned(of).rows
+    cell = cells_of_any_size(of)[0][0]
+    assert row.largest_batch is not None
+
+    def needed(samples: int) -> float:
+        recipe = cell.recipe.model_copy(update={"per_rank_batch": samples})
+        return rank_memory(made_profile(), cell.built_strategy, recipe, 8).device_bytes
+
+    assert needed(row.largest_batch) <= 80 * GiB < needed(row.largest_batch + 1)
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 777, 2**20])
+def test_the_largest_batch_where_needs_bend(last: int) -> None:
+    asked = []
+
+    def needed(samples: int) -> float:
+        asked.append(samples)
+        return 10.0 + max(samples, 3 * samples - 500)
+
+    assert largest(needed, needed(last)) == last
+    assert len(asked) < 40
+
+
+def test_costs_follow_from_the_price_of_a_card() -> None:
+    of = experiment(["ddp"], steps=None, epochs=4)
+    (row,) = planned(of, price_per_hour=2.0).rows
+    assert row.steps == 4 * (50_000 // 512)
+    assert row.step_seconds is not None
+    assert row.dollars == pytest.approx(2.0 * 8 * row.steps * row.step_seconds / 3600)
+    (unknown,) = planned(of, models=MadeModels(samples=None)).rows
+    assert unknown.hours is None
+
+
+def test_the_best_is_of_what_fits() -> None:
+    models = MadeModels(made_profile(million_parameters=6_000.0))
+    plan = planned(experiment(["ddp", "fsdp"]), nodes="4", models=models)
+    assert row_of(plan, "ddp", 32).fits is False
+    assert [best.row.strategy for best in plan.best] == ["fsdp"] * 3
+    assert row_of(plan, "ddp", 32).largest_batch == 0
+
+
+def measured(strategy: str, ranks: int, step_seconds: float, of: Experiment) -> TrialResult:
+    cells = {cell.strategy.name: cell for cell in cells_of_any_size(of)[0]}
+    trial = cells[strategy].model_copy(update={"world_size": ranks, "id": f"{strategy}-{ranks}"})
+    device = "NVIDIA H100 80GB HBM3"
+    return invented_trial(
+        strategy,
+        ranks,
+        metrics={"samples_per_second": trial.batch_per_step / step_seconds},
+        trial=trial.model_dump(mode="json"),
+        ranks=tuple(
+            invented_rank(rank).model_copy(update={"device": device}) for rank in range(ranks)
+        ),
+    )
+
+
+def test_a_run_fixes_the_factors_of_a_slower_machine(tmp_path: Path) -> None:
+    """Of computing from one rank and of communication from several: predictions of a machine that
+    differs from its data sheet in just these come out as that machine has it."""
+    of, constants = experiment(["single", "ddp"]), Constants()
+    node, _ = joined_node("h100x8", 4)
+    cells = {cell.strategy.name: cell for cell in cells_of_any_size(of)[0]}
+    world = Factors(compute=1.7, communication=3.0)
+
+    def seconds(strategy: str, ranks: int, nodes: int = 1) -> float:
+        cell = cells[strategy]
+        planned_step = plan_step(
+            made_profile(),
+            cell.built_strategy,
+            cell.recipe,
+            ranks,
+            node,
+            nodes=nodes,
+            constants=constants,
+        )
+        return planned_step.time(constants, world).seconds
+
+    sizes = (("single", 1), ("ddp", 8))
+    trials = tuple(measured(name, ranks, seconds(name, ranks), of) for name, ranks in sizes)
+    run = StoredRun(path=tmp_path / "run", trials=trials)
+    plan = planned(of, nodes="1..4", run=run)
+    for row in plan.rows:
+        assert row.step_seconds == pytest.approx(
+            seconds(row.strategy, row.ranks, row.nodes), rel=0.01
+        )
+        kind = RESIDUALS["more nodes" if row.nodes > 1 else "more ranks"]
+        assert (row.low_seconds, row.high_seconds) == kind.around(row.step_seconds or 0.0)
+    assert row_of(plan, "ddp", 16).naive_samples_per_second == pytest.approx(
+        16 * 64 / seconds("ddp", 8)
+    )
+    assert "ddp on 8 ranks" in (plan.anchored or "")
+    elsewhere = planned(of, "a100-80x8", run=run)
+    row = row_of(elsewhere, "ddp", 8)
+    assert row.high_seconds == RESIDUALS["another card"].around(row.step_seconds or 0.0)[1]
+
+
+def test_runs_that_say_nothing_are_refused(tmp_path: Path) -> None:
+    of = experiment(["single", "ddp"])
+    other = experiment(["single", "ddp"], precision="fp16")
+    run = StoredRun(path=tmp_path / "run", trials=(measured("single", 1, 1.0, other),))
+    with pytest.raises(InputError, match="no measured trial of this model"):
+        planned(of, run=run)
+    alone = experiment(["single", "ddp"], per_rank_batch=1)
+    run = StoredRun(path=tmp_path / "run", trials=(measured("single", 1, 1.0, alone),))
+    with pytest.raises(InputError, match="1 sample at a time"):
+        planned(of, run=run)

@@ -1,0 +1,101 @@
+"""The search holds what single predictions hold, and leaves out nothing that is better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+from tests.unit.predict.made import made_profile
+from tests.unit.predict.test_plan import experiment, planned
+
+from shardmark.config.load import load_experiment, to_yaml
+from shardmark.core.recipe import Recipe
+from shardmark.predict.hardware.catalogue import load_node
+from shardmark.predict.memory import rank_memory
+from shardmark.predict.search import GAIN, Searcher
+from shardmark.predict.step import Factors, plan_step
+from shardmark.predict.timing import Constants
+from shardmark.strategies import STRATEGIES
+from shardmark.trials.matrix import expand
+
+GiB = 2**30
+RANKS, NODES = 16, 2
+
+
+def searcher(global_batch: int = 64, million_parameters: float = 2000.0) -> Searcher:
+    profile = made_profile(million_parameters=million_parameters, sample_bytes=1e9)
+    less = made_profile(million_parameters=million_parameters, sample_bytes=2e8)
+    size = replace(
+        profile.size,
+        divided={"in": 10**6, "out": 10**6},
+        divided_again={"in": 10**5, "out": 10**6},
+        between_stages_bytes=10**6,
+    )
+    return Searcher(
+        profiles={False: profile, True: less},
+        sizes=dict.fromkeys(product((False, True), (1, 2, 4, 8), (1, 2, 4)), size),
+        recipe=Recipe(global_batch=global_batch, steps=1, precision="bf16"),
+        node=load_node("dgx-h100"),
+        ranks=RANKS,
+        nodes=NODES,
+        constants=Constants(),
+        factors=Factors(compute=1.3, communication=2.0),
+    )
+
+
+def test_all_at_once_takes_what_each_takes_alone() -> None:
+    of = searcher()
+    layouts = [*of.step_seconds()]
+    assert len(layouts) > 300
+    for name, options, recipe, seconds in layouts:
+        profile = replace(of.profiles[recipe.activation_checkpointing], size=of.sizes[False, 1, 1])
+        strategy = STRATEGIES[name](**options)
+        alone = plan_step(
+            profile, strategy, recipe, RANKS, of.node, nodes=NODES, constants=of.constants
+        )
+        expected = alone.time(of.constants, of.factors).seconds
+        assert seconds == pytest.approx(expected, rel=1e-9), (name, options, recipe)
+
+
+@pytest.mark.parametrize("room_gib", [80, 12])
+def test_no_layout_beats_the_front(room_gib: int) -> None:
+    of = searcher()
+    front = of.search(room_gib * GiB).front
+    assert front
+    needed = [each.device_bytes for each in front]
+    assert needed == sorted(needed, reverse=True)
+    assert needed[0] <= room_gib * GiB
+    assert [each.step_seconds for each in front] == sorted(each.step_seconds for each in front)
+    for name, options, recipe, seconds in of.step_seconds():
+        profile = replace(of.profiles[recipe.activation_checkpointing], size=of.sizes[False, 1, 1])
+        strategy = STRATEGIES[name](**options)
+        memory = rank_memory(profile, strategy, recipe, RANKS, nodes=NODES).device_bytes
+        faster = [each.device_bytes for each in front if each.step_seconds <= seconds * (1 + 1e-9)]
+        if memory <= room_gib * GiB:
+            assert faster, (name, options, "is faster than the front")
+            assert memory >= GAIN * min(faster) * (1 - 1e-9), (name, options, recipe)
+
+
+def test_nothing_fits() -> None:
+    assert searcher().search(2 * GiB).front == ()
+
+
+def test_the_winner_is_an_experiment_to_run(tmp_path: Path) -> None:
+    of = experiment(["ddp"], per_rank_batch=None, global_batch=128)
+    plan = planned(of, nodes="1,2", search=True)
+    assert plan.search is not None
+    assert plan.winner is not None
+    best = plan.search.front[0]
+    assert (plan.search.ranks, plan.search.nodes) == (16, 2)
+    file = tmp_path / "best.yaml"
+    file.write_text(to_yaml(plan.winner))
+    (trial,) = expand(load_experiment(str(file)), "cuda").trials
+    assert (trial.world_size, trial.nodes, trial.strategy.name) == (16, 2, best.strategy)
+    assert trial.recipe.activation_checkpointing is best.activation_checkpointing
+    layout = trial.layout
+    found = (layout.data, layout.shard, layout.tensor, layout.pipeline)
+    assert found == (best.mesh.data, best.mesh.shard, best.mesh.tensor, best.mesh.pipeline)
+    nothing = planned(of, "t4x1", nodes="1", search=True)
+    assert nothing.winner is None
