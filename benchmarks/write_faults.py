@@ -144,16 +144,23 @@ class Ended:
 
 @contextmanager
 def played() -> Iterator[None]:
-    """Have `run` take the played ranks, and look at nothing but its own folder."""
+    """Have `run` take the played ranks, and look at nothing but its own folder.
+
+    Figures are not drawn: the library's threads write to each other, so that calls are no more
+    counted alike from one command to the next.
+    """
+    import vl_convert
+
     from shardmark.launch import controller
 
-    before = controller.build_engine, controller.environment
+    before = controller.build_engine, controller.environment, vl_convert.vegalite_to_svg
     controller.build_engine = lambda *_: PlayedRanks()
     controller.environment = lambda: {"host": "played"}
+    vl_convert.vegalite_to_svg = lambda *_, **__: "<svg/>"
     try:
         yield
     finally:
-        controller.build_engine, controller.environment = before
+        controller.build_engine, controller.environment, vl_convert.vegalite_to_svg = before
 
 
 def forked(words: Sequence[str], folder: Path, *strace: str) -> Ended:
