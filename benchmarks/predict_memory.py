@@ -1,6 +1,7 @@
 """Predicted peak memory of a rank against that of real steps on the CPU.
 
     python benchmarks/predict_memory.py [--models resnet18 gpt] [--repeats 2] [--small]
+        [--keep FILE]
 
 Eight models of four tasks under eight strategies, one rank or four, all in one fork server.  What
 is measured is each trial's `peak_memory_bytes`: tensors that Python reaches between two steps, and
@@ -12,6 +13,7 @@ holds in tensors, in the same memory on a CPU, is counted here and added to each
 from __future__ import annotations
 
 import gc
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -142,17 +144,22 @@ def main() -> None:
     parser = options_of(NAME, __doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="file of models done, which go on from there")
     options = parser.parse_args()
     if options.small:
         options.models, options.repeats = ["vit_cifar"], 1
     add_sources_to_path()
     around = surroundings()
+    kept = options.keep
+    found: dict[str, Any] = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    found = {name: of for name, of in found.items() if name in options.models}
     plans = {}
     for name in options.models:
+        if name in found:
+            continue
         experiment = from_mapping(experiment_of(MODELS[name], options.repeats))
         check_data(experiment.workload)
         plans[name] = expand(experiment, "cpu").trials
-    found: dict[str, Any] = {}
     with trial_runner([trial for trials in plans.values() for trial in trials]) as runner:
         for number, (name, trials) in enumerate(plans.items()):
             expected = predicted(trials)
@@ -166,6 +173,8 @@ def main() -> None:
                 }
                 for strategy in STRATEGIES
             }
+            if kept:
+                kept.write_text(json.dumps(found))
             print(name, *(f"{s} {of['error']:+.1%}" for s, of in found[name].items()), flush=True)
     errors = {s: [abs(found[name][s]["error"]) for name in found] for s in STRATEGIES}
     medians = {strategy: median(each) for strategy, each in errors.items()}

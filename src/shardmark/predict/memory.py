@@ -54,6 +54,8 @@ def rank_memory(
     device_type: str = "cuda",
 ) -> RankMemory:
     """The training rank that holds most."""
+    if strategy.mathematics(recipe).casts is not None and profile.native is not None:
+        profile = profile.native
     layout = strategy.layout(world_size, nodes)
     state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
     return fullest(profile, layout, state, recipe)
@@ -106,9 +108,10 @@ def _moments(profile: Profile, state: StepState, samples: float, divided: int) -
         for moment in unit.gradient_moments if held.copied else ():
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
             yield _At(moment.bytes.of(samples), kept, held.backward + held.copied, fresh)
-        whole = state.fresh_gradients * FP32_BYTES * unit.trained_parameters
         if held.reducing:
-            yield _At(unit.reduced_bytes.of(samples), kept, held.reducing, gradients + whole)
+            own = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
+            whole = gradients + state.fresh_gradients * own
+            yield _At(unit.reduced_bytes.of(samples), kept, held.reducing, whole)
         gradients += held.kept_gradients
     trained = profile.size.trained_parameters
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)

@@ -57,6 +57,8 @@ class Unit:
     """Whether it is gathered by itself; what is between blocks is gathered for the whole pass."""
     sizes: tuple[int, ...] = ()
     """Elements of each parameter."""
+    gradient_bytes: float = 0.0
+    """Of all of them, in the type that they are computed in."""
     forward_moments: tuple[Moment, ...] = ()
     """Among which is the fullest one, whatever the batch."""
     backward_moments: tuple[Moment, ...] = ()
@@ -84,3 +86,6 @@ class Profile:
     """Temporary ones, for each element that is updated at once."""
     updates_together: bool = False
     """All parameters; else one after the other."""
+    native: Profile | None = None
+    """The same computed with parameters in 16 bits, where the recipe's precision and the model
+    allow it, for strategies whose library casts them; this one is under autocast."""

@@ -6,9 +6,9 @@ import logging
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any, Literal
@@ -17,6 +17,7 @@ import torch
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public one
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
@@ -25,9 +26,10 @@ from shardmark.core.shares import Shard
 from shardmark.core.wire import ModelSize
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
 from shardmark.strategies.execution import prepare
 from shardmark.strategies.initial_weights import hollow_model
-from shardmark.strategies.step import autocast, made_optimizer, share_of_step
+from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, made_optimizer, share_of_step
 from shardmark.workloads.base import Batch, BatchPlan, Workload
 from shardmark.workloads.flops import convolution_backward_flops
 from shardmark.workloads.sampled_task import with_tensors
@@ -238,17 +240,31 @@ class _Step(_Live):
 def trace(workload: Workload, recipe: Recipe, *, device_type: str = "cuda") -> Profile:
     """Two steps of few samples each, on fake tensors; really on the CPU where these cannot.
 
-    Raises what the model or its loss raises in a real step.
+    `device_type` chooses the kernels.  Raises what the model or its loss raises in a real step.
     """
-    sizes = [min(count, workload.training_samples) for count in SAMPLES]
+    profile = _profile(workload, recipe, device_type, None)
+    if recipe.precision == "fp32":
+        return profile
     try:
-        steps = _steps(
-            workload, recipe, sizes, device_type, FakeTensorMode(allow_non_fake_inputs=True)
-        )
+        native = _profile(workload, recipe, device_type, AUTOCAST_DTYPES[recipe.precision])
+    except Exception as error:  # as its strategies would refuse it
+        logger.info("the model does not compute with 16-bit parameters: %s", error)
+        return profile
+    return replace(profile, native=native)
+
+
+def _profile(
+    workload: Workload, recipe: Recipe, device_type: str, casts: torch.dtype | None
+) -> Profile:
+    """Under autocast, or with parameters in that type."""
+    sizes = [min(count, workload.training_samples) for count in SAMPLES]
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    taken = partial(_steps, workload, recipe, sizes, device_type=device_type, casts=casts)
+    try:
+        model, first, second = taken(fake=fake)
     except Exception as error:  # shapes or values that are not known
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
-        steps = _steps(workload, recipe, sizes, device_type, None)
-    model, first, second = steps
+        model, first, second = taken(fake=None)
     line = partial(_line, sizes[0], sizes[1])
     units = tuple(_unit(a, b, line) for a, b in zip(first.parts, second.parts, strict=True))
     state, temporary, together = _of_update(recipe.optimizer, device_type)
@@ -270,17 +286,24 @@ def _steps(
     workload: Workload,
     recipe: Recipe,
     sizes: Sequence[int],
+    *,
     device_type: str,
+    casts: torch.dtype | None,
     fake: FakeTensorMode | None,
 ) -> tuple[nn.Module, _Step, _Step]:
     eager = recipe.model_copy(update={"compile": "none"})
     model = (hollow_model(workload) if fake else None) or workload.build_model()
-    inside: AbstractContextManager[object] = nullcontext()
-    if fake is not None:
-        _make_fake(model, fake)
-        inside = fake
     prepare(model, workload, eager)
     blocks = wrapped(model, "blocks", workload.blocks(model))
+    if fake is not None:
+        _make_fake(model, fake, casts)
+    if casts is not None:
+        for parameter in () if fake else model.parameters():
+            parameter.data = parameter.data.to(casts)
+        for unit in (*blocks, model):
+            cast_inputs(unit, casts)
+        let_norms_mix(model)
+        widen_outputs(model)
     made = []
     for size in sizes:
         plan = BatchPlan(global_batch=size, seed=recipe.seed)
@@ -288,8 +311,9 @@ def _steps(
         if fake is not None:
             batch = with_tensors(batch, fake.from_tensor)
         step = _Step(model, blocks, batch, device_type)
-        with inside, step:
-            with autocast(recipe, CPU):
+        kernels = _kernels_of_gpus() if device_type == "cuda" and fake else nullcontext()
+        with fake or nullcontext(), kernels, step:
+            with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
                 share = share_of_step(loss, batch.step_weight, 1)
             del loss
@@ -300,14 +324,51 @@ def _steps(
     return model, made[0], made[1]
 
 
-def _make_fake(model: nn.Module, fake: FakeTensorMode) -> None:
+@contextmanager
+def _kernels_of_gpus() -> Iterator[None]:
+    """Attention stays fused with dropout, whose masks have a byte for each value.
+
+    On a CPU the first is done in its parts, and the second keeps factors.
+    """
+    attention, dropout = functional.scaled_dot_product_attention, functional.dropout
+
+    def fused(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,  # noqa: ARG001
+        **others: Any,
+    ) -> Tensor:
+        return attention(query, key, value, attn_mask, **others)
+
+    def masked(
+        input: Tensor,  # noqa: A002
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,  # noqa: ARG001
+    ) -> Tensor:
+        return torch.native_dropout(input, p, True)[0] if training and p else input
+
+    functional.scaled_dot_product_attention = fused
+    functional.dropout = masked
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = attention
+        functional.dropout = dropout
+
+
+def _make_fake(model: nn.Module, fake: FakeTensorMode, casts: torch.dtype | None) -> None:
     """Parameters and buffers without memory, in place; tied ones stay tied."""
     made: dict[int, Any] = {}
 
     def converted(tensor: Tensor) -> Any:
         if id(tensor) not in made:
+            is_cast = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+            dtype = casts if casts is not None and is_cast else tensor.dtype
             with fake:
-                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
             trained = tensor.requires_grad
             made[id(tensor)] = (
                 nn.Parameter(empty, requires_grad=trained)
@@ -345,6 +406,7 @@ def _unit(first: _Part, second: _Part, line: Callable[[float, float], Amount]) -
         name=first.name,
         parameters=sum(p.numel() for p in first.parameters),
         trained_parameters=sum(p.numel() for p in trained),
+        gradient_bytes=first.gradient_bytes,
         sizes=tuple(p.numel() for p in first.parameters),
         block=first.block,
         forward=_operations(first, second, "forward", line),

@@ -134,3 +134,37 @@ def test_what_is_traced_stays_on_the_line_of_other_batches() -> None:
     predicted = sum(u.saved_bytes.of(24) for u in found.units) + found.batch_bytes.of(24)
     assert predicted == pytest.approx(saved, rel=0.02)
     del loss
+
+
+def test_kernels_are_those_of_the_device() -> None:
+    """A GPU's dropout keeps a byte for each value, a CPU's a factor of four; both keep the input's
+    sum with it."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, WIDTH), nn.Dropout(0.5), nn.Linear(WIDTH, 2))
+
+    on_gpu, on_cpu = (
+        sum(
+            u.saved_bytes.per_sample
+            for u in trace(ToyWorkload(model), recipe(), device_type=d).units
+        )
+        for d in ("cuda", "cpu")
+    )
+    assert on_cpu - on_gpu == pytest.approx(3 * WIDTH, abs=1)
+
+
+def test_parameters_in_16_bits_are_traced_beside_autocast() -> None:
+    """Autocast keeps casts of all weights for the backward pass; libraries that cast have none."""
+    found = trace(ToyWorkload(blocks), recipe(precision="bf16"))
+    assert found.native is not None
+    weights = 2 * found.size.parameters
+    kept = [sum(u.saved_bytes.fixed for u in of.units) for of in (found, found.native)]
+    assert kept[0] - kept[1] == pytest.approx(weights, rel=0.02)
+    gradients = [sum(u.gradient_bytes for u in of.units) for of in (found, found.native)]
+    assert gradients == [2 * weights, weights]
+    assert trace(ToyWorkload(blocks), recipe()).native is None
+    sharded = build_strategy("fsdp", {})
+    chosen = recipe(precision="bf16", optimizer={"name": "adam"})
+    native = rank_memory(found, sharded, chosen, 4)
+    assert native == rank_memory(found.native, sharded, chosen, 4)
+    assert native.peak_bytes < rank_memory(found, build_strategy("ddp", {}), chosen, 4).peak_bytes
