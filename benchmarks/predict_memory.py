@@ -77,7 +77,8 @@ def experiment_of(workload: Mapping[str, Any], repeats: int) -> dict[str, Any]:
         "recipe": {
             "global_batch": GLOBAL_BATCH,
             "steps": 2,
-            "optimizer": {"name": "adamw", "lr": 1e-3},
+            # With other weights a detector has other proposals.
+            "optimizer": {"name": "adamw", "lr": 1e-6},
             "threads_per_rank": 1,
         },
         "matrix": {"strategy": list(STRATEGIES), "world_size": [1, RANKS]},
@@ -119,6 +120,8 @@ def predicted(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
     profile = trace(workload, trials[0].recipe, device_type="cpu")
     found = {}
     for trial in trials:
+        if trial.repeat:
+            continue
         strategy = build_strategy(trial.strategy.name, {}).for_workload(trial.workload)
         held = rank_memory(profile, strategy, trial.recipe, trial.world_size, device_type="cpu")
         parts = {name: getattr(held, name) for name in held.__dataclass_fields__}
@@ -127,55 +130,61 @@ def predicted(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
     return found
 
 
-def measured(runner: TrialRunner, trials: Sequence[Trial], order: int) -> dict[str, list[int]]:
-    """Strategy -> each rank's bytes, the smallest of its repeats."""
-    ranks: dict[str, list[int]] = {}
-    for number, trial in enumerate(trials):
-        result = runner.run(trial, order=order + number)
-        if result.outcome is not Outcome.OK:
-            raise SystemExit(f"{trial.strategy.name} ended as {result.outcome}: {result.failure}")
-        peaks = [rank.probe.peak_memory_bytes for rank in result.ranks]
-        before = ranks.get(trial.strategy.name, peaks)
-        ranks[trial.strategy.name] = [min(pair) for pair in zip(before, peaks, strict=True)]
-    return ranks
+def measured(runner: TrialRunner, trial: Trial, order: int) -> list[int]:
+    """Each rank's bytes."""
+    result = runner.run(trial, order=order)
+    if result.outcome is not Outcome.OK:
+        raise SystemExit(f"{trial.strategy.name} ended as {result.outcome}: {result.failure}")
+    return [rank.probe.peak_memory_bytes for rank in result.ranks]
 
 
 def main() -> None:
     parser = options_of(NAME, __doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="file of models done, which go on from there")
+    parser.add_argument("--keep", type=Path, help="file of what was measured, to go on from")
     options = parser.parse_args()
     if options.small:
         options.models, options.repeats = ["vit_cifar"], 1
     add_sources_to_path()
     around = surroundings()
     kept = options.keep
-    found: dict[str, Any] = json.loads(kept.read_text()) if kept and kept.exists() else {}
-    found = {name: of for name, of in found.items() if name in options.models}
-    plans = {}
+    real: dict[str, dict[str, list[list[int]]]] = {}
+    if kept and kept.exists():
+        real = json.loads(kept.read_text())
+    plans: dict[str, Sequence[Trial]] = {}
     for name in options.models:
-        if name in found:
-            continue
         experiment = from_mapping(experiment_of(MODELS[name], options.repeats))
         check_data(experiment.workload)
         plans[name] = expand(experiment, "cpu").trials
-    with trial_runner([trial for trials in plans.values() for trial in trials]) as runner:
-        for number, (name, trials) in enumerate(plans.items()):
-            expected = predicted(trials)
-            real = measured(runner, trials, order=1000 * number)
-            found[name] = {
-                strategy: {
-                    "measured": max(real[strategy]),
-                    "ranks": real[strategy],
-                    "predicted": expected[strategy],
-                    "error": expected[strategy]["peak"] / max(real[strategy]) - 1,
-                }
-                for strategy in STRATEGIES
+    missing = [
+        (name, trial)
+        for name, trials in plans.items()
+        for trial in trials
+        if trial.repeat >= len(real.get(name, {}).get(trial.strategy.name, ()))
+    ]
+    missing.sort(key=lambda each: each[1].repeat)
+    if missing:
+        with trial_runner([trial for _, trial in missing]) as runner:
+            for number, (name, trial) in enumerate(missing):
+                peaks = measured(runner, trial, number)
+                print(name, trial.strategy.name, max(peaks) / MB, flush=True)
+                real.setdefault(name, {}).setdefault(trial.strategy.name, []).append(peaks)
+                if kept:
+                    kept.write_text(json.dumps(real))
+    found: dict[str, Any] = {}
+    for name, trials in plans.items():
+        expected = predicted(trials)
+        found[name] = {}
+        for strategy in STRATEGIES:
+            ranks = [min(peaks) for peaks in zip(*real[name][strategy], strict=True)]
+            found[name][strategy] = {
+                "measured": max(ranks),
+                "repeats": real[name][strategy],
+                "predicted": expected[strategy],
+                "error": expected[strategy]["peak"] / max(ranks) - 1,
             }
-            if kept:
-                kept.write_text(json.dumps(found))
-            print(name, *(f"{s} {of['error']:+.1%}" for s, of in found[name].items()), flush=True)
+        print(name, *(f"{s} {of['error']:+.1%}" for s, of in found[name].items()), flush=True)
     errors = {s: [abs(found[name][s]["error"]) for name in found] for s in STRATEGIES}
     medians = {strategy: median(each) for strategy, each in errors.items()}
     overall = median(error for each in errors.values() for error in each)
