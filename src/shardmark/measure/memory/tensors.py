@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import resource
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -130,14 +131,49 @@ def allocator_rise_bytes(profiled: profile, *, since_nanoseconds: int) -> int:
     """How far the CPU allocator's total rose above its level at an instant of the profile, at most.
 
     The instant must lie one step into the profile: blocks from before the profile are freed
-    unseen, and after one step none of a step's own is left.
+    unseen, and after one step none of a step's own is left.  The profiler does not see either what
+    gloo's threads free.  Such a block is taken to be freed when the outermost operation that it was
+    made in ends, unless one of its size was left by the step before, and so is carried on.
     """
+    blocks = [each for each in _blocks(profiled) if each[0] >= since_nanoseconds]
+    changes: list[tuple[int, int]] = []
+    alive: dict[int, tuple[int, int]] = {}
+    left_before: Counter[int] = Counter()
+    for at_nanoseconds, size, address, until_nanoseconds in sorted(blocks):
+        before = alive.pop(address, None)
+        if size < 0 and before is None:
+            left_before[-size] += 1
+        elif size > 0:
+            if before is not None:  # its address is in use again
+                changes.append((min(at_nanoseconds, before[1]), -before[0]))
+            alive[address] = (size, until_nanoseconds)
+        changes.append((at_nanoseconds, size))
+    for size, until_nanoseconds in alive.values():
+        if left_before[size]:
+            left_before[size] -= 1
+        else:
+            changes.append((until_nanoseconds, -size))
     level = highest = 0
-    for at_nanoseconds, change in memory_changes(profiled):
-        if at_nanoseconds >= since_nanoseconds:
-            level += change
-            highest = max(highest, level)
+    for _, change in sorted(changes):
+        level += change
+        highest = max(highest, level)
     return highest
+
+
+def _blocks(profiled: profile) -> Iterator[tuple[int, int, int, int]]:
+    """Instant, size (negative for a release), address, and the end of the outermost operation."""
+    results = profiled.profiler.kineto_results if profiled.profiler is not None else None
+    assert results is not None, "the profile has not ended"
+    for outermost in results.experimental_event_tree():
+        waiting: list[Any] = [outermost]
+        while waiting:
+            event = waiting.pop()
+            waiting += event.children
+            if event.name == "[memory]" and event.extra_fields.device.type == "cpu":
+                block = event.extra_fields
+                at_nanoseconds = event.start_time_ns
+                until = max(at_nanoseconds, outermost.end_time_ns)
+                yield at_nanoseconds, block.alloc_size, block.ptr, until
 
 
 def memory_changes(profiled: profile) -> list[tuple[int, int]]:
