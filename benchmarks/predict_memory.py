@@ -5,9 +5,9 @@
 
 Eight models of four tasks under eight strategies, one rank or four, all in one fork server.  What
 is measured is each trial's `peak_memory_bytes`: tensors that Python reaches between two steps, and
-how far the allocator's total rises in the next one, on the rank that holds most.  gloo's threads
-give some memory back late: of each rank the smallest of its repeats counts.  What the data set
-holds in tensors, in the same memory on a CPU, is counted here and added to each prediction.
+how far the allocator's total rises in the next one, on the rank that holds most.  Of each rank the
+smallest of its repeats counts.  What the data set holds in tensors, in the same memory on a CPU, is
+counted here and added to each prediction.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ def _kernels_of_gpus() -> Iterator[None]:
     ) -> Tensor:
         return torch.native_dropout(input, p, True)[0] if training and p else input
 
-    functional.scaled_dot_product_attention = fused
+    functional.scaled_dot_product_attention = fused  # type: ignore[assignment]
     functional.dropout = masked
     try:
         yield
