@@ -95,13 +95,14 @@ class _At(NamedTuple):
 def _moments(profile: Profile, state: StepState, samples: float, divided: int) -> Iterator[_At]:
     saved = [profile.batch_bytes.of(samples)]
     for unit, held in zip(profile.units, state.units, strict=True):
+        yield _At(unit.begun_bytes.of(samples), saved[-1], held.entering_forward, 0.0)
         saved.append(saved[-1] + unit.saved_bytes.of(samples))
         for moment in unit.forward_moments:
             yield _At(moment.bytes.of(samples), saved[-1], held.forward, 0.0)
     gradients = 0.0
     backwards = zip(profile.units, state.units, saved[1:], strict=True)
     for unit, held, kept in reversed([*backwards]):
-        yield _At(unit.entered_bytes.of(samples), kept, held.entering, gradients)
+        yield _At(unit.entered_bytes.of(samples), kept, held.entering_backward, gradients)
         for moment in unit.backward_moments:
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
             yield _At(moment.bytes.of(samples), kept, held.backward, fresh)

@@ -64,8 +64,10 @@ class Unit:
     backward_moments: tuple[Moment, ...] = ()
     gradient_moments: tuple[Moment, ...] = ()
     """As each of its gradients is complete, which counts among what lives."""
+    begun_bytes: Amount = Amount()
+    """What lives as its forward pass begins."""
     entered_bytes: Amount = Amount()
-    """What lives as its backward pass begins."""
+    """The same of its backward pass."""
     reduced_bytes: Amount = Amount()
     """What lives after the last of them, all complete gradients left out."""
 

@@ -65,7 +65,9 @@ class _Part:
     block: bool
     first_node: int
     """Nodes of the autograd graph are numbered in the order in which they are made."""
-    saved_bytes: int
+    begun_bytes: int
+    """Live before its forward pass."""
+    saved_bytes: int = 0
     parameters: list[nn.Parameter] = field(default_factory=list)
     gradient_bytes: int = 0
     entered_bytes: int = 0
@@ -160,11 +162,11 @@ class _Step(_Live):
 
     def _begin(self, name: str, *, block: bool) -> None:
         node: int = torch._C._autograd._get_sequence_nr()
-        self.parts.append(_Part(name, block, first_node=node, saved_bytes=-self.bytes))
+        self.parts.append(_Part(name, block, first_node=node, begun_bytes=self.bytes))
         self._first_nodes.append(node)
 
     def _end(self) -> None:
-        self.parts[-1].saved_bytes += self.bytes
+        self.parts[-1].saved_bytes = self.bytes - self.parts[-1].begun_bytes
 
     def _enter(self, name: str, module: nn.Module, _: object) -> None:
         if self._backward_at is None:
@@ -411,6 +413,7 @@ def _unit(first: _Part, second: _Part, line: Callable[[float, float], Amount]) -
         block=first.block,
         forward=_operations(first, second, "forward", line),
         backward=_operations(first, second, "backward", line),
+        begun_bytes=line(first.begun_bytes, second.begun_bytes),
         entered_bytes=line(first.entered_bytes, second.entered_bytes),
         reduced_bytes=line(first.reduced_bytes, second.reduced_bytes),
         saved_bytes=line(first.saved_bytes, second.saved_bytes),

@@ -136,12 +136,12 @@ class UnitSize(Protocol):
 class UnitState:
     """Bytes that come and go with a unit of the model."""
 
+    entering_forward: float = 0.0
+    """Gathered and in messages as its forward pass begins."""
     forward: float = 0.0
-    """Gathered and in messages during its forward pass."""
-    entering: float = 0.0
-    """The same as its backward pass begins."""
+    """The same during that."""
+    entering_backward: float = 0.0
     backward: float = 0.0
-    """In its backward pass."""
     copied: float = 0.0
     """More as each of its gradients is complete."""
     reducing: float = 0.0

@@ -153,9 +153,9 @@ class FSDP(Strategy):
     ) -> StepState:
         """As `fully_shard` of torch 2.15 allocates and frees; without a CPU's memory of offload.
 
-        A gather has a buffer for its message, from which parameters are copied, and which stays
-        for the forward pass of its unit.  The backward pass gathers one unit ahead, and keeps
-        the message of the gradients reduced last.
+        A gather has a buffer for its message, from which parameters are copied, and which in the
+        forward pass stays until the next unit's is there.  The backward pass gathers one unit
+        ahead, and keeps the message of the gradients that were reduced last.
         """
         part = 1 / self.group(world_size, nodes)
         native = is_native(self.mixed_precision, recipe)
@@ -165,15 +165,19 @@ class FSDP(Strategy):
         root = width * sum(unit.parameters for unit in units) - sum(parts)
         messages = [FP32_BYTES * unit.trained_parameters if unit else 0.0 for unit in blocks]
         kept = 0.0 if self.reshard_after_forward else 1.0
+        copies = 2 if device_type == "cpu" else 1  # gloo gathers into memory of its own
+        entering_forward: list[float] = []
         forward: list[float] = []
         backward: list[float] = []
         reducing: list[float] = []
-        whole = 0.0
+        whole, message = 0.0, root
         for size in parts:
+            messages_met = message + copies * size if size else 0.0
+            entering_forward.append(root + messages_met + kept * whole)
+            message = size or message
             forward.append(root + (2 * size or (0.0 if whole else root)) + kept * whole)
             whole += size
         ahead = [next((s for s in reversed(parts[:i]) if s), 0.0) for i in range(len(parts))]
-        copies = 2 if device_type == "cpu" else 1  # gloo gathers into memory of its own
         entering = [root] * len(parts)
         sent = 0.0
         for index in reversed(range(len(parts))):
@@ -193,16 +197,24 @@ class FSDP(Strategy):
             fresh_gradients=0.0 if accumulates else 1.0,
             units=tuple(
                 UnitState(
+                    entering_forward=met,
                     forward=gathered,
-                    entering=begun,
+                    entering_backward=begun,
                     backward=again,
                     reducing=handed_on,
                     kept_gradients=FP32_BYTES
                     * unit.trained_parameters
                     * ((part if block else 1.0) - bool(before)),
                 )
-                for unit, block, gathered, begun, again, handed_on in zip(
-                    units, blocks, forward, entering, backward, reducing, strict=True
+                for unit, block, met, gathered, begun, again, handed_on in zip(
+                    units,
+                    blocks,
+                    entering_forward,
+                    forward,
+                    entering,
+                    backward,
+                    reducing,
+                    strict=True,
                 )
             ),
         )
