@@ -41,7 +41,7 @@ def compare(
         typer.Option(
             metavar="NAME,NAME",
             help="Show these columns: metrics of `shardmark list metrics`, verdict, state_bytes,"
-            " ...",
+            " predicted (speed and memory by `plan`), ...",
         ),
     ] = None,
     against: Annotated[

@@ -119,7 +119,7 @@ class Layout:
         )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def data_parallel(
     count: int, *, nodes: int = 1, group: int = 1, holds: Fractions | None = None
 ) -> Layout:
@@ -138,7 +138,7 @@ def data_parallel(
     return Layout(ranks=tuple(ranks), data=count // group, shard=group)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def on_mesh(mesh: Mesh, *, nodes: int = 1, holds: Fractions | None = None) -> Layout:
     """Neighbours divide a layer or a sequence; then come a share's stages, the shards of a copy,
     the copies.

@@ -190,12 +190,16 @@ class Anchors:
         if self._on.card.device in (None, device):
             return self._on, True
         each = max(1, measured.trial.world_size // measured.trial.nodes)
-        for name in names("cards"):
-            if load_card(name).device == device:
-                return load_node(f"{name}x{each}"), False
+        if (card := known_card(device)) is not None:
+            return load_node(f"{card}x{each}"), False
         found = f"it ran on {device!r}, of which no card is known"
         allowed = "start from a card that ships; or plan on it, with its YAML file as --on"
         raise InputError(f"--from {self._path}", found, allowed)
+
+
+def known_card(device: str) -> str | None:
+    """Of those that ship, by the name that a driver reports."""
+    return next((name for name in names("cards") if load_card(name).device == device), None)
 
 
 def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardmark.core.errors import DataError
+from shardmark.core.errors import DataError, InputError, ShardmarkError
 from shardmark.core.recipe import Recipe
 from shardmark.predict.profile import Profile
 from shardmark.trials.trial import Trial
@@ -39,9 +40,29 @@ class Models:
         for known, profile in self._traced:
             if known == key:
                 return profile
-        profile = trace(self._model(options, recipe)[0], recipe)
+        workload, _ = self._model(options, recipe)
+        try:
+            profile = trace(workload, recipe)
+        except ShardmarkError:
+            raise
+        except Exception as error:  # whatever a model of the user's raises in a step
+            found = f"a step of its model fails: {type(error).__name__}: {error}"
+            raise InputError(f"workload {options.name}", found, "make `run` work first") from error
         self._traced.append((key, profile))
         return profile
+
+    def profile_of(self, cell: Trial, world_size: int, nodes: int) -> Profile:
+        """With what passes between ranks inside of the model, where the cell's strategy divides it.
+
+        Raises `StrategyUnavailable` for a model that it cannot divide.
+        """
+        profile = self.profile(cell.workload, cell.recipe)
+        layout = cell.built_strategy.layout(world_size, nodes)
+        if layout.tensor * layout.pipeline * layout.sequence == 1:
+            return profile
+        self.check(cell, world_size, nodes)
+        passing = self.passing(cell, world_size, nodes)
+        return replace(profile, size=replace(profile.size, **passing))
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot divide."""

@@ -340,13 +340,7 @@ class _Planner:
         cards = self.node.node.devices * row.nodes
         machine = Machine(device_type=self._device_type, device_count=cards, cores=cards)
         strategy.check(row.ranks, machine, cell.recipe)
-        profile = self.models.profile(cell.workload, cell.recipe)
-        layout = strategy.layout(row.ranks, row.nodes)
-        if layout.tensor * layout.pipeline * layout.sequence == 1:
-            return profile
-        self.models.check(cell, row.ranks, row.nodes)
-        passing = self.models.passing(cell, row.ranks, row.nodes)
-        return replace(profile, size=replace(profile.size, **passing))
+        return self.models.profile_of(cell, row.ranks, row.nodes)
 
     def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:
         return rank_memory(

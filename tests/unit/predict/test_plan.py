@@ -15,6 +15,7 @@ from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import joined_node
 from shardmark.predict.intervals import RESIDUALS, UNMEASURED
 from shardmark.predict.memory import rank_memory
+from shardmark.predict.models import Models
 from shardmark.predict.plan import GiB, Plan, Prediction, largest, make_plan, parse_nodes
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
@@ -227,3 +228,13 @@ def test_runs_that_say_nothing_are_refused(tmp_path: Path) -> None:
     run = StoredRun(path=tmp_path / "run", trials=(measured("single", 1, 1.0, alone),))
     with pytest.raises(InputError, match="1 sample at a time"):
         planned(of, run=run)
+
+
+def test_a_model_that_fails_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trace(*_: object) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr("shardmark.predict.trace.trace", trace)
+    monkeypatch.setattr(Models, "_model", lambda *_: (None, None))
+    (row,) = planned(experiment(["ddp"]), models=Models()).rows
+    assert "RuntimeError: shapes do not match" in (row.reason or "")

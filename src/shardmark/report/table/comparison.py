@@ -12,13 +12,14 @@ from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_quality, main_rate, rate_of, task_of
 from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.diagnose.stability import warnings_of
-from shardmark.core.errors import InputError
+from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.metrics import METRICS
 from shardmark.report.table.formats import json_value
 from shardmark.report.table.notes import notes_of
 from shardmark.report.table.table import (
     BYTES,
     Column,
+    Missing,
     Table,
     Value,
     identity_of,
@@ -28,6 +29,8 @@ from shardmark.report.table.table import (
 )
 
 STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
+PREDICTED = "predicted"
+"""Asks for predictions: the models are traced, which takes seconds."""
 BRIEF = ("marks", "rate", "speedup", "peak_memory_bytes", "quality", "outcome")
 """Fits 80 characters."""
 WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficiency",
@@ -40,8 +43,8 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
     """One line a row, the fastest of each task first; programs get every metric.
 
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
-    `rate` and `quality` (the main ones) and `recorded` (the user's own); raises `InputError` for
-    others.  Columns without any content are not shown.
+    `rate` and `quality` (the main ones), `recorded` (the user's own) and `predicted`; raises
+    `InputError` for others.  Columns without any content are not shown.
     """
     tasks = list(dict.fromkeys(map(task_of, comparison.rows)))
     rows = sorted(comparison.rows, key=lambda row: (tasks.index(task_of(row)), -rate_of(row)))
@@ -96,15 +99,42 @@ def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row
     groups = {"rate": [main_rate(rows)], "quality": main, "recorded": recorded}
     if name in _EXTRA:
         return [_EXTRA[name]]
+    if name == PREDICTED:
+        return _predicted(rows)
     if name in groups:
         return [metric(key) for key in groups[name]]
     if name in METRICS or name in recorded:
         return [metric(name)]
-    near = get_close_matches(name, [*_EXTRA, *groups, *METRICS, *recorded], n=1)
+    near = get_close_matches(name, [*_EXTRA, PREDICTED, *groups, *METRICS, *recorded], n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(
         "--columns", f"no column {name!r}", f"{hint}`shardmark list metrics` has the names"
     )
+
+
+def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
+    """Speed and memory beside what was measured; loads torch, to trace the models."""
+    from shardmark.analysis.compare.predicted import Predictions
+
+    predictions = Predictions(rows)
+
+    def told(of: Callable[[Row], float]) -> Callable[[Row], Value]:
+        def value_of(row: Row) -> Value:
+            try:
+                return of(row)
+            except ShardmarkError as error:
+                return Missing(str(error))
+
+        return value_of
+
+    return [
+        metric(main_rate(rows)),
+        (Column("predicted_samples_per_second", "predicted samples/s"),
+         told(predictions.samples_per_second)),
+        metric("peak_memory_bytes"),
+        (Column("predicted_peak_memory_bytes", "predicted peak", unit=BYTES),
+         told(predictions.peak_memory_bytes)),
+    ]  # fmt: skip
 
 
 def _marks(row: Row) -> str:

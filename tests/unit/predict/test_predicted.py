@@ -1,0 +1,74 @@
+"""Predictions beside measured rows: they come from the same run, and start no code of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.predict.made import MadeModels, made_profile
+from tests.unit.predict.test_plan import experiment, measured
+
+from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.compare.predicted import Predictions
+from shardmark.core.errors import InputError
+from shardmark.predict.memory import rank_memory
+from shardmark.report.table.comparison import comparison_table
+from shardmark.report.table.table import Missing
+from shardmark.results.store import StoredRun
+from shardmark.trials.matrix import cells_of_any_size
+
+
+def rows_of(tmp_path: Path, *trials: Any) -> dict[str, Any]:
+    comparison = compare([StoredRun(path=tmp_path, trials=trials)], None)
+    return {row.strategy: row for row in comparison.rows}
+
+
+def test_rows_are_predicted_from_the_smallest_of_their_run(tmp_path: Path) -> None:
+    of = experiment(["single", "ddp"])
+    rows = rows_of(tmp_path, measured("single", 1, 2.0, of), measured("ddp", 8, 2.2, of))
+    predictions = Predictions([*rows.values()], MadeModels())
+    rate = predictions.samples_per_second(rows["ddp"])
+    assert 0.9 * 8 * 64 / 2.0 < rate < 8 * 64 / 2.0
+    with pytest.raises(InputError, match="no trial on fewer devices"):
+        predictions.samples_per_second(rows["single"])
+    cell = {cell.strategy.name: cell for cell in cells_of_any_size(of)[0]}["ddp"]
+    memory = rank_memory(
+        made_profile(), cell.built_strategy, cell.recipe, 8, device_type="cuda"
+    ).peak_bytes
+    assert predictions.peak_memory_bytes(rows["ddp"]) == memory
+
+
+def test_what_cannot_be_predicted_says_why(tmp_path: Path) -> None:
+    of = experiment(["single", "ddp"])
+    single, ddp = measured("single", 1, 2.0, of), measured("ddp", 8, 2.2, of)
+    elsewhere = [rank.model_copy(update={"device": "abacus"}) for rank in single.ranks]
+    rows = rows_of(tmp_path, single.model_copy(update={"ranks": tuple(elsewhere)}), ddp)
+    predictions = Predictions([*rows.values()], MadeModels())
+    with pytest.raises(InputError, match="nothing is known of its card"):
+        predictions.samples_per_second(rows["ddp"])
+    own = {**single.trial, "workload": {"name": "own", "task": "evil:Task"}}
+    rows = rows_of(tmp_path, single.model_copy(update={"trial": own}))
+    with pytest.raises(InputError, match="its own code is not started"):
+        predictions.peak_memory_bytes(rows["single"])
+    rows = rows_of(tmp_path, single.model_copy(update={"trial": {**single.trial, "recipe": {}}}))
+    with pytest.raises(InputError, match="another version"):
+        predictions.peak_memory_bytes(rows["single"])
+
+
+def test_the_column_has_both_beside_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardmark.analysis.compare.predicted.Models", MadeModels)
+    of = experiment(["single", "ddp"])
+    run = StoredRun(
+        path=tmp_path, trials=(measured("single", 1, 2.0, of), measured("ddp", 8, 2.2, of))
+    )
+    table = comparison_table(compare([run], None), ["predicted"])
+    titles = [column.title for column in table.for_people()[0]]
+    assert [title for title in titles if "predicted" in title] == [
+        "predicted samples/s",
+        "predicted peak",
+    ]
+    rates = table.values("predicted_samples_per_second")
+    assert sum(isinstance(rate, Missing) for rate in rates) == 1
