@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
-from shardmark.cli.arguments import TextOrJson
+from shardmark.cli.arguments import TextOrJson, path_of
 from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.text import say, say_text
 
@@ -68,6 +70,15 @@ def doctor(
         float | None,
         typer.Option(help="With --network: time for measuring, 8; starting comes on top."),
     ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=path_of,
+            help="With --network: measure products and copies, too, and write the node's file for"
+            " `plan --on`, and its card's beside it.",
+        ),
+    ] = None,
 ) -> None:
     """Say what this machine can run, what is missing and how to get it.
 
@@ -80,8 +91,10 @@ def doctor(
         record = _measure_links(ranks, device or "auto", 8.0 if seconds is None else seconds)
         if record is not None:  # else another rank prints
             _print_network(record, as_json=as_json)
+            if write is not None:
+                _write_node(write, record)
         return
-    options = {"--ranks": ranks, "--device": device, "--seconds": seconds}
+    options = {"--ranks": ranks, "--device": device, "--seconds": seconds, "--write": write}
     if given := [name for name, value in options.items() if value is not None]:
         found = "found without --network"
         raise InputError(", ".join(given), found, "add --network, or leave this out")
@@ -216,6 +229,40 @@ def _measure_links(ranks: int | None, device: str, seconds: float) -> NetworkRec
         with process_group(known) as where:
             return measure_links(where, seconds=seconds)
     return probe_network(2 if ranks is None else ranks, device=known, seconds=seconds)
+
+
+def _write_node(path: Path, record: NetworkRecord) -> None:
+    """From the links, and from what one rank's share of this machine computes."""
+    import torch
+
+    from shardmark.analysis.network.links import with_fits
+    from shardmark.core.storage import storing
+    from shardmark.measure.memory.tensors import room_bytes
+    from shardmark.measure.system.environment import machine
+    from shardmark.measure.system.speed import measure_speed
+    from shardmark.predict.hardware.written import write_node
+
+    here = torch.device(record.device_type)
+    each = max(Counter(record.hosts).values())
+    speed = measure_speed(here, max(1, machine().cores // each))
+    name, room = "cpu", room_bytes(here, each)
+    if here.type == "cuda":
+        name, room = torch.cuda.get_device_name(here), torch.cuda.mem_get_info(here)[1]
+    when = time.strftime("%Y-%m-%d", time.gmtime(record.measured_at_seconds))
+    with storing(path):
+        beside = write_node(
+            path,
+            with_fits(record),
+            device=name,
+            flops_per_second=speed.flops_per_second,
+            memory_bytes_per_second=speed.memory_bytes_per_second,
+            memory_gib=round(room / 2**30, 2),
+            source=f"shardmark doctor --network, {when}",
+        )
+    say(
+        f"written: {path}, {beside}   predict with: shardmark plan EXPERIMENT --on {path}",
+        error=True,
+    )
 
 
 def _print_network(record: NetworkRecord, *, as_json: bool) -> None:
