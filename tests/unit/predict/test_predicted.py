@@ -18,6 +18,8 @@ from shardmark.report.table.table import Missing
 from shardmark.results.store import StoredRun
 from shardmark.trials.matrix import cells_of_any_size
 
+OWN = {"name": "own", "task": "tests.distributed.models:GroupedTokens"}
+
 
 def rows_of(tmp_path: Path, *trials: Any) -> dict[str, Any]:
     comparison = compare([StoredRun(path=tmp_path, trials=trials)], None)
@@ -47,7 +49,7 @@ def test_what_cannot_be_predicted_says_why(tmp_path: Path) -> None:
     predictions = Predictions([*rows.values()], MadeModels())
     with pytest.raises(InputError, match="nothing is known of its card"):
         predictions.samples_per_second(rows["ddp"])
-    own = {**single.trial, "workload": {"name": "own", "task": "evil:Task"}}
+    own = {**single.trial, "workload": OWN}
     rows = rows_of(tmp_path, single.model_copy(update={"trial": own}))
     with pytest.raises(InputError, match="its own code is not started"):
         predictions.peak_memory_bytes(rows["single"])
