@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -28,9 +28,8 @@ from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.strategies.blocks import checkpoint_blocks
-from shardmark.strategies.layers.divided import counting_divided
-from shardmark.strategies.layers.sequences import counting_exchanged
-from shardmark.workloads.base import SequencePlan, TensorPlan, Workload
+from shardmark.strategies.layers.passing import passed
+from shardmark.workloads.base import Workload
 
 if TYPE_CHECKING:
     from torch._C._autograd import _KinetoEvent
@@ -210,7 +209,7 @@ def model_counts(
     """What the workload's model has and does whatever the strategy; the model is used up."""
     plan: object = workload.tensor_plan(model) if tensor_ranks > 1 else None
     plan = workload.sequence_plan(model) if sequence_ranks > 1 else plan
-    flops, divided = _passed(workload, model, plan)
+    flops, divided = passed(workload, model, plan)
     trained = [p for p in model.parameters() if p.requires_grad]
     shapes = Counter((p.shape[0] if p.dim() and p.numel() else 1, p.numel()) for p in trained)
     counts: dict[str, Any] = {
@@ -227,22 +226,7 @@ def model_counts(
     }
     if recipe.activation_checkpointing:
         checkpoint_blocks(model, workload.blocks(model))
-        flops, twice = _passed(workload, model, plan)
+        flops, twice = passed(workload, model, plan)
         if divided is not None and twice is not None:
             counts["divided_again"] = {side: twice[side] - divided[side] for side in divided}
     return counts | {"hardware_flops_per_sample": flops}
-
-
-def _passed(
-    workload: Workload, model: nn.Module, plan: object
-) -> tuple[int | None, Mapping[str, int] | None]:
-    """Operations of a sample, and its elements that pass where the plan has ranks meet."""
-    if isinstance(plan, TensorPlan):
-        counting = counting_divided(model, plan)
-    elif isinstance(plan, SequencePlan):
-        counting = counting_exchanged(plan)
-    else:
-        return workload.sample_input_flops(model), None
-    with counting as divided:
-        flops = workload.sample_input_flops(model)
-    return flops, None if flops is None else dict(divided)

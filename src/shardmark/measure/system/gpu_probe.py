@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from shardmark.core.scratch import scratch_folder
 from shardmark.measure.system.child import run_module
+from shardmark.measure.system.gpus import BF16_CAPABILITY
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +101,8 @@ def _probe() -> GpuProbe:
 def _kernel(device: torch.device) -> Kernel:
     import torch
 
-    half = torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    has_bf16 = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
+    half = torch.bfloat16 if has_bf16 else torch.float16
     precision = "bf16" if half is torch.bfloat16 else "fp16"
     name = torch.cuda.get_device_name(device)
     flops_per_second = error = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from shardmark.strategies.blocks import checkpoint_blocks
@@ -11,8 +10,6 @@ from shardmark.strategies.layers.sequences import counting_exchanged
 from shardmark.workloads.base import SequencePlan, TensorPlan
 
 if TYPE_CHECKING:
-    from collections import Counter
-
     from torch import nn
 
     from shardmark.core.recipe import Recipe
@@ -23,19 +20,24 @@ def counted_passing(
     workload: Workload, model: nn.Module, recipe: Recipe, plan: TensorPlan | SequencePlan
 ) -> dict[str, Any]:
     """`divided` and `divided_again` of `ModelSize`; the model is used up."""
-
-    def once() -> dict[str, int]:
-        counting: AbstractContextManager[Counter[str]] = (
-            counting_divided(model, plan)
-            if isinstance(plan, TensorPlan)
-            else counting_exchanged(plan)
-        )
-        with counting as counted:
-            workload.sample_input_flops(model)
-        return dict(counted)
-
-    divided, again = once(), dict[str, int]()
+    divided, again = passed(workload, model, plan)[1] or {}, dict[str, int]()
     if recipe.activation_checkpointing:
         checkpoint_blocks(model, workload.blocks(model))
-        again = {side: count - divided[side] for side, count in once().items()}
+        twice = passed(workload, model, plan)[1] or {}
+        again = {side: count - divided[side] for side, count in twice.items()}
     return {"divided": divided, "divided_again": again}
+
+
+def passed(
+    workload: Workload, model: nn.Module, plan: object
+) -> tuple[int | None, dict[str, int] | None]:
+    """Operations of a sample, and its elements that pass where the plan has ranks meet."""
+    if isinstance(plan, TensorPlan):
+        counting = counting_divided(model, plan)
+    elif isinstance(plan, SequencePlan):
+        counting = counting_exchanged(plan)
+    else:
+        return workload.sample_input_flops(model), None
+    with counting as counted:
+        flops = workload.sample_input_flops(model)
+    return flops, None if flops is None else dict(counted)
