@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardmark.api.batch import largest_batches
     from shardmark.api.plan import plan
     from shardmark.api.run import Run, load, run
     from shardmark.core.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
@@ -18,12 +19,19 @@ __all__ = [
     "ShardmarkError",
     "StrategyUnavailable",
     "__version__",
+    "largest_batches",
     "load",
     "plan",
     "run",
 ]
 
-_HOMES = {"Run": "api.run", "load": "api.run", "plan": "api.plan", "run": "api.run"}
+_HOMES = {
+    "Run": "api.run",
+    "largest_batches": "api.batch",
+    "load": "api.run",
+    "plan": "api.plan",
+    "run": "api.run",
+}
 """Name -> module, for the names that are not in `errors`; imported when first asked for."""
 
 

@@ -14,7 +14,10 @@ SECONDS = 1.0
 
 def test_two_ranks_are_started_and_measured() -> None:
     """The fixture of all tests looks for children that are left."""
-    record = probe_network(2, device="cpu", seconds=SECONDS)
+    record = probe_network(2, device="cpu", seconds=SECONDS, threads=1)
+    assert record.speed is not None
+    assert 1e6 < record.speed.memory_bytes_per_second < 1e13
+    assert 0.05 < record.speed.shared <= 1
     assert (record.world_size, record.device_type, record.backend) == (2, "cpu", "gloo")
     assert record.interface == "lo"
     assert len(set(record.hosts)) == 1

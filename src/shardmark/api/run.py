@@ -136,12 +136,19 @@ class Run:
         *,
         baseline: str | None = None,
         images: bool = True,
+        predicted: bool = False,
     ) -> Path:
-        """Write the report page, `report.html` in the run's folder by default; return its path."""
+        """Write the report page, `report.html` in the run's folder by default; return its path.
+
+        `predicted` also draws what `plan` predicts against what was measured.
+        """
         from shardmark.report.page.page import default_out, write_report
 
         page = default_out([self.path]) if out is None else Path(out).expanduser()
-        return write_report([self.stored], self.compare(baseline), page, images=images).page
+        comparison = self.compare(baseline)
+        return write_report(
+            [self.stored], comparison, page, images=images, predicted=predicted
+        ).page
 
     def to_pandas(self, by: By = "trial") -> pd.DataFrame:
         """One row a trial: what it was, how it ended, and every metric's value or NaN.

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardmark.cli.batch import batch
 from shardmark.cli.compare import compare
 from shardmark.cli.doctor import doctor
 from shardmark.cli.export import export
@@ -61,6 +62,7 @@ def _shardmark(
 
 app.command("run")(run)
 app.command("plan")(plan)
+app.command("batch")(batch)
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("export")(export)

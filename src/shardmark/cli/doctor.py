@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RANKS = (2, 1, 3, 4)
 """Numbers of ranks in the order in which a strategy is asked whether it makes sense with them."""
+LINK_SECONDS = 8.0
 STARTED_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -75,8 +76,8 @@ def doctor(
         typer.Option(
             metavar="FILE",
             parser=path_of,
-            help="With --network: measure products and copies, too, and write the node's file for"
-            " `plan --on`, and its card's beside it.",
+            help="With --network or --gpu: measure links, products and copies, and write the node's"
+            " file for `plan --on`, and its card's beside it.",
         ),
     ] = None,
 ) -> None:
@@ -88,17 +89,25 @@ def doctor(
     if network and gpu:
         raise InputError("--gpu, --network", "both are given", "give one of them")
     if network:
-        record = _measure_links(ranks, device or "auto", 8.0 if seconds is None else seconds)
+        record = _measure_links(
+            ranks,
+            device or "auto",
+            LINK_SECONDS if seconds is None else seconds,
+            speed=write is not None,
+        )
         if record is not None:  # else another rank prints
             _print_network(record, as_json=as_json)
             if write is not None:
                 _write_node(write, record)
         return
-    options = {"--ranks": ranks, "--device": device, "--seconds": seconds, "--write": write}
+    options: dict[str, object] = {"--ranks": ranks, "--device": device, "--seconds": seconds}
+    options |= {} if gpu else {"--write": write}
     if given := [name for name, value in options.items() if value is not None]:
         found = "found without --network"
         raise InputError(", ".join(given), found, "add --network, or leave this out")
     healthy = _try_gpus(as_json=as_json) if gpu else _print_findings(as_json=as_json)
+    if write is not None and healthy:
+        _write_gpus(write)
     if not healthy:
         raise typer.Exit(1)
 
@@ -132,6 +141,15 @@ def _try_gpus(*, as_json: bool) -> bool:
         for section in sections:
             say("", f"{section.title}:", *_lines(_rows(section.checks), width))
     return not bad and here.device_type == "cuda"
+
+
+def _write_gpus(path: Path) -> None:
+    """From the links between all GPUs here, and what each computes."""
+    from shardmark.measure.system.environment import machine
+
+    record = _measure_links(machine().device_count, "cuda", LINK_SECONDS, speed=True)
+    assert record is not None, "it was started here"
+    _write_node(path, record)
 
 
 def _print_findings(*, as_json: bool) -> bool:
@@ -211,9 +229,15 @@ def _lines(rows: Iterable[Line], width: int) -> list[str]:
     return lines
 
 
-def _measure_links(ranks: int | None, device: str, seconds: float) -> NetworkRecord | None:
-    """Between ranks of this machine, or of `torchrun` on every node: then None on all but one."""
+def _measure_links(
+    ranks: int | None, device: str, seconds: float, *, speed: bool
+) -> NetworkRecord | None:
+    """Between ranks of this machine, or of `torchrun` on every node: then None on all but one.
+
+    `speed`: also what a rank computes with its share of the cores.
+    """
     from shardmark.measure.network.probe import Device, probe_network
+    from shardmark.measure.system.environment import machine
 
     if seconds <= 0:
         raise InputError("--seconds", f"found {seconds:g}", "allowed is more than 0")
@@ -221,31 +245,32 @@ def _measure_links(ranks: int | None, device: str, seconds: float) -> NetworkRec
         allowed = ", ".join(get_args(Device))
         raise InputError("--device", f"found {device!r}", f"allowed are {allowed}")
     known = cast("Device", device)
+
+    def threads(here: int) -> int | None:
+        return max(1, machine().cores // here) if speed else None
+
     if all(name in os.environ for name in STARTED_BY_LAUNCHER):
         from shardmark.measure.network.links import measure_links, process_group
 
         if ranks is not None:
             raise InputError("--ranks", "found under torchrun", "it says how many there are")
+        each = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         with process_group(known) as where:
-            return measure_links(where, seconds=seconds)
-    return probe_network(2 if ranks is None else ranks, device=known, seconds=seconds)
+            return measure_links(where, seconds=seconds, threads=threads(each))
+    count = 2 if ranks is None else ranks
+    return probe_network(count, device=known, seconds=seconds, threads=threads(max(1, count)))
 
 
 def _write_node(path: Path, record: NetworkRecord) -> None:
-    """From the links, and from what one rank's share of this machine computes."""
     import torch
 
     from shardmark.analysis.network.links import with_fits
     from shardmark.core.storage import storing
     from shardmark.measure.memory.tensors import room_bytes
-    from shardmark.measure.system.environment import machine
-    from shardmark.measure.system.speed import measure_speed
     from shardmark.predict.hardware.written import write_node
 
     here = torch.device(record.device_type)
-    each = max(Counter(record.hosts).values())
-    speed = measure_speed(here, max(1, machine().cores // each))
-    name, room = "cpu", room_bytes(here, each)
+    name, room = "cpu", room_bytes(here, max(Counter(record.hosts).values()))
     if here.type == "cuda":
         name, room = torch.cuda.get_device_name(here), torch.cuda.mem_get_info(here)[1]
     when = time.strftime("%Y-%m-%d", time.gmtime(record.measured_at_seconds))
@@ -254,8 +279,6 @@ def _write_node(path: Path, record: NetworkRecord) -> None:
             path,
             with_fits(record),
             device=name,
-            flops_per_second=speed.flops_per_second,
-            memory_bytes_per_second=speed.memory_bytes_per_second,
             memory_gib=round(room / 2**30, 2),
             source=f"shardmark doctor --network, {when}",
         )

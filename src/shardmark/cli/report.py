@@ -26,6 +26,14 @@ def report(
     images: Annotated[
         bool, typer.Option("--images/--no-images", help="Write the figures as PNG and SVG, too.")
     ] = True,
+    predicted: Annotated[
+        bool,
+        typer.Option(
+            "--predicted",
+            help="Also draw what `plan` predicts against what was measured: it traces the models,"
+            " which takes seconds.",
+        ),
+    ] = False,
 ) -> None:
     """Write one self-contained, interactive page about one or more runs, and its figures."""
     from shardmark.analysis.compare.comparison import compare
@@ -33,7 +41,9 @@ def report(
 
     stored = load_runs(runs)
     page = default_out([run.path for run in stored]) if out is None else out
-    written = write_report(stored, compare(stored, baseline), page, images=images)
+    written = write_report(
+        stored, compare(stored, baseline), page, images=images, predicted=predicted
+    )
     say(f"report: {written.page}")
     if written.images is not None:
         say(f"figures: {written.images} ({written.figures}, each as PNG and SVG)")

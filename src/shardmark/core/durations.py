@@ -10,7 +10,9 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min` or `3 h 20 min`."""
+    """`0.3 s`, `45 s`, `12 min` or `3 h 20 min`."""
+    if 0 < seconds < 1:
+        return f"{seconds:.1g} s"
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

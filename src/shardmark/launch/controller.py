@@ -6,7 +6,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,33 @@ def run_experiment(
     began = time.monotonic()
     listener = progress or Silent()
     plan = plan or expand(experiment)
+    with taken_up(experiment, plan, out, listener, remeasure=remeasure, engine=engine) as (
+        placed,
+        runner,
+    ):
+        agenda = Agenda(
+            placed,
+            experiment.measure.repeats,
+            _results(runner.folder, placed, listener, retry=retry),
+            budget_seconds=budget_seconds,
+            began=began,
+        )
+        _run(experiment, placed, agenda, runner)
+    return out
+
+
+@contextmanager
+def taken_up(
+    experiment: Experiment,
+    plan: Plan,
+    out: Path,
+    listener: ProgressListener,
+    *,
+    remeasure: bool = False,
+    engine: Engine | None = None,
+) -> Iterator[tuple[Plan, TrialRunner]]:
+    """The plan on this machine's devices, and what runs its trials into the folder; locked, and
+    refused where something else was trained in it."""
     check_plan(plan)
     trained = fingerprint.fingerprint_of(plan.trials)
     check_folder(out, experiment, trained, remeasure=remeasure)
@@ -100,16 +127,10 @@ def run_experiment(
             folder.write_experiment(experiment.model_dump(mode="json"))
             folder.write_environment(here | ({"nodes": nodes} if nodes else {}))
             fingerprint.note(folder, trained)
-            agenda = Agenda(
+            yield (
                 plan,
-                experiment.measure.repeats,
-                _results(folder, plan, listener, retry=retry),
-                budget_seconds=budget_seconds,
-                began=began,
+                TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener),
             )
-            runner = TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener)
-            _run(experiment, plan, agenda, runner)
-    return out
 
 
 def verify_experiment(
@@ -133,7 +154,7 @@ def verify_experiment(
         listener.doing("loading torch")
         machine = engine.machine(experiment.device)
         cells = cells_of(plan.on(machine.device_type).trials)
-        engine.load(_modules(cells), machine.device_type)
+        engine.load(modules_of(cells), machine.device_type)
         verdicts = verify_cells(
             cells, engine=engine, machine=machine, scratch=scratch, listener=listener
         )
@@ -248,7 +269,7 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     for line in time_lines(trials, out, agenda.budget_seconds, verify=verify):
         listener.note(line)
     check_given(trials)
-    engine.load(_modules(trials), machine.device_type)
+    engine.load(modules_of(trials), machine.device_type)
     began = time.monotonic()
     if verify:
         _verify(trials, runner)
@@ -360,7 +381,7 @@ def _again(stored: TrialResult, *, retry: bool) -> bool:
     return retry and (failed or stored.disturbed is not None)
 
 
-def _modules(trials: Sequence[Trial]) -> list[str]:
+def modules_of(trials: Sequence[Trial]) -> list[str]:
     """What the trials' ranks import besides what every rank does, each once."""
     names: dict[str, None] = {}
     for trial in trials:

@@ -113,7 +113,7 @@ class Anchors:
         first = min(alike, key=lambda each: (each.devices, -each.micro_batch))
         node, same = self._node_of(first)
         factors = calibrate_compute(
-            self._step(first, node),
+            step_of(first.trial, self._models, node, self._constants),
             first.step_seconds,
             first.micro_batch,
             self._constants,
@@ -146,7 +146,7 @@ class Anchors:
     ) -> Iterable[tuple[_Measured, float]]:
         for each in several:
             try:
-                step = self._step(each, node)
+                step = step_of(each.trial, self._models, node, self._constants)
                 if not each.devices > 1 or not step.traffic:
                     continue
                 found = calibrate_communication(step, each.step_seconds, self._constants, factors)
@@ -156,19 +156,6 @@ class Anchors:
                 continue
             self._tell(each)
             yield each, found.communication
-
-    def _step(self, measured: _Measured, node: NodeType) -> Step:
-        trial = measured.trial
-        profile = self._models.profile(trial.workload, trial.recipe)
-        return plan_step(
-            profile,
-            trial.built_strategy,
-            trial.recipe,
-            trial.world_size,
-            node,
-            nodes=trial.nodes,
-            constants=self._constants,
-        )
 
     def _tell(self, measured: _Measured) -> None:
         seconds = measured.step_seconds
@@ -195,6 +182,19 @@ class Anchors:
         found = f"it ran on {device!r}, of which no card is known"
         allowed = "start from a card that ships; or plan on it, with its YAML file as --on"
         raise InputError(f"--from {self._path}", found, allowed)
+
+
+def step_of(trial: Trial, models: Models, node: NodeType, constants: Constants) -> Step:
+    """Raises `ShardmarkError` for a model that cannot be traced or divided."""
+    return plan_step(
+        models.profile_of(trial, trial.world_size, trial.nodes),
+        trial.built_strategy,
+        trial.recipe,
+        trial.world_size,
+        node,
+        nodes=trial.nodes,
+        constants=constants,
+    )
 
 
 def known_card(device: str) -> str | None:

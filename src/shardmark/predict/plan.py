@@ -16,6 +16,7 @@ from shardmark.core.text import as_text, with_options
 from shardmark.predict.anchor import Anchor, Anchors
 from shardmark.predict.hardware.catalogue import NodeType, joined_node
 from shardmark.predict.intervals import interval
+from shardmark.predict.largest_batch import largest
 from shardmark.predict.layouts import searcher_of, winner_of
 from shardmark.predict.memory import RankMemory, rank_memory
 from shardmark.predict.models import Models
@@ -29,8 +30,6 @@ from shardmark.trials.matrix import cells_of_any_size, unsupported_reason
 from shardmark.trials.trial import Trial, ranks_and_nodes
 
 GiB = 2**30
-MOST_SAMPLES = 2**20
-"""No larger batch of a rank is looked for."""
 HOUR_SECONDS = 3600.0
 Question = Literal["fastest", "memory", "cost"]
 
@@ -385,27 +384,3 @@ class _Planner:
             return recipe.steps
         count = self.models.training_samples(self.cell.workload)
         return None if count is None or not samples else (recipe.epochs or 0) * (count // samples)
-
-
-def largest(bytes_of: Callable[[int], float], room_bytes: float) -> int:
-    """The largest number of samples that fits, up to `MOST_SAMPLES`; 0 for none.
-
-    `bytes_of` grows, nearly on a line: where that ends is tried first, and halves where it misled.
-    """
-    low, high = 1, MOST_SAMPLES
-    least, most = bytes_of(low), bytes_of(high)
-    if least > room_bytes:
-        return 0
-    if most <= room_bytes:
-        return high
-    halve = False
-    while high - low > 1:
-        share = 0.5 if halve else (room_bytes - least) / (most - least)
-        middle = min(high - 1, max(low + 1, int(low + share * (high - low))))
-        needed, width = bytes_of(middle), high - low
-        if needed <= room_bytes:
-            low, least = middle, needed
-        else:
-            high, most = middle, needed
-        halve = 2 * (high - low) > width
-    return low

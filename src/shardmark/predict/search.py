@@ -238,7 +238,8 @@ class Searcher:
         passes = np.where(staged, 1, of.counts)
         pieces = np.where(staged, of.counts, 1)
         samples = of.samples / of.counts
-        scale = self.factors.compute * pieces / of.stages
+        compute = self.factors.compute * self.node.slowdown(max(1, self.ranks // self.nodes))
+        scale = compute * pieces / of.stages
         forward, backward = (table * scale for table in self._computing(of, samples))
         profile = next(iter(self.profiles.values()))
         held, trained = (
@@ -262,7 +263,7 @@ class Searcher:
         accesses = UPDATE_ACCESSES["sgd" if self.recipe.optimizer.name == "sgd" else "adam"]
         updated = accesses * FP32_BYTES * profile.size.trained_parameters / (of.parts * of.shards)
         bandwidth = self.constants.memory_share * self.node.card.memory_bytes_per_second
-        whole = alone + self.factors.compute * updated / bandwidth
+        whole = alone + compute * updated / bandwidth
         taxes = {n: distribution_tax(self.ranks, int(n), self.constants) for n in np.unique(passes)}
         tax = np.array([taxes[n] for n in passes])
         hidden = np.maximum(0.0, of.gathered + of.reduced - shown)

@@ -151,10 +151,13 @@ def plan_step(
     passes = recipe.gradient_accumulation
     samples = samples_of_share(recipe, layout.shares) / passes
     parts = layout.tensor * layout.pipeline
+    per_node = max(1, world_size // nodes)
+    slowdown = node.slowdown(per_node)
     inside, pieces = layout.tensor * layout.sequence, strategy.pieces(world_size, nodes)
     forward, backward = (
         [
-            pieces
+            slowdown
+            * pieces
             * operation_seconds(
                 operations, samples / pieces, node.card, recipe, constants, parts=inside
             )
@@ -178,7 +181,9 @@ def plan_step(
     kept = layout.ranks[0].holds
     servers = len(layout.server_ranks)
     accesses = UPDATE_ACCESSES["sgd" if recipe.optimizer.name == "sgd" else "adam"]
-    update_bytes = accesses * FP32_BYTES * kept.optimizer_state * profile.size.trained_parameters
+    update_bytes = (
+        slowdown * accesses * FP32_BYTES * kept.optimizer_state * profile.size.trained_parameters
+    )
     return Step(
         forward_seconds=tuple(forward),
         backward_seconds=tuple(backward),
@@ -191,7 +196,7 @@ def plan_step(
         bubble=strategy.bubble(world_size, nodes),
         devices=layout.devices,
         node=node,
-        ranks_per_node=max(1, world_size // nodes),
+        ranks_per_node=per_node,
         traffic=traffic,
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
     )

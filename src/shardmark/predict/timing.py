@@ -90,16 +90,18 @@ def collective_seconds(
     share = carried_share(traffic.kind, ranks)
     if ranks < 2 or not payload or not share or traffic.sent_by_peers:
         return 0.0
+    link_latency = node.card.link_latency_seconds or constants.link_seconds
+    network_latency = node.node.network_latency_seconds or constants.network_seconds
     messages = ceil(payload * max(1.0, share / 2) / MESSAGE_BYTES)
     inside = min(ranks, max(1, ranks_per_node // traffic.apart))
     link = constants.link_share * node.link_bytes_per_second(inside) if inside > 1 else float("inf")
     rounds = 2 if traffic.kind == "all_reduce" else 1
     if inside == ranks:
-        latency = messages * rounds * (ranks - 1) * constants.link_seconds
+        latency = messages * rounds * (ranks - 1) * link_latency
         return latency + share * payload / link
     between = ceil(ranks / inside)
     network = constants.network_share * node.network_bytes_per_second * inside / ranks_per_node
-    ring_latency = rounds * (ranks - 1) * constants.network_seconds
+    ring_latency = rounds * (ranks - 1) * network_latency
     ring = messages * ring_latency + share * payload / min(link, network)
     # A gather hands in a rank's own part: a node's parts pass between nodes.
     parts = inside if traffic.kind == "all_gather" else 1
@@ -107,5 +109,5 @@ def collective_seconds(
     inner = (carried_share(traffic.kind, inside) or 0.0) * payload / link
     if traffic.kind == "all_gather":
         inner *= between
-    steps = (inside - 1) * constants.link_seconds + ceil(log2(between)) * constants.network_seconds
+    steps = (inside - 1) * link_latency + ceil(log2(between)) * network_latency
     return min(ring, messages * rounds * steps + outer + inner)

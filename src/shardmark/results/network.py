@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -57,6 +58,17 @@ class MeasuredOperation(Stored):
     """Why there is no fit."""
 
 
+class RankSpeed(Stored):
+    """What a rank computes with its share of a machine, the best of some tries."""
+
+    flops_per_second: Mapping[str, float]
+    """Of products of matrices, by precision."""
+    memory_bytes_per_second: float
+    """Read and written."""
+    shared: float = 1.0
+    """What the slowest rank keeps of it while all compute: ranks may share cores."""
+
+
 class NetworkRecord(Stored):
     """The links between the ranks of one process group."""
 
@@ -72,6 +84,8 @@ class NetworkRecord(Stored):
     torch: str
     """Its version."""
     operations: tuple[MeasuredOperation, ...]
+    speed: RankSpeed | None = None
+    """Where that was asked for."""
 
     @property
     def world_size(self) -> int:

@@ -278,7 +278,10 @@ def measure_trial_links(
     report.write()
     note_joined(directory, context)
     record = measure_links(
-        context.device, seconds=trial.measure.link_seconds or DEFAULT_SECONDS, node=context.node
+        context.device,
+        seconds=trial.measure.link_seconds or DEFAULT_SECONDS,
+        node=context.node,
+        threads=torch.get_num_threads(),
     )
     if record is not None:
         (directory / RECORD_FILE).write_text(record.model_dump_json())

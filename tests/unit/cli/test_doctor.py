@@ -160,7 +160,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_links_are_fitted_and_printed(asked: list[dict[str, Any]], capsys: Captured) -> None:
     assert main(["doctor", "--network"]) == 0
-    assert asked == [{"ranks": 2, "device": "auto", "seconds": network_probe.DEFAULT_SECONDS}]
+    seconds = network_probe.DEFAULT_SECONDS
+    assert asked == [{"ranks": 2, "device": "auto", "seconds": seconds, "threads": None}]
     text = capsys.readouterr().out
     assert "Links between 2 ranks, gloo" in text
     assert "fewer than 3 sizes were measured" in text, "why there is no fit"

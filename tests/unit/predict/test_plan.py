@@ -14,9 +14,10 @@ from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import joined_node
 from shardmark.predict.intervals import RESIDUALS, UNMEASURED
+from shardmark.predict.largest_batch import largest
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
-from shardmark.predict.plan import GiB, Plan, Prediction, largest, make_plan, parse_nodes
+from shardmark.predict.plan import GiB, Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.results.schema import TrialResult

@@ -13,7 +13,7 @@ from shardmark.measure.system import speed
 from shardmark.predict.hardware.catalogue import load_node
 from shardmark.predict.hardware.written import write_node
 from shardmark.predict.timing import Constants
-from shardmark.results.network import read_network
+from shardmark.results.network import RankSpeed, read_network
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 
@@ -21,13 +21,14 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 def test_a_measured_node_is_read_back(tmp_path: Path) -> None:
     record = read_network(GOLDEN)
     assert record is not None
-    fitted = with_fits(record)
+    speed = RankSpeed(
+        flops_per_second={"fp32": 1e11, "bf16": 3e11}, memory_bytes_per_second=1e10, shared=0.4
+    )
+    fitted = with_fits(record).model_copy(update={"speed": speed})
     write_node(
         tmp_path / "here.yaml",
         fitted,
         device="cpu",
-        flops_per_second={"fp32": 1e11, "bf16": 3e11},
-        memory_bytes_per_second=1e10,
         memory_gib=8,
         source="measured",
     )
@@ -39,6 +40,8 @@ def test_a_measured_node_is_read_back(tmp_path: Path) -> None:
     assert all_reduce.fit is not None
     network = node.network_bytes_per_second * constants.network_share
     assert network == pytest.approx(all_reduce.fit.bytes_per_second.value)
+    assert node.node.network_latency_seconds == all_reduce.fit.latency_seconds.value
+    assert node.node.shared_speed == 0.4
 
 
 def test_speeds_are_those_of_the_fastest_try(monkeypatch: pytest.MonkeyPatch) -> None:

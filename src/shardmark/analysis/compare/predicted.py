@@ -8,12 +8,13 @@ from pydantic import ValidationError
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.predict.anchor import Anchors, known_card
-from shardmark.predict.hardware.catalogue import load_node
+from shardmark.predict.anchor import Anchors, known_card, step_of
+from shardmark.predict.hardware.catalogue import NodeType, load_node
+from shardmark.predict.hardware.written import node_of
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
-from shardmark.predict.step import plan_step
 from shardmark.predict.timing import Constants
+from shardmark.results.network import read_network
 from shardmark.results.store import StoredRun
 from shardmark.trials.trial import Trial
 
@@ -55,26 +56,26 @@ class Predictions:
         if not alike:
             raise _untold("no trial on fewer devices is there to predict it from")
         first = min(alike, key=lambda other: other.ok_trials[0].layout.devices)
-        card = known_card(first.ok_trials[0].ranks[0].device)
-        if card is None:
-            raise _untold("nothing is known of its card")
-        node = load_node(f"{card}x{max(1, trial.world_size // trial.nodes)}")
         assert first.folder is not None, "rows come from runs"
+        node = _node_of(first, max(1, trial.world_size // trial.nodes))
         run = StoredRun(path=first.folder, trials=tuple(first.ok_trials))
         constants = Constants()
         anchor = Anchors(run, node, [trial], self._models, constants).of(trial)
         assert anchor is not None, "a run without such a trial is refused"
-        profile = self._models.profile_of(trial, trial.world_size, trial.nodes)
-        step = plan_step(
-            profile,
-            trial.built_strategy,
-            trial.recipe,
-            trial.world_size,
-            node,
-            nodes=trial.nodes,
-            constants=constants,
-        )
+        step = step_of(trial, self._models, node, constants)
         return trial.batch_per_step / step.time(constants, anchor.factors).seconds
+
+
+def _node_of(row: Row, ranks: int) -> NodeType:
+    """So many of its card, if that ships; else what the run measured of its links and cores."""
+    device = row.ok_trials[0].ranks[0].device
+    if (card := known_card(device)) is not None:
+        return load_node(f"{card}x{ranks}")
+    assert row.folder is not None, "rows come from runs"
+    record = read_network(row.folder)
+    if record is None or record.speed is None:
+        raise _untold("nothing is known of its card; measure.link_seconds=8 measures it")
+    return node_of(record, device=device)
 
 
 def _trial_of(row: Row) -> Trial:

@@ -7,12 +7,12 @@ import platform
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from torch import Tensor
 from shardmark.core.environment_variables import ON_LOOPBACK
 from shardmark.core.errors import ShardmarkError
 from shardmark.measure.network.probe import RECORD_FILE
+from shardmark.measure.system.speed import measure_speeds
 from shardmark.results.network import (
     MeasuredOperation,
     NetworkRecord,
@@ -71,13 +72,17 @@ class Case:
 
 
 def measure_links(
-    device: torch.device, *, seconds: float, node: int | None = None
+    device: torch.device,
+    *,
+    seconds: float,
+    node: int | None = None,
+    threads: int | None = None,
 ) -> NetworkRecord | None:
     """About so many seconds of timings; the record without fits on rank 0, None on the others.
 
     The default process group must exist.  Sizes and operations are interleaved, in another order
     in each round, so that a disturbance falls on no single one.  `node` is this rank's, where hosts
-    may share a name.
+    may share a name.  With `threads`, what ranks compute with so many of a CPU is measured, too.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     told: list[tuple[str, int | None]] = [("", None)] * ranks
@@ -94,6 +99,7 @@ def measure_links(
             break
     gathered: list[list[list[float]]] = [[] for _ in range(ranks)]
     dist.all_gather_object(gathered, [case.seconds for case in kept])
+    speed = None if threads is None else measure_speeds(device, threads)
     if rank != 0:
         return None
     slowest = [
@@ -110,6 +116,7 @@ def measure_links(
         interface=os.environ.get(variable, "").removeprefix("=") or None,
         torch=torch.__version__,
         operations=_operations(kept, slowest),
+        speed=speed,
     )
 
 
@@ -262,24 +269,27 @@ def process_group(device_type: str, meeting: Path | None = None) -> Iterator[tor
         dist.destroy_process_group()
 
 
-def _probe_rank(rank: int, folder: str, ranks: int, device_type: str, seconds: float) -> None:
+def _probe_rank(
+    rank: int, folder: Path, ranks: int, device_type: str, options: Mapping[str, Any]
+) -> None:
     os.environ |= ON_LOOPBACK | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(ranks),
     }
-    with process_group(device_type, Path(folder) / "meeting") as device:
+    with process_group(device_type, folder / "meeting") as device:
         check_sum(device)
-        record = measure_links(device, seconds=seconds)
+        record = measure_links(device, **options)
     if record is not None:
-        (Path(folder) / RECORD_FILE).write_text(record.model_dump_json())
+        (folder / RECORD_FILE).write_text(record.model_dump_json())
 
 
 if __name__ == "__main__":
-    folder, ranks, device_type, seconds = sys.argv[1:]
+    folder, ranks, device_type, seconds, *threads = sys.argv[1:]
     from torch.multiprocessing.spawn import start_processes
 
-    arguments = (folder, int(ranks), device_type, float(seconds))
+    options = {"seconds": float(seconds), "threads": int(threads[0]) if threads else None}
+    arguments = (Path(folder), int(ranks), device_type, options)
     # Forked: nothing has touched a device yet, and every rank would load torch anew.
     start_processes(  # type: ignore[no-untyped-call]
         _probe_rank, arguments, nprocs=int(ranks), start_method="fork"

@@ -18,11 +18,16 @@ Device = Literal["auto", "cuda", "cpu"]
 
 
 def probe_network(
-    ranks: int = 2, *, device: Device = "auto", seconds: float = DEFAULT_SECONDS
+    ranks: int = 2,
+    *,
+    device: Device = "auto",
+    seconds: float = DEFAULT_SECONDS,
+    threads: int | None = None,
 ) -> NetworkRecord:
     """Measure the links between so many ranks on this machine; without fits.
 
-    `seconds` is what the timings take; starting the ranks comes on top.  No rank is left when it
+    `seconds` is what the timings take; starting the ranks comes on top, and with `threads` what
+    ranks compute with so many of a CPU.  No rank is left when it
     returns or raises.  Raises `ShardmarkError` with what a rank said that failed.
     """
     if not 1 <= ranks <= MOST_RANKS:
@@ -31,6 +36,7 @@ def probe_network(
         run_module(
             "shardmark.measure.network.links",
             *(str(folder), str(ranks), device, str(seconds)),
+            *(() if threads is None else (str(threads),)),
             title="the ranks",
             limit_seconds=seconds + GRACE_SECONDS,
         )

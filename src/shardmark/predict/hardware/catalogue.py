@@ -37,6 +37,8 @@ class Card(Model):
     """To the other cards of its node, all links together; None: only through the host."""
     host_bytes_per_second: PositiveFloat | None = None
     """To the host, and through it to cards without links."""
+    link_latency_seconds: PositiveFloat | None = None
+    """Of one message to another card of its node; None: as most cards' are."""
     source: str
 
     def peak(self, precision: str, *, tf32: bool = False) -> float:
@@ -64,6 +66,10 @@ class Node(Model):
     """What a ring of so many neighbours gets, one way, where fewer cards reach fewer links."""
     network_bytes_per_second: PositiveFloat | None = None
     """To other nodes, one way, all adapters together; None: never joined."""
+    network_latency_seconds: PositiveFloat | None = None
+    """Of one message to another node; None: as most networks' are."""
+    shared_speed: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What a rank keeps of its speed while all of the node compute: on CPUs they share cores."""
     source: str = "given"
 
 
@@ -83,6 +89,11 @@ class NodeType(Model):
             allowed = "give link_bytes_per_second or host_bytes_per_second in its file"
             raise InputError(f"card {self.node.card}", "nothing is known of its links", allowed)
         return found
+
+    def slowdown(self, ranks: int) -> float:
+        """How much longer computing takes where so many of the node compute at once."""
+        others = max(1, self.node.devices - 1)
+        return 1 + (1 / self.node.shared_speed - 1) * min(1.0, (ranks - 1) / others)
 
     @property
     def network_bytes_per_second(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.predicted import Predictions
 from shardmark.report.figures.chart import Figure, Panel, Series
 from shardmark.report.figures.entries import groups_of
 from shardmark.report.figures.measured import (
@@ -19,6 +20,7 @@ from shardmark.report.figures.over_time import (
     staleness_figures,
     step_loss_figures,
 )
+from shardmark.report.figures.predicted import predicted_figures
 
 __all__ = ["Figure", "Panel", "Series", "figures_of"]
 _MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figures, step_figures,
@@ -26,11 +28,14 @@ _MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figure
            staleness_figures)  # fmt: skip
 
 
-def figures_of(comparison: Comparison) -> tuple[Figure, ...]:
+def figures_of(comparison: Comparison, *, predicted: bool = False) -> tuple[Figure, ...]:
     """Every figure for which there are data, in the order of the report.
 
     Rows under other conditions (model, precision, any other axis) stand in panels of their own.
-    Raw files are read of one repeat of each row.
+    Raw files are read of one repeat of each row.  `predicted` traces the models.
     """
     groups = groups_of(comparison.rows)
-    return tuple(drawn for figures in _MAKERS for drawn in figures(groups))
+    drawn = [drawn for figures in _MAKERS for drawn in figures(groups)]
+    if predicted:
+        drawn += predicted_figures(groups, Predictions(comparison.rows))
+    return tuple(drawn)

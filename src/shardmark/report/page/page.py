@@ -69,14 +69,20 @@ class Written:
 
 
 def write_report(
-    runs: Sequence[StoredRun], comparison: Comparison, out: Path, *, images: bool = True
+    runs: Sequence[StoredRun],
+    comparison: Comparison,
+    out: Path,
+    *,
+    images: bool = True,
+    predicted: bool = False,
 ) -> Written:
     """Write the page to `out` whole or not at all, and the figures into NAME-figures beside it.
 
-    Raises `InputError` where no trial has a result, `StorageError` where nothing can be written.
+    `predicted` also draws what would have been predicted.  Raises `InputError` where no trial has a
+    result, `StorageError` where nothing can be written.
     """
     _check(runs, comparison, out)
-    drawings = draw(figures_of(comparison))
+    drawings = draw(figures_of(comparison, predicted=predicted))
     folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
     page = render_page(runs, comparison, drawings, None if folder is None else folder.name)
     if folder is not None:

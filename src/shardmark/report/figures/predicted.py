@@ -1,0 +1,107 @@
+"""Predicted against measured speed and memory: how wrong predictions are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from shardmark.analysis.compare.predicted import Predictions
+from shardmark.analysis.compare.rows import Row
+from shardmark.core.errors import ShardmarkError
+from shardmark.core.metrics import METRICS
+from shardmark.report.figures.chart import Figure, Panel, Series, figure
+from shardmark.report.figures.drawing import REFERENCE
+from shardmark.report.figures.entries import (
+    Entry,
+    Group,
+    entries_in,
+    estimates_of,
+    estimates_series,
+    having,
+    reliability,
+)
+from shardmark.report.table.table import byte_unit
+
+_RATE, _PEAK = "samples_per_second", "peak_memory_bytes"
+
+
+def predicted_figures(groups: Sequence[Group], predictions: Predictions) -> list[Figure]:
+    """Speed and memory of each row that can be predicted; loads torch, to trace the models."""
+    measured = entries_in(having(groups, lambda entry: entry.row.metrics[_PEAK]))
+    unit, size = byte_unit(max((peak.value for peak in estimates_of(measured, _PEAK)), default=0.0))
+    rates = _values(groups, _RATE, predictions.samples_per_second)
+    peaks = _values(groups, _PEAK, predictions.peak_memory_bytes)
+    panels = [
+        panel
+        for group in groups
+        for panel in (
+            _panel(group, _RATE, rates, METRICS[_RATE].unit),
+            _panel(group, _PEAK, peaks, unit, size),
+        )
+    ]
+    return figure(
+        "predicted",
+        "Predicted and measured",
+        panels,
+        "On the dashed line both agree. Speed is predicted from the trial on fewest devices of the"
+        " run, which is not shown.",
+        _off("Speed", _RATE, rates),
+        _off("Memory", _PEAK, peaks),
+        reliability([*rates, *peaks]),
+    )
+
+
+def _values(groups: Sequence[Group], metric: str, of: Callable[[Row], float]) -> dict[Entry, float]:
+    """Of rows that have the metric and can be predicted."""
+    known = {}
+    for entry in entries_in(having(groups, lambda entry: entry.row.metrics[metric])):
+        try:
+            known[entry] = of(entry.row)
+        except ShardmarkError:
+            continue  # the column `predicted` says why
+    return known
+
+
+def _panel(
+    group: Group, metric: str, values: dict[Entry, float], unit: str, size: float = 1.0
+) -> Panel:
+    """Without anything to draw where no row is known."""
+    what = {_RATE: "throughput", _PEAK: "peak memory"}[metric]
+    points: list[Series] = []
+    for entries in group.by_name():
+        known = [entry for entry in entries if entry in values]
+        if known:
+            predicted = [values[entry] / size for entry in known]
+            found = estimates_series(known, predicted, estimates_of(known, metric), 1 / size)
+            places = tuple(entry.bar for entry in known)
+            points.append(replace(found, text=tuple(e.name for e in known), places=places))
+    ends = [float(x) for each in points for x in each.x] + [
+        y for each in points for y in each.y if y is not None
+    ]
+    agreeing = (min(ends), max(ends)) if ends else ()
+    line = Series(name="agreement", x=agreeing, y=agreeing, style=REFERENCE, dashed=True)
+    return Panel(
+        title=group.title,
+        kind="points",
+        x_label=f"Predicted {what} ({unit})",
+        y_label=f"Measured {what} ({unit})",
+        x_unit=unit,
+        y_unit=unit,
+        series=(line, *points) if points else (),
+        y_from_zero=False,
+    )
+
+
+def _off(name: str, metric: str, values: dict[Entry, float]) -> str:
+    """By how much predictions are wrong, in the middle and at most."""
+    if not values:
+        return ""
+    wrong = [
+        abs(value / estimates_of([entry], metric)[0].value - 1) for entry, value in values.items()
+    ]
+    if len(wrong) == 1:
+        return f"{name} is off by {wrong[0]:.0%}."
+    return (
+        f"{name} is off by {median(wrong):.0%} (median of {len(wrong)}), {max(wrong):.0%} at most."
+    )
