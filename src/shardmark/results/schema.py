@@ -165,6 +165,8 @@ class RankRecord(Stored):
     host: str
     node: int = 0
     """Its machine's number in the trial."""
+    kernel: str | None = None
+    """Names the running kernel, which several nodes share that are containers of one machine."""
     local_rank: int | None = None
     """Its number on that machine, which is its CUDA device's there."""
     pid: int

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from shardmark.core.environment_variables import NODE_VARIABLE
 from shardmark.core.errors import StorageError
 from shardmark.core.run_files import rank_file, rank_steps_file
+from shardmark.measure.kernel_files import read_kernel_file
 from shardmark.measure.memory.tensors import CudaPeak
 from shardmark.measure.step.recorder import Recorder, TakenStep
 from shardmark.results.files import write_whole
@@ -174,6 +175,7 @@ class RankReport:
             role=self.role,
             host=platform.node(),
             node=int(os.environ.get(NODE_VARIABLE, "0")),
+            kernel=_kernel(),
             local_rank=int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None,
             pid=os.getpid(),
             device=self._device,
@@ -259,3 +261,9 @@ class RankReport:
                 "started_at_seconds": step.started_at_seconds,
                 **{f"{name}_seconds": step.seconds.get(name) for name in SPANS},
             }
+
+
+def _kernel() -> str | None:
+    """A name of this start of the machine, which tells nothing of it."""
+    found = read_kernel_file(Path("/proc/sys/kernel/random/boot_id"))
+    return hashlib.sha256(found.encode()).hexdigest()[:12] if found else None

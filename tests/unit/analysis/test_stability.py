@@ -281,14 +281,19 @@ def test_samples_that_tell_of_no_disturbance(
     assert comparison.rows[0].disturbed is None
 
 
-@pytest.mark.parametrize(("machines", "names", "share"), [(1, 1, 40), (2, 2, 75), (2, 1, None)])
+@pytest.mark.parametrize(
+    ("machines", "names", "kernel", "share"),
+    [(1, 1, None, 40), (2, 2, None, 75), (2, 1, None, None), (1, 2, "same", 40)],
+)
 def test_nodes_are_told_apart_by_their_machine(
-    machines: int, names: int, share: int | None
+    machines: int, names: int, kernel: str | None, share: int | None
 ) -> None:
-    """Each machine has a counter of its own; on a bench both nodes read the same one."""
+    """Each machine has a counter of its own; containers of one machine read the same one."""
     trial = invented_trial()
     ranks = tuple(
-        rank.model_copy(update={"node": rank.rank, "host": f"host-{rank.rank % names}"})
+        rank.model_copy(
+            update={"node": rank.rank, "host": f"host-{rank.rank % names}", "kernel": kernel}
+        )
         for rank in trial.ranks
     )
     lines: list[dict[str, Any]] = []

@@ -74,8 +74,11 @@ def stability_of_trial(
     if len(points) >= FEWEST_STEPS:
         findings += _drift(points)
         findings += _slow_steps([seconds for _, seconds in points])
-    for host in dict.fromkeys(rank.host for rank in ranks):
-        findings += _of_machine([rank for rank in ranks if rank.host == host], samples)
+    machines: dict[str, list[RankRecord]] = {}
+    for each in ranks:
+        machines.setdefault(each.kernel or each.host, []).append(each)
+    for own in machines.values():
+        findings += _of_machine(own, samples)
     return (*findings, *_of_devices(samples, windows_of(rank)))
 
 
