@@ -1,12 +1,12 @@
 """Tokens per second of a trial of `language-quickstart` over a loop in nanoGPT's style.
 
-    python benchmarks/language_speed.py --one-start [--pairs 9] [--strategies tp pp] [--small]
+    python benchmarks/language_speed.py --starts 5 [--pairs 10] [--strategies tp pp] [--small]
     python benchmarks/language_speed.py [--pairs 9] [--steps 400] [--strategies single ddp]
 
 A pair is a run of one trial with all metrics on, and `bare_language.py` with the same model, tokens
-and strategy; both take turns as in `overhead.py`.  With `--one-start`, both start once a strategy,
-and the pairs are their turns of 3 seconds: 9 pairs take a minute, and half a minute to start up.
-What differs from one start to the next is then in no pair.
+and strategy; both take turns as in `overhead.py`.  With `--starts`, both start so often a strategy,
+and the pairs are their turns of 3 seconds.  A start takes half a minute, and one is not like the
+next: the same loop, started anew, was up to a tenth faster or slower for good.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def experiment_of(bare: Bare, steps: int) -> dict[str, Any]:
 
 def measure_pair(strategy: str, pair: int, *, options: argparse.Namespace) -> dict[str, Any]:
     bare = STRATEGIES[strategy]
-    if options.one_start:
-        turns = 1 + (options.pairs or (2 if options.small else 9))  # the last one is not whole
+    if options.starts:
+        pairs = options.pairs or (2 if options.small else 9)
+        turns = 1 + -(-pairs // options.starts)  # the last one is not whole
         steps = options.steps or WARMUP_STEPS + turns * bare.turn_steps
     else:
         steps = options.steps or STEPS[options.small]
@@ -66,13 +67,13 @@ def measure_pair(strategy: str, pair: int, *, options: argparse.Namespace) -> di
         threads=threads,
         a_step=batch * experiment["workload"]["sequence_length"],
         unit=UNIT,
-        turn_seconds=SHORT_TURN_SECONDS if options.one_start else TURN_SECONDS,
+        turn_seconds=SHORT_TURN_SECONDS if options.starts else TURN_SECONDS,
     )
 
 
 def main() -> None:
     parser = options_from(NAME, __doc__, [*STRATEGIES])
-    parser.add_argument("--one-start", action="store_true", help="pairs are turns of one start")
+    parser.add_argument("--starts", type=int, help="pairs are turns of so many starts")
     options = parser.parse_args()
     add_sources_to_path()
     check_data(LanguageOptions())  # both sides find the tokens made
@@ -81,7 +82,7 @@ def main() -> None:
         options,
         partial(measure_pair, options=options),
         least_ratios={name: bare.least_ratio for name, bare in STRATEGIES.items()},
-        one_start=options.one_start,
+        starts=options.starts,
         unit=UNIT,
     )
 

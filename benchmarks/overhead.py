@@ -268,21 +268,21 @@ def measure(
     measure_pair: Callable[[str, int], dict[str, Any]],
     *,
     least_ratios: Mapping[str, float],
-    one_start: bool = False,
+    starts: int | None = None,
     unit: str = UNIT,
 ) -> None:
     """Take the pairs of every strategy in turns, and store what came of them.
 
-    With `one_start`, both sides of a strategy start once, and the pairs are their turns.
+    With `starts`, both sides of a strategy start so often, and the pairs are all their turns.
     """
     pairs = options.pairs or (2 if options.small else 9)
     around = surroundings()
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in options.strategies}
-    for pair in range(1 if one_start else pairs):
+    for pair in range(starts or pairs):
         for strategy in options.strategies:
             measured[strategy].append(measure_pair(strategy, pair))
     taken = {
-        name: found[0]["turns"] if one_start else [one["ratio"] for one in found]
+        name: [turn for one in found for turn in (one["turns"] if starts else [one["ratio"]])]
         for name, found in measured.items()
     }
     ratios = {name: spread(values) for name, values in taken.items()}

@@ -135,8 +135,8 @@ def group_of(row: Row) -> tuple[object, ...]:
 
 
 def name_of(row: Row, among: Sequence[Row]) -> str:
-    """The row's label, with ranks, nodes and other keys where these differ among the rows."""
-    parts = [row.label]
+    """The row's label, with ranks, nodes and other keys where these differ among its rows."""
+    parts, among = [row.label], [one for one in among if one.label == row.label]
     if len({one.world_size for one in among}) > 1:
         parts.append(f"{row.world_size} ranks")
     if len({one.nodes for one in among}) > 1:
@@ -198,7 +198,7 @@ def _speed(name: str, run: StoredRun, comparison: Comparison, among: Sequence[Ro
 
 def _cell(wire: WireOfRow) -> Cell:
     row = wire.row
-    batch = _batch(row)
+    batch = batch_of(row)
     links = [one for one in traffic_of(row).interfaces if one.name != LOOPBACK]
     between = [one.sent.step_bytes.value for one in links if one.sent.step_bytes is not None]
     peaks = [way.peak_bytes_per_second for one in links for way in (one.sent, one.received)]
@@ -212,7 +212,7 @@ def _cell(wire: WireOfRow) -> Cell:
     )
 
 
-def _batch(row: Row) -> int:
+def batch_of(row: Row) -> int:
     """Samples per step over all ranks."""
     recipe = row.ok_trials[0].trial["recipe"]
     per_rank = recipe.get("per_rank_batch")

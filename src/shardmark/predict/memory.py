@@ -54,11 +54,16 @@ def rank_memory(
     device_type: str = "cuda",
 ) -> RankMemory:
     """The training rank that holds most."""
-    if strategy.mathematics(recipe).casts is not None and profile.native is not None:
-        profile = profile.native
+    profile = computed(profile, strategy, recipe)
     layout = strategy.layout(world_size, nodes)
     state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
     return fullest(profile, layout, state, recipe)
+
+
+def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
+    """With cast parameters, where the strategy casts them."""
+    native = profile.native
+    return native if native is not None and strategy.mathematics(recipe).casts else profile
 
 
 def fullest(profile: Profile, layout: Layout, state: StepState, recipe: Recipe) -> RankMemory:

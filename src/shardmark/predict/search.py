@@ -17,7 +17,7 @@ from shardmark.core.layout import Layout, Mesh
 from shardmark.core.recipe import Recipe
 from shardmark.core.wire import ModelSize, Traffic
 from shardmark.predict.hardware.catalogue import NodeType
-from shardmark.predict.memory import CONTEXT_BYTES, FRAGMENTATION, fullest
+from shardmark.predict.memory import CONTEXT_BYTES, FRAGMENTATION, computed, fullest
 from shardmark.predict.profile import Profile
 from shardmark.predict.step import REDUCING, UPDATE_ACCESSES, Factors
 from shardmark.predict.timeline import distribution_tax
@@ -77,6 +77,8 @@ class _Columns:
     again: Array
     """1 where what was gathered is gathered again for the backward pass."""
     checkpointed: Array
+    casts: Array
+    """1 where parameters are cast to the recipe's precision."""
     bubble: Array
     gathered: Array
     reduced: Array
@@ -159,6 +161,7 @@ class Searcher:
                 if division not in self.sizes:
                     continue
                 strategy = self._strategy(mesh, again, 1)
+                casts = strategy.mathematics(recipes[checkpointed, 1]).casts is not None
                 bubble = strategy.bubble(self.ranks, self.nodes)
                 sent = self._sent(strategy, division, recipes, [1] if staged else counts)
                 if staged:
@@ -168,8 +171,9 @@ class Searcher:
                     kinds.append((mesh, again))
                     shape = (count, samples, mesh.tensor, mesh.shard, mesh.pipeline)
                     state = held[count > 1 and not staged]
-                    rows.append((*shape, again, checkpointed, bubble / count, *seconds, *state))
-        columns = np.array(rows, dtype=np.float64).reshape(len(rows), 13).T
+                    told = (again, checkpointed, casts, bubble / count)
+                    rows.append((*shape, *told, *seconds, *state))
+        columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(_Columns.__slots__)).T
         return kinds, _Columns(**dict(zip(_Columns.__slots__, columns, strict=True)))
 
     def _meshes(self) -> Iterator[Mesh]:
@@ -300,7 +304,7 @@ class Searcher:
         return forward_of, backward_of
 
     def _held(self, strategy: Strategy, recipe: Recipe) -> tuple[float, float]:
-        profile = self.profiles[recipe.activation_checkpointing]
+        profile = computed(self.profiles[recipe.activation_checkpointing], strategy, recipe)
         state = strategy.step_state(profile.units, recipe, self.ranks, self.nodes)
         values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
         held = state.parameters + state.gradients + state.optimizer_state + state.buffers
@@ -322,7 +326,7 @@ class Searcher:
         samples = of.samples * inflight
         stays = (of.shards > 1) & (of.again == 0) & (of.parts == 1)
         peak = np.zeros_like(samples)
-        for checkpointed, profile in self.profiles.items():
+        for checkpointed, casts, profile in self._computed():
             gathered = np.where(stays, 2 * profile.size.parameters, 0.0)
             fullest = of.kept * FP32_BYTES * profile.size.trained_parameters
             gradients = np.zeros_like(samples)
@@ -334,8 +338,15 @@ class Searcher:
                 gradients = gradients + of.kept * FP32_BYTES * unit.trained_parameters
             batch = profile.batch_bytes.fixed + profile.batch_bytes.per_sample * samples
             fullest += np.where(staged, 0.0, (of.counts - 1) * batch)
-            peak = np.where(of.checkpointed == checkpointed, fullest, peak)
+            chosen = (of.checkpointed == checkpointed) & (of.casts == casts)
+            peak = np.where(chosen, fullest, peak)
         return np.asarray(CONTEXT_BYTES + FRAGMENTATION * (of.held + peak))
+
+    def _computed(self) -> Iterator[tuple[bool, bool, Profile]]:
+        """Whether activations are computed again, whether parameters are cast, and the profile."""
+        for checkpointed, profile in self.profiles.items():
+            yield checkpointed, False, profile
+            yield checkpointed, True, profile.native or profile
 
     def _recipe(self, of: _Columns, at: int) -> Recipe:
         staged = of.stages[at] > 1
@@ -355,7 +366,7 @@ class Searcher:
         share = {"global_batch": None, "per_rank_batch": int(of.samples[at])}
         checkpointed = recipe.activation_checkpointing
         strategy = self._strategy(mesh, kind[1], count)
-        profile = self.profiles[checkpointed]
+        profile = computed(self.profiles[checkpointed], strategy, recipe)
         state = strategy.step_state(profile.units, recipe, self.ranks, self.nodes)
         sizes = Layout(ranks=(), **mesh.model_dump())
         memory = fullest(profile, sizes, state, recipe.model_copy(update=share))

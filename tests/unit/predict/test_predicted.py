@@ -13,11 +13,15 @@ from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.predicted import Predictions
 from shardmark.core.errors import InputError
 from shardmark.predict.memory import rank_memory
+from shardmark.report.figures import figures_of
 from shardmark.report.table.comparison import comparison_table
 from shardmark.report.table.table import Missing
+from shardmark.results.network import RankSpeed, read_network, write_network
+from shardmark.results.schema import TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.trials.matrix import cells_of_any_size
 
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 OWN = {"name": "own", "task": "tests.distributed.models:GroupedTokens"}
 
 
@@ -74,3 +78,42 @@ def test_the_column_has_both_beside_what_was_measured(
     ]
     rates = table.values("predicted_samples_per_second")
     assert sum(isinstance(rate, Missing) for rate in rates) == 1
+
+
+def test_a_run_that_measured_its_machine_is_predicted_on_it(tmp_path: Path) -> None:
+    """Of a device that no file knows: the run's own links and cores stand in."""
+    record = read_network(GOLDEN)
+    assert record is not None
+    speed = RankSpeed(flops_per_second={"fp32": 1e11}, memory_bytes_per_second=1e10, shared=0.5)
+    write_network(tmp_path, record.model_copy(update={"speed": speed}))
+    of = experiment(["single", "ddp"])
+
+    def on_cpu(trial: TrialResult) -> TrialResult:
+        ranks = [rank.model_copy(update={"device": "cpu"}) for rank in trial.ranks]
+        return trial.model_copy(update={"ranks": tuple(ranks)})
+
+    rows = rows_of(
+        tmp_path, on_cpu(measured("single", 1, 9000.0, of)), on_cpu(measured("ddp", 8, 9000.0, of))
+    )
+    predictions = Predictions([*rows.values()], MadeModels())
+    seconds = 8 * 64 / predictions.samples_per_second(rows["ddp"])
+    # The record's nodes have one rank each, so that nobody shares cores.
+    assert 9000.0 < seconds < 1.1 * 9000.0
+
+
+def test_the_figure_has_what_was_predicted_beside_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardmark.analysis.compare.predicted.Models", MadeModels)
+    of = experiment(["single", "ddp"])
+    run = StoredRun(
+        path=tmp_path, trials=(measured("single", 1, 2.0, of), measured("ddp", 8, 2.2, of))
+    )
+    figures = {each.name: each for each in figures_of(compare([run], None), predicted=True)}
+    speed, *_ = figures["predicted"].panels
+    (ddp,) = (series for series in speed.series if series.name == "ddp")
+    assert ddp.y == pytest.approx((8 * 64 / 2.2,))
+    ((told,),) = (ddp.x,)
+    off = abs(float(told) / (8 * 64 / 2.2) - 1)
+    assert f"Speed is off by {off:.0%}." in figures["predicted"].caption
+    assert "predicted" not in {each.name for each in figures_of(compare([run], None))}

@@ -25,8 +25,15 @@ RANKS, NODES = 16, 2
 
 
 def searcher(global_batch: int = 64, million_parameters: float = 2000.0) -> Searcher:
-    profile = made_profile(million_parameters=million_parameters, sample_bytes=1e9)
-    less = made_profile(million_parameters=million_parameters, sample_bytes=2e8)
+    profile, less = (
+        replace(
+            made_profile(million_parameters=million_parameters, sample_bytes=sample_bytes),
+            native=made_profile(
+                million_parameters=million_parameters, sample_bytes=0.4 * sample_bytes
+            ),
+        )
+        for sample_bytes in (1e9, 2e8)
+    )
     size = replace(
         profile.size,
         divided={"in": 10**6, "out": 10**6},

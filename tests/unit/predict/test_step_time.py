@@ -228,3 +228,31 @@ def test_intervals_hold_the_next_run_nine_times_in_ten() -> None:
         held += low <= random.lognormvariate(0.02, 0.05) <= high
     assert held / 400 == pytest.approx(COVERAGE, abs=0.045)
     assert interval(1.3, None) == pytest.approx((1.0, 1.69))
+
+
+def test_measured_latencies_count_in_place_of_usual_ones() -> None:
+    """Two messages of an all-reduce over two nodes, a round each way."""
+    link = Traffic(kind="all_reduce", payload_bytes=1.0, ranks=2)
+    slow = Node(
+        card="invented", devices=1, network_bytes_per_second=10e9, network_latency_seconds=0.5
+    )
+    seconds = collective_seconds(link, 1, NodeType(card=CARD, node=slow), PLAIN)
+    assert seconds == pytest.approx(1.0)
+    card = CARD.model_copy(update={"link_latency_seconds": 0.25})
+    inside = NodeType(card=card, node=Node(card="invented", devices=2))
+    assert collective_seconds(link, 2, inside, PLAIN) == pytest.approx(0.5)
+
+
+def test_ranks_that_share_cores_slow_one_another_down() -> None:
+    """By as much as was measured with all of them, and by nothing alone."""
+    node = NodeType(card=CARD, node=Node(card="invented", devices=4, shared_speed=0.5))
+    assert [node.slowdown(ranks) for ranks in (1, 4, 8)] == [1.0, 2.0, 2.0]
+    assert node.slowdown(2) == pytest.approx(4 / 3)
+    recipe = Recipe(per_rank_batch=2, steps=1)
+    alone, among = (
+        plan_step(
+            profile(), build_strategy("ddp", {}), recipe, ranks, node, constants=PLAIN
+        ).forward_seconds
+        for ranks in (1, 4)
+    )
+    assert among == pytest.approx([2 * each for each in alone])

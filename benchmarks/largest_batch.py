@@ -1,0 +1,151 @@
+"""The predicted largest batch against the one found by bisection, by real steps under a limit.
+
+    python benchmarks/largest_batch.py [--models gpt] [--strategies ddp fsdp] [--small]
+
+Each strategy on two ranks, within a limit of a rank's tensors on the CPU that lets `ddp` take some
+dozens of samples.  Every step of the bisection is a trial of three real steps, and so is what
+`shardmark batch` tries: both from the same stored trials.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from predict_memory import MODELS
+from recording import Table, options_of, store, surroundings
+from shardmark.config.load import from_mapping
+from shardmark.launch.controller import modules_of, taken_up
+from shardmark.launch.largest_batch import largest_batches, tried_trial
+from shardmark.launch.listener import Silent
+from shardmark.results.schema import Outcome
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
+from sides import add_sources_to_path
+
+NAME = "largest_batch"
+STRATEGIES = ("single", "ddp", "fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3", "zro")
+LIMITS = {"gpt": 0.4e9, "resnet18": 0.5e9, "vit_cifar": 0.15e9}
+"""Bytes of a rank's tensors."""
+WORST = 0.05
+BAR = f"Bar: each prediction at most {WORST:.0%} off what bisection finds"
+
+
+def experiment_of(model: str, strategies: list[str]) -> dict[str, Any]:
+    return {
+        "name": "largest-batch",
+        "workload": MODELS[model]
+        | ({"training_samples": 1024} if "image_size" in MODELS[model] else {}),
+        "recipe": {
+            "per_rank_batch": 2,
+            "steps": 3,
+            "optimizer": {"name": "adamw", "lr": 1e-4},
+            "threads_per_rank": 1,
+        },
+        "matrix": {"strategy": strategies, "world_size": [1, 2]},
+        "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "max_remeasure": 0},
+        "limits": {"trial_seconds": 300},
+        "device": "cpu",
+    }
+
+
+def bisected(bytes_of: Callable[[int], float], limit: float, low: int, high: int) -> int:
+    """The largest number of samples within the limit, which `low` keeps and `high` does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if bytes_of(middle) <= limit:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def main() -> None:
+    parser = options_of(NAME, __doc__)
+    parser.add_argument("--models", nargs="+", choices=LIMITS, default=list(LIMITS))
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
+    options = parser.parse_args()
+    if options.small:
+        options.models, options.strategies = ["vit_cifar"], ["ddp", "fsdp"]
+    add_sources_to_path()
+    around_here = surroundings()
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for model in options.models:
+            experiment, limit = (
+                from_mapping(experiment_of(model, options.strategies)),
+                LIMITS[model],
+            )
+            out = Path(folder) / model
+            largest = largest_batches(experiment, out, memory_bytes=limit)
+            plan = expand(experiment)
+            once = tuple(trial for trial in plan.trials if not trial.repeat)
+            with taken_up(experiment, replace(plan, trials=once), out, Silent()) as (_, runner):
+                runner.engine.load(modules_of(once), runner.machine.device_type)
+                found[model] = {}
+                for number, each in enumerate(largest):
+
+                    @cache
+                    def bytes_of(
+                        samples: int, cell: Trial = each.cell, order: int = number
+                    ) -> float:
+                        result = runner.run(tried_trial(cell, samples), order=order)
+                        peak = result.metrics.get("peak_memory_bytes")
+                        if result.outcome is not Outcome.OK or peak is None:
+                            raise SystemExit(f"{cell.title}: {result.outcome}: {result.failure}")
+                        return peak.value
+
+                    assert each.predicted and each.best is not None, each.reason
+                    high = 2
+                    while bytes_of(high) <= limit:
+                        high *= 2
+                    real = bisected(bytes_of, limit, high // 2, high)
+                    found[model][each.cell.strategy.name] = {
+                        "predicted": each.predicted,
+                        "bisected": real,
+                        "confirmed": each.best.samples,
+                        "tries": len(each.tries),
+                        "error": each.predicted / real - 1,
+                    }
+                    print(model, each.cell.title, found[model][each.cell.strategy.name], flush=True)
+    errors = [abs(one["error"]) for model in found.values() for one in model.values()]
+    exact = sum(
+        one["confirmed"] == one["bisected"] for model in found.values() for one in model.values()
+    )
+    store(
+        NAME,
+        options=options,
+        around=around_here,
+        bar=BAR,
+        holds=max(errors) <= WORST,
+        table=Table(
+            columns=("model", "strategy", "bisected", "predicted", "error", "after tries", "tries"),
+            rows=tuple(
+                (
+                    model,
+                    strategy,
+                    str(one["bisected"]),
+                    str(one["predicted"]),
+                    f"{one['error']:+.1%}",
+                    str(one["confirmed"]),
+                    str(one["tries"]),
+                )
+                for model, strategies in found.items()
+                for strategy, one in strategies.items()
+            ),
+            notes=(
+                f"Samples of a rank. Median error {median(errors):.1%}; `shardmark batch` ended at the"
+                f" bisected batch in {exact} of {len(errors)}.",
+            ),
+        ),
+        numbers={"limits": {m: LIMITS[m] for m in found}, "found": found},
+    )
+
+
+if __name__ == "__main__":
+    main()
