@@ -100,7 +100,8 @@ def main() -> None:
                             raise SystemExit(f"{cell.title}: {result.outcome}: {result.failure}")
                         return peak.value
 
-                    assert each.predicted and each.best is not None, each.reason
+                    if each.predicted is None or each.best is None:
+                        raise SystemExit(f"{each.cell.title}: {each.reason or 'nothing fits'}")
                     high = 2
                     while bytes_of(high) <= limit:
                         high *= 2
@@ -139,8 +140,8 @@ def main() -> None:
                 for strategy, one in strategies.items()
             ),
             notes=(
-                f"Samples of a rank. Median error {median(errors):.1%}; `shardmark batch` ended at the"
-                f" bisected batch in {exact} of {len(errors)}.",
+                f"Samples of a rank. Median error {median(errors):.1%}; `shardmark batch` ended at"
+                f" the bisected batch in {exact} of {len(errors)}.",
             ),
         ),
         numbers={"limits": {m: LIMITS[m] for m in found}, "found": found},

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import fsum
+from math import fsum, prod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +20,21 @@ class ModelSize:
     divided: Mapping[str, int] = field(default_factory=dict)
     """Elements of a sample that pass into or out of layers which tensor ranks divide, by the side
     on which they meet: `in`, `out`, `rows` of embeddings, `logits`.  `exchanged`: around attention
-    by ranks with parts of the sample."""
+    by ranks with parts of the sample.  `calls`: how often they meet in a pass."""
     divided_again: Mapping[str, int] = field(default_factory=dict)
     """Those that activation checkpointing passes again."""
     between_stages_bytes: int = 0
     """Bytes of a sample that pass from stage to stage of a pipeline, both ways together."""
     tied_parameters: int = 0
     """Elements of trained parameters that two stages hold."""
+    units: int = 1
+    """Parts whose parameters are gathered together."""
+
+
+def matrices_of(shapes: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int, int], ...]:
+    """As `ModelSize.trained_matrices` has them."""
+    sizes = Counter((shape[0] if shape and prod(shape) else 1, prod(shape)) for shape in shapes)
+    return tuple((rows, elements // rows, count) for (rows, elements), count in sizes.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,10 @@ class Traffic:
     waited_for: bool = False
     """Whether nothing is computed meanwhile.  Else gathers flow ahead of the layers that need them,
     and gradients while those of earlier layers are computed."""
+    calls: int = 1
+    """Of the library at least, one after the other; long ones are cut into more."""
+    spread: bool = False
+    """To peers on all nodes alike, whatever the rank's own."""
 
     @property
     def carried_bytes(self) -> float:

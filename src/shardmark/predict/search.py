@@ -223,8 +223,8 @@ class Searcher:
         per_node = max(1, self.ranks // self.nodes)
 
         @cache
-        def seconds(slot: int, payload_bytes: float) -> float:
-            traffic: Traffic = replace(once[slot], payload_bytes=payload_bytes)
+        def seconds(slot: int, payload_bytes: float, calls: int) -> float:
+            traffic: Traffic = replace(once[slot], payload_bytes=payload_bytes, calls=calls)
             found = collective_seconds(traffic, per_node, self.node, self.constants)
             return self.factors.communication * found
 
@@ -232,8 +232,9 @@ class Searcher:
             sums = [0.0, 0.0, 0.0]
             for slot, (first, second) in enumerate(zip(once, twice, strict=True)):
                 more = (count - 1) * (second.payload_bytes - first.payload_bytes)
+                calls = first.calls + (count - 1) * (second.calls - first.calls)
                 kind = 2 if first.waited_for else int(first.kind in REDUCING)
-                sums[kind] += seconds(slot, first.payload_bytes + more)
+                sums[kind] += seconds(slot, first.payload_bytes + more, calls)
             yield sums[0], sums[1], sums[2]
 
     def _seconds(self, of: _Columns) -> Array:

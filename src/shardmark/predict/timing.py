@@ -80,34 +80,40 @@ def operation_seconds(
 def collective_seconds(
     traffic: Traffic, ranks_per_node: int, node: NodeType, constants: Constants
 ) -> float:
-    """The faster of one ring over all ranks, and rings in each node with trees between nodes.
+    """The faster of one ring over all ranks, and rings in each node with trees between nodes; on
+    CPUs the ring, in which gloo also adds up what is to be scattered.
 
     Groups whose ranks lie apart use the network of a node together.  Source: Patarasuk and Yuan,
     J. Parallel Distrib. Comput. 69 (2009), 117-124; Thakur and others, Int. J. High Performance
     Computing Applications 19 (2005), 49-66.
     """
+    on_cpu = node.card.device == "cpu"
+    kind = "all_reduce" if on_cpu and traffic.kind == "reduce_scatter" else traffic.kind
     ranks, payload = traffic.ranks, traffic.payload_bytes
-    share = carried_share(traffic.kind, ranks)
+    share = carried_share(kind, ranks)
     if ranks < 2 or not payload or not share or traffic.sent_by_peers:
         return 0.0
     link_latency = node.card.link_latency_seconds or constants.link_seconds
     network_latency = node.node.network_latency_seconds or constants.network_seconds
-    messages = ceil(payload * max(1.0, share / 2) / MESSAGE_BYTES)
+    calls = max(traffic.calls, ceil(payload * max(1.0, share / 2) / MESSAGE_BYTES))
     inside = min(ranks, max(1, ranks_per_node // traffic.apart))
     link = constants.link_share * node.link_bytes_per_second(inside) if inside > 1 else float("inf")
-    rounds = 2 if traffic.kind == "all_reduce" else 1
+    rounds = 2 if kind == "all_reduce" else 1
+    hops = 1 if kind in {"send", "receive"} else ranks - 1
     if inside == ranks:
-        latency = messages * rounds * (ranks - 1) * link_latency
-        return latency + share * payload / link
+        return calls * rounds * hops * link_latency + share * payload / link
     between = ceil(ranks / inside)
+    if traffic.spread:
+        share *= (between - 1) / between
     network = constants.network_share * node.network_bytes_per_second * inside / ranks_per_node
-    ring_latency = rounds * (ranks - 1) * network_latency
-    ring = messages * ring_latency + share * payload / min(link, network)
+    ring = calls * rounds * hops * network_latency + share * payload / min(link, network)
+    if on_cpu:
+        return ring
     # A gather hands in a rank's own part: a node's parts pass between nodes.
-    parts = inside if traffic.kind == "all_gather" else 1
-    outer = (carried_share(traffic.kind, between) or 0.0) * parts * payload / network
-    inner = (carried_share(traffic.kind, inside) or 0.0) * payload / link
-    if traffic.kind == "all_gather":
+    parts = inside if kind == "all_gather" else 1
+    outer = (carried_share(kind, between) or 0.0) * parts * payload / network
+    inner = (carried_share(kind, inside) or 0.0) * payload / link
+    if kind == "all_gather":
         inner *= between
     steps = (inside - 1) * link_latency + ceil(log2(between)) * network_latency
-    return min(ring, messages * rounds * steps + outer + inner)
+    return min(ring, calls * rounds * steps + outer + inner)

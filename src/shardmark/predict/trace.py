@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
-from shardmark.core.wire import ModelSize
+from shardmark.core.wire import ModelSize, matrices_of
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
@@ -275,6 +275,8 @@ def _profile(
         size=ModelSize(
             parameters=sum(unit.parameters for unit in units),
             trained_parameters=sum(unit.trained_parameters for unit in units),
+            trained_matrices=matrices_of(p.shape for p in model.parameters() if p.requires_grad),
+            units=max(1, sum(unit.parameters > 0 for unit in units)),
         ),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         batch_bytes=line(first.batch_bytes, second.batch_bytes),

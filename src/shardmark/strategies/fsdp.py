@@ -110,6 +110,7 @@ class FSDP(Strategy):
         """Micro-batches before the last one keep their gradients, and gather like any other."""
         group = self.group(world_size, nodes)
         gathers = (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation
+        units = 1 if self.wrap == "root" else size.units
         native = is_native(self.mixed_precision, recipe)
         gathered_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
         sharded = (
@@ -117,11 +118,13 @@ class FSDP(Strategy):
                 kind="all_gather",
                 payload_bytes=gathers * size.parameters * gathered_bytes / group,
                 ranks=group,
+                calls=gathers * units,
             ),
             Traffic(
                 kind="reduce_scatter",
                 payload_bytes=size.trained_parameters * FP32_BYTES,
                 ranks=group,
+                calls=units,
             ),
         )
         if group == world_size:
@@ -135,6 +138,7 @@ class FSDP(Strategy):
             payload_bytes=size.trained_parameters * FP32_BYTES / group,
             ranks=world_size // group,
             apart=group,
+            calls=units,
         )
         return WireBytes(
             traffic=(*sharded, across),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -17,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.profiler import ProfilerActivity, profile
 
 from shardmark.core.recipe import Recipe
+from shardmark.core.wire import matrices_of
 from shardmark.measure.memory.tensors import (
     allocator_rise_bytes,
     is_on,
@@ -211,11 +211,10 @@ def model_counts(
     plan = workload.sequence_plan(model) if sequence_ranks > 1 else plan
     flops, divided = passed(workload, model, plan)
     trained = [p for p in model.parameters() if p.requires_grad]
-    shapes = Counter((p.shape[0] if p.dim() and p.numel() else 1, p.numel()) for p in trained)
     counts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in trained),
-        "trained_matrices": tuple((rows, n // rows, count) for (rows, n), count in shapes.items()),
+        "trained_matrices": matrices_of(p.shape for p in trained),
         "batch_norms": sum(
             isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             for module in (() if recipe.sync_batch_norm else model.modules())

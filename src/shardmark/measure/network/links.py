@@ -40,12 +40,14 @@ WARMUP_SHARE = 0.1
 """A size is left out where one call takes more than this of the time for all."""
 SEED = 0
 
-COLLECTIVES: dict[Operation, Callable[[Tensor, Tensor], object]] = {
-    "all_reduce": lambda whole, _: dist.all_reduce(whole),
-    "all_gather": dist.all_gather_into_tensor,
-    "reduce_scatter": lambda whole, part: dist.reduce_scatter_tensor(part, whole),
+COLLECTIVES: dict[Operation, Callable[..., object]] = {
+    "all_reduce": lambda whole, _, group: dist.all_reduce(whole, group=group),
+    "all_gather": lambda whole, part, group: dist.all_gather_into_tensor(whole, part, group=group),
+    "reduce_scatter": lambda whole, part, group: dist.reduce_scatter_tensor(
+        part, whole, group=group
+    ),
 }
-"""Of a whole tensor, or a rank's part of it."""
+"""Of a whole tensor, a rank's part of it, and the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,28 +181,36 @@ def _slowest(value: float, meeting: Tensor) -> float:
 def _cases(hosts: Sequence[str], device: torch.device) -> Iterator[Case]:
     """Shortest first.  Rank 0 exchanges messages with the nearest and with the farthest host.
 
-    `hosts` are equal for ranks on one machine.
+    All ranks meet, and those of each host, all hosts at once.  `hosts` are equal for ranks on one
+    machine.
     """
-    ranks = tuple(range(len(hosts)))
-    all_reach: Reach = "same_host" if len(set(hosts)) == 1 else "between_hosts"
-    near = next((rank for rank in ranks[1:] if hosts[rank] == hosts[0]), None)
-    far = next((rank for rank in ranks[1:] if hosts[rank] != hosts[0]), None)
+    everybody = tuple(range(len(hosts)))
+    near = next((rank for rank in everybody[1:] if hosts[rank] == hosts[0]), None)
+    far = next((rank for rank in everybody[1:] if hosts[rank] != hosts[0]), None)
+    groups: list[tuple[Reach, tuple[int, ...], dist.ProcessGroup | None]] = [
+        ("same_host" if far is None else "between_hosts", everybody, None)
+    ]
+    of_hosts = [[r for r in everybody if hosts[r] == host] for host in dict.fromkeys(hosts)]
+    if far is not None and near is not None and len({len(ranks) for ranks in of_hosts}) == 1:
+        own, _ = dist.new_subgroups_by_enumeration(of_hosts)
+        groups.append(("same_host", tuple(of_hosts[0]), own))
     for size in SIZES:
-        elements = -(-size // 4 // len(ranks)) * len(ranks)
+        elements = -(-size // 4 // len(hosts)) * len(hosts)
         whole = torch.ones(elements, device=device)
-        part = torch.ones(elements // len(ranks), device=device)
         if near is not None:
             yield _messages("same_host", near, whole)
         if far is not None:
             yield _messages("between_hosts", far, whole)
-        for operation, collective in COLLECTIVES.items():
-            yield Case(
-                operation=operation,
-                reach=all_reach,
-                ranks=ranks,
-                payload_bytes=4 * elements,
-                call=partial(collective, whole, part),
-            )
+        for reach, ranks, group in groups:
+            part = torch.ones(elements // len(ranks), device=device)
+            for operation, collective in COLLECTIVES.items():
+                yield Case(
+                    operation=operation,
+                    reach=reach,
+                    ranks=ranks,
+                    payload_bytes=4 * elements,
+                    call=partial(collective, whole, part, group),
+                )
 
 
 def _messages(reach: Reach, peer: int, whole: Tensor) -> Case:

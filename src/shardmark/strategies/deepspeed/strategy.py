@@ -187,6 +187,7 @@ class Zero(Strategy):
                     payload_bytes=gathers * gathered * held_bytes / world_size,
                     ranks=world_size,
                     waited_for=self.stage < 3,
+                    calls=gathers * size.units if self.stage == 3 else 1,
                 ),
             ),
             formula="reduce-scatter, all-gather: "

@@ -79,8 +79,14 @@ class FullyShardedFirst(Strategy):
                     kind="all_gather",
                     payload_bytes=gathers * parameter_bytes / world_size,
                     ranks=world_size,
+                    calls=gathers * size.units,
                 ),
-                Traffic(kind="reduce_scatter", payload_bytes=gradient_bytes, ranks=world_size),
+                Traffic(
+                    kind="reduce_scatter",
+                    payload_bytes=gradient_bytes,
+                    ranks=world_size,
+                    calls=size.units,
+                ),
             ),
             formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
             " + (n-1)/n G",

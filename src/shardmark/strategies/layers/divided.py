@@ -239,7 +239,7 @@ def counting_divided(model: nn.Module, plan: TensorPlan) -> Iterator[Counter[str
 
     `in`: into layers that divide their outputs; `out`: of those that divide their inputs; `rows`:
     of embeddings that divide their tokens; `logits`: of layers whose outputs are gathered.  Calls
-    with fewer elements than another are left out: other lengths of a sample.
+    with fewer elements than another are left out: other lengths of a sample.  `calls`: all of them.
     """
     calls: dict[tuple[nn.Module, str], list[int]] = defaultdict(list)
 
@@ -267,6 +267,7 @@ def counting_divided(model: nn.Module, plan: TensorPlan) -> Iterator[Counter[str
         yield counted
     for (_, side), sizes in calls.items():
         counted[side] += sum(size for size in sizes if size == max(sizes))
+        counted["calls"] += len(sizes)
 
 
 def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

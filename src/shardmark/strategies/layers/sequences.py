@@ -83,6 +83,7 @@ def counting_exchanged(plan: SequencePlan) -> Iterator[Counter[str]]:
     yield counted
     longest = max((positions for positions, _ in counting.calls), default=0)
     counted["exchanged"] = sum(count for positions, count in counting.calls if positions == longest)
+    counted["calls"] = len(counting.calls)
 
 
 def problems_with(

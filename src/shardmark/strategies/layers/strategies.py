@@ -192,7 +192,7 @@ class Layered(Strategy):
         if factors.tensor > 1:
             told.append(self._between_tensor_ranks(size, recipe, samples, factors))
         if factors.pipeline > 1:
-            told.append(self._between_stages(size, samples, factors))
+            told.append(self._between_stages(size, recipe, samples, factors))
         if factors.data * factors.shard > 1:
             told.append(self._between_shares(size, recipe, factors))
         return WireBytes(
@@ -207,6 +207,11 @@ class Layered(Strategy):
         ranks, stages = factors.tensor, factors.pipeline
         computed = PRECISION_BYTES[recipe.precision]
 
+        micro_batches = self._micro_batches(stages) if stages > 1 else 1
+        passes = recipe.gradient_accumulation * micro_batches
+        once_more = size.divided_again.get("calls", 0)
+        calls = passes * (size.divided.get("calls", 1) + once_more) // stages
+
         def passed(elements: Mapping[str, int], *sides: str) -> float:
             widths = {"in": FP32_BYTES, "rows": FP32_BYTES, "out": computed, "logits": computed}
             return samples * sum(elements.get(side, 0) * widths[side] for side in sides) / stages
@@ -216,28 +221,39 @@ class Layered(Strategy):
         if self.sequence_parallel:
             gathered = once + again["in"]
             traffic = [
-                Traffic(kind="all_gather", payload_bytes=gathered / ranks, ranks=ranks),
-                Traffic(kind="reduce_scatter", payload_bytes=once + again["out"], ranks=ranks),
+                Traffic(kind=kind, payload_bytes=payload, ranks=ranks, calls=max(1, calls))
+                for kind, payload in (
+                    ("all_gather", gathered / ranks),
+                    ("reduce_scatter", once + again["out"]),
+                )
             ]
             formula = "all-gather into divided layers, reduce-scatter out of them: 2 (t-1)/t A"
         else:
             payload = once + again["out"]
-            traffic = [Traffic(kind="all_reduce", payload_bytes=payload, ranks=ranks)]
+            traffic = [
+                Traffic(kind="all_reduce", payload_bytes=payload, ranks=ranks, calls=max(1, calls))
+            ]
             formula = "all-reduce out of divided layers and of gradients into them: 2 (t-1)/t A"
         if not self.loss_parallel:
             logits = passed(size.divided, "logits") + again["logits"]
-            traffic.append(Traffic(kind="all_gather", payload_bytes=logits / ranks, ranks=ranks))
+            traffic.append(
+                Traffic(kind="all_gather", payload_bytes=logits / ranks, ranks=ranks, calls=passes)
+            )
             formula += ", all-gather of logits: (t-1)/t L"
         of_stages = f", of one of {stages} stages" if stages > 1 else ""
         inside = tuple(replace(each, waited_for=True) for each in traffic)
         return WireBytes(traffic=inside, formula=formula + of_stages)
 
-    @staticmethod
-    def _between_stages(size: ModelSize, samples: int, factors: Mesh) -> WireBytes:
+    def _between_stages(
+        self, size: ModelSize, recipe: Recipe, samples: int, factors: Mesh
+    ) -> WireBytes:
         ranks = factors.pipeline
         sent = samples * size.between_stages_bytes / ranks
+        stages = CLASSES[self.schedule][1] * ranks
+        passes = recipe.gradient_accumulation * self._micro_batches(ranks)
+        calls = max(1, 2 * passes * (stages - 1) // ranks)  # there and back
         traffic = [
-            Traffic(kind="send", payload_bytes=sent, ranks=ranks),
+            Traffic(kind="send", payload_bytes=sent, ranks=ranks, calls=calls),
             Traffic(kind="receive", payload_bytes=sent, ranks=ranks, sent_by_peers=True),
         ]
         formula = "activations to the next stage, their gradients back: A/p"

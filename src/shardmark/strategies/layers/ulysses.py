@@ -107,7 +107,14 @@ class Ulysses(Strategy):
         elements = 2 * size.divided.get("exchanged", 0) + size.divided_again.get("exchanged", 0)
         payload = samples * elements * PRECISION_BYTES[recipe.precision] / factors.sequence
         state = self._reducing(factors).wire_bytes(size, recipe, world_size, nodes)
-        exchanged = Traffic(kind="all_to_all", payload_bytes=payload, ranks=factors.sequence)
+        once_more = size.divided_again.get("calls", 0)
+        exchanged = Traffic(
+            kind="all_to_all",
+            payload_bytes=payload,
+            ranks=factors.sequence,
+            waited_for=True,
+            calls=recipe.gradient_accumulation * (2 * size.divided.get("calls", 1) + once_more),
+        )
         return WireBytes(
             traffic=(exchanged, *state.traffic),
             formula=f"all-to-all into attention and out of it: (q-1)/q A/q; {state.formula}",

@@ -124,6 +124,7 @@ class ParameterServer(Strategy):
                     payload_bytes=payload,
                     ranks=world_size + self.servers,
                     waited_for=True,
+                    spread=True,
                 )
                 for kind in ("send", "receive")
             ),
