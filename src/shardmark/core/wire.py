@@ -33,7 +33,8 @@ class ModelSize:
 
 def matrices_of(shapes: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int, int], ...]:
     """As `ModelSize.trained_matrices` has them."""
-    sizes = Counter((shape[0] if shape and prod(shape) else 1, prod(shape)) for shape in shapes)
+    counts = [(shape, prod(map(int, shape))) for shape in shapes]
+    sizes = Counter((shape[0] if shape and count else 1, count) for shape, count in counts)
     return tuple((rows, elements // rows, count) for (rows, elements), count in sizes.items())
 
 
@@ -54,7 +55,7 @@ class Traffic:
     waited_for: bool = False
     """Whether nothing is computed meanwhile.  Else gathers flow ahead of the layers that need them,
     and gradients while those of earlier layers are computed."""
-    calls: int = 1
+    calls: float = 1.0
     """Of the library at least, one after the other; long ones are cut into more."""
     spread: bool = False
     """To peers on all nodes alike, whatever the rank's own."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product, repeat
+from itertools import product
 from math import isqrt
 from typing import Any
 
@@ -163,9 +163,7 @@ class Searcher:
                 strategy = self._strategy(mesh, again, 1)
                 casts = strategy.mathematics(recipes[checkpointed, 1]).casts is not None
                 bubble = strategy.bubble(self.ranks, self.nodes)
-                sent = self._sent(strategy, division, recipes, [1] if staged else counts)
-                if staged:
-                    sent = repeat(next(sent), len(counts))
+                sent = self._sent((mesh, again), division, recipes, counts)
                 held = [self._held(strategy, recipes[checkpointed, n]) for n in (1, 2)]
                 for count, seconds in zip(counts, sent, strict=True):
                     kinds.append((mesh, again))
@@ -205,36 +203,42 @@ class Searcher:
 
     def _sent(
         self,
-        strategy: Strategy,
+        kind: tuple[Mesh, bool],
         division: Division,
         recipes: Mapping[tuple[bool, int], Recipe],
-        passes: list[int],
+        counts: list[int],
     ) -> Iterator[tuple[float, float, float]]:
-        """Seconds of gathering ahead, of gradients, and of what is waited for."""
+        """Seconds of gathering ahead, of gradients, and of what is waited for.
+
+        All that is sent lies on a line in micro-batches.
+        """
+        staged = kind[0].pipeline > 1
         once, twice = (
-            strategy.wire_bytes(
+            self._strategy(*kind, count if staged else 1)
+            .wire_bytes(
                 self.sizes[division],
-                recipes[division[0], n],
+                recipes[division[0], 1 if staged else count],
                 self.ranks,
                 self.nodes,
-            ).traffic
-            for n in (1, 2)
+            )
+            .traffic
+            for count in (1, 2)
         )
         per_node = max(1, self.ranks // self.nodes)
 
         @cache
-        def seconds(slot: int, payload_bytes: float, calls: int) -> float:
+        def seconds(slot: int, payload_bytes: float, calls: float) -> float:
             traffic: Traffic = replace(once[slot], payload_bytes=payload_bytes, calls=calls)
             found = collective_seconds(traffic, per_node, self.node, self.constants)
             return self.factors.communication * found
 
-        for count in passes:
+        for count in counts:
             sums = [0.0, 0.0, 0.0]
             for slot, (first, second) in enumerate(zip(once, twice, strict=True)):
                 more = (count - 1) * (second.payload_bytes - first.payload_bytes)
                 calls = first.calls + (count - 1) * (second.calls - first.calls)
-                kind = 2 if first.waited_for else int(first.kind in REDUCING)
-                sums[kind] += seconds(slot, first.payload_bytes + more, calls)
+                stream = 2 if first.waited_for else int(first.kind in REDUCING)
+                sums[stream] += seconds(slot, first.payload_bytes + more, calls)
             yield sums[0], sums[1], sums[2]
 
     def _seconds(self, of: _Columns) -> Array:

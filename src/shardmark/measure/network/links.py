@@ -187,7 +187,7 @@ def _cases(hosts: Sequence[str], device: torch.device) -> Iterator[Case]:
     everybody = tuple(range(len(hosts)))
     near = next((rank for rank in everybody[1:] if hosts[rank] == hosts[0]), None)
     far = next((rank for rank in everybody[1:] if hosts[rank] != hosts[0]), None)
-    groups: list[tuple[Reach, tuple[int, ...], dist.ProcessGroup | None]] = [
+    groups: list[tuple[Reach, tuple[int, ...], object]] = [
         ("same_host" if far is None else "between_hosts", everybody, None)
     ]
     of_hosts = [[r for r in everybody if hosts[r] == host] for host in dict.fromkeys(hosts)]

@@ -210,7 +210,7 @@ class Layered(Strategy):
         micro_batches = self._micro_batches(stages) if stages > 1 else 1
         passes = recipe.gradient_accumulation * micro_batches
         once_more = size.divided_again.get("calls", 0)
-        calls = passes * (size.divided.get("calls", 1) + once_more) // stages
+        calls = passes * (size.divided.get("calls", 1) + once_more) / stages
 
         def passed(elements: Mapping[str, int], *sides: str) -> float:
             widths = {"in": FP32_BYTES, "rows": FP32_BYTES, "out": computed, "logits": computed}
@@ -221,7 +221,7 @@ class Layered(Strategy):
         if self.sequence_parallel:
             gathered = once + again["in"]
             traffic = [
-                Traffic(kind=kind, payload_bytes=payload, ranks=ranks, calls=max(1, calls))
+                Traffic(kind=kind, payload_bytes=payload, ranks=ranks, calls=calls)
                 for kind, payload in (
                     ("all_gather", gathered / ranks),
                     ("reduce_scatter", once + again["out"]),
@@ -230,9 +230,7 @@ class Layered(Strategy):
             formula = "all-gather into divided layers, reduce-scatter out of them: 2 (t-1)/t A"
         else:
             payload = once + again["out"]
-            traffic = [
-                Traffic(kind="all_reduce", payload_bytes=payload, ranks=ranks, calls=max(1, calls))
-            ]
+            traffic = [Traffic(kind="all_reduce", payload_bytes=payload, ranks=ranks, calls=calls)]
             formula = "all-reduce out of divided layers and of gradients into them: 2 (t-1)/t A"
         if not self.loss_parallel:
             logits = passed(size.divided, "logits") + again["logits"]
@@ -251,7 +249,7 @@ class Layered(Strategy):
         sent = samples * size.between_stages_bytes / ranks
         stages = CLASSES[self.schedule][1] * ranks
         passes = recipe.gradient_accumulation * self._micro_batches(ranks)
-        calls = max(1, 2 * passes * (stages - 1) // ranks)  # there and back
+        calls = 2 * passes * (stages - 1) / ranks  # there and back
         traffic = [
             Traffic(kind="send", payload_bytes=sent, ranks=ranks, calls=calls),
             Traffic(kind="receive", payload_bytes=sent, ranks=ranks, sent_by_peers=True),
