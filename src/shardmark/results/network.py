@@ -66,7 +66,7 @@ class RankSpeed(Stored):
     memory_bytes_per_second: float
     """Read and written."""
     shared: float = 1.0
-    """What the slowest rank keeps of it while all compute: ranks may share cores."""
+    """What ranks keep of it while all compute, their mean: they may share cores."""
 
 
 class NetworkRecord(Stored):

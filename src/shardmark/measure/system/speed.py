@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from statistics import fmean
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def measure_speeds(device: torch.device, threads: int) -> RankSpeed | None:
-    """Of rank 0 alone, and what the slowest keeps while all compute; None on the other ranks.
+    """Of rank 0 alone, and what ranks keep of it while all compute; None on the other ranks.
 
     The default process group must exist.
     """
@@ -34,7 +35,7 @@ def measure_speeds(device: torch.device, threads: int) -> RankSpeed | None:
     dist.all_gather_object(rates, products_per_second(device, threads))
     if alone is None:
         return None
-    return alone.model_copy(update={"shared": min(1.0, min(rates) / rate)})
+    return alone.model_copy(update={"shared": min(1.0, fmean(rates) / rate)})
 
 
 def measure_speed(device: torch.device, threads: int) -> RankSpeed:
