@@ -79,6 +79,14 @@ class Speed:
         return None
 
     @property
+    def comparable(self) -> list[str]:
+        """Names of the most that train the same thing on as many ranks, the fastest first."""
+        groups: dict[object, list[str]] = {}
+        for name, cell in self.cells.items():
+            groups.setdefault(group_of(cell.row), []).append(name)
+        return max(groups.values(), key=len)
+
+    @property
     def peak_bytes_per_second(self) -> float | None:
         """The most that a link was seen to carry; None where no strategy tells."""
         known = (cell.peak_bytes_per_second for cell in self.cells.values())

@@ -128,7 +128,7 @@ def winners_table(speeds: Sequence[Speed]) -> Table:
     """A line for each speed: what is fastest, and what may be as fast."""
     rows = []
     for speed in speeds:
-        winner, *others = speed.cells
+        winner, *others = speed.comparable
         as_fast = [name for name in others if speed.faster(winner, name) is None]
         best = f"{winner}, {_interval(speed.cells[winner].step)} s"
         rows.append((speed.name, best, ", ".join(as_fast) or "none"))
@@ -150,7 +150,7 @@ def bytes_table(speeds: Sequence[Speed]) -> Table:
 def turn_lines(speeds: Sequence[Speed], turns: Sequence[Turn]) -> list[str]:
     """A list in Markdown, of the pairs that have to do with who is fastest."""
     by_name = {speed.name: speed for speed in speeds}
-    winners = {next(iter(speed.cells)) for speed in speeds}
+    winners = {speed.comparable[0] for speed in speeds}
     told = [turn for turn in turns if winners & {turn.first, turn.second}]
     more = len(crossings_of(speeds)) - len({frozenset((one.first, one.second)) for one in turns})
     rest = f"Pairs whose order changes in the means alone, not shown at both speeds: {more}."

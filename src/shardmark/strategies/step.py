@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardmark.core.errors import InputError
@@ -115,9 +116,16 @@ class StepWorker(Worker):
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         with self._blaming_casts():
             loss = self._forward_backward(batch, recorder)
+        told = self._tell(loss)
         with recorder.span("optimizer"):
             self._update()
+        if told is not None:
+            told.wait()
         return loss
+
+    def _tell(self, loss: Tensor) -> dist.Work | None:
+        """Have all ranks of the same samples know their loss; awaited after the update."""
+        return None
 
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
         """Both passes of each micro-batch; what they add to the step's loss, shape ()."""

@@ -134,8 +134,10 @@ class SequenceWorker(EagerWorker):
             loss = super().step(part, recorder)
         finally:
             self._exchange.parts = False
-        dist.all_reduce(loss, group=self.sequence)
         return loss / self.sequence.size()
+
+    def _tell(self, loss: Tensor) -> dist.Work | None:
+        return dist.all_reduce(loss, group=self.sequence, async_op=True)
 
     def _check_weight(self, loss: LossSum, batch: Batch) -> None:
         """Once: parts together must weigh what their samples do."""

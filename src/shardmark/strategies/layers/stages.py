@@ -305,7 +305,6 @@ class PipelineWorker(DividedWorker):
         self._spans: Spans = NoSpans()
         self._schedules: dict[object, Any] = {}
         self._between_stages_bytes = 0
-        self._telling: dist.Work | None = None
         first_names: dict[nn.Parameter, str] = {}
         self._names = {
             path: first_names.setdefault(parameter, path)
@@ -389,7 +388,7 @@ class PipelineWorker(DividedWorker):
         return part
 
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
-        """Both passes of all micro-batches; the step's loss, which the last stage tells all."""
+        """Both passes of all micro-batches; the step's loss, which the last stage knows."""
         self._spans = recorder
         losses: list[Tensor] = []
         with recorder.span("pipeline"):
@@ -399,17 +398,11 @@ class PipelineWorker(DividedWorker):
                 self._sum_up(self._trained[name], group)
         self._spans = NoSpans()
         self._weight_checked = True
-        loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
-        # Awaited after the update, which takes longer.
-        self._telling = dist.broadcast(
-            loss, group=self.pipeline, group_src=self.pipeline.size() - 1, async_op=True
-        )
-        return loss
+        return torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
 
-    def _update(self) -> None:
-        super()._update()
-        assert self._telling is not None, "gradients come first"
-        self._telling.wait()
+    def _tell(self, loss: Tensor) -> dist.Work | None:
+        last = self.pipeline.size() - 1
+        return dist.broadcast(loss, group=self.pipeline, group_src=last, async_op=True)
 
     def _passed(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
         """One turn of the schedule; losses where the last stage is."""
