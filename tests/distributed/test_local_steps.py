@@ -170,6 +170,7 @@ def counts(
     with CollectiveCounter() as counter:
         for _ in range(2 * worker.round_steps()):
             worker.step(next(batches), NoSpans())
+    worker.group.barrier()  # what the others have received has left this rank's buffers
     sent_bytes = traffic.read(own)[process.rank]["lo"]["bytes_sent"] - before
     probed = probe(worker, lambda spans: worker.step(next(batches), spans), process.device)
     return counter.counts["all_reduce"].payload_bytes, sent_bytes, probed

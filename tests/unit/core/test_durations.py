@@ -16,4 +16,4 @@ def test_times_are_read() -> None:
 
 def test_times_are_written_for_people() -> None:
     seconds = (0.4, 99.4, 100, 5940, 12000)
-    assert [*map(duration, seconds)] == ["0 s", "99 s", "2 min", "99 min", "3 h 20 min"]
+    assert [*map(duration, seconds)] == ["0.4 s", "99 s", "2 min", "99 min", "3 h 20 min"]

@@ -84,7 +84,10 @@ def page_of(folder: Path) -> Parsed:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The golden run, of which one figure is drawn: others draw all."""
-    monkeypatch.setattr("shardmark.report.page.page.figures_of", lambda run: figures_of(run)[:1])
+    monkeypatch.setattr(
+        "shardmark.report.page.page.figures_of",
+        lambda run, **options: figures_of(run, **options)[:1],
+    )
     return Path(shutil.copytree(GOLDEN, tmp_path / "run"))
 
 
