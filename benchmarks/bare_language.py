@@ -16,7 +16,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -397,6 +397,34 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * done))
 
 
+def drawn_batches(
+    tokens: np.ndarray[Any, Any], global_batch: int, of: tuple[int, int]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens and targets of this rank's part, which begin at random places."""
+    random, (index, shares) = np.random.default_rng(0), of
+    share = global_batch // shares
+    while True:
+        drawn = random.integers(len(tokens) - SEQUENCE_LENGTH, size=global_batch)
+        places = drawn[index * share : (index + 1) * share]
+        windows = [tokens[at : at + SEQUENCE_LENGTH + 1].astype(np.int64) for at in places]
+        batch = torch.from_numpy(np.stack(windows))
+        yield batch[:, :-1], batch[:, 1:]
+
+
+def take_step(
+    loop: Loop, step: int, steps: int, batches: Iterator[tuple[Tensor, Tensor]]
+) -> Tensor | None:
+    """One of a training of so many."""
+    for group in loop.optimizer.param_groups:
+        group["lr"] = learning_rate(step, steps)
+    loss = loop.passes(*next(batches))
+    loop.clip()
+    loop.optimizer.step()
+    loop.optimizer.zero_grad(set_to_none=True)
+    loop.updated(step)
+    return loss
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--strategy", choices=STRATEGIES, required=True)
@@ -421,9 +449,7 @@ def main() -> None:
         heads=4,
     )
     loop = STRATEGIES[options.strategy].start(model)
-    index, shares = loop.share
-    share = options.global_batch // shares
-    random = np.random.default_rng(0)
+    batches = drawn_batches(tokens, options.global_batch, loop.share)
     started_at: list[float] = []
     losses: list[Tensor | None] = []
     for step in range(options.steps):
@@ -434,17 +460,7 @@ def main() -> None:
             (options.out / f"{rank}.warm").touch()
             dist.barrier()
         started_at.append(time.time())
-        for group in loop.optimizer.param_groups:
-            group["lr"] = learning_rate(step, options.steps)
-        drawn = random.integers(len(tokens) - SEQUENCE_LENGTH, size=options.global_batch)
-        places = drawn[index * share : (index + 1) * share]
-        windows = [tokens[at : at + SEQUENCE_LENGTH + 1].astype(np.int64) for at in places]
-        batch = torch.from_numpy(np.stack(windows))
-        losses.append(loop.passes(batch[:, :-1], batch[:, 1:]))
-        loop.clip()
-        loop.optimizer.step()
-        loop.optimizer.zero_grad(set_to_none=True)
-        loop.updated(step)
+        losses.append(take_step(loop, step, options.steps, batches))
     report = {
         "rank": rank,
         "steps_at_seconds": started_at,

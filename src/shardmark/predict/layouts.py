@@ -36,7 +36,7 @@ def searcher_of(
     factors: Factors,
 ) -> Searcher:
     """Of the cell's model and recipe, whatever its strategy."""
-    recipe = cell.recipe.model_copy(update={"gradient_accumulation": 1})
+    recipe = cell.recipe.model_copy(update={"gradient_accumulation": 1, "cpu_offload": False})
     recipes = {
         again: recipe.model_copy(update={"activation_checkpointing": again})
         for again in CHECKPOINTING
@@ -119,6 +119,7 @@ def winner_of(search: Search, experiment: Experiment, cell: Trial) -> Experiment
     recipe = {
         **cell.recipe.model_dump(mode="json"),
         "activation_checkpointing": best.activation_checkpointing,
+        "cpu_offload": best.cpu_offload,
         "gradient_accumulation": best.gradient_accumulation,
     }
     return Experiment.model_validate(

@@ -32,6 +32,8 @@ class RankMemory:
     activations: float
     """The batch, and what the forward pass keeps for the backward pass."""
     temporary: float
+    on_host: float = 0.0
+    """Of the host's memory, where the state is offloaded; in no other part."""
 
     @property
     def peak_bytes(self) -> float:
@@ -76,10 +78,12 @@ def fullest(profile: Profile, layout: Layout, state: StepState, recipe: Recipe) 
     at = max(moments, key=lambda at: at.live / divided + at.gathered + at.gradients)
     kept = min(at.live, at.saved)
     values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
+    on_host = state.host is not None
     return RankMemory(
+        on_host=0.0 if state.host is None else state.host.held + FP32_BYTES * values,
         parameters=state.parameters,
         gradients=state.gradients + at.gradients,
-        optimizer_state=state.optimizer_state + FP32_BYTES * values,
+        optimizer_state=state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
         gathered=at.gathered,
         buffers=state.buffers + profile.buffer_bytes,
         activations=(passes - 1) * profile.batch_bytes.of(samples) + kept / divided,
@@ -123,6 +127,8 @@ def _moments(profile: Profile, state: StepState, samples: float, divided: int) -
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)
     together = profile.updates_together or state.flat_update
     updated = state.optimizer_share * (trained if together else largest)
+    if state.host is not None:
+        updated = 0.0
     if state.updating is not None:
         gradients = state.updating - state.gradients
     temporary = divided * profile.update_values * FP32_BYTES * updated

@@ -333,9 +333,6 @@ class _Planner:
     def _profile(self, row: Prediction) -> Profile:
         """Raises `ShardmarkError` where the strategy, or the tracing, refuses."""
         cell, strategy = self.cell, self._strategy
-        if cell.recipe.cpu_offload:
-            remedy = "set recipe.cpu_offload to false"
-            raise StrategyUnavailable(row.strategy, "CPU offload is not predicted", remedy)
         cards = self.node.node.devices * row.nodes
         machine = Machine(device_type=self._device_type, device_count=cards, cores=cards)
         strategy.check(row.ranks, machine, cell.recipe)

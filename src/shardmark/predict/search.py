@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -19,11 +19,17 @@ from shardmark.core.wire import ModelSize, Traffic
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.memory import CONTEXT_BYTES, FRAGMENTATION, computed, fullest
 from shardmark.predict.profile import Profile
-from shardmark.predict.step import REDUCING, UPDATE_ACCESSES, Factors
+from shardmark.predict.step import REDUCING, Factors
 from shardmark.predict.timeline import distribution_tax
-from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
+from shardmark.predict.timing import (
+    Constants,
+    collective_seconds,
+    host_seconds,
+    operation_seconds,
+    update_seconds,
+)
 from shardmark.strategies import STRATEGIES
-from shardmark.strategies.base import FP32_BYTES, Strategy, samples_of_share
+from shardmark.strategies.base import FP32_BYTES, HostState, Strategy, samples_of_share
 
 Array = NDArray[np.float64]
 Division = tuple[bool, int, int]
@@ -41,6 +47,7 @@ class Candidate:
     options: Mapping[str, Any]
     mesh: Mesh
     activation_checkpointing: bool
+    cpu_offload: bool
     gradient_accumulation: int
     micro_batch: int
     """Samples that a rank computes at once."""
@@ -77,6 +84,7 @@ class _Columns:
     again: Array
     """1 where what was gathered is gathered again for the backward pass."""
     checkpointed: Array
+    offloaded: Array
     casts: Array
     """1 where parameters are cast to the recipe's precision."""
     bubble: Array
@@ -142,13 +150,14 @@ class Searcher:
         kinds: list[tuple[Mesh, bool]] = []
         rows: list[tuple[float, ...]] = []
         recipes = {
-            (checkpointed, passes): self.recipe.model_copy(
+            ((checkpointed, offloaded), passes): self.recipe.model_copy(
                 update={
                     "activation_checkpointing": checkpointed,
+                    "cpu_offload": offloaded,
                     "gradient_accumulation": passes,
                 }
             )
-            for checkpointed, passes in product(self.profiles, (1, 2))
+            for checkpointed, offloaded, passes in product(self.profiles, (False, True), (1, 2))
         }
         for mesh in self._meshes():
             samples = self._samples(mesh)
@@ -156,20 +165,22 @@ class Searcher:
                 continue
             staged = mesh.pipeline > 1
             counts = [m for m in _divisors(samples) if not staged or m >= mesh.pipeline]
-            for again, checkpointed in ((a, c) for a in _reshards(mesh) for c in self.profiles):
+            variants = product(_reshards(mesh), self.profiles, self._offloads(mesh))
+            for again, checkpointed, offloaded in variants:
                 division = (checkpointed, mesh.tensor, mesh.pipeline)
                 if division not in self.sizes:
                     continue
                 strategy = self._strategy(mesh, again, 1)
-                casts = strategy.mathematics(recipes[checkpointed, 1]).casts is not None
+                both = [recipes[(checkpointed, offloaded), passes] for passes in (1, 2)]
+                casts = strategy.mathematics(both[0]).casts is not None
                 bubble = strategy.bubble(self.ranks, self.nodes)
-                sent = self._sent((mesh, again), division, recipes, counts)
-                held = [self._held(strategy, recipes[checkpointed, n]) for n in (1, 2)]
+                sent = self._sent((mesh, again), division, both, counts)
+                held = [self._held(strategy, recipe) for recipe in both]
                 for count, seconds in zip(counts, sent, strict=True):
                     kinds.append((mesh, again))
                     shape = (count, samples, mesh.tensor, mesh.shard, mesh.pipeline)
                     state = held[count > 1 and not staged]
-                    told = (again, checkpointed, casts, bubble / count)
+                    told = (again, checkpointed, offloaded, casts, bubble / count)
                     rows.append((*shape, *told, *seconds, *state))
         columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(_Columns.__slots__)).T
         return kinds, _Columns(**dict(zip(_Columns.__slots__, columns, strict=True)))
@@ -179,6 +190,11 @@ class Searcher:
             rest, left = divmod(self.ranks, tensor * pipeline)
             for shard in () if left else _divisors(rest):
                 yield Mesh(data=rest // shard, shard=shard, tensor=tensor, pipeline=pipeline)
+
+    def _offloads(self, mesh: Mesh) -> tuple[bool, ...]:
+        """Shards alone, where the way to the host is known."""
+        known = self.node.card.host_bytes_per_second is not None
+        return (False, True) if known and mesh.shard > 1 and mesh.of_a_share == 1 else (False,)
 
     def _samples(self, mesh: Mesh) -> int:
         """Of a share; 0 where they cannot be shared out."""
@@ -205,19 +221,19 @@ class Searcher:
         self,
         kind: tuple[Mesh, bool],
         division: Division,
-        recipes: Mapping[tuple[bool, int], Recipe],
+        recipes: Sequence[Recipe],
         counts: list[int],
     ) -> Iterator[tuple[float, float, float]]:
         """Seconds of gathering ahead, of gradients, and of what is waited for.
 
-        All that is sent lies on a line in micro-batches.
+        All that is sent lies on a line in micro-batches, of which the recipes have one and two.
         """
         staged = kind[0].pipeline > 1
         once, twice = (
             self._strategy(*kind, count if staged else 1)
             .wire_bytes(
                 self.sizes[division],
-                recipes[division[0], 1 if staged else count],
+                recipes[0 if staged else count - 1],
                 self.ranks,
                 self.nodes,
             )
@@ -232,14 +248,29 @@ class Searcher:
             found = collective_seconds(traffic, per_node, self.node, self.constants)
             return self.factors.communication * found
 
+        hosts = self._hosts(kind, recipes)
         for count in counts:
             sums = [0.0, 0.0, 0.0]
+            if hosts is not None:
+                fetched = hosts[0].fetched + (count - 1) * (hosts[1].fetched - hosts[0].fetched)
+                for stream, moved in enumerate((fetched, hosts[0].handed_back, hosts[0].returned)):
+                    sums[stream] += host_seconds(moved, self.node.card, self.constants)
             for slot, (first, second) in enumerate(zip(once, twice, strict=True)):
                 more = (count - 1) * (second.payload_bytes - first.payload_bytes)
                 calls = first.calls + (count - 1) * (second.calls - first.calls)
                 stream = 2 if first.waited_for else int(first.kind in REDUCING)
                 sums[stream] += seconds(slot, first.payload_bytes + more, calls)
             yield sums[0], sums[1], sums[2]
+
+    def _hosts(
+        self, kind: tuple[Mesh, bool], recipes: Sequence[Recipe]
+    ) -> tuple[HostState, HostState] | None:
+        units = next(iter(self.profiles.values())).units
+        strategy = self._strategy(*kind, 1)
+        once, twice = (
+            strategy.step_state(units, recipe, self.ranks, self.nodes).host for recipe in recipes
+        )
+        return None if once is None or twice is None else (once, twice)
 
     def _seconds(self, of: _Columns) -> Array:
         """As `Step.time` has them, of all layouts at once."""
@@ -269,10 +300,15 @@ class Searcher:
         spans = last + (passes - 1) * quiet
         alone = passes * sum(computing)
         shown = spans - alone
-        accesses = UPDATE_ACCESSES["sgd" if self.recipe.optimizer.name == "sgd" else "adam"]
-        updated = accesses * FP32_BYTES * profile.size.trained_parameters / (of.parts * of.shards)
-        bandwidth = self.constants.memory_share * self.node.card.memory_bytes_per_second
-        whole = alone + compute * updated / bandwidth
+        updated = profile.size.trained_parameters / (of.parts * of.shards)
+        per_node = max(1, self.ranks // self.nodes)
+        on_card, on_host = (
+            update_seconds(
+                1.0, self.recipe.optimizer.name, self.node, self.constants, sharing=sharing
+            )
+            for sharing in (None, per_node)
+        )
+        whole = alone + compute * updated * np.where(of.offloaded > 0, on_host, on_card)
         taxes = {n: distribution_tax(self.ranks, int(n), self.constants) for n in np.unique(passes)}
         tax = np.array([taxes[n] for n in passes])
         hidden = np.maximum(0.0, of.gathered + of.reduced - shown)
@@ -312,6 +348,8 @@ class Searcher:
         profile = computed(self.profiles[recipe.activation_checkpointing], strategy, recipe)
         state = strategy.step_state(profile.units, recipe, self.ranks, self.nodes)
         values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
+        if state.host is not None:
+            values = 0.0
         held = state.parameters + state.gradients + state.optimizer_state + state.buffers
         whole = [FP32_BYTES * unit.trained_parameters for unit in profile.units]
         kept = [
@@ -358,6 +396,7 @@ class Searcher:
         return self.recipe.model_copy(
             update={
                 "activation_checkpointing": bool(of.checkpointed[at]),
+                "cpu_offload": bool(of.offloaded[at]),
                 "gradient_accumulation": 1 if staged else int(of.counts[at]),
             }
         )
@@ -381,6 +420,7 @@ class Searcher:
             options=options,
             mesh=mesh,
             activation_checkpointing=checkpointed,
+            cpu_offload=recipe.cpu_offload,
             gradient_accumulation=recipe.gradient_accumulation,
             micro_batch=int(of.samples[at]) // count,
             step_seconds=seconds,

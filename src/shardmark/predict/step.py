@@ -9,12 +9,15 @@ from shardmark.core.wire import Traffic
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.profile import Profile
 from shardmark.predict.timeline import distribution_tax, two_streams
-from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
-from shardmark.strategies.base import FP32_BYTES, Strategy, samples_of_share
+from shardmark.predict.timing import (
+    Constants,
+    collective_seconds,
+    host_seconds,
+    operation_seconds,
+    update_seconds,
+)
+from shardmark.strategies.base import FP32_BYTES, HostState, Strategy, samples_of_share
 
-UPDATE_ACCESSES = {"sgd": 5, "adam": 7}
-"""Of each trained parameter's fp32 values in an update: gradient and weight, a weight written, and
-one or two averages read and written."""
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -86,6 +89,8 @@ class Step:
     traffic: tuple[Traffic, ...]
     workers_per_server: float
     """Whose messages one link has to carry."""
+    host: HostState | None = None
+    """What is offloaded."""
 
     def time(self, constants: Constants, factors: Factors = Factors()) -> StepTime:
         """Raises `InputError` where nothing is known of links or network."""
@@ -93,7 +98,10 @@ class Step:
         forward = [compute * seconds for seconds in self.forward_seconds]
         backward = [compute * seconds for seconds in reversed(self.backward_seconds)]
         gathered, reduced, waited = (
-            factors.communication * seconds for seconds in self._communication(constants)
+            factors.communication * sent + moved
+            for sent, moved in zip(
+                self._communication(constants), self._offloading(constants), strict=True
+            )
         )
         once = gathered / (passes * (2 if self.gathers_again else 1))
         gathers = [once * share for share in self.held]
@@ -116,6 +124,17 @@ class Step:
             waiting_seconds=shown + waited,
             interference_seconds=constants.interference * max(0.0, gathered + reduced - shown),
         )
+
+    def _offloading(self, constants: Constants) -> tuple[float, float, float]:
+        """The same of what moves between card and host."""
+        host = self.host
+        if host is None:
+            return 0.0, 0.0, 0.0
+        fetched, handed_back, returned = (
+            host_seconds(moved, self.node.card, constants)
+            for moved in (host.fetched, host.handed_back, host.returned)
+        )
+        return fetched, handed_back, returned
 
     def _communication(self, constants: Constants) -> tuple[float, float, float]:
         """Seconds of what is gathered ahead, of gradients, and of what is waited for."""
@@ -180,14 +199,21 @@ def plan_step(
     ]
     kept = layout.ranks[0].holds
     servers = len(layout.server_ranks)
-    accesses = UPDATE_ACCESSES["sgd" if recipe.optimizer.name == "sgd" else "adam"]
-    update_bytes = (
-        slowdown * accesses * FP32_BYTES * kept.optimizer_state * profile.size.trained_parameters
+    host = None
+    if recipe.cpu_offload:
+        host = strategy.step_state(profile.units, recipe, world_size, nodes).host
+    updating = update_seconds(
+        kept.optimizer_state * profile.size.trained_parameters,
+        recipe.optimizer.name,
+        node,
+        constants,
+        sharing=None if host is None else per_node,
     )
     return Step(
+        host=host,
         forward_seconds=tuple(forward),
         backward_seconds=tuple(backward),
-        update_seconds=update_bytes / (constants.memory_share * node.card.memory_bytes_per_second),
+        update_seconds=slowdown * updating,
         held=_shares([unit.parameters for unit in profile.units]),
         trained=_shares([unit.trained_parameters for unit in profile.units]),
         passes=passes,

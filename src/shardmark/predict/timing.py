@@ -6,13 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, log2
 
+from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.core.wire import Traffic, carried_share
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Operation
+from shardmark.strategies.base import FP32_BYTES
 
 MESSAGE_BYTES = 25 * 2**20
 """Of one call: DistributedDataParallel's bucket.  Larger units are cut, smaller ones merged."""
+UPDATE_ACCESSES = {"sgd": 5, "adam": 7}
+"""Of each trained parameter's fp32 values in an update: gradient and weight, a weight written, and
+one or two averages read and written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,8 @@ class Constants:
     """Of one message between cards of a node."""
     network_seconds: float = 20e-6
     """Of one message between nodes."""
+    host_memory_bytes_per_second: float = 100e9
+    """That an update on a node's processors gets of their memory.  A guess."""
     interference: float = 0.5
     """Of hidden communication that still shows: it takes memory bandwidth and cores."""
     distribution: float = 0.02
@@ -75,6 +82,33 @@ def operation_seconds(
             seconds += flops / (share * peak) + moved
         seconds += each.calls * constants.call_seconds
     return seconds
+
+
+def host_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
+    """Of bytes between a card and its host.  Raises `InputError` where nothing is known."""
+    if not moved_bytes:
+        return 0.0
+    if card.host_bytes_per_second is None:
+        allowed = "give host_bytes_per_second in its file, or leave recipe.cpu_offload out"
+        raise InputError("--on", "nothing is known of the way from the card to its host", allowed)
+    return moved_bytes / (constants.link_share * card.host_bytes_per_second)
+
+
+def update_seconds(
+    values: float,
+    optimizer: str,
+    node: NodeType,
+    constants: Constants,
+    *,
+    sharing: int | None = None,
+) -> float:
+    """Of an update of so many parameters on the card; on the host by all `sharing` ranks of it."""
+    moved = UPDATE_ACCESSES["sgd" if optimizer == "sgd" else "adam"] * FP32_BYTES * values
+    if sharing is None:
+        return moved / (constants.memory_share * node.card.memory_bytes_per_second)
+    own = node.node.host_memory_bytes_per_second
+    bandwidth = constants.host_memory_bytes_per_second if own is None else own
+    return sharing * moved / bandwidth
 
 
 def collective_seconds(

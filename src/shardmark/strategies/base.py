@@ -151,6 +151,20 @@ class UnitState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostState:
+    """What a rank keeps in its host's memory, and moves to and fro in a step, in bytes."""
+
+    held: float
+    """Beside what the optimizer itself keeps, which is all here: the host updates."""
+    fetched: float = 0.0
+    """Parameters, ahead of the layers that need them."""
+    handed_back: float = 0.0
+    """Gradients, while those of earlier layers are computed."""
+    returned: float = 0.0
+    """Parameters, once they are updated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepState:
     """What a rank holds of the model's state in a step, in bytes."""
 
@@ -170,6 +184,8 @@ class StepState:
     flat_update: bool = False
     """The optimizer sees all parameters as one."""
     units: tuple[UnitState, ...]
+    host: HostState | None = None
+    """None where nothing is offloaded; else the shares of the optimizer's state are the host's."""
 
 
 class TrainingGroup:

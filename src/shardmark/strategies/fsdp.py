@@ -17,6 +17,7 @@ from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
     PRECISION_BYTES,
+    HostState,
     LaunchConfiguration,
     MixedPrecision,
     RankContext,
@@ -109,7 +110,7 @@ class FSDP(Strategy):
     ) -> WireBytes:
         """Micro-batches before the last one keep their gradients, and gather like any other."""
         group = self.group(world_size, nodes)
-        gathers = (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation
+        gathers = self._gathers(recipe)
         units = 1 if self.wrap == "root" else size.units
         native = is_native(self.mixed_precision, recipe)
         gathered_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
@@ -146,6 +147,10 @@ class FSDP(Strategy):
             f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
         )
 
+    def _gathers(self, recipe: Recipe) -> int:
+        """Of each parameter in a step."""
+        return (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation
+
     def step_state(
         self,
         units: Sequence[UnitSize],
@@ -155,7 +160,7 @@ class FSDP(Strategy):
         *,
         device_type: str = "cuda",
     ) -> StepState:
-        """As `fully_shard` of torch 2.15 allocates and frees; without a CPU's memory of offload.
+        """As `fully_shard` of torch 2.15 allocates and frees.
 
         A gather has a buffer for its message, from which parameters are copied, and which in the
         forward pass stays until the next unit's is there.  The backward pass gathers one unit
@@ -194,8 +199,19 @@ class FSDP(Strategy):
         accumulates = recipe.gradient_accumulation > 1
         trained = sum(unit.trained_parameters for unit in units)
         before = FP32_BYTES * trained if accumulates else 0.0
+        held, gradients = (
+            part * FP32_BYTES * size for size in (sum(u.parameters for u in units), trained)
+        )
+        offloads = recipe.cpu_offload
+        host = HostState(
+            held=held + gradients,
+            fetched=self._gathers(recipe) * held,
+            handed_back=gradients,
+        )
+        stays = 0.0 if offloads else part
         return StepState(
-            parameters=part * FP32_BYTES * sum(unit.parameters for unit in units),
+            host=host if offloads else None,
+            parameters=0.0 if offloads else held,
             optimizer_share=part,
             gradients=before,
             fresh_gradients=0.0 if accumulates else 1.0,
@@ -208,7 +224,7 @@ class FSDP(Strategy):
                     reducing=handed_on,
                     kept_gradients=FP32_BYTES
                     * unit.trained_parameters
-                    * ((part if block else 1.0) - bool(before)),
+                    * ((stays if block else 1.0) - bool(before)),
                 )
                 for unit, block, met, gathered, begun, again, handed_on in zip(
                     units,

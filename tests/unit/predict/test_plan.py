@@ -93,7 +93,7 @@ def test_without_a_measurement_there_is_no_interval() -> None:
     ("recipe", "on", "nodes", "reason"),
     [
         ({"precision": "bf16"}, "v100-32x8", "1", "no bf16 in hardware"),
-        ({"cpu_offload": True}, "h100x8", "1", "offload is not predicted"),
+        ({"cpu_offload": True}, "h100x8", "1", "it has no CPU offload"),
         ({"per_rank_batch": None, "global_batch": 12}, "h100x8", "1", "12 samples cannot be"),
         ({"gradient_accumulation": 3}, "h100x8", "1", "3 equal micro-batches"),
         ({}, "h100x4", "2", "network between nodes"),

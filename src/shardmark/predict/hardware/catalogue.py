@@ -68,6 +68,8 @@ class Node(Model):
     """To other nodes, one way, all adapters together; None: never joined."""
     network_latency_seconds: PositiveFloat | None = None
     """Of one message to another node; None: as most networks' are."""
+    host_memory_bytes_per_second: PositiveFloat | None = None
+    """Of the node's own memory, in which offloaded state is updated; None: as most nodes' is."""
     shared_speed: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What a rank keeps of its speed while all of the node compute: on CPUs they share cores."""
     source: str = "given"

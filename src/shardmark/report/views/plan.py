@@ -68,7 +68,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         }
         for best in plan.best
     ]
-    columns = [*_identity(), *_speed(plan), *_memory(), *_for_programs()]
+    columns = [*_identity(), *_speed(plan), *_memory(plan.rows), *_for_programs()]
     rows = records(table_of("", plan.rows, columns))
     return {
         "experiment": plan.experiment,
@@ -175,7 +175,7 @@ def memory_table(plan: Plan) -> Table:
         "Of the card: what the peak's tensors need there, with the gaps between them, context and"
         " libraries. Largest batch: samples of a rank in one pass."
     ]
-    return table_of("Memory of a rank at its peak", rows, [*_names(rows), *_memory()], notes)
+    return table_of("Memory of a rank at its peak", rows, [*_names(rows), *_memory(rows)], notes)
 
 
 def search_tables(plan: Plan) -> list[Table]:
@@ -190,6 +190,7 @@ def search_tables(plan: Plan) -> list[Table]:
         ),
         (Column("micro_batch", "micro-batch"), attrgetter("micro_batch")),
         (Column("activation_checkpointing", "recomputes"), _recomputes),
+        (Column("cpu_offload", "offloads"), _offloads),
         (metric_column("step_seconds", estimated=False), attrgetter("step_seconds")),
         (Column("device_bytes", "memory", unit=BYTES), attrgetter("device_bytes")),
     ]
@@ -203,6 +204,10 @@ def search_tables(plan: Plan) -> list[Table]:
 
 def _recomputes(each: Candidate) -> bool:
     return each.activation_checkpointing
+
+
+def _offloads(each: Candidate) -> bool:
+    return each.cpu_offload
 
 
 def _sizes(mesh: Mesh) -> tuple[int, int, int, int]:
@@ -304,7 +309,9 @@ def _known(row: Prediction, value: Value) -> Value:
     return Missing(row.reason or "not known") if value is None else value
 
 
-def _memory() -> Columns[Prediction]:
+def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
+    offloaded = any(row.memory is not None and row.memory.on_host for row in rows)
+
     def part(name: str) -> Any:
         return lambda row: _known(row, row.memory and getattr(row.memory, name))
 
@@ -326,6 +333,7 @@ def _memory() -> Columns[Prediction]:
                 part(each.name),
             )
             for each in fields(RankMemory)
+            if each.name != "on_host" or offloaded
         ),
     ]
 

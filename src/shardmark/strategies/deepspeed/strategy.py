@@ -20,6 +20,7 @@ from shardmark.strategies.base import (
     FP32_BYTES,
     LOSS_SCALE,
     PRECISION_BYTES,
+    HostState,
     LaunchConfiguration,
     MixedPrecision,
     RankContext,
@@ -207,7 +208,8 @@ class Zero(Strategy):
         """As DeepSpeed 0.19 allocates: fp32 copies of the rank's part, and a bucket or two.
 
         Stage 2 flattens each full bucket; stage 3 gathers ahead into one buffer, from which it
-        copies each parameter, and keeps those whole that it will use soon.
+        copies each parameter, and keeps those whole that it will use soon.  Offloaded gradients of
+        stages 1 and 2 leave by way of a buffer for the largest.
         """
         if self.stage == 0:
             return Strategy.step_state(
@@ -223,6 +225,18 @@ class Zero(Strategy):
         double = self.overlap_communication and device_type == "cuda"
         buckets = bucket * (2 if double and self.stage < 3 else 1)
         own = FP32_BYTES * part * sum(unit.trained_parameters for unit in units)
+        offloads, stays = recipe.cpu_offload, 0.0 if recipe.cpu_offload else 1.0
+        host, always = None, bucket if self.stage == 3 else 0.0
+        if offloads:
+            if self.stage < 3:
+                always = width * max((size for unit in units for size in unit.sizes), default=0)
+            gathers = 2 * recipe.gradient_accumulation if self.stage == 3 else 0
+            host = HostState(
+                held=2 * own + part * held,  # fp32 parameters and gradients, and what is computed
+                fetched=gathers * part * held,
+                handed_back=part * whole,
+                returned=part * held if self.stage < 3 else 0.0,
+            )
         states: list[UnitState] = []
         content = reduced = 0.0
         fetched = self._fetched(units, width)
@@ -239,17 +253,21 @@ class Zero(Strategy):
                     forward=fetched[index][0],
                     backward=fetched[index][1] + (buckets if self.stage < 3 else 0.0),
                     copied=copied,
-                    kept_gradients=gradients[index] if self.stage == 1 else kept,
+                    kept_gradients=gradients[index] * (1 - part * offloads)
+                    if self.stage == 1
+                    else stays * kept,
                 )
             )
         return StepState(
-            parameters=held * (part if self.stage == 3 else 1.0) + self._small(units, width),
-            optimizer_state=own,
+            host=host,
+            parameters=held * (stays * part if self.stage == 3 else 1.0)
+            + self._small(units, width),
+            optimizer_state=stays * own,
             optimizer_share=part,
-            gradients=part * whole if self.stage == 3 else 0.0,
+            gradients=stays * part * whole if self.stage == 3 else 0.0,
             fresh_gradients=1.0 if self.stage == 1 else 0.0,
-            buffers=bucket if self.stage == 3 else 0.0,
-            updating=own,  # the rest is freed before
+            buffers=always,
+            updating=stays * own,  # the rest is freed before
             flat_update=True,
             units=tuple(reversed(states)),
         )
