@@ -140,8 +140,6 @@ class _Search:
     def _predicted(self, models: Models) -> Callable[[int], float]:
         """Bytes of a rank's tensors, by samples of its pass.  Raises `ShardmarkError`."""
         cell = self.cell
-        if cell.recipe.cpu_offload:
-            raise InputError("recipe.cpu_offload", "its memory is not predicted", "leave it out")
         cell.built_strategy.check(cell.world_size, self.runner.machine, cell.recipe)
         profile = models.profile_of(cell, cell.world_size, cell.nodes)
 

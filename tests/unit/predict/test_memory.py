@@ -115,6 +115,31 @@ def test_micro_batches_share_activations_and_add_gradients(name: str) -> None:
     assert parts.gradients >= whole.gradients
 
 
+@pytest.mark.parametrize("name", ["fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3"])
+def test_what_is_offloaded_is_on_the_host_alone(name: str) -> None:
+    profile = invented(per_sample=1e6)
+    here, there = (held(name, profile=profile, cpu_offload=offload) for offload in (False, True))
+    computed_with = name.startswith("zero") and name != "zero-3"  # whole parameters, all the time
+    assert there.parameters == (WHOLE if computed_with else 0)
+    assert there.optimizer_state == 0
+    own, adam = WHOLE / 4, 2 * WHOLE / 4
+    masters = own if name.startswith("zero") else 0
+    assert there.on_host == own + own + masters + adam  # parameters and gradients, masters
+    assert here.on_host == 0
+    kept = here.gathered + here.buffers
+    in_leaving = STATE if computed_with else 0
+    assert there.gathered + there.buffers == kept + in_leaving
+    assert there.peak_bytes < here.peak_bytes
+
+
+def test_offloaded_gradients_leave_as_they_come() -> None:
+    """At the last gradient the others are gone; in stage 1 those of other ranks stay."""
+    assert held("fsdp", cpu_offload=True).gradients == 0
+    assert held("zero-2", cpu_offload=True).gradients == 0
+    kept = 3 / 4 * (BLOCKS - 1) * STATE
+    assert held("zero-1", cpu_offload=True).gradients == pytest.approx(kept)
+
+
 def test_a_device_holds_more_than_tensors() -> None:
     found = held("single", 1)
     assert found.device_bytes > CONTEXT_BYTES + found.peak_bytes

@@ -67,6 +67,24 @@ def profile(gigaflops: float = 250) -> Profile:
     return Profile(units=(unit,) * UNITS, size=size)
 
 
+def offloaded(name: str) -> tuple[Step, Step]:
+    """On 4 ranks, without and with offload; the host has a tenth of the link's bandwidth."""
+    card = CARD.model_copy(update={"host_bytes_per_second": 10e9})
+    node = NODE.model_copy(update={"card": card})
+    here, there = (
+        plan_step(
+            profile(),
+            build_strategy(name, {}),
+            Recipe(steps=1, per_rank_batch=2, cpu_offload=offload),
+            4,
+            node,
+            constants=PLAIN,
+        )
+        for offload in (False, True)
+    )
+    return here, there
+
+
 def step_of(
     strategy: str | Strategy, ranks: int, options: dict[str, Any] | None = None, **recipe: Any
 ) -> Step:
@@ -100,6 +118,35 @@ def step_of(
 )
 def test_collectives_take_what_their_bytes_need(traffic: Traffic, expected_seconds: float) -> None:
     assert collective_seconds(traffic, 4, NODE, PLAIN) == pytest.approx(expected_seconds)
+
+
+def test_the_host_updates_for_all_of_its_ranks() -> None:
+    here, there = offloaded("fsdp")
+    own = GRADIENT_BYTES / 4
+    assert here.update_seconds == pytest.approx(5 * own / 1e12)
+    assert there.update_seconds == pytest.approx(4 * 5 * own / PLAIN.host_memory_bytes_per_second)
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        # Of four units the first gather and the last gradients show: 1/8 of what is fetched twice.
+        ("fsdp", 2 * 0.025 / 8 + 0.025 / 4),
+        # Gradients as above, and parameters after the update.
+        ("zero-2", 0.025 / 4 + 0.025),
+    ],
+)
+def test_what_moves_to_and_from_the_host_is_waited_for_where_nothing_hides_it(
+    name: str, seconds: float
+) -> None:
+    """A quarter of 1 GB takes 25 ms at 10 GB/s."""
+    here, there = (step.time(PLAIN).waiting_seconds for step in offloaded(name))
+    assert there - here == pytest.approx(seconds, rel=1e-6)
+
+
+def test_a_way_to_the_host_that_nobody_knows_is_named() -> None:
+    with pytest.raises(InputError, match="host_bytes_per_second"):
+        step_of("fsdp", 4, cpu_offload=True).time(PLAIN)
 
 
 def test_messages_take_latency_by_step() -> None:
