@@ -26,6 +26,7 @@ command of the README on a fresh machine."""
 
 NOT_HERE = {
     "verify": "starts process groups: tests/distributed verifies every strategy; parsed here",
+    "batch": "trains up to four trials a strategy: tests/distributed tries some; parsed here",
 }
 """Verbs of ours that are only parsed and planned, by `test_docs.test_commands_parse`."""
 

@@ -57,6 +57,9 @@ class Traffic:
     and gradients while those of earlier layers are computed."""
     calls: float = 1.0
     """Of the library at least, one after the other; long ones are cut into more."""
+    copied_bytes: float = 0.0
+    """Read and written in the rank's own memory for it: casts, and copies into and out of messages,
+    beside what the collective itself moves."""
     spread: bool = False
     """To peers on all nodes alike, whatever the rank's own."""
 

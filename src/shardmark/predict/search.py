@@ -19,12 +19,14 @@ from shardmark.core.wire import ModelSize, Traffic
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.memory import CONTEXT_BYTES, FRAGMENTATION, computed, fullest
 from shardmark.predict.profile import Profile
-from shardmark.predict.step import REDUCING, Factors
+from shardmark.predict.step import Factors, stream_of
 from shardmark.predict.timeline import distribution_tax
 from shardmark.predict.timing import (
     Constants,
     collective_seconds,
+    copy_seconds,
     host_seconds,
+    interference,
     operation_seconds,
     update_seconds,
 )
@@ -248,6 +250,7 @@ class Searcher:
             found = collective_seconds(traffic, per_node, self.node, self.constants)
             return self.factors.communication * found
 
+        compute = self.factors.compute * self.node.slowdown(per_node)
         hosts = self._hosts(kind, recipes)
         for count in counts:
             sums = [0.0, 0.0, 0.0]
@@ -258,8 +261,13 @@ class Searcher:
             for slot, (first, second) in enumerate(zip(once, twice, strict=True)):
                 more = (count - 1) * (second.payload_bytes - first.payload_bytes)
                 calls = first.calls + (count - 1) * (second.calls - first.calls)
-                stream = 2 if first.waited_for else int(first.kind in REDUCING)
-                sums[stream] += seconds(slot, first.payload_bytes + more, calls)
+                copied = first.copied_bytes + (count - 1) * (
+                    second.copied_bytes - first.copied_bytes
+                )
+                copying = compute * copy_seconds(copied, self.node.card, self.constants)
+                sums[stream_of(first)] += copying + seconds(
+                    slot, first.payload_bytes + more, calls
+                )
             yield sums[0], sums[1], sums[2]
 
     def _hosts(
@@ -312,8 +320,8 @@ class Searcher:
         taxes = {n: distribution_tax(self.ranks, int(n), self.constants) for n in np.unique(passes)}
         tax = np.array([taxes[n] for n in passes])
         hidden = np.maximum(0.0, of.gathered + of.reduced - shown)
-        interference = self.constants.interference * hidden
-        seconds: Array = whole * (1 + tax) + alone * of.bubble + shown + of.waited + interference
+        taken = interference(self.node, self.constants) * hidden
+        seconds: Array = whole * (1 + tax) + alone * of.bubble + shown + of.waited + taken
         return seconds
 
     def _computing(self, of: _Columns, samples: Array) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardmark.core.recipe import Recipe
@@ -12,7 +13,9 @@ from shardmark.predict.timeline import distribution_tax, two_streams
 from shardmark.predict.timing import (
     Constants,
     collective_seconds,
+    copy_seconds,
     host_seconds,
+    interference,
     operation_seconds,
     update_seconds,
 )
@@ -89,6 +92,8 @@ class Step:
     traffic: tuple[Traffic, ...]
     workers_per_server: float
     """Whose messages one link has to carry."""
+    slowdown: float
+    """Of computing, by ranks that share its cores."""
     host: HostState | None = None
     """What is offloaded."""
 
@@ -98,9 +103,12 @@ class Step:
         forward = [compute * seconds for seconds in self.forward_seconds]
         backward = [compute * seconds for seconds in reversed(self.backward_seconds)]
         gathered, reduced, waited = (
-            factors.communication * sent + moved
-            for sent, moved in zip(
-                self._communication(constants), self._offloading(constants), strict=True
+            factors.communication * sent + compute * copied + moved
+            for sent, copied, moved in zip(
+                self._communication(constants),
+                self._copying(constants),
+                self._offloading(constants),
+                strict=True,
             )
         )
         once = gathered / (passes * (2 if self.gathers_again else 1))
@@ -122,7 +130,8 @@ class Step:
             distribution_seconds=alone * distribution_tax(self.devices, passes, constants),
             bubble_seconds=computing * self.bubble,
             waiting_seconds=shown + waited,
-            interference_seconds=constants.interference * max(0.0, gathered + reduced - shown),
+            interference_seconds=interference(self.node, constants)
+            * max(0.0, gathered + reduced - shown),
         )
 
     def _offloading(self, constants: Constants) -> tuple[float, float, float]:
@@ -138,18 +147,30 @@ class Step:
 
     def _communication(self, constants: Constants) -> tuple[float, float, float]:
         """Seconds of what is gathered ahead, of gradients, and of what is waited for."""
-        gathered = reduced = waited = 0.0
-        for each in self.traffic:
-            seconds = self.workers_per_server * collective_seconds(
-                each, self.ranks_per_node, self.node, constants
-            )
-            if each.waited_for:
-                waited += seconds
-            elif each.kind in REDUCING:
-                reduced += seconds
-            else:
-                gathered += seconds
+        return self._by_stream(
+            self.workers_per_server
+            * collective_seconds(each, self.ranks_per_node, self.node, constants)
+            for each in self.traffic
+        )
+
+    def _copying(self, constants: Constants) -> tuple[float, float, float]:
+        """The same of what is copied into messages and out of them."""
+        return self._by_stream(
+            self.slowdown * copy_seconds(each.copied_bytes, self.node.card, constants)
+            for each in self.traffic
+        )
+
+    def _by_stream(self, seconds: Iterable[float]) -> tuple[float, float, float]:
+        sums = [0.0, 0.0, 0.0]
+        for each, spent in zip(self.traffic, seconds, strict=True):
+            sums[stream_of(each)] += spent
+        gathered, reduced, waited = sums
         return gathered, reduced, waited
+
+
+def stream_of(traffic: Traffic) -> int:
+    """0 where it is gathered ahead, 1 for gradients, 2 where it is waited for."""
+    return 2 if traffic.waited_for else int(traffic.kind in REDUCING)
 
 
 def plan_step(
@@ -224,6 +245,7 @@ def plan_step(
         node=node,
         ranks_per_node=per_node,
         traffic=traffic,
+        slowdown=slowdown,
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
     )
 

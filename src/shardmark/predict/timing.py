@@ -84,6 +84,16 @@ def operation_seconds(
     return seconds
 
 
+def copy_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
+    """Of bytes read and written in the card's memory."""
+    return moved_bytes / (constants.memory_share * card.memory_bytes_per_second)
+
+
+def interference(node: NodeType, constants: Constants) -> float:
+    """Share of hidden communication that shows: all of it where the same cores move messages."""
+    return 1.0 if node.card.device == "cpu" else constants.interference
+
+
 def host_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
     """Of bytes between a card and its host.  Raises `InputError` where nothing is known."""
     if not moved_bytes:
@@ -105,7 +115,7 @@ def update_seconds(
     """Of an update of so many parameters on the card; on the host by all `sharing` ranks of it."""
     moved = UPDATE_ACCESSES["sgd" if optimizer == "sgd" else "adam"] * FP32_BYTES * values
     if sharing is None:
-        return moved / (constants.memory_share * node.card.memory_bytes_per_second)
+        return copy_seconds(moved, node.card, constants)
     own = node.node.host_memory_bytes_per_second
     bandwidth = constants.host_memory_bytes_per_second if own is None else own
     return sharing * moved / bandwidth

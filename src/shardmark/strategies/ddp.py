@@ -41,6 +41,11 @@ LEAST_SAVING = 2
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 
 POWERSGD_DEFAULTS = {"powersgd_rank": 1, "powersgd_start": 2}
+POWER_SGD_ACCESSES = 15
+"""Of each fp32 gradient by torch's hook: what was lost is added and found again (3 each), a clone,
+stacks of matrices and back (2 each), two products that read it and one that writes it."""
+CAST_ACCESSES = 4
+"""The same in bytes of it: cast, divided, and cast back."""
 LEAST_COMPILED_MB = 1
 """torch's first bucket, which its compiler wants to be the smallest."""
 
@@ -108,13 +113,24 @@ class DDP(Strategy):
         if chosen is not None:
             payload = FP32_BYTES * (size.trained_parameters - _saved(size, chosen))
             needed = WireBytes(
-                traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size),),
+                traffic=(
+                    Traffic(
+                        kind="all_reduce",
+                        payload_bytes=payload,
+                        ranks=world_size,
+                        copied_bytes=POWER_SGD_ACCESSES * FP32_BYTES * size.trained_parameters,
+                    ),
+                ),
                 formula=f"all-reduce: 2 (n-1)/n of factors of rank {chosen.rank}, and of the rest",
                 note=f"the first {chosen.start} steps reduce whole gradients",
             )
         elif self.compress != "none":
             (whole,) = needed.traffic
-            half = replace(whole, payload_bytes=whole.payload_bytes / 2)
+            half = replace(
+                whole,
+                payload_bytes=whole.payload_bytes / 2,
+                copied_bytes=CAST_ACCESSES * whole.payload_bytes,
+            )
             needed = WireBytes(traffic=(half,), formula="all-reduce: 2 (n-1)/n G/2")
         return replace(needed, note=UNUSED_NOTE) if self.find_unused_parameters else needed
 

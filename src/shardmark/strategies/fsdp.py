@@ -120,12 +120,14 @@ class FSDP(Strategy):
                 payload_bytes=gathers * size.parameters * gathered_bytes / group,
                 ranks=group,
                 calls=gathers * units,
+                copied_bytes=gathers * 2 * size.parameters * gathered_bytes,
             ),
             Traffic(
                 kind="reduce_scatter",
                 payload_bytes=size.trained_parameters * FP32_BYTES,
                 ranks=group,
                 calls=units,
+                copied_bytes=2 * size.trained_parameters * FP32_BYTES,
             ),
         )
         if group == world_size:

@@ -204,7 +204,8 @@ def test_accumulation_reduces_once_and_fsdp_gathers_in_each_pass() -> None:
     assert ddp.time(PLAIN).seconds == pytest.approx(24 + 5e-3 + 0.010 / UNITS)
     fsdp = step_of("fsdp", 2, per_rank_batch=8, gradient_accumulation=4)
     # Shown: the first gather of each pass, and the last reduce-scatter.
-    gather, scatter = 0.005 / UNITS, 0.005 / UNITS
+    copied = 2 * GRADIENT_BYTES / 1e12  # read and written
+    gather, scatter = (0.005 + copied) / UNITS, (0.005 + copied) / UNITS
     assert fsdp.time(PLAIN).waiting_seconds == pytest.approx(4 * gather + scatter)
     assert fsdp.update_seconds == pytest.approx(ddp.update_seconds / 2)
 

@@ -182,6 +182,7 @@ class Zero(Strategy):
                     kind="reduce_scatter",
                     payload_bytes=micro_batches * size.trained_parameters * FP32_BYTES,
                     ranks=world_size,
+                    copied_bytes=micro_batches * 2 * size.trained_parameters * FP32_BYTES,
                 ),
                 Traffic(
                     kind="all_gather",
@@ -189,6 +190,11 @@ class Zero(Strategy):
                     ranks=world_size,
                     waited_for=self.stage < 3,
                     calls=gathers * size.units if self.stage == 3 else 1,
+                    # From the message, or from the part in fp32 that was updated.
+                    copied_bytes=gathers
+                    * (2 if self.stage == 3 else 2 / world_size)
+                    * gathered
+                    * held_bytes,
                 ),
             ),
             formula="reduce-scatter, all-gather: "

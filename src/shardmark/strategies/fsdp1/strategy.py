@@ -86,6 +86,7 @@ class FullyShardedFirst(Strategy):
                     payload_bytes=gradient_bytes,
                     ranks=world_size,
                     calls=size.units,
+                    copied_bytes=2 * gradient_bytes,
                 ),
             ),
             formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
