@@ -47,7 +47,6 @@ USUAL_DEVICES = 8
 ETHERNET_BYTES_PER_SECOND = 10e9 / 8
 """Where a source says no more than Ethernet."""
 REFUSED = (
-    (r"offload", "it offloads to the host, which is not predicted"),
     (
         r"\b(tp|pp|ep|mp)\s?=?[2-9]|(tensor|pipeline|model)[- ]?parallel|expert|\bmoe\b",
         "it divides layers or experts",
@@ -144,8 +143,10 @@ def case_of(row: dict[str, str]) -> Case:
         pictures=bool(re.search(r"classification \(|imagenet|cifar|detect|segment|image", said)),
     )
     micro, passes, assumed = _batch(row, ranks, tokens)
+    offloads = "offload" in said
     recipe = Recipe(
         steps=1,
+        cpu_offload=offloads,
         per_rank_batch=micro * passes,
         gradient_accumulation=passes,
         activation_checkpointing=row["activation_checkpointing"].lower().startswith("full"),
@@ -156,7 +157,9 @@ def case_of(row: dict[str, str]) -> Case:
     nodes = -(-ranks // per_node)
     if nodes * per_node != ranks and nodes > 1:
         raise UnusableError("its nodes do not have equally many ranks")
-    name = "single" if ranks == 1 else _strategy(row["strategy"].lower())
+    name = "single" if ranks == 1 and not offloads else _strategy(row["strategy"].lower())
+    if offloads and not name.startswith(("fsdp", "zero-")):
+        raise UnusableError(f"it offloads, which {name} does not")
     options = {"shard_group": per_node} if name == "fsdp-hybrid" else {}
     return Case(
         row=row,

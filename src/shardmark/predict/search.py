@@ -265,9 +265,7 @@ class Searcher:
                     second.copied_bytes - first.copied_bytes
                 )
                 copying = compute * copy_seconds(copied, self.node.card, self.constants)
-                sums[stream_of(first)] += copying + seconds(
-                    slot, first.payload_bytes + more, calls
-                )
+                sums[stream_of(first)] += copying + seconds(slot, first.payload_bytes + more, calls)
             yield sums[0], sums[1], sums[2]
 
     def _hosts(
