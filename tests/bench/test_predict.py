@@ -67,7 +67,7 @@ def test_a_series_is_predicted_from_its_smallest_run(tmp_path: Path) -> None:
         ({"n_gpus": ""}, "number of GPUs"),
         ({"gpu": "Cray-1"}, "card is not stated"),
         ({"strategy": "DDP, TP2"}, "divides layers"),
-        ({"strategy": "ZeRO-2 + CPU offload"}, "offloads"),
+        ({"strategy": "DDP + CPU offload"}, "offloads, which ddp does not"),
         ({"throughput_unit": "s/epoch"}, "samples of an epoch"),
         ({"throughput_unit": "furlongs"}, "its speed is in furlongs"),
         ({"notes": ROW["notes"].replace("48", "8")}, "data loader"),
