@@ -1,6 +1,7 @@
 """What options of the recipe bring in a step of ResNet-18: compile, channels_last, optimizers.
 
-    python benchmarks/step_options.py [--strategy single] [--rounds 9] [--steps 12] [--small]
+    python benchmarks/step_options.py [--strategy single] [--rounds 9] [--steps 12]
+        [--options foreach fused] [--small]
 
 One process a rank holds a worker for each option and lets them take turns of some steps, in an
 order that turns round from one round to the next.  A ratio is eager's time a step over the
@@ -114,7 +115,7 @@ def measure_rank(options: argparse.Namespace) -> None:
             own["optimizer"] = recipe.optimizer.model_copy(update=changes)
         return recipe.model_copy(update=own)
 
-    made = {name: Option(changes) for name, changes in OPTIONS.items()}
+    made = {name: Option(OPTIONS[name]) for name in (EAGER, *options.options)}
     running = [option for option in made.values() if option.refused is None]
     for number in range(options.rounds):
         for option in running if number % 2 == 0 else reversed(running):
@@ -143,6 +144,7 @@ def measured(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
             f"{NAME}.py",
             *("--as-rank", "--strategy", options.strategy, "--model", options.model),
             *("--rounds", str(options.rounds), "--steps", str(options.steps)),
+            *("--options", *options.options),
             ranks=ranks,
             threads=threads,
             out=Path(folder),
@@ -166,6 +168,8 @@ def main() -> None:
     parser.add_argument("--model", default="resnet18")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=12, help="of a turn")
+    others = [name for name in OPTIONS if name != EAGER]
+    parser.add_argument("--options", nargs="+", choices=others, default=others)
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -23,7 +23,10 @@ WORKERS_FOR_ALL = 3
 """One of them waits most of the time: for links that are slow, nodes that are lost, daemons."""
 BARE_GROUPS = tuple(
     f"tests/distributed/test_{name}.py"
-    for name in ("sharding", "verify", "detection", "language", "parameter_server", "network")
+    for name in (
+        *("sharding", "verify", "detection", "language", "parameter_server", "network"),
+        *("tensor_parallel", "pipeline_parallel", "ulysses", "compression", "local_steps"),
+    )
 )
 TOGETHER = {
     "nodes": ("tests/cluster/", "tests/accelerator/"),
