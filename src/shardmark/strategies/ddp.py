@@ -143,15 +143,19 @@ class DDP(Strategy):
         *,
         device_type: str = "cuda",
     ) -> StepState:
-        """Gradients are views of the buckets, which stay; a fresh one is copied and freed."""
-        whole = FP32_BYTES * sum(unit.trained_parameters for unit in units)
+        """Gradients are views of the buckets, which stay; a fresh one is copied and freed.
+
+        Those of passes before the last are tensors of their own until they are reduced.
+        """
+        sizes = [FP32_BYTES * unit.trained_parameters for unit in units]
+        whole, own = sum(sizes), 1 if recipe.gradient_accumulation > 1 else 0
         return StepState(
             parameters=FP32_BYTES * sum(unit.parameters for unit in units),
-            gradients=whole,
+            gradients=(1 + own) * whole,
             fresh_gradients=0.0,
             # A hook casts a bucket at a time; PowerSGD keeps what a step lost.
             buffers={"none": 0.0, "powersgd": whole}.get(self.compress, self.bucket_mb * 2**19),
-            units=(UnitState(),) * len(units),
+            units=tuple(UnitState(kept_gradients=-own * size) for size in sizes),
         )
 
     def mathematics(self, recipe: Recipe) -> Mathematics:

@@ -12,6 +12,7 @@ from shardmark.core.wire import ModelSize
 from shardmark.predict.memory import CONTEXT_BYTES, RankMemory, rank_memory
 from shardmark.predict.profile import Amount, Moment, Profile, Unit
 from shardmark.strategies import build_strategy
+from shardmark.strategies.deepspeed.buckets import Reduced, reduced_in_buckets
 
 PARAMETERS = 200_000
 """Of each of the blocks: more than DeepSpeed keeps whole."""
@@ -113,6 +114,57 @@ def test_micro_batches_share_activations_and_add_gradients(name: str) -> None:
     parts = held(name, profile=profile, gradient_accumulation=2)
     assert parts.activations == pytest.approx(whole.activations / 2, rel=1e-4)
     assert parts.gradients >= whole.gradients
+
+
+@pytest.mark.parametrize(
+    ("name", "passes_before"), [("single", 1), ("ddp", 2), ("zero-1", 1), ("zero-2", 1 / 3)]
+)
+def test_the_last_pass_begins_with_gradients_of_those_before(
+    name: str, passes_before: float
+) -> None:
+    """DDP's are not in its buckets yet; ZeRO-2 keeps a block that a rank has any part of."""
+    one = 1 if name == "single" else BLOCKS
+    found = held(name, one, invented(per_sample=1e6), gradient_accumulation=2)
+    assert found.gradients == passes_before * WHOLE
+    assert found.activations == BLOCKS * 1e6
+
+
+def units_of(*units: tuple[int, ...]) -> list[Unit]:
+    return [
+        Unit(
+            name=str(number),
+            parameters=sum(sizes),
+            trained_parameters=sum(sizes),
+            sizes=sizes,
+            forward=(),
+            backward=(),
+        )
+        for number, sizes in enumerate(units)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("units", "bucket", "ranks", "expected"),
+    [
+        # All of it has room in one bucket, which is reduced when the pass is over.
+        ([(6,), (6,)], 12, 2, [Reduced(), Reduced()]),
+        # Two are reduced when the third comes.  They are one rank's, which keeps them as they lie.
+        ([(6,), (6,), (6,), (6,)], 12, 2, [Reduced(), Reduced(12, 0, 12), Reduced(), Reduced()]),
+        # They are two ranks', and flattened anew.
+        ([(6,), (6,), (6,), (6,)], 12, 4, [Reduced(), Reduced(6, 6, 6), Reduced(), Reduced()]),
+        # The same parameters in two units.
+        ([(6, 6), (6, 6)], 12, 4, [Reduced(6, 6, 6), Reduced()]),
+        # A large one waits for the next; both ranks keep it whole, one keeps the others, too.
+        ([(4,), (4,), (20,)], 8, 2, [Reduced(), Reduced(20 + 28, 0, 28), Reduced()]),
+    ],
+)
+def test_stage_2_reduces_full_buckets(
+    units: list[tuple[int, ...]], bucket: int, ranks: int, expected: list[Reduced]
+) -> None:
+    """During a unit, more while copied, kept from then on."""
+    assert reduced_in_buckets(units_of(*units), bucket, ranks) == expected
+    offloaded = reduced_in_buckets(units_of(*units), bucket, ranks, keeps=False)
+    assert not any(each.kept for each in offloaded)
 
 
 @pytest.mark.parametrize("name", ["fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3"])

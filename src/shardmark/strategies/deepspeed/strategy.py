@@ -34,6 +34,7 @@ from shardmark.strategies.base import (
     is_native,
     times,
 )
+from shardmark.strategies.deepspeed.buckets import Reduced, kept_whole, reduced_in_buckets
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Optimizer, Recipe
@@ -213,9 +214,9 @@ class Zero(Strategy):
     ) -> StepState:
         """As DeepSpeed 0.19 allocates: fp32 copies of the rank's part, and a bucket or two.
 
-        Stage 2 flattens each full bucket; stage 3 gathers ahead into one buffer, from which it
-        copies each parameter, and keeps those whole that it will use soon.  Offloaded gradients of
-        stages 1 and 2 leave by way of a buffer for the largest.
+        Stage 3 gathers ahead into one buffer, from which it copies each parameter, and keeps those
+        whole that it will use soon.  Offloaded gradients of stages 1 and 2 leave by way of a buffer
+        for the largest.
         """
         if self.stage == 0:
             return Strategy.step_state(
@@ -225,8 +226,7 @@ class Zero(Strategy):
         width = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
         part = 1 / world_size
         held = width * sum(unit.parameters for unit in units)
-        gradients = [width * unit.trained_parameters for unit in units]
-        whole = sum(gradients)
+        whole = width * sum(unit.trained_parameters for unit in units)
         bucket = self.bucket_mb * MiB * width / FP32_BYTES
         double = self.overlap_communication and device_type == "cuda"
         buckets = bucket * (2 if double and self.stage < 3 else 1)
@@ -243,40 +243,45 @@ class Zero(Strategy):
                 handed_back=part * whole,
                 returned=part * held if self.stage < 3 else 0.0,
             )
-        states: list[UnitState] = []
-        content = reduced = 0.0
-        fetched = self._fetched(units, width)
-        for index in reversed(range(len(units))):
-            copied = 0.0
-            if self.stage > 1 and content + gradients[index] > bucket:
-                copied = min(bucket, content or bucket)
-                content = 0.0
-            content = min(bucket, content + gradients[index])
-            kept = min(gradients[index], part * whole - reduced) if self.stage == 2 else 0.0
-            reduced += kept
-            states.append(
-                UnitState(
-                    forward=fetched[index][0],
-                    backward=fetched[index][1] + (buckets if self.stage < 3 else 0.0),
-                    copied=copied,
-                    kept_gradients=gradients[index] * (1 - part * offloads)
-                    if self.stage == 1
-                    else stays * kept,
-                )
+        there, reduced = self._reduced(units, recipe, int(bucket / width), world_size)
+        states = [
+            UnitState(
+                forward=forward,
+                backward=backward + width * of.during + (buckets if self.stage < 3 else 0.0),
+                copied=width * of.copied,
+                kept_gradients=width * of.kept,
             )
+            for (forward, backward), of in zip(self._fetched(units, width), reduced, strict=True)
+        ]
         return StepState(
             host=host,
             parameters=held * (stays * part if self.stage == 3 else 1.0)
             + self._small(units, width),
             optimizer_state=stays * own,
             optimizer_share=part,
-            gradients=stays * part * whole if self.stage == 3 else 0.0,
-            fresh_gradients=1.0 if self.stage == 1 else 0.0,
+            gradients=width * there,
+            fresh_gradients=1.0 if self.stage == 1 and not there else 0.0,
             buffers=always,
             updating=stays * own,  # the rest is freed before
             flat_update=True,
-            units=tuple(reversed(states)),
+            units=tuple(states),
         )
+
+    def _reduced(
+        self, units: Sequence[UnitSize], recipe: Recipe, bucket: int, ranks: int
+    ) -> tuple[float, list[Reduced]]:
+        """Elements of gradients all through a step's last pass, and what comes and goes in it."""
+        sizes, part = [unit.trained_parameters for unit in units], 1 / ranks
+        nothing, there = [Reduced()] * len(units), not recipe.cpu_offload
+        again = there and recipe.gradient_accumulation > 1
+        if self.stage == 3:
+            return there * part * sum(sizes), nothing
+        if self.stage == 2:
+            reduced = reduced_in_buckets(units, bucket, ranks, keeps=there)
+            return again * max(kept_whole(units, ranks)), reduced
+        if again:
+            return sum(sizes), nothing
+        return 0.0, [Reduced(kept=size if there else (1 - part) * size) for size in sizes]
 
     def _fetched(self, units: Sequence[UnitSize], width: int) -> list[tuple[float, float]]:
         """Bytes of whole parameters in stage 3, in the forward and the backward pass of a unit."""
