@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shardmark.core.layout import Layout
@@ -28,7 +28,7 @@ class RankMemory:
     gathered: float
     """Parameters of units that are whole for their computation, and messages with them."""
     buffers: float
-    """Of communication, and of the model itself."""
+    """Of communication, and of the model itself; on a CPU those of the data set."""
     activations: float
     """The batch, and what the forward pass keeps for the backward pass."""
     temporary: float
@@ -56,10 +56,12 @@ def rank_memory(
     device_type: str = "cuda",
 ) -> RankMemory:
     """The training rank that holds most."""
+    data = profile.data_bytes if device_type == "cpu" else 0.0
     profile = computed(profile, strategy, recipe)
     layout = strategy.layout(world_size, nodes)
     state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
-    return fullest(profile, layout, state, recipe)
+    found = fullest(profile, layout, state, recipe)
+    return replace(found, buffers=found.buffers + data)
 
 
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:

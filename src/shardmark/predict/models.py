@@ -28,7 +28,7 @@ class Models:
 
     def __init__(self) -> None:
         self.notes: dict[str, None] = {}
-        self._built: list[tuple[WorkloadOptions, Workload, nn.Module]] = []
+        self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
         self._traced: list[tuple[tuple[object, ...], Profile]] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
 
@@ -40,9 +40,9 @@ class Models:
         for known, profile in self._traced:
             if known == key:
                 return profile
-        workload, _ = self._model(options, recipe)
+        workload, _, data_bytes = self._model(options, recipe)
         try:
-            profile = trace(workload, recipe)
+            profile = replace(trace(workload, recipe), data_bytes=data_bytes)
         except ShardmarkError:
             raise
         except Exception as error:  # whatever a model of the user's raises in a step
@@ -66,14 +66,14 @@ class Models:
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot divide."""
-        workload, model = self._model(cell.workload, cell.recipe)
+        workload, model, _ = self._model(cell.workload, cell.recipe)
         cell.built_strategy.check_model(workload, model, world_size, nodes)
 
     def passing(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         """Fields of `ModelSize` about what passes between ranks inside of the model."""
         from shardmark.strategies.initial_weights import hollow_model
 
-        workload, _ = self._model(cell.workload, cell.recipe)
+        workload, *_ = self._model(cell.workload, cell.recipe)
         # Counting leaves its marks on a model.
         counted = hollow_model(workload) or workload.build_model()
         return cell.built_strategy.passing(workload, counted, cell.recipe, world_size, nodes)
@@ -90,18 +90,21 @@ class Models:
         self._samples.append((options, count))
         return count
 
-    def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module]:
-        """The task, and its model, without weights where it can be built so."""
+    def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module, int]:
+        """The task, its model, without weights where it can be built so, and bytes of its data."""
+        from shardmark.measure.memory.tensors import live_tensor_bytes
         from shardmark.strategies.initial_weights import hollow_model
         from shardmark.workloads import build_workload
 
-        for known, built, hollow in self._built:
+        for known, built in self._built:
             if known == options:
-                return built, hollow
+                return built
+        before = live_tensor_bytes("cpu")
         workload = build_workload(self._here(options), recipe.seed)
+        data_bytes = max(0, live_tensor_bytes("cpu") - before)
         model = hollow_model(workload) or workload.build_model()
-        self._built.append((options, workload, model))
-        return workload, model
+        self._built.append((options, (workload, model, data_bytes)))
+        return workload, model, data_bytes
 
     def _here(self, options: WorkloadOptions) -> WorkloadOptions:
         """Itself, or made-up pictures of the same size where its data are elsewhere."""

@@ -81,6 +81,8 @@ class Profile:
     size: ModelSize
     buffer_bytes: float = 0.0
     """Of the model's own buffers: statistics of batch norms, masks."""
+    data_bytes: float = 0.0
+    """Of the data set's tensors, which are in a CPU's memory, too."""
     batch_bytes: Amount = Amount()
     state_values: float = 0.0
     """Of the optimizer, for each trained parameter."""

@@ -10,9 +10,12 @@ import pytest
 from shardmark.core.recipe import Recipe
 from shardmark.core.wire import ModelSize
 from shardmark.predict.memory import CONTEXT_BYTES, RankMemory, rank_memory
+from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Profile, Unit
 from shardmark.strategies import build_strategy
+from shardmark.strategies.base import Strategy
 from shardmark.strategies.deepspeed.buckets import Reduced, reduced_in_buckets
+from shardmark.workloads.vision.options import ClassificationOptions
 
 PARAMETERS = 200_000
 """Of each of the blocks: more than DeepSpeed keeps whole."""
@@ -54,9 +57,12 @@ def invented(per_sample: float = 0.0) -> Profile:
     return Profile(units=units, size=size, state_values=2, update_values=1)
 
 
+def built(name: str) -> Strategy:
+    return build_strategy(name, {})
+
+
 def held(name: str, ranks: int = 4, profile: Profile | None = None, **changes: Any) -> RankMemory:
-    strategy = build_strategy(name, {})
-    return rank_memory(profile or invented(), strategy, recipe(**changes), ranks)
+    return rank_memory(profile or invented(), built(name), recipe(**changes), ranks)
 
 
 def test_gradients_and_activations_are_not_added_up_where_they_do_not_meet() -> None:
@@ -190,6 +196,28 @@ def test_offloaded_gradients_leave_as_they_come() -> None:
     assert held("zero-2", cpu_offload=True).gradients == 0
     kept = 3 / 4 * (BLOCKS - 1) * STATE
     assert held("zero-1", cpu_offload=True).gradients == pytest.approx(kept)
+
+
+def test_a_data_set_is_in_a_cpus_memory() -> None:
+    cast = replace(invented(), data_bytes=7e6, native=invented())
+    for strategy, precision in (("single", "fp32"), ("zero-1", "bf16")):
+        on_gpu, on_cpu = (
+            rank_memory(cast, built(strategy), recipe(precision=precision), 1, device_type=device)
+            for device in ("cuda", "cpu")
+        )
+        assert on_cpu.buffers - on_gpu.buffers == 7e6
+
+
+@pytest.mark.parametrize("samples", [16, 32])
+def test_data_are_counted_as_the_workload_holds_them(samples: int) -> None:
+    few, more = (
+        ClassificationOptions(
+            name="classification", dataset="random", image_size=32, training_samples=count
+        )
+        for count in (samples, 2 * samples)
+    )
+    held_by = [Models()._model(options, recipe())[2] for options in (few, more)]
+    assert held_by[1] - held_by[0] == samples * (3 * 32 * 32 + 8)  # bytes, and a label of 64 bits
 
 
 def test_a_device_holds_more_than_tensors() -> None:

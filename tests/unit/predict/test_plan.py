@@ -236,6 +236,6 @@ def test_a_model_that_fails_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setattr("shardmark.predict.trace.trace", trace)
-    monkeypatch.setattr(Models, "_model", lambda *_: (None, None))
+    monkeypatch.setattr(Models, "_model", lambda *_: (None, None, 0))
     (row,) = planned(experiment(["ddp"]), models=Models()).rows
     assert "RuntimeError: shapes do not match" in (row.reason or "")
