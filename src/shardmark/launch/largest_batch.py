@@ -141,7 +141,7 @@ class _Search:
         """Bytes of a rank's tensors, by samples of its pass.  Raises `ShardmarkError`."""
         cell = self.cell
         cell.built_strategy.check(cell.world_size, self.runner.machine, cell.recipe)
-        profile = models.profile_of(cell, cell.world_size, cell.nodes)
+        profile = models.profile_of(cell, cell.world_size, cell.nodes, device_type=cell.device_type)
 
         def bytes_of(samples: int) -> float:
             memory = rank_memory(

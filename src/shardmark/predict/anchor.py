@@ -187,7 +187,7 @@ class Anchors:
 def step_of(trial: Trial, models: Models, node: NodeType, constants: Constants) -> Step:
     """Raises `ShardmarkError` for a model that cannot be traced or divided."""
     return plan_step(
-        models.profile_of(trial, trial.world_size, trial.nodes),
+        models.profile_of(trial, trial.world_size, trial.nodes, device_type=node.card.device_type),
         trial.built_strategy,
         trial.recipe,
         trial.world_size,

@@ -41,7 +41,10 @@ def searcher_of(
         again: recipe.model_copy(update={"activation_checkpointing": again})
         for again in CHECKPOINTING
     }
-    profiles = {again: models.profile(cell.workload, each) for again, each in recipes.items()}
+    profiles = {
+        again: models.profile(cell.workload, each, device_type=node.card.device_type)
+        for again, each in recipes.items()
+    }
 
     @cache
     def inside(again: bool, tensor: int) -> Mapping[str, Any]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
 from shardmark.predict.profile import Profile
 from shardmark.strategies.base import FP32_BYTES, StepState, Strategy, samples_of_share
 
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+Sized = TypeVar("Sized", float, "NDArray[float64]")
 GiB = 2**30
 CONTEXT_BYTES = 2.0 * GiB
 FRAGMENTATION = 1.136
@@ -40,10 +45,14 @@ class RankMemory:
         state = self.parameters + self.gradients + self.optimizer_state
         return state + self.gathered + self.buffers + self.activations + self.temporary
 
-    @property
-    def device_bytes(self) -> float:
-        """What a CUDA device needs for it."""
-        return CONTEXT_BYTES + FRAGMENTATION * self.peak_bytes
+    def device_bytes(self, device_type: str) -> float:
+        """What a device of that type needs for it."""
+        return needed_bytes(self.peak_bytes, device_type)
+
+
+def needed_bytes(tensors: Sized, device_type: str) -> Sized:
+    """Of a device for so many bytes of tensors; of a CPU's memory no more."""
+    return tensors if device_type == "cpu" else CONTEXT_BYTES + FRAGMENTATION * tensors
 
 
 def rank_memory(
@@ -56,12 +65,10 @@ def rank_memory(
     device_type: str = "cuda",
 ) -> RankMemory:
     """The training rank that holds most."""
-    data = profile.data_bytes if device_type == "cpu" else 0.0
     profile = computed(profile, strategy, recipe)
     layout = strategy.layout(world_size, nodes)
     state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
-    found = fullest(profile, layout, state, recipe)
-    return replace(found, buffers=found.buffers + data)
+    return fullest(profile, layout, state, recipe)
 
 
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
@@ -87,7 +94,7 @@ def fullest(profile: Profile, layout: Layout, state: StepState, recipe: Recipe) 
         gradients=state.gradients + at.gradients,
         optimizer_state=state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
         gathered=at.gathered,
-        buffers=state.buffers + profile.buffer_bytes,
+        buffers=state.buffers + profile.buffer_bytes + profile.data_bytes,
         activations=(passes - 1) * profile.batch_bytes.of(samples) + kept / divided,
         temporary=(at.live - kept) / divided,
     )

@@ -32,31 +32,40 @@ class Models:
         self._traced: list[tuple[tuple[object, ...], Profile]] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
 
-    def profile(self, options: WorkloadOptions, recipe: Recipe) -> Profile:
-        """Of its steps.  Raises `ShardmarkError` for one that cannot be built or traced."""
+    def profile(
+        self, options: WorkloadOptions, recipe: Recipe, *, device_type: str = "cuda"
+    ) -> Profile:
+        """Of its steps, with the kernels of such devices.
+
+        Raises `ShardmarkError` for one that cannot be built or traced.
+        """
         from shardmark.predict.trace import trace
 
-        key = (options, recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
+        chosen = (recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
+        key = (options, *chosen, device_type)
         for known, profile in self._traced:
             if known == key:
                 return profile
         workload, _, data_bytes = self._model(options, recipe)
         try:
-            profile = replace(trace(workload, recipe), data_bytes=data_bytes)
+            profile = trace(workload, recipe, device_type=device_type)
         except ShardmarkError:
             raise
         except Exception as error:  # whatever a model of the user's raises in a step
             found = f"a step of its model fails: {type(error).__name__}: {error}"
             raise InputError(f"workload {options.name}", found, "make `run` work first") from error
+        if device_type == "cpu":
+            native = profile.native and replace(profile.native, data_bytes=data_bytes)
+            profile = replace(profile, data_bytes=data_bytes, native=native)
         self._traced.append((key, profile))
         return profile
 
-    def profile_of(self, cell: Trial, world_size: int, nodes: int) -> Profile:
+    def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
         """With what passes between ranks inside of the model, where the cell's strategy divides it.
 
         Raises `StrategyUnavailable` for a model that it cannot divide.
         """
-        profile = self.profile(cell.workload, cell.recipe)
+        profile = self.profile(cell.workload, cell.recipe, device_type=device_type)
         layout = cell.built_strategy.layout(world_size, nodes)
         if layout.tensor * layout.pipeline * layout.sequence == 1:
             return profile

@@ -264,7 +264,7 @@ class _Planner:
 
     @property
     def _device_type(self) -> Literal["cuda", "cpu"]:
-        return "cpu" if self.node.card.device == "cpu" else "cuda"
+        return self.node.card.device_type
 
     def rows(self, nodes: Sequence[int]) -> Iterator[Prediction]:
         """On each number of nodes; a strategy of one rank once."""
@@ -336,7 +336,7 @@ class _Planner:
         cards = self.node.node.devices * row.nodes
         machine = Machine(device_type=self._device_type, device_count=cards, cores=cards)
         strategy.check(row.ranks, machine, cell.recipe)
-        return self.models.profile_of(cell, row.ranks, row.nodes)
+        return self.models.profile_of(cell, row.ranks, row.nodes, device_type=self._device_type)
 
     def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:
         return rank_memory(
@@ -344,7 +344,7 @@ class _Planner:
         )
 
     def _needed(self, memory: RankMemory) -> float:
-        return memory.peak_bytes if self._device_type == "cpu" else memory.device_bytes
+        return memory.device_bytes(self._device_type)
 
     def _largest(self, profile: Profile, ranks: int, nodes: int) -> int:
         """Samples of a rank's pass."""

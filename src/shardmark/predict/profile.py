@@ -82,7 +82,7 @@ class Profile:
     buffer_bytes: float = 0.0
     """Of the model's own buffers: statistics of batch norms, masks."""
     data_bytes: float = 0.0
-    """Of the data set's tensors, which are in a CPU's memory, too."""
+    """Of the data set's tensors, where they are in the memory that the model is in."""
     batch_bytes: Amount = Amount()
     state_values: float = 0.0
     """Of the optimizer, for each trained parameter."""

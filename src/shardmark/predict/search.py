@@ -17,7 +17,7 @@ from shardmark.core.layout import Layout, Mesh
 from shardmark.core.recipe import Recipe
 from shardmark.core.wire import ModelSize, Traffic
 from shardmark.predict.hardware.catalogue import NodeType
-from shardmark.predict.memory import CONTEXT_BYTES, FRAGMENTATION, computed, fullest
+from shardmark.predict.memory import computed, fullest, needed_bytes
 from shardmark.predict.profile import Profile
 from shardmark.predict.step import Factors, stream_of
 from shardmark.predict.timeline import distribution_tax
@@ -31,7 +31,7 @@ from shardmark.predict.timing import (
     update_seconds,
 )
 from shardmark.strategies import STRATEGIES
-from shardmark.strategies.base import FP32_BYTES, HostState, Strategy, samples_of_share
+from shardmark.strategies.base import FP32_BYTES, HostState, StepState, Strategy, samples_of_share
 
 Array = NDArray[np.float64]
 Division = tuple[bool, int, int]
@@ -350,9 +350,18 @@ class Searcher:
         forward_of, backward_of = (np.array(table).T[:, where.ravel()] for table in tables)
         return forward_of, backward_of
 
+    def _state(self, strategy: Strategy, profile: Profile, recipe: Recipe) -> StepState:
+        return strategy.step_state(
+            profile.units,
+            recipe,
+            self.ranks,
+            self.nodes,
+            device_type=self.node.card.device_type,
+        )
+
     def _held(self, strategy: Strategy, recipe: Recipe) -> tuple[float, float]:
         profile = computed(self.profiles[recipe.activation_checkpointing], strategy, recipe)
-        state = strategy.step_state(profile.units, recipe, self.ranks, self.nodes)
+        state = self._state(strategy, profile, recipe)
         values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
         if state.host is not None:
             values = 0.0
@@ -363,7 +372,8 @@ class Searcher:
             for each, most in zip(state.units, whole, strict=True)
             if most
         ]
-        return held + FP32_BYTES * values + profile.buffer_bytes, max(0.0, min(kept, default=0.0))
+        held += FP32_BYTES * values + profile.buffer_bytes + profile.data_bytes
+        return held, max(0.0, min(kept, default=0.0))
 
     def _least_bytes(self, of: _Columns) -> Array:
         """Device memory that a layout needs at least, as `rank_memory` has it.
@@ -389,7 +399,7 @@ class Searcher:
             fullest += np.where(staged, 0.0, (of.counts - 1) * batch)
             chosen = (of.checkpointed == checkpointed) & (of.casts == casts)
             peak = np.where(chosen, fullest, peak)
-        return np.asarray(CONTEXT_BYTES + FRAGMENTATION * (of.held + peak))
+        return needed_bytes(of.held + peak, self.node.card.device_type)
 
     def _computed(self) -> Iterator[tuple[bool, bool, Profile]]:
         """Whether activations are computed again, whether parameters are cast, and the profile."""
@@ -417,7 +427,7 @@ class Searcher:
         checkpointed = recipe.activation_checkpointing
         strategy = self._strategy(mesh, kind[1], count)
         profile = computed(self.profiles[checkpointed], strategy, recipe)
-        state = strategy.step_state(profile.units, recipe, self.ranks, self.nodes)
+        state = self._state(strategy, profile, recipe)
         sizes = Layout(ranks=(), **mesh.model_dump())
         memory = fullest(profile, sizes, state, recipe.model_copy(update=share))
         name, options = self._named(kind, count)
@@ -430,7 +440,7 @@ class Searcher:
             gradient_accumulation=recipe.gradient_accumulation,
             micro_batch=int(of.samples[at]) // count,
             step_seconds=seconds,
-            device_bytes=memory.device_bytes,
+            device_bytes=memory.device_bytes(self.node.card.device_type),
         )
 
 

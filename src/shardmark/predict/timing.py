@@ -91,7 +91,7 @@ def copy_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
 
 def interference(node: NodeType, constants: Constants) -> float:
     """Share of hidden communication that shows: all of it where the same cores move messages."""
-    return 1.0 if node.card.device == "cpu" else constants.interference
+    return 1.0 if node.card.device_type == "cpu" else constants.interference
 
 
 def host_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
@@ -131,7 +131,7 @@ def collective_seconds(
     J. Parallel Distrib. Comput. 69 (2009), 117-124; Thakur and others, Int. J. High Performance
     Computing Applications 19 (2005), 49-66.
     """
-    on_cpu = node.card.device == "cpu"
+    on_cpu = node.card.device_type == "cpu"
     kind = "all_reduce" if on_cpu and traffic.kind == "reduce_scatter" else traffic.kind
     ranks, payload = traffic.ranks, traffic.payload_bytes
     share = carried_share(kind, ranks)

@@ -46,7 +46,13 @@ class MadeModels(Models):
         self._made = made or made_profile()
         self._count = samples
 
-    def profile(self, options: WorkloadOptions, recipe: Recipe) -> Profile:  # noqa: ARG002
+    def profile(
+        self,
+        options: WorkloadOptions,  # noqa: ARG002
+        recipe: Recipe,  # noqa: ARG002
+        *,
+        device_type: str = "cuda",  # noqa: ARG002
+    ) -> Profile:
         return self._made
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:

@@ -129,7 +129,7 @@ def test_the_largest_batch_is_the_last_that_fits() -> None:
 
     def needed(samples: int) -> float:
         recipe = cell.recipe.model_copy(update={"per_rank_batch": samples})
-        return rank_memory(made_profile(), cell.built_strategy, recipe, 8).device_bytes
+        return rank_memory(made_profile(), cell.built_strategy, recipe, 8).device_bytes("cuda")
 
     assert needed(row.largest_batch) <= 80 * GiB < needed(row.largest_batch + 1)
 
@@ -232,7 +232,7 @@ def test_runs_that_say_nothing_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_fails_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trace(*_: object) -> None:
+    def trace(*_: object, **__: object) -> None:
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setattr("shardmark.predict.trace.trace", trace)

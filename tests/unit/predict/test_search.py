@@ -78,7 +78,7 @@ def test_no_layout_beats_the_front(room_gib: int) -> None:
     for name, options, recipe, seconds in of.step_seconds():
         profile = replace(of.profiles[recipe.activation_checkpointing], size=of.sizes[False, 1, 1])
         strategy = STRATEGIES[name](**options)
-        memory = rank_memory(profile, strategy, recipe, RANKS, nodes=NODES).device_bytes
+        memory = rank_memory(profile, strategy, recipe, RANKS, nodes=NODES).device_bytes("cuda")
         faster = [each.device_bytes for each in front if each.step_seconds <= seconds * (1 + 1e-9)]
         if memory <= room_gib * GiB:
             assert faster, (name, options, "is faster than the front")

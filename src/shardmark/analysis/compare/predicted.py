@@ -29,7 +29,9 @@ class Predictions:
     def peak_memory_bytes(self, row: Row) -> float:
         """Raises `ShardmarkError` where it cannot be told."""
         trial = _trial_of(row)
-        profile = self._models.profile_of(trial, trial.world_size, trial.nodes)
+        profile = self._models.profile_of(
+            trial, trial.world_size, trial.nodes, device_type=trial.device_type
+        )
         memory = rank_memory(
             profile,
             trial.built_strategy,

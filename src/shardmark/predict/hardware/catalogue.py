@@ -41,6 +41,10 @@ class Card(Model):
     """Of one message to another card of its node; None: as most cards' are."""
     source: str
 
+    @property
+    def device_type(self) -> Literal["cpu", "cuda"]:
+        return "cpu" if self.device == "cpu" else "cuda"
+
     def peak(self, precision: str, *, tf32: bool = False) -> float:
         """FLOP/s of products.  Raises `InputError` for a type that it has not in hardware."""
         if not self.peaks and self.device is not None:
