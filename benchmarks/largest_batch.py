@@ -54,8 +54,16 @@ def experiment_of(model: str, strategies: list[str]) -> dict[str, Any]:
     }
 
 
-def bisected(bytes_of: Callable[[int], float], limit: float, low: int, high: int) -> int:
-    """The largest number of samples within the limit, which `low` keeps and `high` does not."""
+def bisected(bytes_of: Callable[[int], float], limit: float, near: int) -> int:
+    """The largest number of samples within the limit, looked for around a guess."""
+    low = high = near
+    step = 1
+    if bytes_of(near) <= limit:
+        while bytes_of(high := low + step) <= limit:
+            low, step = high, 2 * step
+    else:
+        while bytes_of(low := max(1, high - step)) > limit:
+            high, step = low, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
         if bytes_of(middle) <= limit:
@@ -102,10 +110,7 @@ def main() -> None:
 
                     if each.predicted is None or each.best is None:
                         raise SystemExit(f"{each.cell.title}: {each.reason or 'nothing fits'}")
-                    high = 2
-                    while bytes_of(high) <= limit:
-                        high *= 2
-                    real = bisected(bytes_of, limit, high // 2, high)
+                    real = bisected(bytes_of, limit, each.predicted)
                     found[model][each.cell.strategy.name] = {
                         "predicted": each.predicted,
                         "bisected": real,
