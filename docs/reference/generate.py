@@ -57,7 +57,7 @@ def option_row(parameter: Any, context: typer.Context) -> tuple[str, str, str]:
     """Of typer's parameter: how it is written, its default, its help."""
     written, described = parameter.get_help_record(context)
     found = NOTE.search(described)
-    default = found[1] if found else ""
+    default = found[1] if found and not found[1].startswith("x>=") else ""  # what is allowed
     if parameter.param_type_name == "argument":
         written = argument(parameter)
     shown = default if default in ("", "required") else code(default)

@@ -56,7 +56,7 @@ def plan(
         typer.Option(
             "--search",
             help="Compare all layouts of the most ranks: copies, shards, tensor ranks, stages,"
-            " micro-batches, activation checkpointing.",
+            " micro-batches, activation checkpointing, CPU offload.",
         ),
     ] = False,
     write: Annotated[
@@ -81,6 +81,8 @@ def plan(
     from shardmark.report.views.plan import render_plan
     from shardmark.results.store import load_run
 
+    if write is not None and not write.parent.is_dir():
+        raise InputError(f"--write {write}", "its folder is not there", "make it first")
     made = make_plan(
         load_experiment(experiment, overrides or ()),
         on,

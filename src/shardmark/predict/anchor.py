@@ -88,11 +88,14 @@ class Anchors:
         self._models = models
         self._constants = constants
         self._path = str(run.path)
+        disturbed = [found for result in run.trials if (found := result.disturbed) is not None]
         self._measured = list(_measured(run.trials))
         self._used: dict[str, None] = {}
         self.notes: dict[str, None] = {}
         if not any(self._like(cell) for cell in cells):
             found = "it has no measured trial of this model in this precision"
+            if disturbed:
+                found += f" that was not disturbed: {disturbed[0]}"
             raise InputError(f"--from {run.path}", found, "measure one, or leave --from out")
 
     @property
@@ -203,11 +206,13 @@ def known_card(device: str) -> str | None:
 
 
 def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
-    """Each cell once, with the median speed of its repeats."""
+    """Each cell once, with the median speed of its repeats, disturbed ones left out."""
     cells: dict[str, list[tuple[Trial, str, float]]] = {}
     for result in results:
         rate = result.metrics.get("samples_per_second")
         if result.outcome is not Outcome.OK or rate is None or not result.ranks:
+            continue
+        if result.disturbed is not None:
             continue
         try:
             trial = Trial.model_validate(result.trial)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Literal
 
 from shardmark.config.axes import title_of
@@ -49,6 +50,8 @@ class Prediction:
     samples: int
     """Of a step, over all ranks."""
     tokens_per_sample: int | None
+    own_mathematics: tuple[str, ...] = ()
+    """What is not one device's, as `Mathematics.told` has it."""
     memory: RankMemory | None = None
     device_bytes: float | None = None
     """What the card has to have: tensors, gaps between them, context and libraries; on a CPU
@@ -116,8 +119,13 @@ class Prediction:
 class Best:
     question: Question
     row: Prediction
-    rival: Prediction | None
-    """The next best of another strategy."""
+    rivals: tuple[Prediction, ...]
+    """Other strategies, each where it is best, the next best first."""
+
+    @property
+    def exact(self) -> Prediction | None:
+        """The best that trains what one device would."""
+        return next((row for row in (self.row, *self.rivals) if not row.own_mathematics), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +151,11 @@ class Plan:
 
 
 def _best(question: Question, rows: Sequence[Prediction]) -> Best:
-    first, *others = sorted(rows, key=COSTS[question])
-    rival = next((row for row in others if row.label != first.label), None)
-    return Best(question=question, row=first, rival=rival)
+    by_label: dict[str, Prediction] = {}
+    for row in sorted(rows, key=COSTS[question]):
+        by_label.setdefault(row.label, row)
+    first, *rivals = by_label.values()
+    return Best(question=question, row=first, rivals=tuple(rivals))
 
 
 def _seconds_per_sample(row: Prediction) -> float:
@@ -201,6 +211,9 @@ def make_plan(
     Raises `InputError` for a machine that is not known, and for a run that says nothing about the
     experiment's model.
     """
+    if price_per_hour is not None and not 0 <= price_per_hour < inf:
+        found = f"found {price_per_hour:g}"
+        raise InputError("the price of a card's hour", found, "allowed are dollars from 0 on")
     constants = constants or Constants()
     node, notes = joined_node(on, nodes[-1])
     if node.node.devices * nodes[-1] > MOST_RANKS:
@@ -297,6 +310,7 @@ class _Planner:
             card_bytes=self.node.card.memory_gib * GiB,
             samples=samples,
             tokens_per_sample=cell.workload.tokens_per_sample,
+            own_mathematics=self._strategy.mathematics(cell.recipe).told,
             steps=self._steps(samples),
             price_per_hour=self.price_per_hour,
             reason=reason or self._batch_problem(shares),
@@ -325,10 +339,13 @@ class _Planner:
         batch = whole or recipe.per_rank_batch or 0
         if batch % (passes if whole is None else shares * passes) == 0:
             return None
-        if shares > 1 and whole is not None:
-            keep = "set recipe.per_rank_batch, which grows with the ranks, in place of global_batch"
-            return f"{batch} samples cannot be shared out to them equally; {keep}"
-        return f"{batch} samples are not {passes} equal micro-batches; set another batch"
+        if whole is None or shares == 1:
+            return f"{batch} samples are not {passes} equal micro-batches; set another batch"
+        keep = "set recipe.per_rank_batch, which grows with the ranks, in place of global_batch"
+        if passes > 1:
+            each = f"{passes} micro-batches of each of {shares} ranks"
+            return f"{batch} samples cannot be shared out to {each} equally; {keep}"
+        return f"{batch} samples cannot be shared out to {shares} ranks equally; {keep}"
 
     def _profile(self, row: Prediction) -> Profile:
         """Raises `ShardmarkError` where the strategy, or the tracing, refuses."""

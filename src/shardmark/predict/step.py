@@ -218,6 +218,7 @@ def plan_step(
         for each in traffic
         if each.kind in REDUCING and not each.waited_for
     ]
+    ranks_of_one = max((each.ranks * each.apart for each in traffic), default=1)  # servers, too
     kept = layout.ranks[0].holds
     servers = len(layout.server_ranks)
     host = None
@@ -243,7 +244,7 @@ def plan_step(
         bubble=strategy.bubble(world_size, nodes),
         devices=layout.devices,
         node=node,
-        ranks_per_node=per_node,
+        ranks_per_node=per_node if nodes > 1 else max(ranks_of_one, per_node),
         traffic=traffic,
         slowdown=slowdown,
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,

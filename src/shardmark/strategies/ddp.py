@@ -154,7 +154,9 @@ class DDP(Strategy):
             gradients=(1 + own) * whole,
             fresh_gradients=0.0,
             # A hook casts a bucket at a time; PowerSGD keeps what a step lost.
-            buffers={"none": 0.0, "powersgd": whole}.get(self.compress, self.bucket_mb * 2**19),
+            buffers={"none": 0.0, "powersgd": whole}.get(
+                self.compress, min(self.bucket_mb * 2**20, whole) / 2
+            ),
             units=tuple(UnitState(kept_gradients=-own * size) for size in sizes),
         )
 

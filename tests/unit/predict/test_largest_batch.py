@@ -106,6 +106,24 @@ def test_the_answer_names_the_largest_and_what_fits_all() -> None:
     assert '"predicted_batch": 290' in as_json
 
 
+def test_a_batch_for_all_can_be_split_by_all() -> None:
+    """Micro-batches of a pipeline; what was tried counts samples of a rank, too."""
+    cells = {c.strategy.name: c for c in cells_of_any_size(experiment(["ddp", "pp"]))[0]}
+    found = [
+        LargestBatch(
+            cell=cell.model_copy(update={"world_size": 2}),
+            room_bytes=ROOM,
+            predicted=samples,
+            tries=(Try(samples=samples, peak_bytes=0.9 * ROOM, fits=True),),
+        )
+        for cell, samples in ((cells["ddp"], 34), (cells["pp"], 20))
+    ]
+    assert passes_of(found[1].cell) == 4
+    text = render_largest(found, Format.TEXT, 80)
+    assert "All of them fit with recipe.per_rank_batch=32." in text
+    assert '"samples": 80' in render_largest(found, Format.JSON, None)
+
+
 def test_a_pipeline_takes_whole_micro_batches() -> None:
     (cell,) = cells_of_any_size(experiment(["pp"]))[0]
     placed = cell.model_copy(update={"world_size": 2})

@@ -20,7 +20,9 @@ from shardmark.predict.models import Models
 from shardmark.predict.plan import GiB, Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
-from shardmark.results.schema import TrialResult
+from shardmark.report.table.formats import Format
+from shardmark.report.views.plan import render_plan, text_of
+from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.trials.matrix import cells_of_any_size
 
@@ -229,6 +231,61 @@ def test_runs_that_say_nothing_are_refused(tmp_path: Path) -> None:
     run = StoredRun(path=tmp_path / "run", trials=(measured("single", 1, 1.0, alone),))
     with pytest.raises(InputError, match="1 sample at a time"):
         planned(of, run=run)
+
+
+def test_disturbed_trials_tell_nothing(tmp_path: Path) -> None:
+    """A cell's other repeats count; without any the run is refused, with what disturbed it."""
+    of = experiment(["single", "ddp"])
+    told = StabilityFinding(
+        kind=StabilityKind.OTHER_PROCESSES, text="others had 3 cores", severity=1
+    )
+    calm = measured("single", 1, 1.0, of)
+    slow = measured("single", 1, 9.0, of).model_copy(update={"stability": (told,)})
+    plans = [
+        planned(of, run=StoredRun(path=tmp_path / "run", trials=trials))
+        for trials in ((calm,), (slow, calm))
+    ]
+    assert plans[0].rows == plans[1].rows
+    with pytest.raises(InputError, match="not disturbed: others had 3 cores"):
+        planned(of, run=StoredRun(path=tmp_path / "run", trials=(slow,)))
+
+
+def test_another_training_is_said_and_the_best_exact_one_beside_it() -> None:
+    plan = planned(experiment(["ddp", "fsdp", "zero-1", "local-sgd"]), nodes="8")
+    fastest, *_ = plan.best
+    assert fastest.row.strategy == "local-sgd"
+    assert fastest.exact is not None
+    text = text_of(fastest)
+    assert "By its own definition: parameters are averaged every 20 steps." in text
+    assert f"Training as one device would: {fastest.exact.place}" in text
+    assert "Too close to tell from" in text
+    (single,) = planned(experiment(["ddp"])).best[:1]
+    assert (single.rivals, "definition" in text_of(single)) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("search", "fits", "answer"),
+    [
+        (False, False, "Nothing fits: use more nodes, a larger card, more gradient accumulation"),
+        (True, False, "Nothing fits: use more nodes, or a larger card."),
+        (True, True, "None of the experiment's strategies fits."),
+    ],
+)
+def test_what_search_finds_is_among_the_answers(search: bool, fits: bool, answer: str) -> None:
+    models = MadeModels(made_profile(million_parameters=6_000.0 if fits else 600_000.0))
+    plan = planned(experiment(["ddp"]), models=models, search=search)
+    text = " ".join(render_plan(plan, Format.TEXT, 80).split())
+    assert answer in text
+    assert ("Best layout that was searched: fsdp" in text) is fits
+
+
+def test_servers_of_one_node_need_no_network(tmp_path: Path) -> None:
+    file = tmp_path / "alone.yaml"
+    file.write_text("card: h100\ndevices: 8\n")
+    (row,) = planned(experiment(["ps-sync"]), str(file)).rows
+    assert row.reason is None
+    (joined,) = planned(experiment(["ps-sync"]), "dgx-h100").rows
+    assert joined.step_seconds == row.step_seconds
 
 
 def test_a_model_that_fails_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:

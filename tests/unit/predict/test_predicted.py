@@ -37,7 +37,7 @@ def test_rows_are_predicted_from_the_smallest_of_their_run(tmp_path: Path) -> No
     predictions = Predictions([*rows.values()], MadeModels())
     rate = predictions.samples_per_second(rows["ddp"])
     assert 0.9 * 8 * 64 / 2.0 < rate < 8 * 64 / 2.0
-    with pytest.raises(InputError, match="no trial on fewer devices"):
+    with pytest.raises(InputError, match="no undisturbed trial on fewer devices"):
         predictions.samples_per_second(rows["single"])
     cell = {cell.strategy.name: cell for cell in cells_of_any_size(of)[0]}["ddp"]
     memory = rank_memory(

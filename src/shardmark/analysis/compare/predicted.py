@@ -42,6 +42,10 @@ class Predictions:
         )
         return memory.peak_bytes
 
+    def tokens_per_second(self, row: Row) -> float:
+        """As `samples_per_second`, of a task with tokens."""
+        return self.samples_per_second(row) * (_trial_of(row).workload.tokens_per_sample or 0)
+
     def samples_per_second(self, row: Row) -> float:
         """From the trial on the fewest devices of the same run and model.
 
@@ -54,9 +58,10 @@ class Predictions:
             if other.folder == row.folder
             and other.ok_trials
             and other.ok_trials[0].layout.devices < row.devices
+            and any(each.disturbed is None for each in other.ok_trials)
         ]
         if not alike:
-            raise _untold("no trial on fewer devices is there to predict it from")
+            raise _untold("no undisturbed trial on fewer devices is there to predict it from")
         first = min(alike, key=lambda other: other.ok_trials[0].layout.devices)
         assert first.folder is not None, "rows come from runs"
         node = _node_of(first, max(1, trial.world_size // trial.nodes))

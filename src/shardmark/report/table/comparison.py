@@ -127,10 +127,18 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
 
         return value_of
 
+    rate = main_rate(rows)
+    in_samples = (
+        Column("predicted_samples_per_second", "predicted samples/s"),
+        told(predictions.samples_per_second),
+    )
+    in_tokens = (
+        Column("predicted_tokens_per_second", "predicted tokens/s"),
+        told(predictions.tokens_per_second),
+    )
     return [
-        metric(main_rate(rows)),
-        (Column("predicted_samples_per_second", "predicted samples/s"),
-         told(predictions.samples_per_second)),
+        metric(rate),
+        in_tokens if rate == "tokens_per_second" else in_samples,
         metric("peak_memory_bytes"),
         (Column("predicted_peak_memory_bytes", "predicted peak", unit=BYTES),
          told(predictions.peak_memory_bytes)),

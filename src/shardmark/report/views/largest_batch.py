@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from math import lcm
 from typing import Any
 
 from shardmark.config.axes import title_of
 from shardmark.core.text import as_text
-from shardmark.predict.largest_batch import LargestBatch
+from shardmark.predict.largest_batch import LargestBatch, passes_of
 from shardmark.report.table.formats import Format, render_json, render_points, render_tables
 from shardmark.report.table.table import BYTES, Column, Columns, Missing, Value, table_of
 
@@ -38,8 +39,9 @@ def _answer(found: Sequence[LargestBatch]) -> Iterator[str]:
         return
     most, least = (end(known, key=lambda each: each.per_rank_batch or 0) for end in (max, min))
     yield f"Largest: {place_of(most)}, {most.per_rank_batch} samples of a rank."
-    if least.per_rank_batch != most.per_rank_batch:
-        yield f"All of them fit with recipe.per_rank_batch={least.per_rank_batch}."
+    pieces = lcm(*(passes_of(each.cell) for each in known))
+    if (of_all := (least.per_rank_batch or 0) // pieces * pieces) not in {0, most.per_rank_batch}:
+        yield f"All of them fit with recipe.per_rank_batch={of_all}."
 
 
 def place_of(each: LargestBatch) -> str:
@@ -94,6 +96,9 @@ def _record(each: LargestBatch) -> dict[str, Any]:
         "per_rank_batch": each.per_rank_batch,
         "predicted_batch": each.predicted_batch,
         "room_bytes": each.room_bytes,
-        "tries": [asdict(tried) for tried in each.tries],
+        "tries": [
+            asdict(tried) | {"samples": tried.samples * passes_of(each.cell)}
+            for tried in each.tries
+        ],
         "reason": each.reason,
     }

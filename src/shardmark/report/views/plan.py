@@ -16,6 +16,7 @@ from shardmark.predict.intervals import UNMEASURED
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
 from shardmark.predict.search import Candidate, Search
+from shardmark.report.answers.wording import listed
 from shardmark.report.table.formats import (
     Format,
     records,
@@ -48,7 +49,7 @@ def render_plan(plan: Plan, form: Format, width: int | None) -> str:
     made = [speed_table(plan), memory_table(plan), *search_tables(plan)]
     tables = [table for table in made if table.rows]
     parts = [
-        render_points([text_of(best) for best in plan.best] or [_nothing(plan)], form, width),
+        render_points([*_answers(plan)], form, width),
         render_tables(tables, form, width) if tables else "",
         render_points(last, form, width) if (last := _last_notes(plan)) else "",
     ]
@@ -83,11 +84,13 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def decided(best: Best) -> bool:
     """Whether the next best strategy lies beyond what predictions are off by."""
-    row, rival = best.row, best.rival
-    if rival is None:
-        return True
-    off = CLOSE if best.question == "memory" else _off(row)
-    return COSTS[best.question](rival) > (1 + off) * COSTS[best.question](row)
+    return not _close(best)
+
+
+def _close(best: Best) -> list[Prediction]:
+    cost = COSTS[best.question]
+    off = CLOSE if best.question == "memory" else _off(best.row)
+    return [rival for rival in best.rivals if cost(rival) <= (1 + off) * cost(best.row)]
 
 
 def _off(row: Prediction) -> float:
@@ -98,12 +101,16 @@ def _off(row: Prediction) -> float:
 
 
 def text_of(best: Best) -> str:
-    """One answer as a sentence, and its rival where the two are close."""
-    row = best.row
-    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": _cost_text}
-    text = f"{QUESTIONS[best.question]}: {row.place}, {figures[best.question](row)}."
-    if best.rival is not None and not decided(best):
-        text += f" Too close to tell from {best.rival.label}."
+    """One answer in sentences: where others are close, and where it is another training."""
+    row, exact = best.row, best.exact
+    figure = {"fastest": _speed_text, "memory": _memory_text, "cost": _cost_text}[best.question]
+    text = f"{QUESTIONS[best.question]}: {row.place}, {figure(row)}."
+    if row.own_mathematics:
+        text += f" By its own definition: {'; '.join(row.own_mathematics)}."
+        if exact is not None:
+            text += f" Training as one device would: {exact.place}, {figure(exact)}."
+    if close := [rival.label for rival in _close(best)]:
+        text += f" Too close to tell from {listed(close)}."
     return text
 
 
@@ -128,10 +135,34 @@ def _cost_text(row: Prediction) -> str:
     return f"{number(seconds * 1e6 / HOUR_SECONDS)} GPU-hours for a million samples"
 
 
-def _nothing(plan: Plan) -> str:
-    if any(row.fits is False for row in plan.rows):
-        return "Nothing fits: use more nodes, a larger card, or activation checkpointing."
-    return "Nothing could be predicted."
+def _answers(plan: Plan) -> Iterator[str]:
+    best = None if plan.search is None else next(iter(plan.search.front), None)
+    if plan.best:
+        yield from map(text_of, plan.best)
+    elif not any(row.fits is False for row in plan.rows):
+        yield "Nothing could be predicted."
+    elif best is not None:
+        yield "None of the experiment's strategies fits."
+    elif plan.search is not None:
+        yield "Nothing fits: use more nodes, or a larger card."
+    else:
+        yield (
+            "Nothing fits: use more nodes, a larger card, more gradient accumulation, activation"
+            " checkpointing or recipe.cpu_offload; --search looks for what fits."
+        )
+    if best is not None:
+        yield f"Best layout that was searched: {_layout_text(best)}."
+
+
+def _layout_text(each: Candidate) -> str:
+    """`fsdp-tp (data 4, tensor 2), offloaded, 123.7 ms a step in 10.3 GiB of each card`."""
+    sizes = each.mesh.model_dump()
+    parts = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    told = [f"{each.strategy} ({parts})" if parts else each.strategy]
+    told += ["recomputing activations"] if each.activation_checkpointing else []
+    told += ["offloading"] if each.cpu_offload else []
+    needed = number(each.device_bytes / 2**30)
+    return f"{', '.join(told)}, {number(1000 * each.step_seconds)} ms a step in {needed} GiB"
 
 
 def _range_note(plan: Plan) -> str:
@@ -195,10 +226,12 @@ def search_tables(plan: Plan) -> list[Table]:
         (Column("device_bytes", "memory", unit=BYTES), attrgetter("device_bytes")),
     ]
     notes = [
-        f"{search.searched} layouts were compared in {search.seconds:.2f} s; no other is faster in"
-        " less memory. Times have no interval: measure the few that you would use."
+        f"{search.searched} layouts of FSDP, tensor ranks and stages were compared in"
+        f" {search.seconds:.2f} s; none of them is faster in less memory."
+        " Times have no interval: measure the few that you would use."
     ]
-    title = f"Best layouts of {search.ranks} ranks on {search.nodes} nodes of {plan.on}"
+    nodes = f"{search.nodes} node{'s' if search.nodes > 1 else ''}"
+    title = f"Best layouts of {search.ranks} ranks on {nodes} of {plan.on}"
     return [table_of(title, search.front, columns, notes)]
 
 

@@ -77,7 +77,9 @@ def _of_parts(parts: Parts, model: nn.Module, stages: int) -> Iterator[Undivided
     count = len(_with_parameters(parts))
     if count < stages:
         found = f"{count} parts with parameters do not make {stages} stages"
-        yield Undivided(found, "use fewer ranks, schedule: 1f1b, or a deeper model")
+        yield Undivided(
+            found, "use fewer ranks, a schedule with one stage a rank, or a deeper model"
+        )
 
 
 def staged(parts: Parts, stages: int) -> list[list[nn.Module]]:
