@@ -133,6 +133,9 @@ def load_node(name: str) -> NodeType:
         content: Any = {"card": counted[1], "devices": int(counted[2])}
     else:
         content = _content("nodes", name)
+        if isinstance(content, dict) and "memory_gib" in content:
+            allowed = f"say how many: {name}x4, or name it in a node's file"
+            raise InputError("--on", f"{name} is a card's file", allowed)
     node = _checked(Node, content, name)
     beside = Path(name).parent / node.card
     return NodeType(card=load_card(str(beside) if beside.is_file() else node.card), node=node)
@@ -163,6 +166,8 @@ def _content(kind: Kind, name: str) -> Any:
         known = names(kind)
         form = ", CARDxCOUNT" if kind == "nodes" else ""
         allowed = f"allowed are {', '.join(known)}{form} or a YAML file{nearest(name, known)}"
+        if kind == "nodes" and name in names("cards"):
+            raise InputError("--on", f"{name!r} is a card", f"say how many: {name}x8")
         raise InputError("--on", f"there is no {kind.removesuffix('s')} {name!r}", allowed)
     shipped = files("shardmark.predict.hardware") / kind / f"{name}.yaml"
     return parse_yaml(shipped.read_text(encoding="utf-8"), name)
