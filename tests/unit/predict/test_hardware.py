@@ -50,9 +50,9 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         load_node(str(node))
     with pytest.raises(InputError, match=r"no node 'dgx-h10'.*nearest: 'dgx-h100'"):
         load_node("dgx-h10")
-    with pytest.raises(InputError, match=r"'h100' is a card: say how many: h100x8"):
+    with pytest.raises(InputError, match=r"'h100' is a card; say how many: h100x8"):
         load_node("h100")
     card = tmp_path / "mine.yaml"
-    with pytest.raises(InputError, match=r"is a card's file: say how many: .*mine\.yamlx4"):
+    with pytest.raises(InputError, match=r"is a card's file; say how many: .*mine\.yamlx4"):
         load_node(str(card))
     assert load_node(f"{card}x4").node.devices == 4
