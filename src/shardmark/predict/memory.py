@@ -68,7 +68,8 @@ def rank_memory(
     profile = computed(profile, strategy, recipe)
     layout = strategy.layout(world_size, nodes)
     state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
-    return fullest(profile, layout, state, recipe)
+    in_flight = strategy.in_flight(world_size, nodes)
+    return fullest(profile, layout, state, recipe, in_flight=in_flight)
 
 
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
@@ -77,11 +78,13 @@ def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
     return native if native is not None and strategy.mathematics(recipe).casts else profile
 
 
-def fullest(profile: Profile, layout: Layout, state: StepState, recipe: Recipe) -> RankMemory:
+def fullest(
+    profile: Profile, layout: Layout, state: StepState, recipe: Recipe, *, in_flight: float = 1.0
+) -> RankMemory:
     """The moment of a step at which a rank with that state holds most; only sizes of the layout
     count."""
     passes = recipe.gradient_accumulation
-    samples = samples_of_share(recipe, layout.shares) / passes
+    samples = in_flight * samples_of_share(recipe, layout.shares) / passes
     divided = layout.tensor * layout.sequence * layout.pipeline
     moments = _moments(profile, state, samples, divided)
     at = max(moments, key=lambda at: at.live / divided + at.gathered + at.gradients)

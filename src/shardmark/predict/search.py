@@ -429,7 +429,13 @@ class Searcher:
         profile = computed(self.profiles[checkpointed], strategy, recipe)
         state = self._state(strategy, profile, recipe)
         sizes = Layout(ranks=(), **mesh.model_dump())
-        memory = fullest(profile, sizes, state, recipe.model_copy(update=share))
+        memory = fullest(
+            profile,
+            sizes,
+            state,
+            recipe.model_copy(update=share),
+            in_flight=strategy.in_flight(self.ranks, self.nodes),
+        )
         name, options = self._named(kind, count)
         return Candidate(
             strategy=name,

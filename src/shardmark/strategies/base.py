@@ -391,7 +391,7 @@ class Strategy(ABC):
         """What a training rank holds of the model's state; here, what its layout says."""
         holds = self.holds(world_size, nodes)
         gradients = [holds.gradients * FP32_BYTES * unit.trained_parameters for unit in units]
-        accumulates = recipe.gradient_accumulation > 1
+        accumulates = recipe.gradient_accumulation * self.pieces(world_size, nodes) > 1
         return StepState(
             parameters=holds.parameters * FP32_BYTES * sum(unit.parameters for unit in units),
             optimizer_share=holds.optimizer_state,
@@ -409,6 +409,10 @@ class Strategy(ABC):
     def pieces(self, world_size: int, nodes: int = 1) -> int:
         """In how many parts a rank computes the samples of a pass: a pipeline's micro-batches."""
         return 1
+
+    def in_flight(self, world_size: int, nodes: int = 1) -> float:
+        """Share of a pass's samples whose activations the fullest rank keeps at once."""
+        return 1.0
 
     def for_workload(self, options: WorkloadOptions) -> Self:
         """Itself, or with what suits the workload in place of options that are left open."""

@@ -131,6 +131,19 @@ def test_the_last_pass_begins_with_gradients_of_those_before(
     assert found.activations == BLOCKS * 1e6
 
 
+@pytest.mark.parametrize(
+    ("schedule", "live"),
+    [("1f1b", 4 / 8), ("gpipe", 1.0), ("interleaved", 11 / 16), ("zero-bubble", 8 / 16)],
+)
+def test_a_pipeline_keeps_micro_batches_in_flight(schedule: str, live: float) -> None:
+    """Eight of four ranks; gradients of the first are there when the last ones come."""
+    profile = replace(invented(per_sample=1e6), batch_bytes=Amount())
+    strategy = build_strategy("pp", {"schedule": schedule})
+    found = rank_memory(profile, strategy, recipe(per_rank_batch=8), 4)
+    assert found.activations == pytest.approx(live * 8 * BLOCKS * 1e6 / 4)
+    assert found.gradients == WHOLE / 4
+
+
 def units_of(*units: tuple[int, ...]) -> list[Unit]:
     return [
         Unit(

@@ -304,6 +304,19 @@ class Layered(Strategy):
         ranks = self.factors(world_size, nodes).pipeline
         return self._micro_batches(ranks) if ranks > 1 else 1
 
+    def in_flight(self, world_size: int, nodes: int = 1) -> float:
+        """The first rank's, as torch 2.15 schedules them before its first backward pass."""
+        ranks = self.factors(world_size, nodes).pipeline
+        if ranks == 1 or self.schedule == "gpipe":
+            return 1.0
+        count, stages = self._micro_batches(ranks), CLASSES[self.schedule][1]
+        ahead = ranks - 1
+        if stages > 1:
+            a_round = count // max(1, count // ranks)
+            hops = 1 if self.schedule == "zero-bubble" else 2
+            ahead = (stages - 1) * a_round + hops * (ranks - 1)
+        return min(1.0, (ahead + 1) / (count * stages))
+
     def loads(self) -> tuple[str, ...]:
         modules = {
             "tensor": "torch.distributed.tensor.parallel",
