@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
-from shardmark.strategies.base import FP32_BYTES, LaunchConfiguration, RankContext
+from shardmark.strategies.base import (
+    FP32_BYTES,
+    LaunchConfiguration,
+    RankContext,
+    StepState,
+    UnitSize,
+)
 from shardmark.strategies.ddp import DDP
 
 if TYPE_CHECKING:
@@ -34,6 +40,21 @@ class ZeroRedundancy(DDP):
         """Parameters are not cut: the fullest rank may hold more than its part of the state."""
         holds = Fractions(optimizer_state=1 / world_size)
         return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """That of `ddp`, and the optimizer's of the rank's own parameters."""
+        state = DDP.step_state(self, units, recipe, world_size, nodes, device_type=device_type)
+        trained = [unit for unit in units if unit.trained_parameters]
+        sizes = [size for unit in trained for size in unit.sizes]
+        return replace(state, optimizer_share=_largest_share(sizes, world_size))
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
@@ -77,3 +98,11 @@ class ZeroRedundancy(DDP):
                 f" optimizer_class=..., {arguments}, **its own arguments).",
             ),
         )
+
+
+def _largest_share(sizes: Iterable[int], ranks: int) -> float:
+    """Of whole parameters, each given to the rank that has least by then, the largest first."""
+    held = [0] * ranks
+    for size in sorted(sizes, reverse=True):
+        held[held.index(min(held))] += size
+    return max(held) / max(1, sum(held))
