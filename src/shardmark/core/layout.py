@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -39,6 +40,18 @@ class Mesh(Model):
         """`shard 2 x tensor 2`."""
         factors = [f"{name} {size}" for name, size in self if size > 1]
         return " x ".join(factors) or "one rank"
+
+
+class LayerDivision(NamedTuple):
+    """What ranks that divide each layer have of activations between those layers."""
+
+    sequence_parallel: bool = False
+    """A part of every sequence; else all."""
+    loss_parallel: bool = False
+    """A part of the logits; else all."""
+
+
+WHOLE_BETWEEN = LayerDivision()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

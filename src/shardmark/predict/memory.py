@@ -85,8 +85,8 @@ def fullest(
     count."""
     passes = recipe.gradient_accumulation
     samples = in_flight * samples_of_share(recipe, layout.shares) / passes
-    divided = layout.tensor * layout.sequence * layout.pipeline
-    moments = _moments(profile, state, samples, divided)
+    divided = layout.sequence * layout.pipeline
+    moments = _moments(profile, state, samples, layout.tensor, divided)
     at = max(moments, key=lambda at: at.live / divided + at.gathered + at.gradients)
     kept = min(at.live, at.saved)
     values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
@@ -104,7 +104,7 @@ def fullest(
 
 
 class _At(NamedTuple):
-    """Bytes at one moment, those of activations before layers are divided."""
+    """Bytes at one moment, those of activations before sequences and stages are divided."""
 
     live: float
     saved: float
@@ -113,27 +113,29 @@ class _At(NamedTuple):
     gradients: float
 
 
-def _moments(profile: Profile, state: StepState, samples: float, divided: int) -> Iterator[_At]:
-    saved = [profile.batch_bytes.of(samples)]
+def _moments(
+    profile: Profile, state: StepState, samples: float, tensor: int, divided: int
+) -> Iterator[_At]:
+    saved = [profile.batch_bytes.of(samples, tensor)]
     for unit, held in zip(profile.units, state.units, strict=True):
-        yield _At(unit.begun_bytes.of(samples), saved[-1], held.entering_forward, 0.0)
-        saved.append(saved[-1] + unit.saved_bytes.of(samples))
+        yield _At(unit.begun_bytes.of(samples, tensor), saved[-1], held.entering_forward, 0.0)
+        saved.append(saved[-1] + unit.saved_bytes.of(samples, tensor))
         for moment in unit.forward_moments:
-            yield _At(moment.bytes.of(samples), saved[-1], held.forward, 0.0)
+            yield _At(moment.bytes.of(samples, tensor), saved[-1], held.forward, 0.0)
     gradients = 0.0
     backwards = zip(profile.units, state.units, saved[1:], strict=True)
     for unit, held, kept in reversed([*backwards]):
-        yield _At(unit.entered_bytes.of(samples), kept, held.entering_backward, gradients)
+        yield _At(unit.entered_bytes.of(samples, tensor), kept, held.entering_backward, gradients)
         for moment in unit.backward_moments:
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield _At(moment.bytes.of(samples), kept, held.backward, fresh)
+            yield _At(moment.bytes.of(samples, tensor), kept, held.backward, fresh)
         for moment in unit.gradient_moments if held.copied else ():
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield _At(moment.bytes.of(samples), kept, held.backward + held.copied, fresh)
+            yield _At(moment.bytes.of(samples, tensor), kept, held.backward + held.copied, fresh)
         if held.reducing:
             own = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
             whole = gradients + state.fresh_gradients * own
-            yield _At(unit.reduced_bytes.of(samples), kept, held.reducing, whole)
+            yield _At(unit.reduced_bytes.of(samples, tensor), kept, held.reducing, whole)
         gradients += held.kept_gradients
     trained = profile.size.trained_parameters
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardmark.core.errors import DataError, InputError, ShardmarkError
+from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
 from shardmark.core.recipe import Recipe
 from shardmark.predict.profile import Profile
 from shardmark.trials.trial import Trial
@@ -33,22 +34,27 @@ class Models:
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
 
     def profile(
-        self, options: WorkloadOptions, recipe: Recipe, *, device_type: str = "cuda"
+        self,
+        options: WorkloadOptions,
+        recipe: Recipe,
+        *,
+        device_type: str = "cuda",
+        division: LayerDivision = WHOLE_BETWEEN,
     ) -> Profile:
-        """Of its steps, with the kernels of such devices.
+        """Of its steps, with the kernels of such devices, and as its layers would be divided.
 
         Raises `ShardmarkError` for one that cannot be built or traced.
         """
         from shardmark.predict.trace import trace
 
         chosen = (recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
-        key = (options, *chosen, device_type)
+        key = (options, *chosen, device_type, division)
         for known, profile in self._traced:
             if known == key:
                 return profile
         workload, _, data_bytes = self._model(options, recipe)
         try:
-            profile = trace(workload, recipe, device_type=device_type)
+            profile = trace(workload, recipe, device_type=device_type, division=division)
         except ShardmarkError:
             raise
         except Exception as error:  # whatever a model of the user's raises in a step
@@ -65,8 +71,11 @@ class Models:
 
         Raises `StrategyUnavailable` for a model that it cannot divide.
         """
-        profile = self.profile(cell.workload, cell.recipe, device_type=device_type)
-        layout = cell.built_strategy.layout(world_size, nodes)
+        strategy = cell.built_strategy
+        profile = self.profile(
+            cell.workload, cell.recipe, device_type=device_type, division=strategy.division()
+        )
+        layout = strategy.layout(world_size, nodes)
         if layout.tensor * layout.pipeline * layout.sequence == 1:
             return profile
         self.check(cell, world_size, nodes)

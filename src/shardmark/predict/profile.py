@@ -14,9 +14,13 @@ class Amount:
 
     fixed: float = 0.0
     per_sample: float = 0.0
+    whole: float = 0.0
+    """Share of it that each of the ranks that divide layers has, or computes."""
 
-    def of(self, samples: float) -> float:
-        return self.fixed + self.per_sample * samples
+    def of(self, samples: float, tensor: int = 1) -> float:
+        """On one of so many ranks that divide layers."""
+        divided = self.whole + (1 - self.whole) / tensor
+        return divided * (self.fixed + self.per_sample * samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ class Unit:
     """Whether it is gathered by itself; what is between blocks is gathered for the whole pass."""
     sizes: tuple[int, ...] = ()
     """Elements of each parameter."""
+    undivided: float = 0.0
+    """Share of its parameters that each of the ranks that divide layers has."""
     gradient_bytes: float = 0.0
     """Of all of them, in the type that they are computed in."""
     forward_moments: tuple[Moment, ...] = ()

@@ -337,7 +337,7 @@ class Searcher:
                         self.node.card,
                         self.recipe,
                         self.constants,
-                        parts=int(tensor),
+                        tensor=int(tensor),
                     )
                     for operations in of_units
                 ]
@@ -392,7 +392,8 @@ class Searcher:
             for unit in reversed(profile.units):
                 for moment in unit.backward_moments:
                     live = moment.bytes.fixed + moment.bytes.per_sample * samples
-                    np.maximum(fullest, live / of.parts + gradients + gathered, out=fullest)
+                    live *= moment.bytes.whole + (1 - moment.bytes.whole) / of.tensor
+                    np.maximum(fullest, live / of.stages + gradients + gathered, out=fullest)
                 gathered = np.zeros_like(samples)
                 gradients = gradients + of.kept * FP32_BYTES * unit.trained_parameters
             batch = profile.batch_bytes.fixed + profile.batch_bytes.per_sample * samples

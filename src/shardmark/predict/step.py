@@ -193,13 +193,19 @@ def plan_step(
     parts = layout.tensor * layout.pipeline
     per_node = max(1, world_size // nodes)
     slowdown = node.slowdown(per_node)
-    inside, pieces = layout.tensor * layout.sequence, strategy.pieces(world_size, nodes)
+    pieces = strategy.pieces(world_size, nodes)
     forward, backward = (
         [
             slowdown
             * pieces
             * operation_seconds(
-                operations, samples / pieces, node.card, recipe, constants, parts=inside
+                operations,
+                samples / pieces,
+                node.card,
+                recipe,
+                constants,
+                tensor=layout.tensor,
+                sequence=layout.sequence,
             )
             / layout.pipeline
             for operations in of_units

@@ -59,11 +59,13 @@ def operation_seconds(
     recipe: Recipe,
     constants: Constants,
     *,
-    parts: int = 1,
+    tensor: int = 1,
+    sequence: int = 1,
 ) -> float:
     """Products take their FLOPs and then their bytes; all else what takes longer of the two.
 
-    Each operation is divided over so many ranks, and started on every one of them.
+    Each operation is divided over ranks that share layers or sequences, as far as these do, and
+    started on every one of them.
 
     Source: roofline (Williams et al., CACM 52 (2009), 65-76), without its overlap for products.
     """
@@ -73,8 +75,8 @@ def operation_seconds(
     bandwidth = constants.memory_share * card.memory_bytes_per_second
     seconds = 0.0
     for each in operations:
-        moved = each.bytes.of(samples) / bandwidth / parts
-        flops = each.flops.of(samples) / parts
+        moved = each.bytes.of(samples, tensor) / bandwidth / sequence
+        flops = each.flops.of(samples, tensor) / sequence
         if each.kind == "other":
             seconds += max(flops / (constants.core_share * fp32), moved)
         else:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
@@ -21,16 +21,19 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
+from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.wire import ModelSize, matrices_of
+from shardmark.predict.division import Division
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
 from shardmark.strategies.execution import prepare
 from shardmark.strategies.initial_weights import hollow_model
+from shardmark.strategies.layers.divided import styled_modules
 from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, made_optimizer, share_of_step
-from shardmark.workloads.base import Batch, BatchPlan, Workload
+from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
 from shardmark.workloads.flops import convolution_backward_flops
 from shardmark.workloads.sampled_task import with_tensors
 
@@ -50,10 +53,26 @@ Kind = Literal["product", "convolution", "other"]
 Pass = Literal["forward", "backward", "gradient"]
 
 
+class _Sum(NamedTuple):
+    """Something counted, and how much of it ranks that divide layers each have whole."""
+
+    all: float = 0.0
+    whole: float = 0.0
+
+    def plus(self, value: float, whole: float) -> _Sum:
+        return _Sum(self.all + value, self.whole + whole)
+
+    def beyond(self, other: _Sum) -> _Sum:
+        return _Sum(self.all - other.all, self.whole - other.whole)
+
+
+NOTHING = _Sum()
+
+
 @dataclass(slots=True)
 class _Counts:
-    flops: float = 0.0
-    bytes: float = 0.0
+    flops: _Sum = NOTHING
+    bytes: _Sum = NOTHING
     calls: int = 0
 
 
@@ -65,17 +84,18 @@ class _Part:
     block: bool
     first_node: int
     """Nodes of the autograd graph are numbered in the order in which they are made."""
-    begun_bytes: int
+    begun_bytes: _Sum
     """Live before its forward pass."""
-    saved_bytes: int = 0
+    saved_bytes: _Sum = NOTHING
     parameters: list[nn.Parameter] = field(default_factory=list)
+    undivided: float = 0.0
     gradient_bytes: int = 0
-    entered_bytes: int = 0
+    entered_bytes: _Sum = NOTHING
     """Live before its backward pass."""
-    reduced_bytes: int = 0
+    reduced_bytes: _Sum = NOTHING
     """Live after the last of its gradients was complete."""
     counts: dict[tuple[Pass, Kind], _Counts] = field(default_factory=lambda: defaultdict(_Counts))
-    moments: dict[Pass, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    moments: dict[Pass, list[tuple[_Sum, int]]] = field(default_factory=lambda: defaultdict(list))
     """After each operation: live bytes but those of complete gradients, and the part's of these."""
 
 
@@ -84,7 +104,7 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
-        self.bytes = self.peak = self.before = 0
+        self.bytes = self.peak = 0
         self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
         self.add(held, counted=False)
 
@@ -105,19 +125,27 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reference, size = self._storages[key]
         self._storages[key] = (reference, 0)
         self.bytes -= size
+        self.left(key)
         return size
 
     def _freed(self, key: int, _: object) -> None:
         self.bytes -= self._storages.pop(key)[1]
+        self.left(key)
+
+    def left(self, storage: int) -> None:
+        """As it is freed, or counted elsewhere."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.before = self.bytes
+        self.operates()
         made = function(*args, **(kwargs or {}))
         self.add(_tensors(made))
         self.operated(function, args, kwargs or {}, made)
         return made
+
+    def operates(self) -> None:
+        """Before each operation."""
 
     def operated(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
         """After each operation."""
@@ -127,12 +155,21 @@ class _Step(_Live):
     """One forward and backward pass, unit by unit."""
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[nn.Module], batch: Batch, device_type: str
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        batch: Batch,
+        device_type: str,
+        division: Division | None,
     ) -> None:
+        self._division = division
+        self._whole = 0
+        self._whole_of: dict[int, int] = {}
         super().__init__((*model.parameters(), *model.buffers()))
         self._device_type = device_type
         self.add(_tensors(vars_of(batch)))
-        self.batch_bytes = self.bytes
+        self._keep_whole({key: size for key, (_, size) in self._storages.items() if size})
+        self.batch_bytes = self._before = self._live
         self.parts: list[_Part] = []
         self._first_nodes: list[int] = []
         self._backward_at: int | None = None
@@ -153,6 +190,20 @@ class _Step(_Live):
                 self._hooks.append(module.register_forward_pre_hook(self._meet))
         self._begin("start", block=False)
 
+    @property
+    def _live(self) -> _Sum:
+        return _Sum(self.bytes, self._whole)
+
+    def _keep_whole(self, sizes: Mapping[int, int]) -> None:
+        for key, size in sizes.items():
+            self._whole_of[key] = self._whole_of.get(key, 0) + size
+            self._whole += size
+
+    def left(self, storage: int) -> None:
+        self._whole -= self._whole_of.pop(storage, 0)
+        if self._division is not None:
+            self._division.forget(storage)
+
     def backward(self, loss: Tensor) -> None:
         self._end()
         self._backward_at = len(self.parts) - 1
@@ -162,11 +213,11 @@ class _Step(_Live):
 
     def _begin(self, name: str, *, block: bool) -> None:
         node: int = torch._C._autograd._get_sequence_nr()
-        self.parts.append(_Part(name, block, first_node=node, begun_bytes=self.bytes))
+        self.parts.append(_Part(name, block, first_node=node, begun_bytes=self._live))
         self._first_nodes.append(node)
 
     def _end(self) -> None:
-        self.parts[-1].saved_bytes = self.bytes - self.parts[-1].begun_bytes
+        self.parts[-1].saved_bytes = self._live.beyond(self.parts[-1].begun_bytes)
 
     def _enter(self, name: str, module: nn.Module, _: object) -> None:
         if self._backward_at is None:
@@ -194,14 +245,17 @@ class _Step(_Live):
         for parameter in model.parameters():
             if id(parameter) not in self._owners:
                 self.parts[0].parameters.append(parameter)
+        if self._division is not None:
+            for part in self.parts:
+                part.undivided = self._division.undivided(part.parameters)
 
     def _complete(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
         part = self._owners.get(id(parameter), self.parts[0])
-        part.moments["gradient"].append((self.bytes, part.gradient_bytes))
+        part.moments["gradient"].append((self._live, part.gradient_bytes))
         size = self.release(parameter.grad)
         part.gradient_bytes += size
-        part.reduced_bytes = self.bytes
+        part.reduced_bytes = self._live
 
     def _inside(self, packet: Any, args: Any) -> int:
         """Bytes that the kernel takes for itself, which nobody outside sees."""
@@ -209,6 +263,9 @@ class _Step(_Live):
             weight: Tensor = args[CONVOLUTIONS[packet]]
             return weight.nbytes  # in oneDNN's own format
         return 0
+
+    def operates(self) -> None:
+        self._before = self._live
 
     def operated(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
         again = False
@@ -221,34 +278,51 @@ class _Step(_Live):
         in_pass: Pass = "forward" if self._backward_at is None else "backward"
         part = self.parts[-1 if self._backward_at is None else self._backward_at]
         if in_pass == "backward" and not part.moments["backward"]:
-            part.entered_bytes = self.before
-        inside = self._inside(function.overloadpacket, args)
-        part.moments[in_pass].append((self.bytes + inside, part.gradient_bytes))
+            part.entered_bytes = self._before
+        packet = function.overloadpacket
+        given, results = _tensors((args, kwargs)), _tensors(made)
+        message = 0
+        if self._division is not None:
+            backwards = in_pass == "backward" and not again
+            message, kept = self._division.follow(packet, given, results, backward=backwards)
+            self._keep_whole(kept)
+        inside = self._inside(packet, args)
+        live = self._live.plus(inside, message)
+        part.moments[in_pass].append((live, part.gradient_bytes))
         if function.is_view or again:
             return
-        packet = function.overloadpacket
         kind: Kind = "convolution" if packet in CONVOLUTIONS else "product"
         if packet in FLOPS:
             flops = FLOPS[packet](*args, **kwargs, out_val=made)
         else:
             kind = "other"
-            flops = sum(tensor.numel() for tensor in _tensors(made))
+            flops = sum(tensor.numel() for tensor in results)
         counts = part.counts[in_pass, kind]
-        counts.flops += flops
-        counts.bytes += sum(each.nbytes for each in _tensors((args, kwargs, made)))
+        moved = [*given, *results]
+        whole = [each for each in moved if self._division and not self._division.divides(each)]
+        counts.flops = counts.flops.plus(flops, flops if len(whole) == len(moved) else 0.0)
+        counts.bytes = counts.bytes.plus(*(sum(t.nbytes for t in each) for each in (moved, whole)))
         counts.calls += 1
 
 
-def trace(workload: Workload, recipe: Recipe, *, device_type: str = "cuda") -> Profile:
+def trace(
+    workload: Workload,
+    recipe: Recipe,
+    *,
+    device_type: str = "cuda",
+    division: LayerDivision = WHOLE_BETWEEN,
+) -> Profile:
     """Two steps of few samples each, on fake tensors; really on the CPU where these cannot.
 
-    `device_type` chooses the kernels.  Raises what the model or its loss raises in a real step.
+    `device_type` chooses the kernels, `division` what is divided where ranks share layers.
+    Raises what the model or its loss raises in a real step.
     """
-    profile = _profile(workload, recipe, device_type, None)
+    traced = partial(_profile, workload, recipe, device_type, division)
+    profile = traced(None)
     if recipe.precision == "fp32":
         return profile
     try:
-        native = _profile(workload, recipe, device_type, AUTOCAST_DTYPES[recipe.precision])
+        native = traced(AUTOCAST_DTYPES[recipe.precision])
     except Exception as error:  # as its strategies would refuse it
         logger.info("the model does not compute with 16-bit parameters: %s", error)
         return profile
@@ -256,12 +330,18 @@ def trace(workload: Workload, recipe: Recipe, *, device_type: str = "cuda") -> P
 
 
 def _profile(
-    workload: Workload, recipe: Recipe, device_type: str, casts: torch.dtype | None
+    workload: Workload,
+    recipe: Recipe,
+    device_type: str,
+    division: LayerDivision,
+    casts: torch.dtype | None,
 ) -> Profile:
     """Under autocast, or with parameters in that type."""
     sizes = [min(count, workload.training_samples) for count in SAMPLES]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    taken = partial(_steps, workload, recipe, sizes, device_type=device_type, casts=casts)
+    taken = partial(
+        _steps, workload, recipe, sizes, device_type=device_type, division=division, casts=casts
+    )
     try:
         model, first, second = taken(fake=fake)
     except Exception as error:  # shapes or values that are not known
@@ -292,11 +372,14 @@ def _steps(
     sizes: Sequence[int],
     *,
     device_type: str,
+    division: LayerDivision,
     casts: torch.dtype | None,
     fake: FakeTensorMode | None,
 ) -> tuple[nn.Module, _Step, _Step]:
     eager = recipe.model_copy(update={"compile": "none"})
     model = (hollow_model(workload) if fake else None) or workload.build_model()
+    plan = workload.tensor_plan(model)  # names modules as they are before they are wrapped
+    styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
     blocks = wrapped(model, "blocks", workload.blocks(model))
     if fake is not None:
@@ -310,11 +393,12 @@ def _steps(
         widen_outputs(model)
     made = []
     for size in sizes:
-        plan = BatchPlan(global_batch=size, seed=recipe.seed)
-        batch = next(iter(workload.batches(plan, Shard(index=0, count=1)))).to(CPU)
+        drawn = BatchPlan(global_batch=size, seed=recipe.seed)
+        batch = next(iter(workload.batches(drawn, Shard(index=0, count=1)))).to(CPU)
         if fake is not None:
             batch = with_tensors(batch, fake.from_tensor)
-        step = _Step(model, blocks, batch, device_type)
+        divided = None if styled is None else Division(styled, division)
+        step = _Step(model, blocks, batch, device_type, divided)
         kernels = _kernels_of_gpus() if device_type == "cuda" and fake else nullcontext()
         with fake or nullcontext(), kernels, step:
             with nullcontext() if casts else autocast(recipe, CPU):
@@ -398,18 +482,20 @@ def _tensors(values: Any) -> list[Tensor]:
     return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
 
 
-def _line(first_samples: int, second_samples: int, first: float, second: float) -> Amount:
+def _line(first_samples: int, second_samples: int, first: _Sum, second: _Sum) -> Amount:
     more = second_samples - first_samples
-    slope = (second - first) / more if more else first / first_samples
-    return Amount(fixed=first - slope * first_samples, per_sample=slope)
+    slope = (second.all - first.all) / more if more else first.all / first_samples
+    whole = second.whole / second.all if second.all else 0.0
+    return Amount(fixed=first.all - slope * first_samples, per_sample=slope, whole=whole)
 
 
-def _unit(first: _Part, second: _Part, line: Callable[[float, float], Amount]) -> Unit:
+def _unit(first: _Part, second: _Part, line: Callable[[_Sum, _Sum], Amount]) -> Unit:
     trained = [parameter for parameter in first.parameters if parameter.requires_grad]
     return Unit(
         name=first.name,
         parameters=sum(p.numel() for p in first.parameters),
         trained_parameters=sum(p.numel() for p in trained),
+        undivided=first.undivided,
         gradient_bytes=first.gradient_bytes,
         sizes=tuple(p.numel() for p in first.parameters),
         block=first.block,
@@ -426,7 +512,7 @@ def _unit(first: _Part, second: _Part, line: Callable[[float, float], Amount]) -
 
 
 def _operations(
-    first: _Part, second: _Part, in_pass: Pass, line: Callable[[float, float], Amount]
+    first: _Part, second: _Part, in_pass: Pass, line: Callable[[_Sum, _Sum], Amount]
 ) -> tuple[Operation, ...]:
     kinds: tuple[Kind, ...] = ("product", "convolution", "other")
     pairs = ((kind, first.counts[in_pass, kind], second.counts[in_pass, kind]) for kind in kinds)
@@ -440,21 +526,21 @@ def _operations(
 
 
 def _moments(
-    first: _Part, second: _Part, in_pass: Pass, line: Callable[[float, float], Amount]
+    first: _Part, second: _Part, in_pass: Pass, line: Callable[[_Sum, _Sum], Amount]
 ) -> tuple[Moment, ...]:
     """Those that can be the fullest; where operations depend on values, the fullest of each."""
     pairs = [*zip_longest(first.moments[in_pass], second.moments[in_pass])]
     if any(a is None or b is None for a, b in pairs):
         pairs = [(max(first.moments[in_pass]), max(second.moments[in_pass]))]
-    front: list[tuple[float, float, float]] = []
+    front: list[tuple[float, float, float, float]] = []
     for a, b in pairs:
         amount = line(a[0], b[0])
-        point = (amount.fixed, amount.per_sample, b[1])
+        point = (amount.fixed, amount.per_sample, amount.whole, b[1])
         if not any(_covers(other, point) for other in front):
             front = [other for other in front if not _covers(point, other)] + [point]
     return tuple(
-        Moment(bytes=Amount(fixed=fixed, per_sample=each), gradient_bytes=gradients)
-        for fixed, each, gradients in front
+        Moment(bytes=Amount(fixed=fixed, per_sample=each, whole=whole), gradient_bytes=gradients)
+        for fixed, each, whole, gradients in front
     )
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import Fractions, Layout, data_parallel
+from shardmark.core.layout import Fractions, LayerDivision, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.mathematics import ONE_DEVICE, Mathematics
 from shardmark.core.shares import StepShard
@@ -130,6 +130,10 @@ class UnitSize(Protocol):
     @property
     def block(self) -> bool:
         """Whether it is a unit of its own; what is between blocks is there for a whole pass."""
+
+    @property
+    def undivided(self) -> float:
+        """Share of its parameters that each of the ranks that divide layers has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,6 +363,10 @@ class Strategy(ABC):
         The model may be without data.  Only layouts that divide layers or sequences are asked.
         """
         return {}
+
+    def division(self) -> LayerDivision:
+        """What its ranks have of activations, where they divide layers."""
+        return LayerDivision()
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """How so many training ranks are factored, and what each process sees and holds."""

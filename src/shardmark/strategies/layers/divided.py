@@ -63,7 +63,10 @@ def problems_with(
         features = getattr(module, side, 0)  # tokens may be uneven
         yield from _uneven(f"{features} features of {name}", features, ranks)
     for tied in _tied(model):
-        if len({_placement(module, name, _style_of(styles, module)) for module, name in tied}) > 1:
+        if (
+            len({placement_of(module, name, _style_of(styles, module)) for module, name in tied})
+            > 1
+        ):
             names = [name for name, (module, _) in styles.items() if (module, "weight") in tied]
             found = f"tied weights of {' and '.join(names)} are divided in two ways"
             yield Undivided(found, "untie them, or let the plan divide all of them by tokens")
@@ -121,7 +124,7 @@ def _style_of(styles: dict[str, tuple[nn.Module, str]], module: nn.Module) -> st
     return next((style for styled, style in styles.values() if styled is module), None)
 
 
-def _placement(module: nn.Module, parameter: str, style: str | None) -> Placement:
+def placement_of(module: nn.Module, parameter: str, style: str | None) -> Placement:
     """How the plan lays out a parameter."""
     if style in {"column", "gathered"} or (style == "row" and isinstance(module, nn.Embedding)):
         return Shard(0)
@@ -149,7 +152,7 @@ def divide(
         if style in DIVIDED:
             for parameter_name, parameter in own.items():
                 # `parallelize_module` takes the parts as they are.
-                placement = _placement(module, parameter_name, style)
+                placement = placement_of(module, parameter_name, style)
                 module.register_parameter(parameter_name, _part(parameter, mesh, placement))
             torch_style = _torch_style(module, style, sequence_parallel, loss_parallel)
             parallelize_module(module, mesh, torch_style)

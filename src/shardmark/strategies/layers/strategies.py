@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
+from shardmark.core.layout import Fractions, LayerDivision, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
@@ -22,7 +22,9 @@ from shardmark.strategies.base import (
     PRECISION_BYTES,
     LaunchConfiguration,
     RankContext,
+    StepState,
     Strategy,
+    UnitSize,
     all_reduced,
     check_machine,
     common_settings,
@@ -53,6 +55,22 @@ MicroBatches = Annotated[int, Field(ge=1)] | None
 AXES = ("data", "shard", "pipeline", "tensor")
 """Of a mesh, neighbours last."""
 ANY_MESH = "fsdp-tp-pp"
+
+
+class _Held(NamedTuple):
+    """A unit of which a rank holds so many times what it would of divided layers alone."""
+
+    parameters: int
+    trained_parameters: int
+    sizes: tuple[int, ...]
+    block: bool
+    undivided: float
+
+    @classmethod
+    def of(cls, unit: UnitSize, tensor: int) -> _Held:
+        more = 1 + (tensor - 1) * unit.undivided
+        trained = round(more * unit.trained_parameters)
+        return cls(round(more * unit.parameters), trained, unit.sizes, unit.block, unit.undivided)
 
 
 class Layered(Strategy):
@@ -167,6 +185,9 @@ class Layered(Strategy):
         factors = self.factors(world_size, nodes)
         return on_mesh(factors, nodes=nodes, holds=self.holds(world_size, nodes))
 
+    def division(self) -> LayerDivision:
+        return LayerDivision(self.sequence_parallel, self.loss_parallel)
+
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
         """Stages are balanced, not equal: a rank's fraction is that of equal ones.
 
@@ -180,6 +201,27 @@ class Layered(Strategy):
             parameters=sharded if self.reshard_after_forward and not staged else part,
             gradients=part if staged else sharded,
             optimizer_state=sharded,
+        )
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """Layers that the plan does not divide are whole on each tensor rank."""
+        tensor = self.factors(world_size, nodes).tensor
+        held = [_Held.of(unit, tensor) for unit in units]
+        state = Strategy.step_state(self, held, recipe, world_size, nodes, device_type=device_type)
+        trained = max(1, sum(unit.trained_parameters for unit in units))
+        more = sum(unit.trained_parameters for unit in held) / trained
+        return replace(
+            state,
+            optimizer_share=more * state.optimizer_share,
+            fresh_gradients=more * state.fresh_gradients,
         )
 
     def wire_bytes(
@@ -336,7 +378,7 @@ class Layered(Strategy):
         return common_settings(recipe) | chosen
 
     def _plan_options(self) -> dict[str, bool]:
-        return {"sequence_parallel": self.sequence_parallel, "loss_parallel": self.loss_parallel}
+        return self.division()._asdict()
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1

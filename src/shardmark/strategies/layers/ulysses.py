@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,9 @@ from shardmark.strategies.base import (
     PRECISION_BYTES,
     LaunchConfiguration,
     RankContext,
+    StepState,
     Strategy,
+    UnitSize,
     check_machine,
     refuse_fused_sgd,
     samples_of_share,
@@ -119,6 +121,18 @@ class Ulysses(Strategy):
             traffic=(exchanged, *state.traffic),
             formula=f"all-to-all into attention and out of it: (q-1)/q A/q; {state.formula}",
         )
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        reducing = self._reducing(self.factors(world_size, nodes))
+        return reducing.step_state(units, recipe, world_size, nodes, device_type=device_type)
 
     def mathematics(self, recipe: Recipe) -> Mathematics:
         return self._reducing(Mesh()).mathematics(recipe)
