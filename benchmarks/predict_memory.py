@@ -1,18 +1,17 @@
 """Predicted peak memory of a rank against that of real steps on the CPU.
 
-    python benchmarks/predict_memory.py [--models resnet18 gpt] [--repeats 2] [--small]
-        [--keep FILE]
+    python benchmarks/predict_memory.py [--models resnet18 gpt] [--strategies tp pp | --others]
+        [--repeats 2] [--small] [--keep FILE]
 
-Eight models of four tasks under eight strategies, one rank or four, all in one fork server.  What
-is measured is each trial's `peak_memory_bytes`: tensors that Python reaches between two steps, and
-how far the allocator's total rises in the next one, on the rank that holds most.  Of each rank the
-smallest of its repeats counts.  What the data set holds in tensors, in the same memory on a CPU, is
-counted here and added to each prediction.
+Eight models of four tasks under eight strategies, one rank or four, all in one fork server;
+`--others` takes every other strategy, on three models that can be divided.  What is measured is
+each trial's `peak_memory_bytes`: tensors that Python reaches between two steps, and how far the
+allocator's total rises in the next one, on the training rank that holds most.  Of each rank the
+smallest of its repeats counts.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +27,9 @@ from shardmark.launch.local.engine import LocalEngine
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome
 from shardmark.results.store import RunFolder
-from shardmark.strategies import build_strategy
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload, check_data
+from shardmark.workloads import check_data
 from sides import add_sources_to_path
 
 NAME = "predict_memory"
@@ -39,6 +37,11 @@ STRATEGIES = (
     *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
     *("zero-1", "zero-2", "zero-3"),
 )
+OTHERS = (
+    *("tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "ulysses", "fsdp-ulysses"),
+    *("zro", "fsdp1", "local-sgd", "diloco", "ps-sync", "ps-async"),
+)
+OPTIONS = {name: {"period_steps": 1} for name in ("local-sgd", "diloco")}
 RANKS, GLOBAL_BATCH = 4, 16
 WORST, MEDIAN = 0.03, 0.01
 BAR = f"Bar: every strategy at most {WORST:.0%} off on every model, the median {MEDIAN:.0%}"
@@ -67,10 +70,13 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "own": {"name": "own", "task": f"{BENCHMARKS / 'autoencoder_task.py'}:Task"},
 }
+DIVISIBLE = ("vit_cifar", "gpt", "hf:gpt2")
 MB = 1e6
 
 
-def experiment_of(workload: Mapping[str, Any], repeats: int) -> dict[str, Any]:
+def experiment_of(
+    workload: Mapping[str, Any], repeats: int, strategies: Sequence[str]
+) -> dict[str, Any]:
     return {
         "name": "predict-memory",
         "workload": dict(workload),
@@ -81,7 +87,10 @@ def experiment_of(workload: Mapping[str, Any], repeats: int) -> dict[str, Any]:
             "optimizer": {"name": "adamw", "lr": 1e-6},
             "threads_per_rank": 1,
         },
-        "matrix": {"strategy": list(STRATEGIES), "world_size": [1, RANKS]},
+        "matrix": {
+            "strategy": [{"name": name, **OPTIONS.get(name, {})} for name in strategies],
+            "world_size": [1, RANKS] if "single" in strategies else [RANKS],
+        },
         "measure": {"warmup_steps": 1, "repeats": repeats, "evaluate": "never", "verify": False},
         "device": "cpu",
     }
@@ -107,43 +116,40 @@ def trial_runner(trials: Sequence[Trial]) -> Iterator[TrialRunner]:
 
 
 def predicted(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
-    """Strategy -> bytes by part, the data set's among them."""
-    from shardmark.measure.memory.tensors import live_tensor_bytes
+    """Strategy -> bytes by part."""
     from shardmark.predict.memory import rank_memory
-    from shardmark.predict.trace import trace
+    from shardmark.predict.models import Models
 
-    gc.collect()
-    before = live_tensor_bytes("cpu")
-    workload = build_workload(trials[0].workload, trials[0].recipe.seed)
-    gc.collect()
-    data = live_tensor_bytes("cpu") - before
-    profile = trace(workload, trials[0].recipe, device_type="cpu")
-    found = {}
+    models, found = Models(), {}
     for trial in trials:
         if trial.repeat:
             continue
-        strategy = build_strategy(trial.strategy.name, {}).for_workload(trial.workload)
-        held = rank_memory(profile, strategy, trial.recipe, trial.world_size, device_type="cpu")
+        ranks, strategy = trial.world_size, trial.built_strategy
+        profile = models.profile_of(trial, ranks, 1, device_type="cpu")
+        held = rank_memory(profile, strategy, trial.recipe, ranks, device_type="cpu")
         parts = {name: getattr(held, name) for name in held.__dataclass_fields__}
-        total = held.peak_bytes + data
-        found[trial.strategy.name] = {"data_set": data, **parts, "peak": total}
+        found[trial.strategy.name] = {**parts, "peak": held.peak_bytes}
     return found
 
 
 def measured(runner: TrialRunner, trial: Trial, order: int) -> list[int]:
-    """Each rank's bytes."""
+    """Each training rank's bytes."""
     result = runner.run(trial, order=order)
     if result.outcome is not Outcome.OK:
         raise SystemExit(f"{trial.strategy.name} ended as {result.outcome}: {result.failure}")
-    return [rank.probe.peak_memory_bytes for rank in result.ranks]
+    return [rank.probe.peak_memory_bytes for rank in result.ranks[: trial.world_size]]
 
 
 def main() -> None:
     parser = options_of(NAME, __doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=None)
+    parser.add_argument("--strategies", nargs="+", choices=(*STRATEGIES, *OTHERS), default=None)
+    parser.add_argument("--others", action="store_true", help="all but the eight with a bar")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="file of what was measured, to go on from")
     options = parser.parse_args()
+    options.models = options.models or list(DIVISIBLE if options.others else MODELS)
+    strategies = options.strategies or (OTHERS if options.others else STRATEGIES)
     if options.small:
         options.models, options.repeats = ["vit_cifar"], 1
     add_sources_to_path()
@@ -154,7 +160,7 @@ def main() -> None:
         real = json.loads(kept.read_text())
     plans: dict[str, Sequence[Trial]] = {}
     for name in options.models:
-        experiment = from_mapping(experiment_of(MODELS[name], options.repeats))
+        experiment = from_mapping(experiment_of(MODELS[name], options.repeats, strategies))
         check_data(experiment.workload)
         plans[name] = expand(experiment, "cpu").trials
     missing = [
@@ -176,7 +182,7 @@ def main() -> None:
     for name, trials in plans.items():
         expected = predicted(trials)
         found[name] = {}
-        for strategy in STRATEGIES:
+        for strategy in strategies:
             ranks = [min(peaks) for peaks in zip(*real[name][strategy], strict=True)]
             found[name][strategy] = {
                 "measured": max(ranks),
@@ -185,11 +191,12 @@ def main() -> None:
                 "error": expected[strategy]["peak"] / max(ranks) - 1,
             }
         print(name, *(f"{s} {of['error']:+.1%}" for s, of in found[name].items()), flush=True)
-    errors = {s: [abs(found[name][s]["error"]) for name in found] for s in STRATEGIES}
+    errors = {s: [abs(found[name][s]["error"]) for name in found] for s in strategies}
     medians = {strategy: median(each) for strategy, each in errors.items()}
     overall = median(error for each in errors.values() for error in each)
     store(
         NAME,
+        variant="" if strategies == STRATEGIES else "others",
         options=options,
         around=around,
         bar=BAR,
@@ -207,7 +214,7 @@ def main() -> None:
                     f"{medians[strategy]:.1%}",
                     f"{max(errors[strategy]):.1%}",
                 )
-                for strategy in STRATEGIES
+                for strategy in strategies
             ),
             notes=(
                 f"Measured MB (10^6 bytes) of the fullest rank, and the prediction's error; AdamW, "

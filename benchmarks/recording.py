@@ -103,14 +103,19 @@ def store(
     holds: bool,
     table: Table,
     numbers: Mapping[str, Any],
+    variant: str = "",
 ) -> None:
-    """Print the table, leave `DATE-NAME.json` and `.md`; `around` was taken before measuring."""
+    """Print the table, leave `DATE-NAME.json` and `.md`; `around` was taken before measuring.
+
+    `variant` follows the name, where other options measure something else.
+    """
     verdict = "holds" if holds else "DOES NOT HOLD"
     # Where something was kept on this machine is nobody else's concern.
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     command = shlex.join(["python", f"benchmarks/{name}.py", *words])
     print(f"\n{table.plain()}\n{bar}: {verdict}.\n{place(around)}")
-    stem = f"{around['date'][:10]}-{name.replace('_', '-')}{'-small' if options.small else ''}"
+    kinds = [name.replace("_", "-"), *filter(None, [variant]), *["small"][: options.small]]
+    stem = "-".join([around["date"][:10], *kinds])
     options.out.mkdir(parents=True, exist_ok=True)
     content = {
         "benchmark": name,

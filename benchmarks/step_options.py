@@ -199,7 +199,8 @@ def main() -> None:
             )
         )
     store(
-        NAME if options.strategy == "single" else f"{NAME}_{options.strategy}",
+        NAME,
+        variant="" if options.strategy == "single" else options.strategy,
         options=options,
         around=around,
         bar=BAR,

@@ -56,8 +56,14 @@ def invented(per_sample: float = 0.0) -> Profile:
     return Profile(units=units, size=size, state_values=2, update_values=1)
 
 
-def held(name: str, ranks: int = 4, profile: Profile | None = None, **changes: Any) -> RankMemory:
-    strategy = build_strategy(name, {})
+def held(
+    name: str,
+    ranks: int = 4,
+    profile: Profile | None = None,
+    options: dict[str, Any] | None = None,
+    **changes: Any,
+) -> RankMemory:
+    strategy = build_strategy(name, options or {})
     return rank_memory(profile or invented(), strategy, recipe(**changes), ranks)
 
 
@@ -91,6 +97,81 @@ def test_shards_beside_the_units_that_are_whole() -> None:
     assert kept.gathered == WHOLE + STATE  # in the last forward pass, with its message
     hybrid = held("fsdp-hybrid", profile=invented(per_sample=1e6))
     assert hybrid.parameters == WHOLE / 2
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 2 / 3), (4, 1 / 3)])
+def test_an_optimizer_of_whole_parameters_is_as_large_as_its_fullest_rank(
+    ranks: int, share: float
+) -> None:
+    """Three equal ones over two ranks, or over more than there are."""
+    found, replicas = held("zro", ranks), held("ddp", ranks)
+    assert found.optimizer_state == pytest.approx(share * 2 * WHOLE)
+    assert (found.parameters, found.gradients) == (replicas.parameters, replicas.gradients)
+
+
+def test_tensor_ranks_hold_what_no_layer_divides() -> None:
+    """Of each block's parameters a fifth, of its activations a quarter."""
+    units = tuple(
+        replace(
+            unit,
+            undivided=1 / 5,
+            saved_bytes=replace(unit.saved_bytes, whole=1 / 4),
+            backward_moments=tuple(
+                replace(at, bytes=replace(at.bytes, whole=1 / 4)) for at in unit.backward_moments
+            ),
+        )
+        for unit in invented(per_sample=1e7).units
+    )
+    found = held("tp", 4, replace(invented(), units=units))
+    part = 1 / 5 + 4 / 5 / 4
+    assert found.parameters == pytest.approx(part * WHOLE)
+    assert found.optimizer_state == pytest.approx(2 * part * WHOLE)
+    assert found.activations == pytest.approx((1 / 4 + 3 / 4 / 4) * 2 * BLOCKS * 1e7)
+
+
+def test_parts_of_sequences_leave_gradients_in_buckets() -> None:
+    profile = invented(per_sample=1e6)
+    found, replicas = held("ulysses", profile=profile), held("ddp", profile=profile)
+    assert (found.gradients, found.parameters) == (replicas.gradients, replicas.parameters)
+    assert found.activations == replicas.activations / 4
+    sharded, shards = held("fsdp-ulysses"), held("fsdp")
+    assert (sharded.gathered, sharded.parameters) == (shards.gathered, shards.parameters)
+
+
+def test_a_server_has_the_optimizer_and_a_worker_flat_gradients() -> None:
+    found = held("ps-sync", profile=invented(per_sample=1e6))
+    assert (found.parameters, found.gradients, found.optimizer_state) == (WHOLE, WHOLE, 0)
+    casts = rank_memory(
+        invented(), build_strategy("ps-sync", {"wire": "bf16"}), recipe(), 4, device_type="cpu"
+    )
+    assert casts.buffers == 2 * WHOLE / 2  # both ways
+
+
+@pytest.mark.parametrize(
+    ("options", "momentum", "meeting"),
+    [
+        ({}, 1, 2),
+        ({"fragments": 2}, 1, 1),
+        ({"outer_momentum": 0.0}, 0, 2),
+    ],
+)
+def test_an_outer_optimizer_comes_on_top(
+    options: dict[str, Any], momentum: int, meeting: int
+) -> None:
+    """Where activations are few, the ranks' meeting is the fullest moment."""
+    found = held("diloco", options=options)
+    assert found.parameters == 2 * WHOLE
+    assert found.optimizer_state == (2 + momentum) * WHOLE
+    assert found.gradients + found.temporary == meeting * WHOLE + STATE
+    assert held("local-sgd").peak_bytes == held("single").peak_bytes
+
+
+def test_replicas_of_a_pipeline_have_buckets_beside_their_sums() -> None:
+    profile = replace(invented(per_sample=1e6), batch_bytes=Amount())
+    stages = {"options": {"mesh": {"data": 2, "pipeline": 2}}, "per_rank_batch": 8}
+    assert held("ddp-pp", 4, profile, **stages).gradients == 2 * WHOLE / 2
+    shards = {"options": {"mesh": {"shard": 2, "pipeline": 2}}, "per_rank_batch": 8}
+    assert held("fsdp-pp", 4, profile, **shards).gradients == WHOLE / 2
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -10,6 +10,7 @@ from tests.unit.training.toy import ALONE, ToyWorkload, recipe
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from shardmark.core.layout import LayerDivision
 from shardmark.measure.memory.tensors import allocator_rise_bytes
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.predict.memory import rank_memory
@@ -17,6 +18,7 @@ from shardmark.predict.profile import Profile
 from shardmark.predict.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
+from shardmark.workloads.base import TensorPlan
 
 WIDTH = 300
 
@@ -47,6 +49,12 @@ class LooksAtValues(nn.Module):
         return outputs if float(outputs.detach().sum()) < 1e9 else outputs + 1
 
 
+class Divisible(ToyWorkload):
+    def tensor_plan(self, model: nn.Module) -> TensorPlan:  # noqa: ARG002
+        styles = {"*.layers.0": "column", "*.layers.2": "row", "3": "gathered"}
+        return TensorPlan(styles=styles)
+
+
 def summed(profiled: Profile, kind: str, samples: float) -> float:
     operations = [each for unit in profiled.units for each in (*unit.forward, *unit.backward)]
     return sum(each.flops.of(samples) for each in operations if each.kind == kind)
@@ -74,6 +82,37 @@ def test_products_are_counted_once_forward_and_twice_backward() -> None:
     inner = 4 * WIDTH * WIDTH + 2 * WIDTH
     first = 4 * WIDTH  # whose inputs need no gradient
     assert summed(found, "product", 7) == pytest.approx(7 * 2 * (3 * inner + 2 * first))
+
+
+@pytest.mark.parametrize(
+    ("division", "start", "last", "logits"),
+    [
+        # The first layer's outputs are whole; so are, at the end, logits, loss and its targets.
+        (LayerDivision(), 1, 124, 1),
+        # What enters a divided layer is gathered, and kept whole for its backward pass.
+        (LayerDivision(sequence_parallel=True), 1 / 2, 6000 + 56, 13 / 17),
+        (LayerDivision(loss_parallel=True), 1, 82, 1 / 2),
+        (LayerDivision(sequence_parallel=True, loss_parallel=True), 1 / 2, 6000 + 14, 1 / 2),
+    ],
+    ids=["plain", "sequence", "loss", "both"],
+)
+def test_tensor_ranks_hold_whole_what_is_between_divided_layers(
+    division: LayerDivision, start: float, last: float, logits: float
+) -> None:
+    """On one of two: a block's hidden activations are divided, what it adds them to is not."""
+    found = trace(Divisible(blocks), recipe(), division=division)
+    units = {unit.name: unit for unit in found.units}
+    one = 4 * WIDTH * 10
+    assert units["start"].saved_bytes.of(10, 2) == start * one
+    assert units["2"].saved_bytes.of(10) == 2 * one
+    assert units["2"].saved_bytes.of(10, 2) == one + one / 2
+    assert units["after 2"].saved_bytes.of(10, 2) == pytest.approx(last, abs=1)
+    products, others = units["after 2"].forward
+    assert products.flops.of(5, 2) == products.flops.of(5) / 2
+    assert others.flops.of(1, 2) == pytest.approx(logits * others.flops.of(1))
+    assert units["start"].undivided == 1
+    # Its second layer's bias is added to what was summed up.
+    assert units["2"].undivided == pytest.approx(WIDTH / units["2"].parameters)
 
 
 @pytest.mark.parametrize("model", [blocks, LooksAtValues])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,11 +14,14 @@ from shardmark.strategies.base import (
     FP32_BYTES,
     LaunchConfiguration,
     RankContext,
+    StepState,
     Strategy,
+    UnitSize,
     check_machine,
     common_settings,
     times,
 )
+from shardmark.strategies.fsdp import FSDP
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -93,6 +96,19 @@ class FullyShardedFirst(Strategy):
             " + (n-1)/n G",
             note=ROOT_NOTE if self.reshard_after_forward else None,
         )
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """About that of torch's second FSDP."""
+        second = FSDP(reshard_after_forward=self.reshard_after_forward, wrap=self.wrap)
+        return second.step_state(units, recipe, world_size, nodes, device_type=device_type)
 
     def loads(self) -> tuple[str, ...]:
         return ("torch.distributed.fsdp",)

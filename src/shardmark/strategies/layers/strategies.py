@@ -212,14 +212,19 @@ class Layered(Strategy):
         *,
         device_type: str = "cuda",
     ) -> StepState:
-        """Layers that the plan does not divide are whole on each tensor rank."""
-        tensor = self.factors(world_size, nodes).tensor
-        held = [_Held.of(unit, tensor) for unit in units]
+        """Layers that the plan does not divide are whole on each tensor rank.
+
+        DDP's buckets are beside the gradients that a pipeline's micro-batches add up.
+        """
+        factors = self.factors(world_size, nodes)
+        held = [_Held.of(unit, factors.tensor) for unit in units]
+        buckets = factors.data > 1 and not self._fully_sharded(factors)
         state = Strategy.step_state(self, held, recipe, world_size, nodes, device_type=device_type)
         trained = max(1, sum(unit.trained_parameters for unit in units))
         more = sum(unit.trained_parameters for unit in held) / trained
         return replace(
             state,
+            gradients=(2 if buckets else 1) * state.gradients,
             optimizer_share=more * state.optimizer_share,
             fresh_gradients=more * state.fresh_gradients,
         )

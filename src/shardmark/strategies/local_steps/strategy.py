@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -17,7 +17,9 @@ from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
     RankContext,
+    StepState,
     Strategy,
+    UnitSize,
     check_machine,
     common_settings,
 )
@@ -65,6 +67,30 @@ class LocalStepsStrategy(Strategy):
             traffic=(meeting,),
             formula=f"all-reduce once in {self.period_steps} steps:"
             f" 2 (n-1)/n G / {self.period_steps}",
+        )
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """After the update gradients are freed, and the mean is there as the ranks meet.
+
+        An outer optimizer has gradients of its own then, and its momentum all the time.
+        """
+        state = Strategy.step_state(self, units, recipe, world_size, nodes, device_type=device_type)
+        whole = FP32_BYTES * sum(unit.trained_parameters for unit in units)
+        steps = self.local_steps()
+        outer = steps.outer
+        meeting = (1 if outer is None else 2) * whole / steps.fragments
+        return replace(
+            state,
+            optimizer_state=whole if outer is not None and outer.momentum else 0.0,
+            updating=max(whole, meeting),
         )
 
     def mathematics(self, recipe: Recipe) -> Mathematics:

@@ -14,10 +14,14 @@ from shardmark.core.machine import Machine
 from shardmark.core.mathematics import Mathematics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
+    FP32_BYTES,
     PRECISION_BYTES,
     RankContext,
     Server,
+    StepState,
     Strategy,
+    UnitSize,
+    UnitState,
     check_machine,
     common_settings,
 )
@@ -129,6 +133,27 @@ class ParameterServer(Strategy):
                 for kind in ("send", "receive")
             ),
             formula="gradients to the servers, parameters back: G + P",
+        )
+
+    def step_state(
+        self,
+        units: Sequence[UnitSize],
+        recipe: Recipe,
+        world_size: int,
+        nodes: int = 1,
+        *,
+        device_type: str = "cuda",
+    ) -> StepState:
+        """Gradients are views of the buckets, which stay; a CPU holds cast messages, too."""
+        trained = sum(unit.trained_parameters for unit in units)
+        casts = device_type == "cpu" and self.wire != "fp32"
+        return StepState(
+            parameters=FP32_BYTES * sum(unit.parameters for unit in units),
+            gradients=FP32_BYTES * trained,
+            fresh_gradients=0.0,
+            optimizer_share=0.0,
+            buffers=2.0 * PRECISION_BYTES[self.wire] * trained if casts else 0.0,
+            units=(UnitState(),) * len(units),
         )
 
     def mathematics(self, recipe: Recipe) -> Mathematics:
