@@ -168,10 +168,8 @@ def test_an_outer_optimizer_comes_on_top(
 
 def test_replicas_of_a_pipeline_have_buckets_beside_their_sums() -> None:
     profile = replace(invented(per_sample=1e6), batch_bytes=Amount())
-    stages = {"options": {"mesh": {"data": 2, "pipeline": 2}}, "per_rank_batch": 8}
-    assert held("ddp-pp", 4, profile, **stages).gradients == 2 * WHOLE / 2
-    shards = {"options": {"mesh": {"shard": 2, "pipeline": 2}}, "per_rank_batch": 8}
-    assert held("fsdp-pp", 4, profile, **shards).gradients == WHOLE / 2
+    assert held("ddp-pp", 4, profile, per_rank_batch=8).gradients == 2 * WHOLE / 2
+    assert held("fsdp-pp", 4, profile, per_rank_batch=8).gradients == WHOLE / 2
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
