@@ -1,7 +1,7 @@
 """Predicted peak memory of a rank against that of real steps on the CPU.
 
-    python benchmarks/predict_memory.py [--models resnet18 gpt] [--strategies tp pp | --others]
-        [--repeats 2] [--small] [--keep FILE]
+    python benchmarks/predict_memory.py [--models resnet18 gpt] [--others] [--repeats 2] [--small]
+        [--keep FILE]
 
 Eight models of four tasks under eight strategies, one rank or four, all in one fork server;
 `--others` takes every other strategy, on three models that can be divided.  What is measured is
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -37,11 +37,13 @@ STRATEGIES = (
     *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
     *("zero-1", "zero-2", "zero-3"),
 )
-OTHERS = (
-    *("tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "ulysses", "fsdp-ulysses"),
-    *("zro", "fsdp1", "local-sgd", "diloco", "ps-sync", "ps-async"),
+OTHERS: tuple[str | dict[str, Any], ...] = (
+    *("tp", {"name": "tp", "sequence_parallel": True}, "fsdp-tp"),
+    *({"name": "pp", "schedule": schedule} for schedule in ("1f1b", "gpipe", "interleaved")),
+    *({"name": "pp", "schedule": "zero-bubble"}, "ddp-pp", "fsdp-pp"),
+    *("ulysses", "fsdp-ulysses", "zro", "fsdp1", "ps-sync", "ps-async"),
+    *({"name": name, "period_steps": 1} for name in ("local-sgd", "diloco")),
 )
-OPTIONS = {name: {"period_steps": 1} for name in ("local-sgd", "diloco")}
 RANKS, GLOBAL_BATCH = 4, 16
 WORST, MEDIAN = 0.03, 0.01
 BAR = f"Bar: every strategy at most {WORST:.0%} off on every model, the median {MEDIAN:.0%}"
@@ -70,12 +72,21 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "own": {"name": "own", "task": f"{BENCHMARKS / 'autoencoder_task.py'}:Task"},
 }
-DIVISIBLE = ("vit_cifar", "gpt", "hf:gpt2")
+DIVISIBLE: dict[str, dict[str, Any]] = {
+    **{name: MODELS[name] for name in ("vit_cifar", "gpt")},
+    "hf:llama": {
+        **{"name": "language", "model": "hf:llama", "sequence_length": 128},
+        "model_options": {
+            **{"num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 1024},
+            **{"num_attention_heads": 4, "num_key_value_heads": 4},
+        },
+    },
+}
 MB = 1e6
 
 
 def experiment_of(
-    workload: Mapping[str, Any], repeats: int, strategies: Sequence[str]
+    workload: Mapping[str, Any], repeats: int, strategies: Sequence[str | dict[str, Any]]
 ) -> dict[str, Any]:
     return {
         "name": "predict-memory",
@@ -88,7 +99,7 @@ def experiment_of(
             "threads_per_rank": 1,
         },
         "matrix": {
-            "strategy": [{"name": name, **OPTIONS.get(name, {})} for name in strategies],
+            "strategy": list(strategies),
             "world_size": [1, RANKS] if "single" in strategies else [RANKS],
         },
         "measure": {"warmup_steps": 1, "repeats": repeats, "evaluate": "never", "verify": False},
@@ -115,26 +126,28 @@ def trial_runner(trials: Sequence[Trial]) -> Iterator[TrialRunner]:
             engine.close()
 
 
-def predicted(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:
+def predicted(trials: Sequence[Trial], refused: Collection[str]) -> dict[str, dict[str, float]]:
     """Strategy -> bytes by part."""
     from shardmark.predict.memory import rank_memory
     from shardmark.predict.models import Models
 
     models, found = Models(), {}
     for trial in trials:
-        if trial.repeat:
+        if trial.repeat or str(trial.strategy) in refused:
             continue
         ranks, strategy = trial.world_size, trial.built_strategy
         profile = models.profile_of(trial, ranks, 1, device_type="cpu")
         held = rank_memory(profile, strategy, trial.recipe, ranks, device_type="cpu")
         parts = {name: getattr(held, name) for name in held.__dataclass_fields__}
-        found[trial.strategy.name] = {**parts, "peak": held.peak_bytes}
+        found[str(trial.strategy)] = {**parts, "peak": held.peak_bytes}
     return found
 
 
 def measured(runner: TrialRunner, trial: Trial, order: int) -> list[int]:
-    """Each training rank's bytes."""
+    """Each training rank's bytes; none where the strategy refuses the model."""
     result = runner.run(trial, order=order)
+    if result.outcome is Outcome.UNAVAILABLE:
+        return []
     if result.outcome is not Outcome.OK:
         raise SystemExit(f"{trial.strategy.name} ended as {result.outcome}: {result.failure}")
     return [rank.probe.peak_memory_bytes for rank in result.ranks[: trial.world_size]]
@@ -142,14 +155,13 @@ def measured(runner: TrialRunner, trial: Trial, order: int) -> list[int]:
 
 def main() -> None:
     parser = options_of(NAME, __doc__)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=None)
-    parser.add_argument("--strategies", nargs="+", choices=(*STRATEGIES, *OTHERS), default=None)
+    parser.add_argument("--models", nargs="+", choices=MODELS | DIVISIBLE)
     parser.add_argument("--others", action="store_true", help="all but the eight with a bar")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="file of what was measured, to go on from")
     options = parser.parse_args()
-    options.models = options.models or list(DIVISIBLE if options.others else MODELS)
-    strategies = options.strategies or (OTHERS if options.others else STRATEGIES)
+    models, tried = (DIVISIBLE, OTHERS) if options.others else (MODELS, STRATEGIES)
+    options.models = options.models or list(models)
     if options.small:
         options.models, options.repeats = ["vit_cifar"], 1
     add_sources_to_path()
@@ -160,29 +172,33 @@ def main() -> None:
         real = json.loads(kept.read_text())
     plans: dict[str, Sequence[Trial]] = {}
     for name in options.models:
-        experiment = from_mapping(experiment_of(MODELS[name], options.repeats, strategies))
+        experiment = from_mapping(experiment_of(models[name], options.repeats, tried))
         check_data(experiment.workload)
         plans[name] = expand(experiment, "cpu").trials
+    strategies = [*dict.fromkeys(str(each.strategy) for of in plans.values() for each in of)]
     missing = [
         (name, trial)
         for name, trials in plans.items()
         for trial in trials
-        if trial.repeat >= len(real.get(name, {}).get(trial.strategy.name, ()))
+        if trial.repeat >= len(real.get(name, {}).get(str(trial.strategy), ()))
     ]
     missing.sort(key=lambda each: each[1].repeat)
     if missing:
         with trial_runner([trial for _, trial in missing]) as runner:
             for number, (name, trial) in enumerate(missing):
                 peaks = measured(runner, trial, number)
-                print(name, trial.strategy.name, max(peaks) / MB, flush=True)
-                real.setdefault(name, {}).setdefault(trial.strategy.name, []).append(peaks)
+                print(name, trial.strategy, max(peaks, default=0) / MB, flush=True)
+                real.setdefault(name, {}).setdefault(str(trial.strategy), []).append(peaks)
                 if kept:
                     kept.write_text(json.dumps(real))
     found: dict[str, Any] = {}
     for name, trials in plans.items():
-        expected = predicted(trials)
+        refused = {strategy for strategy, peaks in real[name].items() if not peaks[0]}
+        expected = predicted(trials, refused)
         found[name] = {}
         for strategy in strategies:
+            if strategy in refused:
+                continue
             ranks = [min(peaks) for peaks in zip(*real[name][strategy], strict=True)]
             found[name][strategy] = {
                 "measured": max(ranks),
@@ -191,12 +207,12 @@ def main() -> None:
                 "error": expected[strategy]["peak"] / max(ranks) - 1,
             }
         print(name, *(f"{s} {of['error']:+.1%}" for s, of in found[name].items()), flush=True)
-    errors = {s: [abs(found[name][s]["error"]) for name in found] for s in strategies}
+    errors = {s: [abs(of[s]["error"]) for of in found.values() if s in of] for s in strategies}
     medians = {strategy: median(each) for strategy, each in errors.items()}
     overall = median(error for each in errors.values() for error in each)
     store(
         NAME,
-        variant="" if strategies == STRATEGIES else "others",
+        variant="others" if options.others else "",
         options=options,
         around=around,
         bar=BAR,
@@ -207,9 +223,10 @@ def main() -> None:
                 (
                     strategy,
                     *(
-                        f"{found[name][strategy]['measured'] / MB:.0f}"
-                        f" {found[name][strategy]['error']:+.1%}"
-                        for name in found
+                        f"{of[strategy]['measured'] / MB:.0f} {of[strategy]['error']:+.1%}"
+                        if strategy in of
+                        else "refused"
+                        for of in found.values()
                     ),
                     f"{medians[strategy]:.1%}",
                     f"{max(errors[strategy]):.1%}",

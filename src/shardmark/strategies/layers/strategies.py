@@ -214,16 +214,19 @@ class Layered(Strategy):
     ) -> StepState:
         """Layers that the plan does not divide are whole on each tensor rank.
 
-        DDP's buckets are beside the gradients that a pipeline's micro-batches add up.
+        DDP's buckets are beside the gradients that a pipeline's micro-batches add up, FSDP2's own
+        shards beside parameters that stay gathered.
         """
-        factors = self.factors(world_size, nodes)
+        factors, holds = self.factors(world_size, nodes), self.holds(world_size, nodes)
         held = [_Held.of(unit, factors.tensor) for unit in units]
         buckets = factors.data > 1 and not self._fully_sharded(factors)
         state = Strategy.step_state(self, held, recipe, world_size, nodes, device_type=device_type)
         trained = max(1, sum(unit.trained_parameters for unit in units))
         more = sum(unit.trained_parameters for unit in held) / trained
+        shard = holds.optimizer_state / holds.parameters
         return replace(
             state,
+            parameters=(1 + (shard if shard < 1 else 0)) * state.parameters,
             gradients=(2 if buckets else 1) * state.gradients,
             optimizer_share=more * state.optimizer_share,
             fresh_gradients=more * state.fresh_gradients,
@@ -352,17 +355,21 @@ class Layered(Strategy):
         return self._micro_batches(ranks) if ranks > 1 else 1
 
     def in_flight(self, world_size: int, nodes: int = 1) -> float:
-        """The first rank's, as torch 2.15 schedules them before its first backward pass."""
+        """The first rank's, as torch 2.15 schedules them before its first backward pass.
+
+        With zero bubble the last rank's: it puts off gradients of weights of as many micro-batches
+        as there are ranks, which need about as much again.
+        """
         ranks = self.factors(world_size, nodes).pipeline
         if ranks == 1 or self.schedule == "gpipe":
             return 1.0
         count, stages = self._micro_batches(ranks), CLASSES[self.schedule][1]
-        ahead = ranks - 1
+        ahead, put_off = ranks - 1, 0
         if stages > 1:
             a_round = count // max(1, count // ranks)
-            hops = 1 if self.schedule == "zero-bubble" else 2
+            hops, put_off = (1, ranks) if self.schedule == "zero-bubble" else (2, 0)
             ahead = (stages - 1) * a_round + hops * (ranks - 1)
-        return min(1.0, (ahead + 1) / (count * stages))
+        return min(1.0, (ahead + 1) / (count * stages)) + put_off / (count * stages)
 
     def loads(self) -> tuple[str, ...]:
         modules = {
