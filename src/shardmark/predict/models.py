@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,13 +54,8 @@ class Models:
             if known == key:
                 return profile
         workload, _, data_bytes = self._model(options, recipe)
-        try:
+        with _failures_told(options):
             profile = trace(workload, recipe, device_type=device_type, division=division)
-        except ShardmarkError:
-            raise
-        except Exception as error:  # whatever a model of the user's raises in a step
-            found = f"a step of its model fails: {type(error).__name__}: {error}"
-            raise InputError(f"workload {options.name}", found, "make `run` work first") from error
         if device_type == "cpu":
             native = profile.native and replace(profile.native, data_bytes=data_bytes)
             profile = replace(profile, data_bytes=data_bytes, native=native)
@@ -85,16 +81,18 @@ class Models:
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot divide."""
         workload, model, _ = self._model(cell.workload, cell.recipe)
-        cell.built_strategy.check_model(workload, model, world_size, nodes)
+        with _failures_told(cell.workload):
+            cell.built_strategy.check_model(workload, model, world_size, nodes)
 
     def passing(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         """Fields of `ModelSize` about what passes between ranks inside of the model."""
         from shardmark.strategies.initial_weights import hollow_model
 
         workload, *_ = self._model(cell.workload, cell.recipe)
-        # Counting leaves its marks on a model.
-        counted = hollow_model(workload) or workload.build_model()
-        return cell.built_strategy.passing(workload, counted, cell.recipe, world_size, nodes)
+        with _failures_told(cell.workload):
+            # Counting leaves its marks on a model.
+            counted = hollow_model(workload) or workload.build_model()
+            return cell.built_strategy.passing(workload, counted, cell.recipe, world_size, nodes)
 
     def training_samples(self, options: WorkloadOptions) -> int | None:
         """None where the ranks alone could tell."""
@@ -142,3 +140,15 @@ class Models:
         return options.model_copy(
             update={**changes, "dataset": "random", "download": False, "loader_workers": 0}
         )
+
+
+@contextmanager
+def _failures_told(options: WorkloadOptions) -> Iterator[None]:
+    """Whatever a model of the user's raises in a step."""
+    try:
+        yield
+    except ShardmarkError:
+        raise
+    except Exception as error:
+        found = f"a step of its model fails: {type(error).__name__}: {error}"
+        raise InputError(f"workload {options.name}", found, "make `run` work first") from error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
@@ -18,6 +19,7 @@ from shardmark.predict.largest_batch import largest
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.plan import GiB, Plan, Prediction, make_plan, parse_nodes
+from shardmark.predict.profile import Profile
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.report.table.formats import Format
@@ -288,11 +290,23 @@ def test_servers_of_one_node_need_no_network(tmp_path: Path) -> None:
     assert joined.step_seconds == row.step_seconds
 
 
-def test_a_model_that_fails_is_a_row_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trace(*_: object, **__: object) -> None:
+@pytest.mark.parametrize(("strategy", "traces"), [("ddp", False), ("pp", True)])
+def test_a_model_that_fails_is_a_row_with_its_error(
+    strategy: str, traces: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traced as a whole, or looked at for what passes between its stages."""
+
+    def trace(*_: object, **__: object) -> Profile:
+        if traces:
+            return made_profile()
         raise RuntimeError("shapes do not match")
 
+    def build_model() -> NoReturn:
+        raise RuntimeError("shapes do not match")
+
+    failing = SimpleNamespace(build_model=build_model)
     monkeypatch.setattr("shardmark.predict.trace.trace", trace)
-    monkeypatch.setattr(Models, "_model", lambda *_: (None, None, 0))
-    (row,) = planned(experiment(["ddp"]), models=Models()).rows
+    monkeypatch.setattr(Models, "_model", lambda *_: (failing, None, 0))
+    monkeypatch.setattr(Models, "check", lambda *_: None)
+    (row,) = planned(experiment([strategy]), models=Models()).rows
     assert "RuntimeError: shapes do not match" in (row.reason or "")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
 from shardmark.strategies.layers.divided import problems_with
-from shardmark.strategies.layers.stages import problems_of, staged
+from shardmark.strategies.layers.stages import passed_between, problems_of, staged
 from shardmark.workloads.base import TensorPlan, Undivided
 from tests.unit.training.toy import ToyWorkload
 
@@ -53,6 +54,22 @@ def test_models_that_would_train_another_thing(layers: list[nn.Module], told: st
     problem, *_ = problems_of(layers, nn.Sequential(*layers), ToyWorkload(), 2)
     assert told in problem.reason
     assert problem.remedy
+
+
+class AsksForValues(nn.Module):
+    """As masks of transformers do, unless they know that they are traced."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not isinstance(inputs, FakeTensor) and bool((inputs == 0).all()):
+            return inputs + 1
+        return inputs
+
+
+def test_what_passes_between_stages_is_found_without_values() -> None:
+    parts: list[nn.Module] = [nn.Linear(4, 8), AsksForValues(), nn.Linear(8, 2)]
+    workload = ToyWorkload(lambda: nn.Sequential(*parts))
+    passed = passed_between([parts[:2], parts[2:]], workload)
+    assert passed == {"between_stages_bytes": 2 * 8 * 4, "tied_parameters": 0}  # there and back
 
 
 def test_every_parameter_is_in_a_part() -> None:

@@ -267,15 +267,18 @@ def passed_between(stages: Sequence[Parts], workload: Workload) -> dict[str, int
     """
     plan = BatchPlan(global_batch=1, seed=0)
     batch = next(iter(workload.batches(plan, Shard(index=0, count=1))))
-    args, kwargs = tree_map_only(
-        Tensor, lambda given: torch.empty_like(given, device="meta"), call_of(workload, batch)
-    )
+    call = call_of(workload, batch)
     hollow = [nn.ModuleList(parts).to("meta") for parts in copy.deepcopy(stages)]
     sent = 0
-    for parts in hollow[:-1]:
-        given = chained([*parts], *args, **kwargs)
-        args, kwargs = given if isinstance(given, tuple) else (given,), {}
-        sent += sum(tensor.nbytes * (2 if tensor.requires_grad else 1) for tensor in args)
+    # Masks of transformers ask for values of what is on the meta device, but not of fake tensors.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args, kwargs = tree_map_only(
+            Tensor, lambda given: torch.empty_like(given, device="meta"), call
+        )
+        for parts in hollow[:-1]:
+            given = chained([*parts], *args, **kwargs)
+            args, kwargs = given if isinstance(given, tuple) else (given,), {}
+            sent += sum(tensor.nbytes * (2 if tensor.requires_grad else 1) for tensor in args)
     holders = Counter(p for parts in hollow for p in {*parts.parameters()} if p.requires_grad)
     tied = sum(parameter.numel() for parameter, count in holders.items() if count > 1)
     return {"between_stages_bytes": sent, "tied_parameters": tied}
