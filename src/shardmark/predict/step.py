@@ -217,7 +217,7 @@ def plan_step(
     )
     if recipe.activation_checkpointing:
         backward = [first + second for first, second in zip(forward, backward, strict=True)]
-    traffic = strategy.wire_bytes(profile.size, recipe, world_size, nodes).traffic
+    traffic = strategy.sent(profile.size, recipe, world_size, nodes)
     gradient_bytes = FP32_BYTES * max(1, profile.size.trained_parameters) / parts
     reduced = [
         each.payload_bytes / gradient_bytes

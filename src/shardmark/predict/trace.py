@@ -356,7 +356,9 @@ def _profile(
             parameters=sum(unit.parameters for unit in units),
             trained_parameters=sum(unit.trained_parameters for unit in units),
             trained_matrices=matrices_of(p.shape for p in model.parameters() if p.requires_grad),
-            units=max(1, sum(unit.parameters > 0 for unit in units)),
+            units=max(
+                1, len({unit.name if unit.block else "" for unit in units if unit.parameters})
+            ),
         ),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         batch_bytes=line(first.batch_bytes, second.batch_bytes),

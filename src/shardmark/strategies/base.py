@@ -387,6 +387,12 @@ class Strategy(ABC):
             return WireBytes(traffic=(), formula="nothing")
         return all_reduced(size, world_size)
 
+    def sent(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> tuple[Traffic, ...]:
+        """What its library sends in a step: that of its definition, unless it says otherwise."""
+        return self.wire_bytes(size, recipe, world_size, nodes).traffic
+
     def step_state(
         self,
         units: Sequence[UnitSize],

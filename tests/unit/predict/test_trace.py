@@ -71,6 +71,7 @@ def test_units_are_blocks_and_what_is_between() -> None:
         ("2", True, block),
         ("after 2", False, 2 * (WIDTH + 1)),
     ]
+    assert found.size.units == 3  # what is between blocks is gathered together
     assert found.size.parameters == found.size.trained_parameters
     assert found.size.parameters == sum(p.numel() for p in blocks().parameters())
     # Inputs of two layers of products, tanh's outputs among them, and the sum that goes on.

@@ -209,3 +209,30 @@ def test_powersgd_sends_thin_matrices_and_the_rest_whole() -> None:
     rest = 5000 + 4 * 36 + 3 * 500 + 1
     assert wire.carried_bytes == 4 * (2 * 2 * (1000 + 300) + rest)
     assert wire.note == "the first 2 steps reduce whole gradients"
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "large_gathers"),
+    [
+        ({}, {}, 1),  # stays for the backward pass
+        ({}, TWICE, 2),
+        ({"max_reuse_distance": 0}, {}, 2),
+        ({"max_reuse_distance": 0}, TWICE, 4),
+    ],
+)
+def test_stage_3_sends_small_parameters_one_by_one(
+    options: dict[str, Any], changes: dict[str, Any], large_gathers: int
+) -> None:
+    """A large matrix, and five vectors that stay whole on every rank until they are updated."""
+    matrices = ((1000, 200, 1), (2000, 1, 5))
+    size = ModelSize(
+        parameters=210_000, trained_parameters=210_000, trained_matrices=matrices, units=3
+    )
+    recipe = Recipe.model_validate({"global_batch": 64, "steps": 1, **changes})
+    reduced, gathered, small = build_strategy("zero-3", options).sent(size, recipe, 2)
+    assert reduced.kind == "reduce_scatter"
+    assert gathered.payload_bytes == pytest.approx(large_gathers * 4 * 200_000 / 2)
+    assert (small.payload_bytes, small.calls, small.waited_for) == (4 * 10_000 / 2, 5, True)
+    everything = build_strategy("zero-3", {"persistence_threshold": 0, "max_reuse_distance": 0})
+    sent = sum(each.carried_bytes for each in everything.sent(size, recipe, 2))
+    assert sent == pytest.approx(everything.wire_bytes(size, recipe, 2).carried_bytes)

@@ -203,6 +203,44 @@ class Zero(Strategy):
             note=STAGE_3_NOTE if self.stage == 3 else REDUCED_WHOLE_NOTE,
         )
 
+    def sent(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> tuple[Traffic, ...]:
+        """Stage 3 gathers small parameters one by one after their update, and the others once a
+        pass where they stay for the backward pass."""
+        traffic = self.wire_bytes(size, recipe, world_size, nodes).traffic
+        if self.stage < 3:
+            return traffic
+        reduced, gathered = traffic
+        counts = [
+            (rows * columns, count)
+            for rows, columns, count in size.trained_matrices
+            if rows * columns < self.persistence_threshold
+        ]
+        small = sum(elements * count for elements, count in counts)
+        part = (1 - small / max(1, size.parameters)) * (0.5 if self._stays(size.parameters) else 1)
+        once = gathered.payload_bytes / (2 * recipe.gradient_accumulation * max(1, size.parameters))
+        return (
+            reduced,
+            replace(
+                gathered,
+                payload_bytes=part * gathered.payload_bytes,
+                calls=part * gathered.calls,
+                copied_bytes=part * gathered.copied_bytes,
+            ),
+            Traffic(
+                kind="all_gather",
+                payload_bytes=small * once,
+                ranks=world_size,
+                calls=sum(count for _, count in counts),
+                waited_for=True,
+            ),
+        )
+
+    def _stays(self, elements: float) -> bool:
+        """Whether parameters that stage 3 gathers are whole from forward to backward pass."""
+        return 2 * elements <= self.max_reuse_distance
+
     def step_state(
         self,
         units: Sequence[UnitSize],
@@ -289,8 +327,11 @@ class Zero(Strategy):
         if self.stage < 3 or not any(large):
             return [(0.0, 0.0)] * len(units)
         total = sum(large)
-        stays = 2 * total <= width * self.max_reuse_distance
-        live = total if stays else min(total, width * float(self.max_live_parameters))
+        live = (
+            total
+            if self._stays(total / width)
+            else min(total, width * float(self.max_live_parameters))
+        )
         ahead = width * float(min(PREFETCHED_ELEMENTS, self.max_live_parameters))
         last = max(index for index, size in enumerate(large) if size)
         found, past = [], 0.0
