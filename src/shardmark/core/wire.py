@@ -29,6 +29,10 @@ class ModelSize:
     """Elements of trained parameters that two stages hold."""
     units: int = 1
     """Parts whose parameters are gathered together."""
+    costliest_stage: float = 1.0
+    """What the rank of a pipeline computes that computes most, over the mean of its ranks."""
+    largest_stage: float = 1.0
+    """The same of the parameters that it holds."""
 
 
 def matrices_of(shapes: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int, int], ...]:

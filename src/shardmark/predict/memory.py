@@ -85,17 +85,18 @@ def fullest(
     count."""
     passes = recipe.gradient_accumulation
     samples = in_flight * samples_of_share(recipe, layout.shares) / passes
-    divided = layout.sequence * layout.pipeline
+    divided = layout.sequence * layout.pipeline / profile.size.costliest_stage
+    uneven = profile.size.largest_stage
     moments = _moments(profile, state, samples, layout.tensor, divided)
     at = max(moments, key=lambda at: at.live / divided + at.gathered + at.gradients)
     kept = min(at.live, at.saved)
-    values = state.optimizer_share * profile.state_values * profile.size.trained_parameters
+    values = uneven * state.optimizer_share * profile.state_values * profile.size.trained_parameters
     on_host = state.host is not None
     return RankMemory(
         on_host=0.0 if state.host is None else state.host.held + FP32_BYTES * values,
-        parameters=state.parameters,
-        gradients=state.gradients + at.gradients,
-        optimizer_state=state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
+        parameters=uneven * state.parameters,
+        gradients=uneven * (state.gradients + at.gradients),
+        optimizer_state=uneven * state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
         gathered=at.gathered,
         buffers=state.buffers + profile.buffer_bytes + profile.data_bytes,
         activations=(passes - 1) * profile.batch_bytes.of(samples) + kept / divided,
@@ -114,7 +115,7 @@ class _At(NamedTuple):
 
 
 def _moments(
-    profile: Profile, state: StepState, samples: float, tensor: int, divided: int
+    profile: Profile, state: StepState, samples: float, tensor: int, divided: float
 ) -> Iterator[_At]:
     saved = [profile.batch_bytes.of(samples, tensor)]
     for unit, held in zip(profile.units, state.units, strict=True):

@@ -83,6 +83,8 @@ class _Columns:
     """Ranks over which a layer is divided."""
     shards: Array
     stages: Array
+    costliest: Array
+    """What the fullest stage computes, over the mean one."""
     again: Array
     """1 where what was gathered is gathered again for the backward pass."""
     checkpointed: Array
@@ -178,11 +180,12 @@ class Searcher:
                 bubble = strategy.bubble(self.ranks, self.nodes)
                 sent = self._sent((mesh, again), division, both, counts)
                 held = [self._held(strategy, recipe) for recipe in both]
+                costliest = self.sizes[division].costliest_stage
                 for count, seconds in zip(counts, sent, strict=True):
                     kinds.append((mesh, again))
                     shape = (count, samples, mesh.tensor, mesh.shard, mesh.pipeline)
                     state = held[count > 1 and not staged]
-                    told = (again, checkpointed, offloaded, casts, bubble / count)
+                    told = (costliest, again, checkpointed, offloaded, casts, bubble / count)
                     rows.append((*shape, *told, *seconds, *state))
         columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(_Columns.__slots__)).T
         return kinds, _Columns(**dict(zip(_Columns.__slots__, columns, strict=True)))
@@ -285,7 +288,7 @@ class Searcher:
         pieces = np.where(staged, of.counts, 1)
         samples = of.samples / of.counts
         compute = self.factors.compute * self.node.slowdown(max(1, self.ranks // self.nodes))
-        scale = compute * pieces / of.stages
+        scale = compute * pieces * of.costliest / of.stages
         forward, backward = (table * scale for table in self._computing(of, samples))
         profile = next(iter(self.profiles.values()))
         held, trained = (
@@ -430,8 +433,9 @@ class Searcher:
         profile = computed(self.profiles[checkpointed], strategy, recipe)
         state = self._state(strategy, profile, recipe)
         sizes = Layout(ranks=(), **mesh.model_dump())
+        size = self.sizes[checkpointed, mesh.tensor, mesh.pipeline]
         memory = fullest(
-            profile,
+            replace(profile, size=size),
             sizes,
             state,
             recipe.model_copy(update=share),

@@ -191,6 +191,7 @@ def plan_step(
     passes = recipe.gradient_accumulation
     samples = samples_of_share(recipe, layout.shares) / passes
     parts = layout.tensor * layout.pipeline
+    stages = layout.pipeline / profile.size.costliest_stage  # which the others wait for
     per_node = max(1, world_size // nodes)
     slowdown = node.slowdown(per_node)
     pieces = strategy.pieces(world_size, nodes)
@@ -207,7 +208,7 @@ def plan_step(
                 tensor=layout.tensor,
                 sequence=layout.sequence,
             )
-            / layout.pipeline
+            / stages
             for operations in of_units
         ]
         for of_units in (

@@ -68,8 +68,17 @@ class AsksForValues(nn.Module):
 def test_what_passes_between_stages_is_found_without_values() -> None:
     parts: list[nn.Module] = [nn.Linear(4, 8), AsksForValues(), nn.Linear(8, 2)]
     workload = ToyWorkload(lambda: nn.Sequential(*parts))
-    passed = passed_between([parts[:2], parts[2:]], workload)
-    assert passed == {"between_stages_bytes": 2 * 8 * 4, "tied_parameters": 0}  # there and back
+    passed = passed_between([parts[:2], parts[2:]], workload, ranks=2)
+    assert passed["between_stages_bytes"] == 2 * 8 * 4  # there and back
+
+
+def test_ranks_of_a_pipeline_are_as_uneven_as_their_stages() -> None:
+    """Two stages on each of two ranks; what an embedding looks up is computed by nobody."""
+    parts = [nn.Embedding(10, 4), *(nn.Linear(4, 4, bias=False) for _ in range(4))]
+    workload = ToyWorkload(lambda: nn.Sequential(*parts))
+    passed = passed_between([parts[1:3], parts[3:4], parts[4:], parts[:1]], workload, ranks=2)
+    assert passed["costliest_stage"] == 2 * 3 / 4
+    assert passed["largest_stage"] == 2 * 56 / 104
 
 
 def test_every_parameter_is_in_a_part() -> None:

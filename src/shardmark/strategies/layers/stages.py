@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -259,8 +259,9 @@ class HollowStages:
         return torch.empty_like(part, requires_grad=True)
 
 
-def passed_between(stages: Sequence[Parts], workload: Workload) -> dict[str, int]:
-    """Bytes of a sample between stages, both ways, and tied elements, as `ModelSize` has them.
+def passed_between(stages: Sequence[Parts], workload: Workload, ranks: int) -> dict[str, float]:
+    """Bytes of a sample between stages, both ways, tied elements, and how uneven ranks are, as
+    `ModelSize` has them.
 
     Found on a copy without data, in the precision of the parameters: what autocast narrows on its
     way through a block is widened where it is added up.
@@ -281,7 +282,15 @@ def passed_between(stages: Sequence[Parts], workload: Workload) -> dict[str, int
             sent += sum(tensor.nbytes * (2 if tensor.requires_grad else 1) for tensor in args)
     holders = Counter(p for parts in hollow for p in {*parts.parameters()} if p.requires_grad)
     tied = sum(parameter.numel() for parameter, count in holders.items() if count > 1)
-    return {"between_stages_bytes": sent, "tied_parameters": tied}
+    of_ranks = [[*chain(*hollow[rank::ranks])] for rank in range(ranks)]
+    costs = [sum(map(_cost, parts)) for parts in of_ranks]
+    sizes = [sum(p.numel() for p in nn.ModuleList(parts).parameters()) for parts in of_ranks]
+    return {
+        "between_stages_bytes": sent,
+        "tied_parameters": tied,
+        "costliest_stage": ranks * max(costs) / max(1, sum(costs)),
+        "largest_stage": ranks * max(sizes) / max(1, sum(sizes)),
+    }
 
 
 @dataclass(kw_only=True, eq=False)

@@ -406,7 +406,7 @@ class Layered(Strategy):
         factors = self.factors(world_size, nodes)
         plan, stages = self._cut(workload, model, factors)
         counted = {} if plan is None else counted_passing(workload, model, recipe, plan)
-        between = passed_between(stages, workload) if stages else {}
+        between = passed_between(stages, workload, factors.pipeline) if stages else {}
         return {**counted, **between}
 
     def _cut(
