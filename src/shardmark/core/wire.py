@@ -34,6 +34,10 @@ class ModelSize:
     largest_stage: float = 1.0
     """The same of the parameters that it holds."""
 
+    @property
+    def trained_tensors(self) -> int:
+        return sum(count for *_, count in self.trained_matrices)
+
 
 def matrices_of(shapes: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int, int], ...]:
     """As `ModelSize.trained_matrices` has them."""
@@ -64,8 +68,11 @@ class Traffic:
     copied_bytes: float = 0.0
     """Read and written in the rank's own memory for it: casts, and copies into and out of messages,
     beside what the collective itself moves."""
-    spread: bool = False
-    """To peers on all nodes alike, whatever the rank's own."""
+    filling: bool = False
+    """Between stages of a pipeline: hidden by other micro-batches, unless it fills or drains, or
+    there is more of it than is computed."""
+    crossing: float = 1.0
+    """Share of it that goes to other nodes, where its group is on several."""
 
     @property
     def carried_bytes(self) -> float:

@@ -17,9 +17,10 @@ from shardmark.core.layout import Layout, Mesh
 from shardmark.core.recipe import Recipe
 from shardmark.core.wire import ModelSize, Traffic
 from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.library import library_seconds
 from shardmark.predict.memory import computed, fullest, needed_bytes
 from shardmark.predict.profile import Profile
-from shardmark.predict.step import Factors, stream_of
+from shardmark.predict.step import STREAMS, Factors, stream_of
 from shardmark.predict.timeline import distribution_tax
 from shardmark.predict.timing import (
     Constants,
@@ -95,6 +96,9 @@ class _Columns:
     gathered: Array
     reduced: Array
     waited: Array
+    passed_on: Array
+    """Seconds between stages."""
+    library: Array
     held: Array
     """Bytes of a rank's state, whatever it computes."""
     kept: Array
@@ -179,14 +183,15 @@ class Searcher:
                 casts = strategy.mathematics(both[0]).casts is not None
                 bubble = strategy.bubble(self.ranks, self.nodes)
                 sent = self._sent((mesh, again), division, both, counts)
+                library = self._library((mesh, again), division, both, counts)
                 held = [self._held(strategy, recipe) for recipe in both]
                 costliest = self.sizes[division].costliest_stage
-                for count, seconds in zip(counts, sent, strict=True):
+                for count, seconds, own in zip(counts, sent, library, strict=True):
                     kinds.append((mesh, again))
                     shape = (count, samples, mesh.tensor, mesh.shard, mesh.pipeline)
                     state = held[count > 1 and not staged]
                     told = (costliest, again, checkpointed, offloaded, casts, bubble / count)
-                    rows.append((*shape, *told, *seconds, *state))
+                    rows.append((*shape, *told, *seconds, own, *state))
         columns = np.array(rows, dtype=np.float64).reshape(len(rows), len(_Columns.__slots__)).T
         return kinds, _Columns(**dict(zip(_Columns.__slots__, columns, strict=True)))
 
@@ -228,8 +233,8 @@ class Searcher:
         division: Division,
         recipes: Sequence[Recipe],
         counts: list[int],
-    ) -> Iterator[tuple[float, float, float]]:
-        """Seconds of gathering ahead, of gradients, and of what is waited for.
+    ) -> Iterator[tuple[float, ...]]:
+        """Seconds by stream.
 
         All that is sent lies on a line in micro-batches, of which the recipes have one and two.
         """
@@ -256,7 +261,7 @@ class Searcher:
         compute = self.factors.compute * self.node.slowdown(per_node)
         hosts = self._hosts(kind, recipes)
         for count in counts:
-            sums = [0.0, 0.0, 0.0]
+            sums = [0.0] * STREAMS
             if hosts is not None:
                 fetched = hosts[0].fetched + (count - 1) * (hosts[1].fetched - hosts[0].fetched)
                 for stream, moved in enumerate((fetched, hosts[0].handed_back, hosts[0].returned)):
@@ -269,7 +274,31 @@ class Searcher:
                 )
                 copying = compute * copy_seconds(copied, self.node.card, self.constants)
                 sums[stream_of(first)] += copying + seconds(slot, first.payload_bytes + more, calls)
-            yield sums[0], sums[1], sums[2]
+            yield tuple(sums)
+
+    def _library(
+        self,
+        kind: tuple[Mesh, bool],
+        division: Division,
+        recipes: Sequence[Recipe],
+        counts: list[int],
+    ) -> Iterator[float]:
+        """Seconds of the libraries' own code, which lie on a line in micro-batches, too."""
+        staged = kind[0].pipeline > 1
+        once, twice = (
+            library_seconds(
+                self._strategy(*kind, count if staged else 1),
+                self.sizes[division],
+                recipes[0 if staged else count - 1],
+                self.ranks,
+                self.node.card,
+                nodes=self.nodes,
+            )
+            for count in (1, 2)
+        )
+        slowdown = self.node.slowdown(max(1, self.ranks // self.nodes))
+        for count in counts:
+            yield slowdown * (once + (count - 1) * (twice - once))
 
     def _hosts(
         self, kind: tuple[Mesh, bool], recipes: Sequence[Recipe]
@@ -322,7 +351,9 @@ class Searcher:
         tax = np.array([taxes[n] for n in passes])
         hidden = np.maximum(0.0, of.gathered + of.reduced - shown)
         taken = interference(self.node, self.constants) * hidden
-        seconds: Array = whole * (1 + tax) + alone * of.bubble + shown + of.waited + taken
+        between = np.maximum(of.bubble * of.passed_on, of.passed_on - alone)
+        waited = shown + of.waited + between
+        seconds: Array = whole * (1 + tax) + alone * of.bubble + waited + taken + of.library
         return seconds
 
     def _computing(self, of: _Columns, samples: Array) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shardmark.core.recipe import Recipe
 from shardmark.core.wire import Traffic
 from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.library import library_seconds
 from shardmark.predict.profile import Profile
 from shardmark.predict.timeline import distribution_tax, two_streams
 from shardmark.predict.timing import (
@@ -21,6 +22,7 @@ from shardmark.predict.timing import (
 )
 from shardmark.strategies.base import FP32_BYTES, HostState, Strategy, samples_of_share
 
+STREAMS = 4
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 
 
@@ -46,6 +48,8 @@ class StepTime:
     """For communication that nothing hides."""
     interference_seconds: float
     """Of communication that computing hides, and which slows it down."""
+    library_seconds: float = 0.0
+    """Of the loop's and the library's own code, where a processor computes."""
 
     @property
     def seconds(self) -> float:
@@ -55,6 +59,7 @@ class StepTime:
             + self.bubble_seconds
             + self.waiting_seconds
             + self.interference_seconds
+            + self.library_seconds
         )
 
     @property
@@ -65,6 +70,7 @@ class StepTime:
             "computing": self.compute_seconds + self.distribution_seconds,
             "communication": communication,
             "the pipeline's bubble": self.bubble_seconds,
+            "the library's own code": self.library_seconds,
         }
         return max(parts, key=lambda name: parts[name])
 
@@ -94,6 +100,7 @@ class Step:
     """Whose messages one link has to carry."""
     slowdown: float
     """Of computing, by ranks that share its cores."""
+    library_seconds: float
     host: HostState | None = None
     """What is offloaded."""
 
@@ -102,7 +109,7 @@ class Step:
         compute, passes = factors.compute, self.passes
         forward = [compute * seconds for seconds in self.forward_seconds]
         backward = [compute * seconds for seconds in reversed(self.backward_seconds)]
-        gathered, reduced, waited = (
+        gathered, reduced, waited, passed_on = (
             factors.communication * sent + compute * copied + moved
             for sent, copied, moved in zip(
                 self._communication(constants),
@@ -125,6 +132,7 @@ class Step:
         computing = passes * (sum(forward) + sum(backward))
         shown = spans - computing
         alone = computing + compute * self.update_seconds
+        waited += max(self.bubble * passed_on, passed_on - computing)
         return StepTime(
             compute_seconds=alone,
             distribution_seconds=alone * distribution_tax(self.devices, passes, constants),
@@ -132,45 +140,46 @@ class Step:
             waiting_seconds=shown + waited,
             interference_seconds=interference(self.node, constants)
             * max(0.0, gathered + reduced - shown),
+            library_seconds=self.library_seconds,
         )
 
-    def _offloading(self, constants: Constants) -> tuple[float, float, float]:
+    def _offloading(self, constants: Constants) -> tuple[float, ...]:
         """The same of what moves between card and host."""
         host = self.host
         if host is None:
-            return 0.0, 0.0, 0.0
-        fetched, handed_back, returned = (
+            return (0.0,) * STREAMS
+        return tuple(
             host_seconds(moved, self.node.card, constants)
-            for moved in (host.fetched, host.handed_back, host.returned)
+            for moved in (host.fetched, host.handed_back, host.returned, 0.0)
         )
-        return fetched, handed_back, returned
 
-    def _communication(self, constants: Constants) -> tuple[float, float, float]:
-        """Seconds of what is gathered ahead, of gradients, and of what is waited for."""
+    def _communication(self, constants: Constants) -> tuple[float, ...]:
+        """Seconds by stream."""
         return self._by_stream(
             self.workers_per_server
             * collective_seconds(each, self.ranks_per_node, self.node, constants)
             for each in self.traffic
         )
 
-    def _copying(self, constants: Constants) -> tuple[float, float, float]:
+    def _copying(self, constants: Constants) -> tuple[float, ...]:
         """The same of what is copied into messages and out of them."""
         return self._by_stream(
             self.slowdown * copy_seconds(each.copied_bytes, self.node.card, constants)
             for each in self.traffic
         )
 
-    def _by_stream(self, seconds: Iterable[float]) -> tuple[float, float, float]:
-        sums = [0.0, 0.0, 0.0]
+    def _by_stream(self, seconds: Iterable[float]) -> tuple[float, ...]:
+        sums = [0.0] * STREAMS
         for each, spent in zip(self.traffic, seconds, strict=True):
             sums[stream_of(each)] += spent
-        gathered, reduced, waited = sums
-        return gathered, reduced, waited
+        return tuple(sums)
 
 
 def stream_of(traffic: Traffic) -> int:
-    """0 where it is gathered ahead, 1 for gradients, 2 where it is waited for."""
-    return 2 if traffic.waited_for else int(traffic.kind in REDUCING)
+    """0 where it is gathered ahead, 1 for gradients, 2 where it is waited for, 3 between stages."""
+    if traffic.waited_for:
+        return 3 if traffic.filling else 2
+    return int(traffic.kind in REDUCING)
 
 
 def plan_step(
@@ -254,6 +263,8 @@ def plan_step(
         ranks_per_node=per_node if nodes > 1 else max(ranks_of_one, per_node),
         traffic=traffic,
         slowdown=slowdown,
+        library_seconds=slowdown
+        * library_seconds(strategy, profile.size, recipe, world_size, node.card, nodes=nodes),
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
     )
 

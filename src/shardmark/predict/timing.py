@@ -73,6 +73,7 @@ def operation_seconds(
     peak = card.peak(recipe.precision, tf32=recipe.tf32)
     shares = {"product": constants.product_share, "convolution": constants.convolution_share}
     bandwidth = constants.memory_share * card.memory_bytes_per_second
+    started = card.operation_seconds or constants.call_seconds
     seconds = 0.0
     for each in operations:
         moved = each.bytes.of(samples, tensor) / bandwidth / sequence
@@ -82,7 +83,7 @@ def operation_seconds(
         else:
             share = shares[each.kind] if peak > fp32 else constants.core_share
             seconds += flops / (share * peak) + moved
-        seconds += each.calls * constants.call_seconds
+        seconds += each.calls * started
     return seconds
 
 
@@ -126,8 +127,36 @@ def update_seconds(
 def collective_seconds(
     traffic: Traffic, ranks_per_node: int, node: NodeType, constants: Constants
 ) -> float:
+    """By formula, and as much longer as one of that size took where it was measured."""
+    seconds = _by_formula(traffic, ranks_per_node, node, constants)
+    within = _inside(traffic, ranks_per_node) == traffic.ranks
+    measured = node.card.link_seconds if within else node.node.network_seconds
+    kind = "point_to_point" if traffic.kind in {"send", "receive"} else traffic.kind
+    if not seconds or kind not in measured:
+        return seconds
+    timed = measured[kind]
+    parts = traffic.ranks if traffic.kind == "all_gather" else 1
+    whole = parts * traffic.payload_bytes / max(traffic.calls, 1)
+    like = Traffic(
+        kind="send" if kind == "point_to_point" else kind,
+        payload_bytes=whole / (timed.ranks if kind == "all_gather" else 1),
+        ranks=timed.ranks,
+    )
+    # Messages between nodes were timed with one rank of each.
+    at_once = 1 if kind == "point_to_point" and not within else node.node.devices
+    return seconds * timed.of(whole) / _by_formula(like, at_once, node, constants)
+
+
+def _inside(traffic: Traffic, ranks_per_node: int) -> int:
+    """Ranks of its group on one node."""
+    return min(traffic.ranks, max(1, ranks_per_node // traffic.apart))
+
+
+def _by_formula(
+    traffic: Traffic, ranks_per_node: int, node: NodeType, constants: Constants
+) -> float:
     """The faster of one ring over all ranks, and rings in each node with trees between nodes; on
-    CPUs the ring, in which gloo also adds up what is to be scattered.
+    CPUs the ring, in which gloo also adds up what is to be scattered, and a tree to broadcast.
 
     Groups whose ranks lie apart use the network of a node together.  Source: Patarasuk and Yuan,
     J. Parallel Distrib. Comput. 69 (2009), 117-124; Thakur and others, Int. J. High Performance
@@ -142,15 +171,22 @@ def collective_seconds(
     link_latency = node.card.link_latency_seconds or constants.link_seconds
     network_latency = node.node.network_latency_seconds or constants.network_seconds
     calls = max(traffic.calls, ceil(payload * max(1.0, share / 2) / MESSAGE_BYTES))
-    inside = min(ranks, max(1, ranks_per_node // traffic.apart))
+    inside = _inside(traffic, ranks_per_node)
     link = constants.link_share * node.link_bytes_per_second(inside) if inside > 1 else float("inf")
     rounds = 2 if kind == "all_reduce" else 1
     hops = 1 if kind in {"send", "receive"} else ranks - 1
+    if on_cpu and kind == "broadcast":
+        near = ceil(log2(inside))
+        far = ceil(log2(ranks)) - near
+        seconds = calls * near * link_latency + near * payload / link
+        if far:  # all that have it by then send at once
+            network = constants.network_share * node.network_bytes_per_second / ranks_per_node
+            seconds += far * (calls * network_latency + payload / network)
+        return seconds
     if inside == ranks:
         return calls * rounds * hops * link_latency + share * payload / link
     between = ceil(ranks / inside)
-    if traffic.spread:
-        share *= (between - 1) / between
+    share *= traffic.crossing
     network = constants.network_share * node.network_bytes_per_second * inside / ranks_per_node
     ring = calls * rounds * hops * network_latency + share * payload / min(link, network)
     if on_cpu:

@@ -49,6 +49,8 @@ FLOPS: Mapping[Any, Callable[..., int]] = {
 }
 CONVOLUTIONS = {aten.convolution: 1, aten.convolution_backward: 2}
 """Which of the arguments is the weight."""
+ASKING = {"prim", "profiler"}
+"""Namespaces of what is dispatched and computes nothing: a fake tensor's device, marks."""
 Kind = Literal["product", "convolution", "other"]
 Pass = Literal["forward", "backward", "gradient"]
 
@@ -138,6 +140,8 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if function.namespace in ASKING:
+            return function(*args, **(kwargs or {}))
         self.operates()
         made = function(*args, **(kwargs or {}))
         self.add(_tensors(made))

@@ -65,6 +65,8 @@ class RankSpeed(Stored):
     """Of products of matrices, by precision."""
     memory_bytes_per_second: float
     """Read and written."""
+    operation_seconds: float | None = None
+    """Of starting one operation of a training step.  None before it was measured."""
     shared: float = 1.0
     """What ranks keep of it while all compute, their mean: they may share cores."""
 

@@ -393,6 +393,13 @@ class Strategy(ABC):
         """What its library sends in a step: that of its definition, unless it says otherwise."""
         return self.wire_bytes(size, recipe, world_size, nodes).traffic
 
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        """How often its library does what on a rank's processor in a step, beside the model's own
+        operations, by the names in `predict/library.py`; here, an update of whole tensors."""
+        return {updated_tensor(recipe): size.trained_tensors}
+
     def step_state(
         self,
         units: Sequence[UnitSize],
@@ -559,6 +566,11 @@ def check_machine(
             "CPU offload needs a CUDA device to offload from",
             "set recipe.cpu_offload to false",
         )
+
+
+def updated_tensor(recipe: Recipe) -> str:
+    """The update of one, as `Strategy.library_work` names it."""
+    return "sgd tensor" if recipe.optimizer.name == "sgd" else "adam tensor"
 
 
 def refuse_fused_sgd(strategy: str, recipe: Recipe) -> None:

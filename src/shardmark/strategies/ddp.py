@@ -44,6 +44,8 @@ POWERSGD_DEFAULTS = {"powersgd_rank": 1, "powersgd_start": 2}
 POWER_SGD_ACCESSES = 15
 """Of each fp32 gradient by torch's hook: what was lost is added and found again (3 each), a clone,
 stacks of matrices and back (2 each), two products that read it and one that writes it."""
+POWER_SGD_CALLS = 3
+"""Both factors one after the other, and what is not worth it."""
 CAST_ACCESSES = 4
 """The same in bytes of it: cast, divided, and cast back."""
 LEAST_COMPILED_MB = 1
@@ -118,6 +120,7 @@ class DDP(Strategy):
                         kind="all_reduce",
                         payload_bytes=payload,
                         ranks=world_size,
+                        calls=POWER_SGD_CALLS,
                         copied_bytes=POWER_SGD_ACCESSES * FP32_BYTES * size.trained_parameters,
                     ),
                 ),
@@ -133,6 +136,12 @@ class DDP(Strategy):
             )
             needed = WireBytes(traffic=(half,), formula="all-reduce: 2 (n-1)/n G/2")
         return replace(needed, note=UNUSED_NOTE) if self.find_unused_parameters else needed
+
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        updates = Strategy.library_work(self, size, recipe, world_size, nodes)
+        return {**updates, "ddp": 1, "powersgd": self.compress == "powersgd"}
 
     def step_state(
         self,

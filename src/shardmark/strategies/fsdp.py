@@ -149,6 +149,17 @@ class FSDP(Strategy):
             f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
         )
 
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        units = 1 if self.wrap == "root" else size.units
+        return {
+            "fsdp": 1,
+            "fsdp gather": self._gathers(recipe) * units,
+            "fsdp unit": units,
+            "fsdp tensor": size.trained_tensors,
+        }
+
     def _gathers(self, recipe: Recipe) -> int:
         """Of each parameter in a step."""
         return (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation

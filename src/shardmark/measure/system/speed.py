@@ -10,13 +10,15 @@ from statistics import fmean
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardmark.results.network import RankSpeed
 
 SIDE = 1536
 """Of square matrices."""
 COPIED_BYTES = 2**27
+LAYERS, OPERATIONS_OF_LAYER = 100, 6
+"""Two forward, a product and what follows it; of their gradients two products, a sum and that."""
 TRIES = 7
 SHARED_SECONDS = 2.0
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -48,7 +50,12 @@ def measure_speed(device: torch.device, threads: int) -> RankSpeed:
         source = torch.ones(COPIED_BYTES, device=device, dtype=torch.uint8)
         target = torch.empty_like(source)
         copied = _least_seconds(device, partial(target.copy_, source))
-    return RankSpeed(flops_per_second=flops, memory_bytes_per_second=2 * COPIED_BYTES / copied)
+        started = _least_seconds(device, _small_operations(device))
+    return RankSpeed(
+        flops_per_second=flops,
+        memory_bytes_per_second=2 * COPIED_BYTES / copied,
+        operation_seconds=started / (LAYERS * OPERATIONS_OF_LAYER),
+    )
 
 
 def products_per_second(device: torch.device, threads: int) -> float:
@@ -66,6 +73,14 @@ def products_per_second(device: torch.device, threads: int) -> float:
 def _product(device: torch.device, dtype: torch.dtype) -> Callable[[], Tensor]:
     matrix = torch.ones(SIDE, SIDE, device=device, dtype=dtype)
     return partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix))
+
+
+def _small_operations(device: torch.device) -> Callable[[], object]:
+    """Forward and backward through layers too small to compute anything."""
+    layers = [part for _ in range(LAYERS) for part in (nn.Linear(4, 4), nn.ReLU())]
+    network = nn.Sequential(*layers).to(device)
+    parameters, given = [*network.parameters()], torch.ones(1, 4, device=device)
+    return lambda: torch.autograd.grad(network(given).sum(), parameters)
 
 
 @contextmanager

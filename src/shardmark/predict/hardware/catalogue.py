@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from math import log
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -20,6 +22,25 @@ from shardmark.core.strict_yaml import parse_yaml
 Kind = Literal["cards", "nodes"]
 Read = TypeVar("Read", "Card", "Node")
 MOST_DEVICES = 1024
+
+
+class Timed(Model):
+    """What one collective took between so many ranks, by the bytes of its whole payload."""
+
+    ranks: Annotated[int, Field(ge=2)]
+    seconds: Annotated[Mapping[PositiveInt, PositiveFloat], Field(min_length=2)]
+
+    def of(self, payload_bytes: float) -> float:
+        """Powers between two measured sizes; the least below all, in proportion above."""
+        sizes = sorted(self.seconds)
+        if payload_bytes >= sizes[-1]:
+            return self.seconds[sizes[-1]] * payload_bytes / sizes[-1]
+        if payload_bytes <= sizes[0]:
+            return self.seconds[sizes[0]]
+        at = bisect_right(sizes, payload_bytes)
+        low, high = sizes[at - 1], sizes[at]
+        share = log(payload_bytes / low) / log(high / low)
+        return float(self.seconds[low] ** (1 - share) * self.seconds[high] ** share)
 
 
 class Card(Model):
@@ -39,6 +60,10 @@ class Card(Model):
     """To the host, and through it to cards without links."""
     link_latency_seconds: PositiveFloat | None = None
     """Of one message to another card of its node; None: as most cards' are."""
+    link_seconds: Mapping[str, Timed] = Field(default_factory=dict)
+    """Of collectives between the cards of a node, where they were measured."""
+    operation_seconds: PositiveFloat | None = None
+    """From the start of one operation to that of the next; None: as on most cards."""
     source: str
 
     @property
@@ -72,6 +97,8 @@ class Node(Model):
     """To other nodes, one way, all adapters together; None: never joined."""
     network_latency_seconds: PositiveFloat | None = None
     """Of one message to another node; None: as most networks' are."""
+    network_seconds: Mapping[str, Timed] = Field(default_factory=dict)
+    """Of collectives between all cards of several nodes, where they were measured."""
     host_memory_bytes_per_second: PositiveFloat | None = None
     """Of the node's own memory, in which offloaded state is updated; None: as most nodes' is."""
     shared_speed: Annotated[float, Field(gt=0, le=1)] = 1.0

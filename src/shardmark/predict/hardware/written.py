@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from scipy.optimize import isotonic_regression
+
 from shardmark.core.strict_yaml import format_yaml
-from shardmark.predict.hardware.catalogue import Card, Node, NodeType
+from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed
 from shardmark.predict.timing import Constants
-from shardmark.results.network import NetworkRecord, Reach
+from shardmark.results.network import MeasuredOperation, NetworkRecord, Reach
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "point_to_point")
 """Which stands for a link: the first that was bounded."""
@@ -49,6 +52,7 @@ def node_of(
         },
         "memory_gib": memory_gib,
         "memory_bytes_per_second": speed.memory_bytes_per_second / constants.memory_share,
+        "operation_seconds": speed.operation_seconds,
         "source": source,
         **_link("link", record, "same_host", constants.link_share),
     }
@@ -61,8 +65,8 @@ def node_of(
     return NodeType(card=Card(**card), node=Node(**node))
 
 
-def _link(name: str, record: NetworkRecord, reach: Reach, share: float) -> dict[str, float]:
-    """Bandwidth one way, and latency; nothing where none was measured."""
+def _link(name: str, record: NetworkRecord, reach: Reach, share: float) -> dict[str, Any]:
+    """Bandwidth one way, latency and timings; nothing where none was measured."""
     fits = {
         each.operation: each.fit
         for each in record.operations
@@ -74,4 +78,17 @@ def _link(name: str, record: NetworkRecord, reach: Reach, share: float) -> dict[
     return {
         f"{name}_bytes_per_second": fit.bytes_per_second.value / share,
         f"{name}_latency_seconds": fit.latency_seconds.value,
+        f"{name}_seconds": {
+            each.operation: _timed(each)
+            for each in record.operations
+            if each.reach == reach and each.fit is not None
+        },
     }
+
+
+def _timed(measured: MeasuredOperation) -> Timed:
+    """Medians, of which none is shorter than that of a smaller payload."""
+    sizes = [size for size in measured.sizes if size.seconds]
+    rising = isotonic_regression([median(size.seconds) for size in sizes]).x
+    seconds = {size.payload_bytes: float(each) for size, each in zip(sizes, rising, strict=True)}
+    return Timed(ranks=len(measured.ranks), seconds=seconds)

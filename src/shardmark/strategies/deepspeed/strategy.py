@@ -237,6 +237,13 @@ class Zero(Strategy):
             ),
         )
 
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        """It updates flat tensors."""
+        tensors = "zero-3 tensor" if self.stage == 3 else "zero tensor"
+        return {f"zero-{self.stage}": 1, tensors: size.trained_tensors}
+
     def _stays(self, elements: float) -> bool:
         """Whether parameters that stage 3 gathers are whole from forward to backward pass."""
         return 2 * elements <= self.max_reuse_distance

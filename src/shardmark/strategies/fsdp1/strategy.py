@@ -73,7 +73,7 @@ class FullyShardedFirst(Strategy):
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> WireBytes:
         """Without resharding, micro-batches before the last one leave parameters whole."""
-        gathers = 2 * recipe.gradient_accumulation if self.reshard_after_forward else 1
+        gathers, units = self._gathers(recipe), self._units(size)
         parameter_bytes = size.parameters * FP32_BYTES
         gradient_bytes = size.trained_parameters * FP32_BYTES
         return WireBytes(
@@ -82,13 +82,13 @@ class FullyShardedFirst(Strategy):
                     kind="all_gather",
                     payload_bytes=gathers * parameter_bytes / world_size,
                     ranks=world_size,
-                    calls=gathers * size.units,
+                    calls=gathers * units,
                 ),
                 Traffic(
                     kind="reduce_scatter",
                     payload_bytes=gradient_bytes,
                     ranks=world_size,
-                    calls=size.units,
+                    calls=units,
                     copied_bytes=2 * gradient_bytes,
                 ),
             ),
@@ -96,6 +96,19 @@ class FullyShardedFirst(Strategy):
             " + (n-1)/n G",
             note=ROOT_NOTE if self.reshard_after_forward else None,
         )
+
+    def _gathers(self, recipe: Recipe) -> int:
+        return 2 * recipe.gradient_accumulation if self.reshard_after_forward else 1
+
+    def _units(self, size: ModelSize) -> int:
+        return 1 if self.wrap == "root" else size.units
+
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        updates = Strategy.library_work(self, size, recipe, world_size, nodes)
+        gathers = self._gathers(recipe) * self._units(size)
+        return {**updates, "fsdp1": 1, "fsdp1 gather": gathers}
 
     def step_state(
         self,

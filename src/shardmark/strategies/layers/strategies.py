@@ -32,7 +32,8 @@ from shardmark.strategies.base import (
     samples_of_share,
     times,
 )
-from shardmark.strategies.fsdp import DEFAULT_GROUP, HybridFSDP
+from shardmark.strategies.ddp import DDP
+from shardmark.strategies.fsdp import DEFAULT_GROUP, FSDP, HybridFSDP
 
 if TYPE_CHECKING:
     from torch import nn
@@ -311,7 +312,10 @@ class Layered(Strategy):
             traffic.append(Traffic(kind="all_reduce", payload_bytes=tied, ranks=2))
             formula += ", all-reduce of tied gradients: 2 T/p"
         apart = factors.tensor
-        placed = (replace(each, apart=apart, waited_for=True) for each in traffic)
+        placed = (
+            replace(each, apart=apart, waited_for=True, filling=each.kind != "all_reduce")
+            for each in traffic
+        )
         return WireBytes(traffic=tuple(placed), formula=formula)
 
     def _between_shares(self, size: ModelSize, recipe: Recipe, factors: Mesh) -> WireBytes:
@@ -339,6 +343,34 @@ class Layered(Strategy):
             ),
             formula=f"{times(passes)}({shared.formula}), of one rank's layers",
         )
+
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        """A stage has its part of tensors and units."""
+        factors = self.factors(world_size, nodes)
+        stages, shares = factors.pipeline, factors.data * factors.shard
+        if self._fully_sharded(factors):
+            again = self.reshard_after_forward and stages == 1
+            inner = dict(FSDP(reshard_after_forward=again).library_work(size, recipe, shares))
+            # Hooks are called for each micro-batch, also where there is nothing to gather.
+            inner["fsdp gather"] *= self.pieces(world_size, nodes)
+        elif shares > 1:
+            inner = dict(DDP().library_work(size, recipe, shares))
+        else:
+            inner = dict(Strategy.library_work(self, size, recipe, shares))
+        work = {name: count / (stages if " " in name else 1) for name, count in inner.items()}
+        pieces = recipe.gradient_accumulation * self.pieces(world_size, nodes)
+        if factors.tensor > 1:
+            calls = size.divided.get("calls", 1) + size.divided_again.get("calls", 0)
+            kind = "tp sequence call" if self.sequence_parallel else "tp call"
+            work[kind] = pieces * calls / stages
+        if stages > 1:
+            work["pp"] = 1
+            work[f"{self.schedule} pass"] = pieces * CLASSES[self.schedule][1]
+            apart = "zero-bubble" if self.schedule == "zero-bubble" else "pp"
+            work[f"{apart} tensor"] = pieces * size.trained_tensors / stages
+        return work
 
     def bubble(self, world_size: int, nodes: int = 1) -> float:
         """What zero bubble cannot fill with gradients of weights is a third.

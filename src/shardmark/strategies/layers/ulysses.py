@@ -122,6 +122,15 @@ class Ulysses(Strategy):
             formula=f"all-to-all into attention and out of it: (q-1)/q A/q; {state.formula}",
         )
 
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        state = self._reducing(self.factors(world_size, nodes)).library_work(
+            size, recipe, world_size, nodes
+        )
+        exchanged = self.wire_bytes(size, recipe, world_size, nodes).traffic[0]
+        return {**state, "ulysses call": exchanged.calls}
+
     def step_state(
         self,
         units: Sequence[UnitSize],

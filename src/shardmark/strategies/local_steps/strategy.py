@@ -69,6 +69,18 @@ class LocalStepsStrategy(Strategy):
             f" 2 (n-1)/n G / {self.period_steps}",
         )
 
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        each = 1 / self.period_steps
+        outer = self.local_steps().outer is not None
+        return {
+            **Strategy.library_work(self, size, recipe, world_size, nodes),
+            "meeting": each,
+            "meeting tensor": each * size.trained_tensors,
+            "outer tensor": each * size.trained_tensors * outer,
+        }
+
     def step_state(
         self,
         units: Sequence[UnitSize],

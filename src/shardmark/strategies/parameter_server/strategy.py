@@ -128,12 +128,20 @@ class ParameterServer(Strategy):
                     payload_bytes=payload,
                     ranks=world_size + self.servers,
                     waited_for=True,
-                    spread=True,
+                    crossing=(nodes - 1) / nodes if nodes > 1 else 1.0,
                 )
                 for kind in ("send", "receive")
             ),
             formula="gradients to the servers, parameters back: G + P",
         )
+
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        """A server serves its workers one after the other."""
+        kind = "ps-sync" if self.staleness_bound == 0 else "ps-async"
+        served = world_size / self.servers
+        return {"ps": 1, f"{kind} worker": served, "ps tensor": size.trained_tensors}
 
     def step_state(
         self,

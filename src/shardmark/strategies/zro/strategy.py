@@ -14,6 +14,7 @@ from shardmark.strategies.base import (
     RankContext,
     StepState,
     UnitSize,
+    updated_tensor,
 )
 from shardmark.strategies.ddp import DDP
 
@@ -69,6 +70,14 @@ class ZeroRedundancy(DDP):
             traffic=(*gradients.traffic, broadcasts),
             formula=f"{gradients.formula}, broadcasts: (n-1)/n G",
         )
+
+    def library_work(
+        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
+    ) -> Mapping[str, float]:
+        """Each rank updates a part of the tensors."""
+        work = DDP.library_work(self, size, recipe, world_size, nodes)
+        updated = updated_tensor(recipe)
+        return {**work, updated: work[updated] / world_size, "zro": 1}
 
     def loads(self) -> tuple[str, ...]:
         return (*DDP.loads(self), "torch.distributed.optim")
