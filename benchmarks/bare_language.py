@@ -164,6 +164,7 @@ def diloco(model: GPT) -> Loop:
         for parameter, mean in zip(outer, means(parameters), strict=True):
             parameter.grad = parameter - mean
         outer_optimizer.step()
+        outer_optimizer.zero_grad()
         for parameter, value in zip(parameters, outer, strict=True):
             parameter.copy_(value)
 
@@ -212,7 +213,7 @@ def fsdp_tp(model: GPT) -> Loop:
     mesh = init_device_mesh("cpu", MESH, mesh_dim_names=("shard", "tensor"))
     divide(model, mesh["tensor"])
     for part in (*model.blocks, model):
-        fully_shard(part, mesh=mesh["shard"])
+        fully_shard(part, mesh=mesh["shard"], reshard_after_forward=True)  # the root, too
     share = (mesh["shard"].get_local_rank(), MESH[0])
     return eager(model, clip=lambda: clip_over_meshes(model.parameters()), share=share)
 

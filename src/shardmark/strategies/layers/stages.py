@@ -316,6 +316,7 @@ class PipelineWorker(DividedWorker):
     def __post_init__(self) -> None:
         ranks, rank = self.pipeline.size(), self.pipeline.rank()
         self._micro_batches: Sequence[Batch] = ()
+        self._calls: dict[int, Call] = {}
         self._spans: Spans = NoSpans()
         self._schedules: dict[object, Any] = {}
         self._between_stages_bytes = 0
@@ -391,7 +392,9 @@ class PipelineWorker(DividedWorker):
             yield
 
     def _call_of(self, micro_batch: int) -> Call:
-        return call_of(self.workload, self._micro_batches[micro_batch])
+        if micro_batch not in self._calls:
+            self._calls[micro_batch] = call_of(self.workload, self._micro_batches[micro_batch])
+        return self._calls[micro_batch]
 
     def _loss_of(self, output: Any, micro_batch: Tensor) -> Tensor:
         batch = self._micro_batches[int(micro_batch)]
@@ -421,7 +424,8 @@ class PipelineWorker(DividedWorker):
     def _passed(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
         """One turn of the schedule; losses where the last stage is."""
         self._micro_batches = micro_batches
-        schedule = self._schedule_for(call_of(self.workload, micro_batches[0]))
+        self._calls.clear()
+        schedule = self._schedule_for(self._call_of(0))
         numbers = torch.arange(len(micro_batches))  # micro-batches are split by what they are
         losses: list[Tensor] = []
         try:

@@ -216,9 +216,9 @@ class Language(SampledTask[Samples, TokenBatch]):
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """Cross entropy summed over the tokens to predict, in fp32 under every precision."""
         tokens = cast("TokenBatch", batch)
+        total = self._losses(model, tokens)
         # Counted anew: the batch's own weight would be checked against itself.
-        predicted = (tokens.targets != IGNORED).sum()
-        return LossSum(total=self._losses(model, tokens), weight=predicted)
+        return LossSum(total=total, weight=(tokens.targets != IGNORED).sum())
 
     def _losses(self, model: Any, batch: TokenBatch) -> Tensor:
         logits = self._logits(model, batch)
