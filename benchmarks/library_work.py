@@ -96,6 +96,11 @@ EXPERIMENT: dict[str, Any] = {
 RUNS: dict[str, dict[str, Any]] = {
     "adamw": {"strategy": [*DATA_PARALLEL, *DIVIDED], "workload.layers": [2, 6]},
     "sgd": {"strategy": ["single", "ddp"], "workload.layers": [2, 6]},
+    "passes": {
+        "strategy": ["single", "ddp", "fsdp"],
+        "workload.layers": [2, 6],
+        "recipe.gradient_accumulation": [2, 4],
+    },
 }
 
 
@@ -120,7 +125,9 @@ def measured(folder: Path, node: NodeType) -> Iterator[Measured]:
         rate = result.metrics.get("samples_per_second")
         if rate is not None:
             trial = Trial.model_validate(result.trial)
-            key = f"{trial.title}, {trial.workload.layers} layers"
+            key = f"{trial.title}, {trial.workload.layers} layers, {trial.recipe.optimizer.name}"
+            if trial.recipe.gradient_accumulation > 1:
+                key += f", {trial.recipe.gradient_accumulation} passes"
             cells.setdefault(key, []).append((trial, trial.batch_per_step / rate.value))
     for title, repeats in cells.items():
         trial = repeats[0][0]
@@ -131,7 +138,7 @@ def measured(folder: Path, node: NodeType) -> Iterator[Measured]:
         work = library_work(trial.built_strategy, size, trial.recipe, trial.world_size)
         left = seconds - (predicted.seconds - predicted.library_seconds)
         yield Measured(
-            title=f"{title}, {trial.recipe.optimizer.name}",
+            title=title,
             step_operations=seconds / operation,
             left=left / operation / step.slowdown,
             work=dict(work),
@@ -157,7 +164,9 @@ def main() -> None:
     cells: list[Measured] = []
     for name, matrix in RUNS.items():
         experiment = EXPERIMENT | {"matrix": matrix | {"world_size": [1, 2]}}
-        experiment["recipe"] = experiment["recipe"] | {"optimizer": {"name": name, "lr": 1e-3}}
+        experiment["recipe"] = experiment["recipe"] | {
+            "optimizer": {"name": "sgd" if name == "sgd" else "adamw", "lr": 1e-3}
+        }
         run = shardmark.run(experiment, out=folder / name, progress=False)
         record = read_network(run.path)
         assert record is not None, "the run has measured its links"

@@ -10,41 +10,43 @@ from shardmark.predict.hardware.catalogue import Card
 from shardmark.strategies.base import Strategy
 
 OPERATIONS: Mapping[str, float] = {
-    "1f1b pass": 174,
+    "1f1b pass": 170,
     "adam tensor": 8,
-    "ddp": 296,
-    "fsdp": 367,
-    "fsdp gather": 230,
-    "fsdp tensor": 32,
-    "fsdp unit": 252,
-    "fsdp1": 251,
-    "fsdp1 gather": 340,
-    "gpipe pass": 414,
-    "interleaved pass": 326,
-    "loop": 183,
-    "meeting": 357,
-    "meeting tensor": 1,
-    "outer tensor": 6,
-    "powersgd": 712,
-    "pp": 347,
-    "pp tensor": 6,
-    "ps": 26,
-    "ps tensor": 5,
-    "ps-async worker": 577,
-    "ps-sync worker": 352,
-    "sgd tensor": 3,
-    "tp call": 393,
-    "tp sequence call": 659,
-    "ulysses call": 153,
-    "zero tensor": 9,
-    "zero-0": 526,
-    "zero-1": 800,
-    "zero-2": 873,
+    "ddp": 229,
+    "ddp pass": 17,
+    "fsdp": 195,
+    "fsdp gather": 284,
+    "fsdp tensor": 35,
+    "fsdp unit": 206,
+    "fsdp1": 409,
+    "fsdp1 gather": 316,
+    "gpipe pass": 415,
+    "interleaved pass": 354,
+    "loop": 2,
+    "meeting": 326,
+    "meeting tensor": 0,
+    "outer tensor": 3,
+    "pass": 165,
+    "powersgd": 407,
+    "pp": 445,
+    "pp tensor": 5,
+    "ps": 134,
+    "ps tensor": 4,
+    "ps-async worker": 566,
+    "ps-sync worker": 358,
+    "sgd tensor": 4,
+    "tp call": 381,
+    "tp sequence call": 638,
+    "ulysses call": 148,
+    "zero tensor": 7,
+    "zero-0": 638,
+    "zero-1": 789,
+    "zero-2": 936,
     "zero-3": 0,
-    "zero-3 tensor": 155,
-    "zero-bubble pass": 461,
-    "zero-bubble tensor": 15,
-    "zro": 282,
+    "zero-3 tensor": 158,
+    "zero-bubble pass": 362,
+    "zero-bubble tensor": 20,
+    "zro": 244,
 }
 """In the time of one small operation, by what strategies name in `library_work`; `loop` is a step
 of ours.  Fitted by `benchmarks/library_work.py`: two models on two ranks, torch 2.15, DeepSpeed
@@ -55,7 +57,8 @@ def library_work(
     strategy: Strategy, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
 ) -> Mapping[str, float]:
     """How often what happens in a step, the loop included."""
-    return {"loop": 1.0, **strategy.library_work(size, recipe, world_size, nodes)}
+    passes = recipe.gradient_accumulation
+    return {"loop": 1.0, "pass": passes, **strategy.library_work(size, recipe, world_size, nodes)}
 
 
 def library_seconds(

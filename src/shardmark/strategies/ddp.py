@@ -141,7 +141,9 @@ class DDP(Strategy):
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> Mapping[str, float]:
         updates = Strategy.library_work(self, size, recipe, world_size, nodes)
-        return {**updates, "ddp": 1, "powersgd": self.compress == "powersgd"}
+        passes = recipe.gradient_accumulation
+        powersgd = float(self.compress == "powersgd")
+        return {**updates, "ddp": 1, "ddp pass": passes, "powersgd": powersgd}
 
     def step_state(
         self,

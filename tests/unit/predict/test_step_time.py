@@ -13,7 +13,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
-from shardmark.predict.hardware.catalogue import Card, Node, NodeType
+from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed
 from shardmark.predict.intervals import COVERAGE, interval, residuals_of
 from shardmark.predict.profile import Amount, Operation, Profile, Unit
 from shardmark.predict.step import Factors, Step, plan_step
@@ -118,6 +118,85 @@ def step_of(
 )
 def test_collectives_take_what_their_bytes_need(traffic: Traffic, expected_seconds: float) -> None:
     assert collective_seconds(traffic, 4, NODE, PLAIN) == pytest.approx(expected_seconds)
+
+
+SLOW = Timed(ranks=4, seconds={1_000: 1.0, 1_000_000_000: 1.0})
+"""A second, however much."""
+
+
+@pytest.mark.parametrize(
+    ("traffic", "expected_seconds"),
+    [
+        (Traffic(kind="all_reduce", payload_bytes=1e6, ranks=4), 1.0),
+        # Ten calls of a tenth each, and a rank's own part of what is gathered.
+        (Traffic(kind="all_reduce", payload_bytes=1e6, ranks=4, calls=10), 10.0),
+        (Traffic(kind="all_gather", payload_bytes=1e6 / 4, ranks=4), 1.0),
+        # By the formula two ranks carry 1 of what four carry 1.5 of.
+        (Traffic(kind="all_reduce", payload_bytes=1e6, ranks=2), 1 / 1.5),
+        # Not measured, so by the formula: 3/4 over the link.
+        (Traffic(kind="all_to_all", payload_bytes=1e9, ranks=4), 0.75e9 / 100e9),
+    ],
+)
+def test_measured_collectives_take_what_was_measured(
+    traffic: Traffic, expected_seconds: float
+) -> None:
+    kinds = dict.fromkeys(("all_reduce", "all_gather"), SLOW)
+    card = CARD.model_copy(update={"link_seconds": kinds})
+    node = NODE.model_copy(update={"card": card})
+    assert collective_seconds(traffic, 4, node, PLAIN) == pytest.approx(expected_seconds)
+
+
+def test_messages_between_nodes_were_timed_with_the_network_to_themselves() -> None:
+    network = {"point_to_point": Timed(ranks=2, seconds={1_000: 2.0, 1_000_000_000: 2.0})}
+    node = NODE.model_copy(
+        update={"node": NODE.node.model_copy(update={"network_seconds": network})}
+    )
+    one = Traffic(kind="send", payload_bytes=1e6, ranks=2, apart=4)  # all four of a node at once
+    assert collective_seconds(one, 4, node, PLAIN) == pytest.approx(4 * 2.0)
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "expected_seconds"),
+    [
+        (4, 2 / 100),  # two rounds over links
+        (2, 1 / 100 + 2 / 10),  # then both ranks of the first node send to the other at once
+        (1, 1 / 10 + 1 / 10),
+    ],
+)
+def test_gloo_broadcasts_along_a_tree(ranks_per_node: int, expected_seconds: float) -> None:
+    cpu = CARD.model_copy(update={"device": "cpu"})
+    node = NODE.model_copy(update={"card": cpu})
+    traffic = Traffic(kind="broadcast", payload_bytes=1e9, ranks=4)
+    found = collective_seconds(traffic, ranks_per_node, node, PLAIN)
+    assert found == pytest.approx(expected_seconds)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "shown_seconds"),
+    [
+        (1, 3 / 8 * 0.1),  # while it fills and drains: 3 of 8 micro-batches
+        (1000, 100 - 12),  # more than the 12 s that each of the 4 ranks computes
+    ],
+)
+def test_other_micro_batches_hide_messages_between_stages(
+    gigabytes: float, shown_seconds: float
+) -> None:
+    sent = Traffic(
+        kind="send", payload_bytes=1e9 * gigabytes, ranks=2, waited_for=True, filling=True
+    )
+    step = replace(
+        plan_step(
+            profile(),
+            build_strategy("ddp", {}),
+            Recipe(steps=1, per_rank_batch=4),
+            4,
+            NODE.model_copy(update={"card": CARD.model_copy(update={"link_bytes_per_second": 1e10})}),
+            constants=PLAIN,
+        ),
+        traffic=(sent,),
+        bubble=3 / 8,
+    )
+    assert step.time(PLAIN).waiting_seconds == pytest.approx(shown_seconds)
 
 
 def test_the_host_updates_for_all_of_its_ranks() -> None:

@@ -55,6 +55,16 @@ class Divisible(ToyWorkload):
         return TensorPlan(styles=styles)
 
 
+def test_what_computes_nothing_is_no_operation() -> None:
+    """Python asks fake tensors for their device, which is dispatched like an operation."""
+    profiled = trace(ToyWorkload(lambda: nn.Linear(4, 2)), recipe(), device_type="cpu")
+    calls = {
+        each.kind: each.calls for unit in profiled.units for each in unit.forward if each.calls
+    }
+    assert calls["product"] == 1
+    assert calls["other"] <= 8  # of the loss
+
+
 def summed(profiled: Profile, kind: str, samples: float) -> float:
     operations = [each for unit in profiled.units for each in (*unit.forward, *unit.backward)]
     return sum(each.flops.of(samples) for each in operations if each.kind == kind)

@@ -10,7 +10,7 @@ import torch
 from shardmark.analysis.network.links import with_fits
 from shardmark.cli import main
 from shardmark.measure.system import speed
-from shardmark.predict.hardware.catalogue import load_node
+from shardmark.predict.hardware.catalogue import Timed, load_node
 from shardmark.predict.hardware.written import write_node
 from shardmark.predict.timing import Constants
 from shardmark.results.network import RankSpeed, read_network
@@ -22,7 +22,10 @@ def test_a_measured_node_is_read_back(tmp_path: Path) -> None:
     record = read_network(GOLDEN)
     assert record is not None
     speed = RankSpeed(
-        flops_per_second={"fp32": 1e11, "bf16": 3e11}, memory_bytes_per_second=1e10, shared=0.4
+        flops_per_second={"fp32": 1e11, "bf16": 3e11},
+        memory_bytes_per_second=1e10,
+        operation_seconds=5e-6,
+        shared=0.4,
     )
     fitted = with_fits(record).model_copy(update={"speed": speed})
     write_node(
@@ -42,6 +45,18 @@ def test_a_measured_node_is_read_back(tmp_path: Path) -> None:
     assert network == pytest.approx(all_reduce.fit.bytes_per_second.value)
     assert node.node.network_latency_seconds == all_reduce.fit.latency_seconds.value
     assert node.node.shared_speed == 0.4
+    assert node.card.operation_seconds == 5e-6
+    timed = node.node.network_seconds["all_reduce"]
+    assert timed.ranks == len(all_reduce.ranks)
+    assert [*timed.seconds] == [size.payload_bytes for size in all_reduce.sizes]
+    assert sorted(timed.seconds.values()) == [*timed.seconds.values()]
+
+
+def test_between_measured_sizes_time_follows_powers() -> None:
+    timed = Timed(ranks=2, seconds={1000: 1e-3, 100_000: 1e-2})
+    assert timed.of(10) == 1e-3
+    assert timed.of(10_000) == pytest.approx(10**-2.5)
+    assert timed.of(200_000) == pytest.approx(2e-2)
 
 
 def test_speeds_are_those_of_the_fastest_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +67,8 @@ def test_speeds_are_those_of_the_fastest_try(monkeypatch: pytest.MonkeyPatch) ->
     assert torch.get_num_threads() == threads
     assert 1e6 < found.flops_per_second["fp32"] < 1e14
     assert 1e6 < found.memory_bytes_per_second < 1e14
+    assert found.operation_seconds is not None
+    assert 1e-8 < found.operation_seconds < 1e-2
 
 
 def test_write_goes_with_network(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -361,6 +361,8 @@ class Layered(Strategy):
             inner = dict(Strategy.library_work(self, size, recipe, shares))
         work = {name: count / (stages if " " in name else 1) for name, count in inner.items()}
         pieces = recipe.gradient_accumulation * self.pieces(world_size, nodes)
+        if "ddp pass" in work:
+            work["ddp pass"] = pieces
         if factors.tensor > 1:
             calls = size.divided.get("calls", 1) + size.divided_again.get("calls", 0)
             kind = "tp sequence call" if self.sequence_parallel else "tp call"

@@ -138,10 +138,9 @@ class ParameterServer(Strategy):
     def library_work(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> Mapping[str, float]:
-        """A server serves its workers one after the other."""
+        """Each server serves all workers, one after the other."""
         kind = "ps-sync" if self.staleness_bound == 0 else "ps-async"
-        served = world_size / self.servers
-        return {"ps": 1, f"{kind} worker": served, "ps tensor": size.trained_tensors}
+        return {"ps": 1, f"{kind} worker": world_size, "ps tensor": size.trained_tensors}
 
     def step_state(
         self,
