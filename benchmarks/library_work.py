@@ -34,6 +34,7 @@ from shardmark.predict.models import Models
 from shardmark.predict.timing import Constants
 from shardmark.results.network import read_network
 from shardmark.trials.trial import Trial
+from shardmark.workloads.language.options import LanguageOptions
 
 NAME = "library_work"
 CLOSE = 0.1
@@ -125,6 +126,7 @@ def measured(folder: Path, node: NodeType) -> Iterator[Measured]:
         rate = result.metrics.get("samples_per_second")
         if rate is not None:
             trial = Trial.model_validate(result.trial)
+            assert isinstance(trial.workload, LanguageOptions)
             key = f"{trial.title}, {trial.workload.layers} layers, {trial.recipe.optimizer.name}"
             if trial.recipe.gradient_accumulation > 1:
                 key += f", {trial.recipe.gradient_accumulation} passes"

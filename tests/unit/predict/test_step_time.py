@@ -190,7 +190,9 @@ def test_other_micro_batches_hide_messages_between_stages(
             build_strategy("ddp", {}),
             Recipe(steps=1, per_rank_batch=4),
             4,
-            NODE.model_copy(update={"card": CARD.model_copy(update={"link_bytes_per_second": 1e10})}),
+            NODE.model_copy(
+                update={"card": CARD.model_copy(update={"link_bytes_per_second": 1e10})}
+            ),
             constants=PLAIN,
         ),
         traffic=(sent,),
