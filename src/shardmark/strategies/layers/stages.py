@@ -155,20 +155,20 @@ class _Asking(nn.Module):
 
 
 class _Answering(nn.Module):
-    """In the place of a model whose output is known."""
+    """In the place of a model whose output is known, and asked for once."""
 
-    def __init__(self, output: Any) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._outputs = [output]
+        self.outputs: list[Any] = []
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        if not self._outputs:
+        if not self.outputs:
             raise InputError(
                 "the workload's loss",
                 "it calls the model more than once for a batch, which a pipeline computes once",
                 "one call in each batch, or another strategy",
             )
-        return self._outputs.pop()
+        return self.outputs.pop()
 
 
 def call_of(workload: Workload, batch: Batch) -> Call:
@@ -317,9 +317,12 @@ class PipelineWorker(DividedWorker):
         ranks, rank = self.pipeline.size(), self.pipeline.rank()
         self._micro_batches: Sequence[Batch] = ()
         self._calls: dict[int, Call] = {}
+        self._answering = _Answering()
         self._spans: Spans = NoSpans()
         self._schedules: dict[object, Any] = {}
         self._between_stages_bytes = 0
+        self._untold = torch.zeros(())
+        """The step's loss, 0 but on the last stage, until all stages know it."""
         first_names: dict[nn.Parameter, str] = {}
         self._names = {
             path: first_names.setdefault(parameter, path)
@@ -398,8 +401,9 @@ class PipelineWorker(DividedWorker):
 
     def _loss_of(self, output: Any, micro_batch: Tensor) -> Tensor:
         batch = self._micro_batches[int(micro_batch)]
+        self._answering.outputs[:] = [output]
         with self._marked_forward():
-            loss = self.workload.loss(_Answering(output), batch)
+            loss = self.workload.loss(self._answering, batch)
             part = share_of_step(loss, batch.step_weight, self.shares)
         self._check_weight(loss, batch)
         return part
@@ -418,6 +422,9 @@ class PipelineWorker(DividedWorker):
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
 
     def _tell(self, loss: Tensor) -> dist.Work | None:
+        if self.recipe.gradient_clipping is not None:
+            self._untold = loss  # goes with the norm: a message less
+            return None
         last = self.pipeline.size() - 1
         return dist.broadcast(loss, group=self.pipeline, group_src=last, async_op=True)
 
@@ -438,7 +445,7 @@ class PipelineWorker(DividedWorker):
         except RuntimeError as error:
             raise error.__cause__ or error from None  # a stage wraps what it meets
         self._micro_batches = ()
-        return [local(loss) for loss in losses]
+        return [local(loss).detach() for loss in losses]
 
     def _schedule_for(self, call: Call) -> Any:
         """Made once for each size of a micro-batch: every stage has to know what it will receive.
@@ -486,11 +493,12 @@ class PipelineWorker(DividedWorker):
         dist.all_reduce(local(gradient), group=group)
 
     def _clip(self, largest_norm: float) -> None:
-        """By the norm of all stages together."""
+        """By the norm of all stages together, with which the last stage's loss goes round."""
         own = [p for name, p in self._trained.items() if name in self._counted]
-        squared = total_norm(own).square().to(self.device)
-        dist.all_reduce(squared, group=self.pipeline)
-        clip(self._parameters, largest_norm, squared.sqrt())
+        both = torch.stack([total_norm(own).square().to(self.device), self._untold])
+        dist.all_reduce(both, group=self.pipeline)
+        self._untold.copy_(both[1])
+        clip(self._parameters, largest_norm, both[0].sqrt())
 
     def between_stages(self) -> Mapping[str, int]:
         return {
