@@ -73,6 +73,8 @@ class Traffic:
     there is more of it than is computed."""
     crossing: float = 1.0
     """Share of it that goes to other nodes, where its group is on several."""
+    every_steps: float = 1.0
+    """It flows once in so many steps; its bytes are the mean step's."""
 
     @property
     def carried_bytes(self) -> float:

@@ -84,7 +84,8 @@ def fullest(
     """The moment of a step at which a rank with that state holds most; only sizes of the layout
     count."""
     passes = recipe.gradient_accumulation
-    samples = in_flight * samples_of_share(recipe, layout.shares) / passes
+    in_a_pass = samples_of_share(recipe, layout.shares) / passes
+    samples = in_flight * in_a_pass
     divided = layout.sequence * layout.pipeline / profile.size.costliest_stage
     uneven = profile.size.largest_stage
     moments = _moments(profile, state, samples, layout.tensor, divided)
@@ -99,7 +100,7 @@ def fullest(
         optimizer_state=uneven * state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
         gathered=at.gathered,
         buffers=state.buffers + profile.buffer_bytes + profile.data_bytes,
-        activations=(passes - 1) * profile.batch_bytes.of(samples) + kept / divided,
+        activations=(passes - 1) * profile.batch_bytes.of(in_a_pass) + kept / divided,
         temporary=(at.live - kept) / divided,
     )
 

@@ -60,7 +60,7 @@ class Unit:
     block: bool = True
     """Whether it is gathered by itself; what is between blocks is gathered for the whole pass."""
     sizes: tuple[int, ...] = ()
-    """Elements of each parameter."""
+    """Elements of each trained parameter."""
     undivided: float = 0.0
     """Share of its parameters that each of the ranks that divide layers has."""
     gradient_bytes: float = 0.0

@@ -147,12 +147,13 @@ class Searcher:
             front=tuple(front),
         )
 
-    def step_seconds(self) -> Iterator[tuple[str, Mapping[str, Any], Recipe, float]]:
-        """Of every layout: strategy, options, recipe and seconds."""
+    def layouts(self) -> Iterator[tuple[str, Mapping[str, Any], Recipe, float, float]]:
+        """Strategy, options, recipe, seconds of a step, and bytes that it needs at least."""
         kinds, columns = self._columns()
+        least = self._least_bytes(columns)
         for at, seconds in enumerate(self._seconds(columns)):
             name, options = self._named(kinds[at], int(columns.counts[at]))
-            yield name, options, self._recipe(columns, at), float(seconds)
+            yield name, options, self._recipe(columns, at), float(seconds), float(least[at])
 
     def _columns(self) -> tuple[list[tuple[Mesh, bool]], _Columns]:
         kinds: list[tuple[Mesh, bool]] = []
@@ -407,7 +408,7 @@ class Searcher:
             if most
         ]
         held += FP32_BYTES * values + profile.buffer_bytes + profile.data_bytes
-        return held, max(0.0, min(kept, default=0.0))
+        return held, min(kept, default=0.0)  # below 0 where a copy is let go of
 
     def _least_bytes(self, of: _Columns) -> Array:
         """Device memory that a layout needs at least, as `rank_memory` has it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2
 
 from shardmark.core.errors import InputError
@@ -73,7 +73,9 @@ def operation_seconds(
     peak = card.peak(recipe.precision, tf32=recipe.tf32)
     shares = {"product": constants.product_share, "convolution": constants.convolution_share}
     bandwidth = constants.memory_share * card.memory_bytes_per_second
-    started = card.operation_seconds or constants.call_seconds
+    # On a GPU the time between operations hides behind them: what was measured is a processor's.
+    measured = card.operation_seconds if card.device_type == "cpu" else None
+    started = measured or constants.call_seconds
     seconds = 0.0
     for each in operations:
         moved = each.bytes.of(samples, tensor) / bandwidth / sequence
@@ -128,6 +130,9 @@ def collective_seconds(
     traffic: Traffic, ranks_per_node: int, node: NodeType, constants: Constants
 ) -> float:
     """By formula, and as much longer as one of that size took where it was measured."""
+    if (every := traffic.every_steps) != 1:
+        whole = replace(traffic, payload_bytes=every * traffic.payload_bytes, every_steps=1.0)
+        return collective_seconds(whole, ranks_per_node, node, constants) / every
     seconds = _by_formula(traffic, ranks_per_node, node, constants)
     within = _inside(traffic, ranks_per_node) == traffic.ranks
     measured = node.card.link_seconds if within else node.node.network_seconds
@@ -136,15 +141,18 @@ def collective_seconds(
         return seconds
     timed = measured[kind]
     parts = traffic.ranks if traffic.kind == "all_gather" else 1
-    whole = parts * traffic.payload_bytes / max(traffic.calls, 1)
+    payload = parts * traffic.payload_bytes / max(traffic.calls, 1)
     like = Traffic(
         kind="send" if kind == "point_to_point" else kind,
-        payload_bytes=whole / (timed.ranks if kind == "all_gather" else 1),
+        payload_bytes=payload / (timed.ranks if kind == "all_gather" else 1),
         ranks=timed.ranks,
     )
-    # Messages between nodes were timed with one rank of each.
-    at_once = 1 if kind == "point_to_point" and not within else node.node.devices
-    return seconds * timed.of(whole) / _by_formula(like, at_once, node, constants)
+    at_once = node.node.devices
+    if within:  # maybe on a node of more ranks than this one
+        at_once = max(at_once, timed.ranks)
+    elif kind == "point_to_point":  # was timed with one rank of each node
+        at_once = 1
+    return seconds * timed.of(payload) / _by_formula(like, at_once, node, constants)
 
 
 def _inside(traffic: Traffic, ranks_per_node: int) -> int:

@@ -503,7 +503,7 @@ def _unit(first: _Part, second: _Part, line: Callable[[_Sum, _Sum], Amount]) -> 
         trained_parameters=sum(p.numel() for p in trained),
         undivided=first.undivided,
         gradient_bytes=first.gradient_bytes,
-        sizes=tuple(p.numel() for p in first.parameters),
+        sizes=tuple(p.numel() for p in trained),
         block=first.block,
         forward=_operations(first, second, "forward", line),
         backward=_operations(first, second, "backward", line),

@@ -125,7 +125,7 @@ class UnitSize(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of each parameter."""
+        """Of each trained parameter."""
 
     @property
     def block(self) -> bool:

@@ -72,6 +72,11 @@ def test_a_processor_runs_ahead_of_a_gpu_and_what_was_not_measured_is_not_guesse
         assert library_seconds(build_strategy("fsdp", {}), SIZE, RECIPE, 2, card) == 0.0
 
 
+def test_each_fragment_has_a_meeting_of_its_own() -> None:
+    assert work_of("diloco", period_steps=20)["meeting"] == pytest.approx(1 / 20)
+    assert work_of("diloco", period_steps=20, fragments=4)["meeting"] == pytest.approx(4 / 20)
+
+
 def test_one_gathered_unit_costs_less_than_four() -> None:
     for name in ("fsdp", "fsdp1"):
         whole, blocks = work_of(name, wrap="root"), work_of(name)

@@ -131,6 +131,8 @@ SLOW = Timed(ranks=4, seconds={1_000: 1.0, 1_000_000_000: 1.0})
         # Ten calls of a tenth each, and a rank's own part of what is gathered.
         (Traffic(kind="all_reduce", payload_bytes=1e6, ranks=4, calls=10), 10.0),
         (Traffic(kind="all_gather", payload_bytes=1e6 / 4, ranks=4), 1.0),
+        # All of it once in twenty steps, not a twentieth of it in each.
+        (Traffic(kind="all_reduce", payload_bytes=1e6 / 20, ranks=4, every_steps=20), 1 / 20),
         # By the formula two ranks carry 1 of what four carry 1.5 of.
         (Traffic(kind="all_reduce", payload_bytes=1e6, ranks=2), 1 / 1.5),
         # Not measured, so by the formula: 3/4 over the link.
@@ -144,6 +146,13 @@ def test_measured_collectives_take_what_was_measured(
     card = CARD.model_copy(update={"link_seconds": kinds})
     node = NODE.model_copy(update={"card": card})
     assert collective_seconds(traffic, 4, node, PLAIN) == pytest.approx(expected_seconds)
+
+
+def test_links_that_were_timed_on_a_larger_node_say_what_a_smaller_one_takes() -> None:
+    card = CARD.model_copy(update={"link_seconds": {"all_reduce": SLOW}})
+    two = NodeType(card=card, node=Node(card="invented", devices=2))
+    both = Traffic(kind="all_reduce", payload_bytes=1e6, ranks=2)
+    assert collective_seconds(both, 2, two, PLAIN) == pytest.approx(1 / 1.5)
 
 
 def test_messages_between_nodes_were_timed_with_the_network_to_themselves() -> None:
@@ -235,6 +244,14 @@ def test_messages_take_latency_by_step() -> None:
     slow = replace(PLAIN, link_seconds=1.0)
     tiny = Traffic(kind="all_reduce", payload_bytes=4.0, ranks=4)
     assert collective_seconds(tiny, 4, NODE, slow) == pytest.approx(6, rel=1e-6)
+
+
+@pytest.mark.parametrize(("device", "expected_seconds"), [("cpu", 3.0), ("cuda", 0.0)])
+def test_a_processor_runs_ahead_of_a_gpu(device: str, expected_seconds: float) -> None:
+    card = CARD.model_copy(update={"device": device, "operation_seconds": 1.0})
+    three = [Operation(kind="other", calls=3)]
+    found = operation_seconds(three, 1, card, Recipe(steps=1, per_rank_batch=2), PLAIN)
+    assert found == expected_seconds
 
 
 def test_operations_are_bound_by_what_is_slower() -> None:

@@ -88,6 +88,19 @@ def test_units_are_blocks_and_what_is_between() -> None:
     assert named["2"].saved_bytes.of(10) == 10 * 4 * WIDTH * 2
 
 
+def test_frozen_parameters_have_no_part_in_an_optimizer() -> None:
+    def frozen() -> nn.Module:
+        model = blocks()
+        model.get_submodule("1").requires_grad_(False)
+        return model
+
+    found = trace(ToyWorkload(frozen), recipe())
+    for unit in found.units:
+        assert sum(unit.sizes) == unit.trained_parameters, unit.name
+    trained = [5 * WIDTH, 2 * WIDTH * (WIDTH + 1), 2 * (WIDTH + 1)]
+    assert [sum(unit.sizes) for unit in found.units if unit.sizes] == trained
+
+
 def test_products_are_counted_once_forward_and_twice_backward() -> None:
     found = trace(ToyWorkload(blocks), recipe())
     inner = 4 * WIDTH * WIDTH + 2 * WIDTH

@@ -24,7 +24,7 @@ class Reduced:
 
 def kept_whole(units: Sequence[UnitSize], ranks: int) -> list[int]:
     """Elements of the parameters that each rank has any part of."""
-    sizes = [size for unit in units for size in _trained(unit)]
+    sizes = [size for unit in units for size in unit.sizes]
     part, held, place = _part(units, ranks), [0] * ranks, 0
     for size in sizes:
         for rank in _ranks(place, place + size, part):
@@ -46,10 +46,10 @@ def reduced_in_buckets(
     part, held = _part(units, ranks), kept_whole(units, ranks)
     begin = end = sum(unit.trained_parameters for unit in units)
     kept, found = 0, list[Reduced]()
-    for sizes in map(_trained, reversed(units)):
+    for unit in reversed(units):
         during = end - begin if end - begin > bucket else 0
         before, copied = kept, 0
-        for size in reversed(sizes):
+        for size in reversed(unit.sizes):
             if begin < end and end - begin + size > bucket:
                 copied = max(copied, _copied(begin, end, part, bucket))
                 kept = max(kept, *(keeps * held[rank] for rank in _ranks(begin, end, part)))
@@ -58,13 +58,6 @@ def reduced_in_buckets(
         more = kept - before  # there is room for it once the copies are gone
         found.append(Reduced(during + more, max(0, copied - more), more))
     return found[::-1]
-
-
-def _trained(unit: UnitSize) -> tuple[int, ...]:
-    """Elements of each parameter; one where only some of them are trained."""
-    if unit.trained_parameters == unit.parameters and unit.sizes:
-        return unit.sizes
-    return (unit.trained_parameters,) if unit.trained_parameters else ()
 
 
 def _part(units: Sequence[UnitSize], ranks: int) -> int:

@@ -241,8 +241,9 @@ class Zero(Strategy):
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> Mapping[str, float]:
         """It updates flat tensors."""
-        tensors = "zero-3 tensor" if self.stage == 3 else "zero tensor"
-        return {f"zero-{self.stage}": 1, tensors: size.trained_tensors}
+        if self.stage == 3:
+            return {"zero-3 tensor": size.trained_tensors}
+        return {f"zero-{self.stage}": 1, "zero tensor": size.trained_tensors}
 
     def _stays(self, elements: float) -> bool:
         """Whether parameters that stage 3 gathers are whole from forward to backward pass."""

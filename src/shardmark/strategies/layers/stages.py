@@ -288,7 +288,7 @@ def passed_between(stages: Sequence[Parts], workload: Workload, ranks: int) -> d
     return {
         "between_stages_bytes": sent,
         "tied_parameters": tied,
-        "costliest_stage": ranks * max(costs) / max(1, sum(costs)),
+        "costliest_stage": ranks * max(costs) / sum(costs) if sum(costs) else 1.0,
         "largest_stage": ranks * max(sizes) / max(1, sum(sizes)),
     }
 
@@ -431,7 +431,6 @@ class PipelineWorker(DividedWorker):
     def _passed(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
         """One turn of the schedule; losses where the last stage is."""
         self._micro_batches = micro_batches
-        self._calls.clear()
         schedule = self._schedule_for(self._call_of(0))
         numbers = torch.arange(len(micro_batches))  # micro-batches are split by what they are
         losses: list[Tensor] = []
@@ -445,6 +444,7 @@ class PipelineWorker(DividedWorker):
         except RuntimeError as error:
             raise error.__cause__ or error from None  # a stage wraps what it meets
         self._micro_batches = ()
+        self._calls.clear()
         return [local(loss).detach() for loss in losses]
 
     def _schedule_for(self, call: Call) -> Any:

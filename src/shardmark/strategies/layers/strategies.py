@@ -391,8 +391,8 @@ class Layered(Strategy):
     def in_flight(self, world_size: int, nodes: int = 1) -> float:
         """The first rank's, as torch 2.15 schedules them before its first backward pass.
 
-        With zero bubble the last rank's: it puts off gradients of weights of as many micro-batches
-        as there are ranks, which need about as much again.
+        Zero bubble puts off the gradients of weights of as many micro-batches as there are ranks,
+        which need about as much again.
         """
         ranks = self.factors(world_size, nodes).pipeline
         if ranks == 1 or self.schedule == "gpipe":

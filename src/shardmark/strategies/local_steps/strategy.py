@@ -61,7 +61,11 @@ class LocalStepsStrategy(Strategy):
         """The mean step's: a round moves what one step of `ddp` does."""
         payload_bytes = size.trained_parameters * FP32_BYTES / self.period_steps
         meeting = Traffic(
-            kind="all_reduce", payload_bytes=payload_bytes, ranks=world_size, waited_for=True
+            kind="all_reduce",
+            payload_bytes=payload_bytes,
+            ranks=world_size,
+            waited_for=True,
+            every_steps=self.period_steps / self.local_steps().fragments,
         )
         return WireBytes(
             traffic=(meeting,),
@@ -72,13 +76,11 @@ class LocalStepsStrategy(Strategy):
     def library_work(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
     ) -> Mapping[str, float]:
-        each = 1 / self.period_steps
-        outer = self.local_steps().outer is not None
+        steps, each = self.local_steps(), 1 / self.period_steps
         return {
             **Strategy.library_work(self, size, recipe, world_size, nodes),
-            "meeting": each,
-            "meeting tensor": each * size.trained_tensors,
-            "outer tensor": each * size.trained_tensors * outer,
+            "meeting": each * steps.fragments,
+            "outer tensor": each * size.trained_tensors * (steps.outer is not None),
         }
 
     def step_state(

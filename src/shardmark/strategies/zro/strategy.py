@@ -53,8 +53,7 @@ class ZeroRedundancy(DDP):
     ) -> StepState:
         """That of `ddp`, and the optimizer's of the rank's own parameters."""
         state = DDP.step_state(self, units, recipe, world_size, nodes, device_type=device_type)
-        trained = [unit for unit in units if unit.trained_parameters]
-        sizes = [size for unit in trained for size in unit.sizes]
+        sizes = [size for unit in units for size in unit.sizes]
         return replace(state, optimizer_share=_largest_share(sizes, world_size))
 
     def wire_bytes(
