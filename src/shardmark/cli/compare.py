@@ -130,14 +130,15 @@ def compare(
     if against is not None:
         views = {"against": against}
     tables = {name: _view(comparison, name, str(value)) for name, value in views.items()}
+    names = list(WIDE) if wide else None
+    if columns is not None:
+        names = [name.strip() for name in columns.split(",") if name.strip()]
     if form is Format.JSON:
-        output = overview_json(comparison, {n: _document(n, part) for n, part in tables.items()})
+        documents = {name: _document(name, part) for name, part in tables.items()}
+        output = overview_json(comparison, documents, names or ())
     else:
         parts = []
         if not tables or (against is not None and form is not Format.CSV):
-            names = list(WIDE) if wide else None
-            if columns is not None:
-                names = [name.strip() for name in columns.split(",") if name.strip()]
             width = terminal_width() or (None if names else 80)
             parts.append(overview(comparison, form, names, width))
         if tables:

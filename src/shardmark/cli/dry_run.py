@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from shardmark.launch.estimate import time_lines
 from shardmark.launch.fingerprint import fingerprint_of
 from shardmark.measure.system.environment import machine
 from shardmark.progress.lines import shown
+from shardmark.report.answers.wording import listed
 from shardmark.results.store import is_run, load_run
 from shardmark.trials.matrix import Plan
 from shardmark.trials.trial import Trial
@@ -111,7 +112,7 @@ def _duration_lines(plan: Plan) -> list[str]:
 def _unavailable_lines(plan: Plan, here: Machine | None) -> Iterator[str]:
     """What this machine lacks for the trials of one node, and models that cannot be divided: each
     reason once, with its remedy."""
-    refused, counts = refused_models(plan.trials), Counter[str]()
+    refused, titles = refused_models(plan.trials), defaultdict[str, list[str]](list)
     for trial in plan.trials:
         try:
             if here is not None and trial.nodes == 1:
@@ -119,10 +120,12 @@ def _unavailable_lines(plan: Plan, here: Machine | None) -> Iterator[str]:
             if trial.id in refused:
                 raise refused[trial.id]
         except StrategyUnavailable as error:
-            counts[f"{error.reason}; {error.remedy}" if error.remedy else error.reason] += 1
-    for reason, count in counts.items():
-        verb = "is" if count == 1 else "are"
-        yield f"{_counted(count, 'trial')} {verb} recorded as unavailable here: {reason}"
+            reason = f"{error.reason}; {error.remedy}" if error.remedy else error.reason
+            titles[reason].append(trial.title)
+    for reason, found in titles.items():
+        verb = "is" if len(found) == 1 else "are"
+        told = f"{_counted(len(found), 'trial')} {verb} recorded as unavailable here: {reason}"
+        yield f"{told} ({listed([*dict.fromkeys(found)])})"
 
 
 def _counted(count: int, noun: str) -> str:

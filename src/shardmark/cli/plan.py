@@ -83,6 +83,8 @@ def plan(
 
     if write is not None and not write.parent.is_dir():
         raise InputError(f"--write {write}", "its folder is not there", "make it first")
+    if write is not None and write.exists():
+        raise InputError(f"--write {write}", "it is there already", "name another file")
     made = make_plan(
         load_experiment(experiment, overrides or ()),
         on,

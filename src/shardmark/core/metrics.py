@@ -35,6 +35,8 @@ class Metric:
 
 
 _HOST, _COMPARED = "host clock", "comparison"
+FEW_STEPS = 10
+"""A rate from fewer measured steps is noted."""
 _WALL = "wall clock of each rank, device idle at both ends of a window"
 _SPANS = "marks around the span: CUDA events on a GPU, the host's clock on a CPU"
 _PROBE = "untimed steps after the training"

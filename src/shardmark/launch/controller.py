@@ -205,7 +205,8 @@ def refused_models(trials: Iterable[Trial]) -> dict[str, StrategyUnavailable]:
     built: list[tuple[object, Any, Any]] = []
     refused = {}
     for trial in trials:
-        if trial.layout.tensor * trial.layout.pipeline == 1 or trial.workload.fetches_data:
+        layout = trial.layout
+        if layout.tensor * layout.pipeline * layout.sequence == 1 or trial.workload.fetches_data:
             continue
         if all(options != trial.workload for options, *_ in built):
             from shardmark.strategies.initial_weights import hollow_model

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from shardmark.core.errors import InputError
+from shardmark.core.metrics import FEW_STEPS
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
 from shardmark.predict.hardware.catalogue import NodeType, load_card, load_node, names
 from shardmark.predict.intervals import Kind
@@ -57,6 +58,8 @@ class _Measured:
     trial: Trial
     device: str
     samples_per_second: float
+    measured_steps: float
+    """Of the repeat with fewest."""
 
     @property
     def step_seconds(self) -> float:
@@ -92,6 +95,8 @@ class Anchors:
         self._measured = list(_measured(run.trials))
         self._used: dict[str, None] = {}
         self.notes: dict[str, None] = {}
+        self.doubts: dict[str, None] = {}
+        """Why predictions from it may be far off."""
         if not any(self._like(cell) for cell in cells):
             found = "it has no measured trial of this model in this precision"
             if disturbed:
@@ -154,14 +159,17 @@ class Anchors:
                     continue
                 found = calibrate_communication(step, each.step_seconds, self._constants, factors)
             except InputError as error:
-                told = f"{each.trial.title} tells nothing of communication: {error}"
-                self.notes[told] = None
+                told = f"Times on several ranks are doubtful: {each.trial.title}: {error}."
+                self.doubts[told] = None
                 continue
             self._tell(each)
             yield each, found.communication
 
     def _tell(self, measured: _Measured) -> None:
-        seconds = measured.step_seconds
+        seconds, steps = measured.step_seconds, measured.measured_steps
+        if steps < FEW_STEPS:
+            told = f"fewer than {FEW_STEPS} steps were measured of {measured.trial.title}"
+            self.doubts[f"Times are doubtful: {told} in {self._path}."] = None
         self._used[f"{measured.trial.title} of {self._path}, {seconds:.4g} s a step"] = None
 
     def _like(self, cell: Trial) -> list[_Measured]:
@@ -207,7 +215,7 @@ def known_card(device: str) -> str | None:
 
 def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
     """Each cell once, with the median speed of its repeats, disturbed ones left out."""
-    cells: dict[str, list[tuple[Trial, str, float]]] = {}
+    cells: dict[str, list[tuple[Trial, str, float, float]]] = {}
     for result in results:
         rate = result.metrics.get("samples_per_second")
         if result.outcome is not Outcome.OK or rate is None or not result.ranks:
@@ -219,7 +227,10 @@ def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
         except ValidationError:  # of another version
             continue
         key = trial.model_copy(update={"repeat": 0, "id": ""}).model_dump_json()
-        cells.setdefault(key, []).append((trial, result.ranks[0].device, rate.value))
+        steps = result.metrics.get("measured_steps")
+        counted = FEW_STEPS if steps is None else steps.value
+        cells.setdefault(key, []).append((trial, result.ranks[0].device, rate.value, counted))
     for repeats in cells.values():
-        trial, device, _ = repeats[0]
-        yield _Measured(trial, device, median(rate for *_, rate in repeats))
+        trial, device, *_ = repeats[0]
+        middle = median(speed for _, _, speed, _ in repeats)
+        yield _Measured(trial, device, middle, min(counted for *_, counted in repeats))

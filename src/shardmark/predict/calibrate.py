@@ -21,7 +21,7 @@ def calibrate_compute(
     """The compute factor with which the step takes what was measured.
 
     Raises `InputError` for a micro-batch of one sample, whose time is that of starting its
-    operations, and for a step shorter than its communication alone.
+    operations, and for a step shorter than its communication and its library's code alone.
     """
     if micro_batch < 2:
         allowed = "measure 2 or more: the time of one is that of starting its operations"
@@ -43,7 +43,7 @@ def _bisected(
     low, high = LEAST, MOST
     least, most = (step.time(constants, factors(bound)).seconds for bound in (low, high))
     if not least <= measured_seconds <= most:
-        found = f"{measured_seconds:.3g} s a step, expected {least:.3g} to {most:.3g}"
+        found = f"it took {measured_seconds:.3g} s a step, expected {least:.3g} to {most:.3g}"
         allowed = "check the card, the network and the batch of that run"
         raise InputError("the run to predict from", found, allowed)
     while high / low > CLOSE:

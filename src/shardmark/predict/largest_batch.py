@@ -52,6 +52,12 @@ class LargestBatch:
         return None if self.best is None else self.best.samples * passes_of(self.cell)
 
     @property
+    def samples_of_step(self) -> int | None:
+        """Of all ranks: some share their samples."""
+        each = self.per_rank_batch
+        return None if each is None else each * self.cell.layout.shares
+
+    @property
     def predicted_batch(self) -> int | None:
         """The same as predicted."""
         return None if self.predicted is None else self.predicted * passes_of(self.cell)

@@ -137,6 +137,8 @@ class Plan:
     rows: tuple[Prediction, ...]
     anchored: str | None
     """From which measured runs; None without any, and then no row has an interval."""
+    doubts: tuple[str, ...] = ()
+    """Why the measured runs are not to be trusted."""
     notes: tuple[str, ...] = ()
     search: Search | None = None
     """Of all layouts of the most ranks, where that was asked for."""
@@ -219,6 +221,11 @@ def make_plan(
     if node.node.devices * nodes[-1] > MOST_RANKS:
         found = f"{nodes[-1]} nodes of {node.node.devices} cards"
         raise InputError("--nodes", found, f"allowed are at most {MOST_RANKS} ranks")
+    if node.card.device_type == "cpu" and node.card.operation_seconds is None:
+        notes.append(
+            "Libraries' own code is left out: the card's file has no operation_seconds, which"
+            " `shardmark doctor --network --write FILE` measures."
+        )
     cells, left_out = cells_of_any_size(experiment)
     anchors = None if run is None else Anchors(run, node, cells, models, constants)
     rows: list[Prediction] = []
@@ -254,6 +261,7 @@ def make_plan(
         on=on,
         rows=tuple(rows),
         anchored=None if anchors is None else anchors.told,
+        doubts=() if anchors is None else tuple(anchors.doubts),
         notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
         search=best,
         winner=winner,

@@ -22,7 +22,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 )
 
 from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
-from shardmark.core.errors import ShardmarkError, error_kind
+from shardmark.core.errors import ShardmarkError, StrategyUnavailable, error_kind
 from shardmark.core.run_files import INITIAL_WEIGHTS_FILE, JOINED_FILE
 from shardmark.measure.memory.tensors import CudaPeak, memory_apart
 from shardmark.measure.network.links import measure_links
@@ -66,16 +66,20 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
         traceback.print_exc()
         report.error = RankError(
             kind=error_kind(error),
-            # Our own errors say all themselves.
-            message=str(error)
-            if isinstance(error, ShardmarkError)
-            else f"{type(error).__name__}: {error}",
+            message=_message(error),
             remedy=getattr(error, "remedy", None),
             at_seconds=time.time(),
         )
         report.write()
         return False
     return True
+
+
+def _message(error: Exception) -> str:
+    """Our own errors say all themselves."""
+    if isinstance(error, StrategyUnavailable):
+        return error.reason  # its remedy is kept beside it
+    return str(error) if isinstance(error, ShardmarkError) else f"{type(error).__name__}: {error}"
 
 
 def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:

@@ -89,6 +89,37 @@ def test_mistakes_are_messages(
     assert message in capsys.readouterr().err
 
 
+def test_nothing_is_written_over(
+    capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
+) -> None:
+    assert main(["plan", file, "--on", "h100x8", "--write", file]) == 2
+    assert "it is there already; name another file" in capsys.readouterr().err
+    assert Path(file).read_text() == EXPERIMENT
+    printed(capsys, file, "--on", "h100x8", "--write", str(tmp_path / "best.yaml"))
+    assert "strategy:" in (tmp_path / "best.yaml").read_text()
+
+
+def test_a_card_without_the_precision_is_the_answer(
+    capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    text = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16",
+                   "--set", "matrix.strategy=[ddp, ddp]")  # fmt: skip
+    assert text.startswith("No speed could be predicted: recipe.precision: 'Tesla T4' has no bf16")
+    several = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16")
+    assert several.startswith("No speed could be predicted; each reason is below.")
+
+
+def test_a_machine_that_is_not_there_is_named(
+    capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
+) -> None:
+    node = tmp_path / "node.yaml"
+    node.write_text("card: abacus\ndevices: 2\n")
+    assert main(["plan", file, "--on", str(node)]) == 2
+    assert f"{node}: card: there is no card 'abacus'" in capsys.readouterr().err
+    assert main(["plan", file, "--on", str(tmp_path / "nowhere.yaml")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
 def test_from_python(file: str) -> None:
     plan = shardmark.plan(file, "h100x8", nodes=[1, 2], price_per_hour=2.0, steps=500)
     assert [row.ranks for row in plan.rows if row.strategy == "ddp"] == [8, 16]

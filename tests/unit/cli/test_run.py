@@ -255,6 +255,10 @@ def test_dry_run_says_which_models_cannot_be_divided(answer: Answer, tmp_path: P
     assert f"local: 1 trial is recorded as unavailable here: {told}" in printed
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--engine", "slurm")
     assert told in printed, "whatever the machines"
+    parts = settings("matrix={strategy: [ulysses]}", "matrix.world_size=[4]")
+    _, printed, _ = answer("quickstart", "--dry-run", *changes, *parts)
+    assert "6 heads cannot be divided over 4 ranks" in printed
+    assert "(ulysses on 4 ranks)" in printed
 
 
 def test_dry_run_expects_what_the_same_cells_took(

@@ -75,8 +75,16 @@ def test_nothing_fits_and_everything_fits() -> None:
 
 
 def test_the_answer_names_the_largest_and_what_fits_all() -> None:
-    cells = {c.strategy.name: c for c in cells_of_any_size(experiment(["ddp", "fsdp", "pp"]))[0]}
+    cells = {
+        c.strategy.name: c for c in cells_of_any_size(experiment(["ddp", "fsdp", "pp", "tp"]))[0]
+    }
     found = [
+        LargestBatch(  # of the same samples on every rank
+            cell=cells["tp"].model_copy(update={"world_size": 2}),
+            room_bytes=ROOM,
+            predicted=350,
+            tries=(Try(samples=350, peak_bytes=0.9 * ROOM, fits=True),),
+        ),
         LargestBatch(
             cell=cells["ddp"],
             room_bytes=ROOM,
@@ -87,7 +95,7 @@ def test_the_answer_names_the_largest_and_what_fits_all() -> None:
             ),
         ),
         LargestBatch(
-            cell=cells["fsdp"],
+            cell=cells["fsdp"].model_copy(update={"world_size": 2}),
             room_bytes=ROOM,
             most=300,
             predicted=300,
@@ -96,11 +104,11 @@ def test_the_answer_names_the_largest_and_what_fits_all() -> None:
         LargestBatch(cell=cells["pp"], room_bytes=ROOM, reason="two stages, one block"),
     ]
     text = render_largest(found, Format.TEXT, 80)
-    assert text.index("Largest: fsdp on 1 rank, 300 samples of a rank.") == text.index("Largest:")
+    assert text.startswith("Largest: fsdp on 2 ranks, 600 samples in a step, 300 of each rank.")
     assert "All of them fit with recipe.per_rank_batch=250." in text
     assert [line.split()[-1] for line in text.splitlines() if line.startswith("ddp")] == ["2"]
     assert "pp on 1 rank: two stages, one block" in text
-    assert "fsdp on 1 rank: the training set has no more samples" in text
+    assert "fsdp on 2 ranks: the training set has no more samples" in text
     as_json = render_largest(found, Format.JSON, None)
     assert '"per_rank_batch": 250' in as_json
     assert '"predicted_batch": 290' in as_json

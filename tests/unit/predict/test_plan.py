@@ -24,7 +24,7 @@ from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.report.table.formats import Format
 from shardmark.report.views.plan import render_plan, text_of
-from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
+from shardmark.results.schema import StabilityFinding, StabilityKind, Summary, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.trials.matrix import cells_of_any_size
 
@@ -250,6 +250,20 @@ def test_disturbed_trials_tell_nothing(tmp_path: Path) -> None:
     assert plans[0].rows == plans[1].rows
     with pytest.raises(InputError, match="not disturbed: others had 3 cores"):
         planned(of, run=StoredRun(path=tmp_path / "run", trials=(slow,)))
+
+
+def test_a_run_that_is_not_to_be_trusted_is_said_first(tmp_path: Path) -> None:
+    of = experiment(["single", "ddp"])
+    short = measured("single", 1, 1.0, of)
+    short = short.model_copy(
+        update={"metrics": {**short.metrics, "measured_steps": Summary(value=1, over="trial")}}
+    )
+    trials = (short, measured("ddp", 8, 0.01, of))
+    plan = planned(of, run=StoredRun(path=tmp_path / "run", trials=trials))
+    few, faster = plan.doubts
+    assert few.startswith("Times are doubtful: fewer than 10 steps were measured of single on 1")
+    assert faster.startswith("Times on several ranks are doubtful: ddp on 8 ranks: ")
+    assert " ".join(render_plan(plan, Format.TEXT, None).split()).startswith(few)
 
 
 def test_another_training_is_said_and_the_best_exact_one_beside_it() -> None:

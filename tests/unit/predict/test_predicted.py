@@ -15,7 +15,7 @@ from shardmark.analysis.network.links import with_fits
 from shardmark.core.errors import InputError
 from shardmark.predict.memory import rank_memory
 from shardmark.report.figures import figures_of
-from shardmark.report.table.comparison import comparison_table
+from shardmark.report.table.comparison import comparison_json, comparison_table
 from shardmark.report.table.table import Missing
 from shardmark.results.network import RankSpeed, read_network, write_network
 from shardmark.results.schema import TrialResult
@@ -79,6 +79,14 @@ def test_the_column_has_both_beside_what_was_measured(
     ]
     rates = table.values("predicted_samples_per_second")
     assert sum(isinstance(rate, Missing) for rate in rates) == 1
+    reason = "predicted: no undisturbed trial on fewer devices"
+    assert any(note.startswith(f"Not predicted for single: {reason}") for note in table.notes)
+    rows = comparison_json(compare([run], None), ["predicted"])["rows"]
+    told = {row["strategy"]: (row["predicted"], row["not_predicted"]) for row in rows}
+    assert told["ddp"][0]["samples_per_second"] > 0
+    assert told["ddp"][1] == {}
+    assert told["single"][0]["samples_per_second"] is None
+    assert told["single"][1]["samples_per_second"].startswith(reason)
 
 
 def test_a_run_that_measured_its_machine_is_predicted_on_it(tmp_path: Path) -> None:

@@ -165,6 +165,9 @@ def load_node(name: str) -> NodeType:
             raise InputError("--on", f"{name} is a card's file", allowed)
     node = _checked(Node, content, name)
     beside = Path(name).parent / node.card
+    if Path(name).is_file() and not beside.is_file() and node.card not in names("cards"):
+        allowed = f"allowed are {', '.join(names('cards'))} or a file beside it"
+        raise InputError(name, f"card: there is no card {node.card!r}", allowed)
     return NodeType(card=load_card(str(beside) if beside.is_file() else node.card), node=node)
 
 
@@ -195,6 +198,8 @@ def _content(kind: Kind, name: str) -> Any:
         allowed = f"allowed are {', '.join(known)}{form} or a YAML file{nearest(name, known)}"
         if kind == "nodes" and name in names("cards"):
             raise InputError("--on", f"{name!r} is a card", f"say how many: {name}x8")
+        if Path(name).suffix in {".yaml", ".yml"}:
+            raise InputError("--on", f"there is no file {name!r}", "name one that is there")
         raise InputError("--on", f"there is no {kind.removesuffix('s')} {name!r}", allowed)
     shipped = files("shardmark.predict.hardware") / kind / f"{name}.yaml"
     return parse_yaml(shipped.read_text(encoding="utf-8"), name)

@@ -28,7 +28,7 @@ def overview(
     A text table that is wider than `width` continues below; None is for a file.
     """
     if form is Format.JSON:
-        return overview_json(comparison)
+        return overview_json(comparison, columns=columns or ())
     table = comparison_table(comparison, columns or BRIEF)
     shown = render_tables([table], form, width, headings=False)
     if form is Format.CSV:
@@ -44,7 +44,12 @@ def overview(
     return "\n".join(filter(None, parts))
 
 
-def overview_json(comparison: Comparison, views: Mapping[str, object] | None = None) -> str:
+def overview_json(
+    comparison: Comparison,
+    views: Mapping[str, object] | None = None,
+    columns: Sequence[str] = (),
+) -> str:
     """`answers`, `rows` and `warnings`, then the views by name."""
     given = [asdict(answer) for answer in answers(comparison)]
-    return render_json({"answers": given, **comparison_json(comparison), **(views or {})})
+    rows = comparison_json(comparison, columns)
+    return render_json({"answers": given, **rows, **(views or {})})

@@ -14,6 +14,7 @@ from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.metrics import METRICS
+from shardmark.report.answers.wording import listed
 from shardmark.report.table.formats import json_value
 from shardmark.report.table.notes import notes_of
 from shardmark.report.table.table import (
@@ -55,11 +56,19 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
     others = [metric(name, shown_to="programs") for name in names if name not in shown]
     titles = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in rows)
     notes = [note.text for note in notes_of(comparison)]
+    if PREDICTED in columns:
+        notes += _not_predicted(rows, [of for key, (_, of) in shown.items() if PREDICTED in key])
     return table_of("; ".join(titles), rows, [*row_columns(rows), *shown.values(), *others], notes)
 
 
-def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """`rows` with every metric and the effect on which the verdict rests, and `warnings`."""
+def comparison_json(comparison: Comparison, columns: Sequence[str] = ()) -> dict[str, Any]:
+    """`rows` with every metric and the effect on which the verdict rests, and `warnings`; of
+    `columns` only `predicted` adds something, with reasons in `not_predicted`."""
+    predicted = [
+        (column.key.removeprefix(f"{PREDICTED}_"), of)
+        for column, of in (_predicted(comparison.rows) if PREDICTED in columns else [])
+        if column.key.startswith(PREDICTED)
+    ]
     return {
         "rows": [
             identity_of(row)
@@ -70,12 +79,22 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
                     for name, estimate in row.metrics.items()
                 },
             }
+            | _predicted_json(row, predicted)
             for row in comparison.rows
         ],
         "warnings": [
             asdict(warning) | {"remedy": warning.remedy} for warning in warnings_of(comparison)
         ],
     }
+
+
+def _predicted_json(
+    row: Row, predicted: Sequence[tuple[str, Callable[[Row], Value]]]
+) -> dict[str, Any]:
+    values = {name: of(row) for name, of in predicted}
+    reasons = {name: value.reason for name, value in values.items() if isinstance(value, Missing)}
+    told = {name: json_value(value) for name, value in values.items()}
+    return {"predicted": told, "not_predicted": reasons} if told else {}
 
 
 def _effect(row: Row) -> dict[str, object] | None:
@@ -119,11 +138,15 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
     predictions = Predictions(rows)
 
     def told(of: Callable[[Row], float]) -> Callable[[Row], Value]:
+        values: dict[int, Value] = {}  # asked for the table, and for what is missing in it
+
         def value_of(row: Row) -> Value:
-            try:
-                return of(row)
-            except ShardmarkError as error:
-                return Missing(str(error))
+            if id(row) not in values:
+                try:
+                    values[id(row)] = of(row)
+                except ShardmarkError as error:
+                    values[id(row)] = Missing(str(error))
+            return values[id(row)]
 
         return value_of
 
@@ -143,6 +166,16 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
         (Column("predicted_peak_memory_bytes", "predicted peak", unit=BYTES),
          told(predictions.peak_memory_bytes)),
     ]  # fmt: skip
+
+
+def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]]) -> list[str]:
+    """Each reason once, with the rows that it holds for."""
+    names: dict[str, dict[str, None]] = {}
+    for of in columns:
+        for row in rows:
+            if isinstance(value := of(row), Missing):
+                names.setdefault(value.reason, {})[row.label] = None
+    return [f"Not predicted for {listed([*of])}: {reason}" for reason, of in names.items()]
 
 
 def _marks(row: Row) -> str:

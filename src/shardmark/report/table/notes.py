@@ -12,13 +12,11 @@ from shardmark.analysis.compare.rows import Row, main_quality
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
-from shardmark.core.metrics import METRICS
+from shardmark.core.metrics import FEW_STEPS, METRICS
 from shardmark.results.verification import as_defined
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
 """Metrics whose absence is worth a note; the reasons of all others are in JSON."""
-FEW_STEPS = 10
-"""A rate from fewer measured steps is noted."""
 
 
 class NoteKind(StrEnum):

@@ -18,11 +18,12 @@ def render_largest(found: Sequence[LargestBatch], form: Format, width: int | Non
     """The answer, the table, what is not known; ends with a line break."""
     if form is Format.JSON:
         return render_json({"answer": [*_answer(found)], "rows": [_record(each) for each in found]})
-    rows = sorted(found, key=lambda each: -(each.per_rank_batch or 0))
+    rows = sorted(found, key=lambda each: -(each.samples_of_step or 0))
     notes = [
-        "Samples of a rank in one step, confirmed by real steps. Peak: tensors of the fullest rank."
+        "Samples of a step, confirmed by real steps. Of a rank: recipe.per_rank_batch; ranks that"
+        " divide layers share it. Peak: tensors of the fullest rank."
     ]
-    table = table_of("Largest batch of a rank", rows, _columns(), notes)
+    table = table_of("Largest batch", rows, _columns(), notes)
     missing = [*_missing(found)]
     parts = [
         render_points([*_answer(found)], form, width),
@@ -37,10 +38,14 @@ def _answer(found: Sequence[LargestBatch]) -> Iterator[str]:
     if not known:
         yield "No batch was found to fit."
         return
-    most, least = (end(known, key=lambda each: each.per_rank_batch or 0) for end in (max, min))
-    yield f"Largest: {place_of(most)}, {most.per_rank_batch} samples of a rank."
+    most = max(known, key=lambda each: each.samples_of_step or 0)
+    yield (
+        f"Largest: {place_of(most)}, {most.samples_of_step} samples in a step,"
+        f" {most.per_rank_batch} of each rank."
+    )
     pieces = lcm(*(passes_of(each.cell) for each in known))
-    if (of_all := (least.per_rank_batch or 0) // pieces * pieces) not in {0, most.per_rank_batch}:
+    batches = [each.per_rank_batch or 0 for each in known]
+    if min(batches) < max(batches) and (of_all := min(batches) // pieces * pieces):
         yield f"All of them fit with recipe.per_rank_batch={of_all}."
 
 
@@ -58,9 +63,10 @@ def _columns() -> Columns[LargestBatch]:
     return [
         (Column("place", "strategy", numeric=False, names_row=True), place_of),
         (
-            Column("per_rank_batch", "largest batch"),
-            lambda each: _known(each, each.per_rank_batch),
+            Column("samples_of_step", "largest batch"),
+            lambda each: _known(each, each.samples_of_step),
         ),
+        (Column("per_rank_batch", "of a rank"), lambda each: _known(each, each.per_rank_batch)),
         (Column("predicted_batch", "predicted"), lambda each: _known(each, each.predicted_batch)),
         (Column("peak_memory_bytes", "peak", unit=BYTES), _peak),
         (Column("room_share", "of the room", unit="%", scale=100, decimals=0), share),
@@ -94,6 +100,7 @@ def _record(each: LargestBatch) -> dict[str, Any]:
         "world_size": each.cell.world_size,
         "varied": each.cell.varied,
         "per_rank_batch": each.per_rank_batch,
+        "samples_of_step": each.samples_of_step,
         "predicted_batch": each.predicted_batch,
         "room_bytes": each.room_bytes,
         "tries": [

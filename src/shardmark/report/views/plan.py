@@ -11,7 +11,7 @@ from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.config.axes import title_of
 from shardmark.core.durations import duration
 from shardmark.core.layout import Mesh
-from shardmark.core.text import as_text
+from shardmark.core.text import as_text, with_options
 from shardmark.predict.intervals import UNMEASURED
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
@@ -78,7 +78,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "answers": answers,
         "rows": rows,
         "search": None if plan.search is None else _search_json(plan, plan.search),
-        "notes": [_range_note(plan), *_last_notes(plan)],
+        "notes": [*plan.doubts, _range_note(plan), *_last_notes(plan)],
     }
 
 
@@ -105,12 +105,12 @@ def text_of(best: Best) -> str:
     row, exact = best.row, best.exact
     figure = {"fastest": _speed_text, "memory": _memory_text, "cost": _cost_text}[best.question]
     text = f"{QUESTIONS[best.question]}: {row.place}, {figure(row)}."
+    if close := [rival.label for rival in _close(best)]:
+        text += f" Too close to tell from {listed(close)}."
     if row.own_mathematics:
         text += f" By its own definition: {'; '.join(row.own_mathematics)}."
         if exact is not None:
             text += f" Training as one device would: {exact.place}, {figure(exact)}."
-    if close := [rival.label for rival in _close(best)]:
-        text += f" Too close to tell from {listed(close)}."
     return text
 
 
@@ -136,11 +136,15 @@ def _cost_text(row: Prediction) -> str:
 
 
 def _answers(plan: Plan) -> Iterator[str]:
+    yield from plan.doubts
     best = None if plan.search is None else next(iter(plan.search.front), None)
     if plan.best:
         yield from map(text_of, plan.best)
-    elif not any(row.fits is False for row in plan.rows):
-        yield "Nothing could be predicted."
+    elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
+        what = "No speed" if any(row.fits for row in plan.rows) else "Nothing"
+        reasons = dict.fromkeys(row.reason for row in plan.rows if row.reason is not None)
+        why = f": {next(iter(reasons))}" if len(reasons) == 1 else "; each reason is below"
+        yield f"{what} could be predicted{why}."
     elif best is not None:
         yield "None of the experiment's strategies fits."
     elif plan.search is not None:
@@ -180,11 +184,11 @@ def _last_notes(plan: Plan) -> list[str]:
 
 def _refusals(plan: Plan) -> Iterator[str]:
     """Each reason once, with the strategies and ranks that it holds for."""
-    sizes: dict[str, dict[str, list[str]]] = {}
+    sizes: dict[str, dict[str, dict[str, None]]] = {}
     for row in plan.rows:
         if row.reason is not None:
             labels = sizes.setdefault(row.reason, {})
-            labels.setdefault(row.label, []).append(str(row.ranks))
+            labels.setdefault(row.label, {})[str(row.ranks)] = None
     for reason, labels in sizes.items():
         places: dict[str, list[str]] = {}
         for label, ranks in labels.items():
@@ -214,7 +218,7 @@ def search_tables(plan: Plan) -> list[Table]:
     if (search := plan.search) is None:
         return []
     columns: Columns[Candidate] = [
-        (Column("strategy", "strategy", numeric=False, names_row=True), attrgetter("strategy")),
+        (Column("strategy", "strategy", numeric=False, names_row=True), _searched),
         (
             Column("mesh", "data/shard/tensor/stages", numeric=False, names_row=True),
             lambda each: "/".join(map(str, _sizes(each.mesh))),
@@ -227,12 +231,18 @@ def search_tables(plan: Plan) -> list[Table]:
     ]
     notes = [
         f"{search.searched} layouts of FSDP, tensor ranks and stages were compared in"
-        f" {search.seconds:.2f} s; none of them is faster in less memory."
+        f" {search.seconds:.2f} s. Shown is the fastest, and what is slower in a tenth less memory."
         " Times have no interval: measure the few that you would use."
     ]
     nodes = f"{search.nodes} node{'s' if search.nodes > 1 else ''}"
     title = f"Best layouts of {search.ranks} ranks on {nodes} of {plan.on}"
     return [table_of(title, search.front, columns, notes)]
+
+
+def _searched(each: Candidate) -> str:
+    """`fsdp-hybrid (reshard_after_forward=false)`; the mesh and micro-batches have columns."""
+    told = {name: value for name, value in each.options.items() if isinstance(value, bool)}
+    return with_options(each.strategy, told)
 
 
 def _recomputes(each: Candidate) -> bool:
