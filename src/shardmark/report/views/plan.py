@@ -124,7 +124,8 @@ def _speed_text(row: Prediction) -> str:
 def _memory_text(row: Prediction) -> str:
     assert row.device_bytes is not None
     needed, card = (size / 2**30 for size in (row.device_bytes, row.card_bytes))
-    return f"{number(needed)} of {number(card)} GiB of each card"
+    told = number(needed) if needed >= 1 else f"{number(1024 * needed)} MiB"
+    return f"{told} of {number(card)} GiB of each card"
 
 
 def _cost_text(row: Prediction) -> str:
@@ -313,8 +314,10 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         known = row.naive_samples_per_second
         return Missing(row.reason or "") if known is None else known * each
 
-    def known(name: str) -> Any:
-        return lambda row: _known(row, getattr(row, name))
+    def dollars(row: Prediction) -> Value:
+        if row.price_per_hour is None:
+            return Missing(row.reason or "no price was given: --price-per-hour")
+        return _known(row, row.dollars)
 
     return [
         (
@@ -336,8 +339,8 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             Column("recipe", "recipe takes", shown_to="people"),
             lambda row: None if row.hours is None else duration(row.hours * HOUR_SECONDS),
         ),
-        (for_programs("hours"), known("hours")),
-        (Column("dollars", "dollars", decimals=2), known("dollars")),
+        (for_programs("hours"), lambda row: _known(row, row.hours)),
+        (Column("dollars", "dollars", decimals=2), dollars),
     ]
 
 
