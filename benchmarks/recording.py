@@ -57,7 +57,9 @@ def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
 def surroundings() -> dict[str, Any]:
     """Date, machine and versions of here and now, and what may disturb."""
     found = environment(ROOT)
-    return around(found) | {"variables": found["variables"], "load_before": found["load"]}
+    # Folders are this machine's own.
+    variables = {n: value for n, value in found["variables"].items() if not value.startswith("/")}
+    return around(found) | {"variables": variables, "load_before": found["load"]}
 
 
 def around(found: Mapping[str, Any]) -> dict[str, Any]:
