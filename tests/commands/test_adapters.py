@@ -44,8 +44,8 @@ def test_it_trains_as_written(
         device_type="cpu",
     )
     known = ReferenceCache().of(trial, 2)
-    assert known.whole_batch.holds
-    assert (known.whole_batch.in_tolerances is not None) is compared
+    assert known.whole_batch.check.holds
+    assert (known.whole_batch.check.in_tolerances is not None) is compared
     assert known.tolerances.reference.quality.keys() <= {"validation_loss", "accuracy_top1"}
     losses = known.tolerances.reference.losses
     assert all(0 < loss < 10 for rank in losses for loss in rank)

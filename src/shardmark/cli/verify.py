@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shardmark.trials.matrix import Plan
 
 NOT_EQUIVALENT = 1
+UNDECIDED = 2
 
 
 def verify(
@@ -39,14 +40,15 @@ def verify(
 ) -> None:
     """Hold a few steps of every strategy against one process that plays all ranks.
 
-    Exit code 0 if every strategy that could be tried is equivalent, 1 if some is not.
+    Exit code 0 if every strategy that could be tried is equivalent; 1 if some is not, or fails;
+    2 if nothing worse is known than that some cannot be decided.
     """
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
     from shardmark.launch.listener import Silent
     from shardmark.progress.lines import Lines
     from shardmark.report.table.formats import render_json
-    from shardmark.results.verification import accepted
+    from shardmark.results.verification import accepted, undecided
     from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
@@ -62,8 +64,9 @@ def verify(
         say_text(render_json(json.loads(verification.model_dump_json())))
     else:
         say(*_text(verification))
-    if any(not accepted(verdict) for verdict in verification.verdicts):
-        raise typer.Exit(NOT_EQUIVALENT)
+    doubtful = [verdict for verdict in verification.verdicts if not accepted(verdict)]
+    if doubtful:
+        raise typer.Exit(UNDECIDED if all(map(undecided, doubtful)) else NOT_EQUIVALENT)
 
 
 def _delegated(experiment: Experiment, plan: Plan, form: TextOrJson) -> int | None:
@@ -106,7 +109,9 @@ def _text(verification: Verification) -> list[str]:
         if told := as_defined(verdict.mathematics):
             lines.append(f"    {told}")
         if verdict.cause is not None:
-            lines.append(f"    cause: {verdict.cause.text} ({verdict.cause.evidence})")
+            cause = f"{verdict.cause.text} ({verdict.cause.evidence})"
+            again = f"    cause: {cause}" in lines
+            lines.append(f"    cause: {'the same as above' if again else cause}")
             if verdict.equivalent is False:
                 lines.append(f"    first deviation: {verdict.cause.first_deviation}")
             if verdict.cause.setting:

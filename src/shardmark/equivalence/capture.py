@@ -18,6 +18,7 @@ from shardmark.core.recipe import Schedule as RecipeSchedule
 from shardmark.core.shares import Shard
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies.base import RankContext, Server, Worker
+from shardmark.strategies.casting import lossless_copy
 from shardmark.train.epochs import BatchSource
 from shardmark.train.evaluation import evaluate
 from shardmark.train.rank import note_joined, serve
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating[Any]]
 
 CAPTURE_FILE = "rank-{}.capture.npz"
 
@@ -204,11 +205,16 @@ def _everybody_updated(worker: Worker, recipe: Recipe, is_skipped: bool) -> bool
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Tensors as fp32 arrays of their own."""
-    return {
-        name: np.array(tensor.detach().float().cpu().numpy(), copy=True)
-        for name, tensor in tensors.items()
-    }
+    """Copies as real arrays: complex numbers as pairs, integers and truth values as fp64."""
+    return {name: _real(lossless_copy(tensor)).numpy() for name, tensor in tensors.items()}
+
+
+def _real(tensor: Tensor) -> Tensor:
+    import torch
+
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor if tensor.is_floating_point() else tensor.double()
 
 
 def flat_state(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -107,6 +107,15 @@ def difference(capture: Capture, expected: Capture, quantity: Quantity) -> float
     return norm(mine - wanted if fits and wanted is not None else wanted)
 
 
+def nonfinite_step(capture: Capture) -> tuple[int, int, float] | None:
+    """First step, from 0 on, whose loss is not finite; its rank, and the loss."""
+    for step in range(len(capture.learning_rates)):
+        for rank, losses in enumerate(capture.losses):
+            if not math.isfinite(losses[step]):
+                return step, rank, losses[step]
+    return None
+
+
 def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
     """Every check, in the order in which a training makes the quantities."""
     expected = tolerances.reference

@@ -33,7 +33,10 @@ class LocalReference(Reference):
         self.draws = [rank.draws[0] for rank in self._ranks]
 
     def step(self) -> list[Tensor]:
-        losses = [loss for rank in self._ranks for loss in rank.step()]
+        losses = []
+        for index, rank in enumerate(self._ranks):
+            self._played_alone = index
+            losses += rank.step()
         self.steps_taken += 1
         self.skipped = sorted({step for rank in self._ranks for step in rank.skipped})
         self._buffers = [dict(rank.buffers()) for rank in self._ranks]

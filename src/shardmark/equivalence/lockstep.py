@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from threading import Semaphore, Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,6 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shardmark.core.errors import InputError
 
 Played = TypeVar("Played")
+
+
+class OutOfStepError(Exception):
+    """Ranks that are played do not come to the same exchange."""
 
 
 class Lockstep:
@@ -26,9 +32,12 @@ class Lockstep:
         self._batons = [Semaphore(0) for _ in range(ranks)]
         self._playing: list[int] = []
         """Ranks that have not come to their end."""
-        self._rows: list[Tensor] = []
-        """Those of the round under way, in order of rank: so they take turns."""
-        self._joined = torch.empty(0)
+        self.current = 0
+        """The rank that runs."""
+        self._given: list[tuple[object, Any]] = []
+        """Kinds and values of the round under way, in order of rank: so they take turns."""
+        self._values: list[Any] = []
+        """Those of the last round that all ranks came to."""
         self._rounds = 0
 
     def play(self, rank_of: Callable[[int], Played]) -> list[Played]:
@@ -37,7 +46,7 @@ class Lockstep:
         errors: list[BaseException] = []
 
         def run(rank: int) -> None:
-            self._batons[rank].acquire()
+            self._take_turn(rank)
             try:
                 results[rank] = rank_of(rank)
             except BaseException as error:
@@ -45,7 +54,7 @@ class Lockstep:
             self._playing.remove(rank)
             self._hand_on(rank)
 
-        self._playing, self._rows = list(range(len(self._batons))), []
+        self._playing, self._given = list(range(len(self._batons))), []
         threads = [Thread(target=run, args=(rank,), daemon=True) for rank in self._playing]
         for thread in threads:
             thread.start()
@@ -61,21 +70,37 @@ class Lockstep:
 
         Raises `InputError` where another rank is at something else, or comes to its end.
         """
+        try:
+            values = self.exchange(rank, rows.shape[1:], rows)
+        except OutOfStepError as error:
+            found = "ranks pass its batch norms different numbers of times"
+            remedy = "set recipe.sync_batch_norm to false"
+            raise InputError("workload.model", found, remedy) from error
+        return torch.cat(values), sum(map(len, values[:rank]))
+
+    def exchange(self, rank: int, kind: object, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order, once each has given one of that kind.
+
+        Raises `OutOfStepError` where another rank is at something else, or comes to its end.
+        """
         wanted = self._rounds + 1
-        if any(other.shape[1:] != rows.shape[1:] for other in self._rows):
-            raise _out_of_step()
-        start = sum(map(len, self._rows))
-        self._rows.append(rows)
-        if len(self._rows) == len(self._batons):
-            self._joined, self._rows = torch.cat(self._rows), []
+        if any(other != kind for other, _ in self._given):
+            raise OutOfStepError
+        self._given.append((kind, value))
+        if len(self._given) == len(self._batons):
+            self._values, self._given = [value for _, value in self._given], []
             self._rounds += 1
         states = generator_states(self._device)
         self._hand_on(rank)
-        self._batons[rank].acquire()
+        self._take_turn(rank)
         _restore(states, self._device)
         if self._rounds < wanted:
-            raise _out_of_step()
-        return self._joined, start
+            raise OutOfStepError
+        return self._values
+
+    def _take_turn(self, rank: int) -> None:
+        self._batons[rank].acquire()
+        self.current = rank
 
     def _hand_on(self, rank: int) -> None:
         after = [other for other in self._playing if other > rank] or self._playing
@@ -107,18 +132,33 @@ class Lockstep:
         return forward
 
 
-def _out_of_step() -> InputError:
-    found = "ranks pass its batch norms different numbers of times"
-    return InputError("workload.model", found, "set recipe.sync_batch_norm to false")
+GeneratorStates = tuple[list[Tensor], Any, Any]
 
 
-def generator_states(device: torch.device) -> list[Tensor]:
-    """States of the generators that a model on the device draws from."""
+def generator_states(device: torch.device) -> GeneratorStates:
+    """Return the states of the generators that a model on the device draws from.
+
+    Those of torch, one for the CPU and one for the GPU, and those of Python and numpy.
+    """
     states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states, random.getstate(), np.random.get_state(legacy=True)
 
 
-def _restore(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
+def same_states(states: GeneratorStates, others: GeneratorStates) -> bool:
+    """Return whether nothing was drawn between the two."""
+    arrays = zip(states[2], others[2], strict=True)
+    return (
+        all(map(torch.equal, states[0], others[0]))
+        and states[1] == others[1]
+        and all(np.array_equal(mine, other) for mine, other in arrays)
+    )
+
+
+def _restore(states: GeneratorStates, device: torch.device) -> None:
+    torch.set_rng_state(states[0][0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[0][1], device)
+    random.setstate(states[1])
+    np.random.set_state(states[2])

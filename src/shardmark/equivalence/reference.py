@@ -17,10 +17,10 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
 from shardmark.equivalence.compare import Tolerances
-from shardmark.equivalence.lockstep import Lockstep
+from shardmark.equivalence.lockstep import Lockstep, OutOfStepError
 from shardmark.equivalence.power_sgd import PlayedPowerSGD
 from shardmark.strategies.blocks import wrapped
-from shardmark.strategies.casting import cast_parameters, let_norms_mix
+from shardmark.strategies.casting import cast_parameters, let_norms_mix, lossless_copy
 from shardmark.strategies.execution import build_on
 from shardmark.strategies.step import (
     autocast,
@@ -29,6 +29,12 @@ from shardmark.strategies.step import (
     loss_scaler,
     set_learning_rates,
     share_of_step,
+)
+from shardmark.train.exchanged_group import (
+    CannotPlayError,
+    ExchangedGroup,
+    alone,
+    world_of,
 )
 from shardmark.train.record import weights_sha256
 from shardmark.train.schedule import learning_rate_of, seed_step, set_numerics
@@ -111,6 +117,10 @@ class Noise:
 AS_DEFINED = Hypothesis()
 
 
+class CommunicatesError(Exception):
+    """The task calls a collective while ranks are played one after the other."""
+
+
 @dataclass(kw_only=True, eq=False)
 class Reference:
     """Data parallelism by its definition.
@@ -134,6 +144,8 @@ class Reference:
     noise: Noise | None = None
     played: Sequence[int] | None = None
     """The ranks whose gradients it averages; None: all."""
+    communicates: bool = False
+    """The task calls collectives by itself: ranks are played at the same time."""
 
     def __post_init__(self) -> None:
         workload, recipe, hypothesis = self.workload, self.recipe, self.hypothesis
@@ -149,12 +161,23 @@ class Reference:
         synchronised = hypothesis.sync_batch_norm
         if synchronised is None:
             synchronised = recipe.sync_batch_norm
-        together = synchronised and len(played) > 1
+        self._synchronised = synchronised and len(played) > 1
+        if self.communicates and (self._synchronised or len(played) < self.shares):
+            local = "local steps, in which ranks train alone"
+            raise CannotPlayError(
+                "collectives beside " + ("synchronised batch norm" if synchronised else local)
+            )
+        together = self._synchronised or self.communicates
         self._lockstep = Lockstep(len(played), self.device) if together else None
+        self._played_alone = played[0]
+        self.group = ExchangedGroup(self.shares, self._exchange, self._current_rank)
+        """What the task sees as the group of all ranks."""
         self.models, self._drawn = self._built(len(played))
         self.model = self.models[0]
         set_numerics(recipe)
-        self.initial_sha256 = weights_sha256(sorted(self.model.named_parameters()))
+        self.initial_sha256 = weights_sha256(
+            (name, lossless_copy(p)) for name, p in sorted(self.model.named_parameters())
+        )
         self._named = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         groups = () if hypothesis.one_group else workload.parameter_groups
         self._optimizer = build_optimizer(self._named, recipe, groups)
@@ -187,7 +210,8 @@ class Reference:
             if self._casts is not None:
                 let_norms_mix(model)
             if self._lockstep is not None:
-                self._lockstep.synchronise(model, rank)
+                if self._synchronised:
+                    self._lockstep.synchronise(model, rank)
                 for own, first in zip(model.parameters(), models[0].parameters(), strict=True):
                     own.data = first.data
         copies = ranks // len(models)
@@ -204,6 +228,19 @@ class Reference:
             if spared:
                 rest = {key: value for key, value in group.items() if key != "params"}
                 self._optimizer.add_param_group(rest | {"params": spared, "weight_decay": 0.0})
+
+    def _exchange(self, name: str, value: object) -> list[object]:
+        if self.shares == 1:
+            return [value]
+        if self._lockstep is None or not self.communicates:
+            raise CommunicatesError(name)
+        try:
+            return self._lockstep.exchange(self._lockstep.current, name, value)
+        except OutOfStepError as error:
+            raise CannotPlayError(f"{name} on some of the ranks") from error
+
+    def _current_rank(self) -> int:
+        return self._played_alone if self._lockstep is None else self._lockstep.current
 
     def step(self) -> list[Tensor]:
         """Take one optimizer step; each rank's loss, as a worker returns it."""
@@ -254,6 +291,7 @@ class Reference:
         """One rank's forward and backward passes, its gradient left in the parameters, in fp32."""
         hypothesis = self.hypothesis
         model = self.models[rank]
+        self._played_alone = self._shards[rank].index
         put_buffers(model, self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
         drawing = self._shards[0 if hypothesis.same_draws else rank]
         step_shard = StepShard(step=self.steps_taken + hypothesis.seed_offset, shard=drawing)
@@ -284,12 +322,14 @@ class Reference:
 
     def _backward(self, part: Tensor, rank: int) -> None:
         """At once for ranks that pass together: each one's samples are in the others' losses."""
-        if self._lockstep is not None:
+        if self._lockstep is not None and self._synchronised:
             parts, own = self._lockstep.gather(rank, part.reshape(1))
             if own > 0:
                 return
             part = parts.sum()
-        self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
+        # In this thread: a backward pass may wait for other ranks, whose passes must go on.
+        with torch.autograd.set_multithreading_enabled(not self.communicates):
+            self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
 
     def _step_weight(self, micro_batch: Batch, share: Batch) -> float:
         """The step's, or what a mean of means takes for it."""
@@ -330,12 +370,14 @@ class Reference:
             gradient, parameter.grad = parameter.grad, None
             if gradient is None or hypothesis.only_rank not in (None, rank):
                 continue
+            gradient = gradient.to_dense() if gradient.is_sparse else gradient
             total.setdefault(name, torch.zeros_like(gradient))
             share = 1 if hypothesis.only_rank is not None else len(self._shards)
             # As torch's hooks do it: in 16 bits the cast comes before the division.
-            sent = gradient.to(self._messages).float()
-            part = sent.to(self._reduction) / share * hypothesis.gradient_factor
-            total[name] = (total[name].to(self._reduction) + part).float()
+            sent = narrowed(gradient, self._messages).to(gradient.dtype)
+            part = narrowed(sent, self._reduction) / share * hypothesis.gradient_factor
+            added = narrowed(total[name], self._reduction) + part
+            total[name] = added.to(gradient.dtype)
 
     def _update(self) -> None:
         hypothesis = self.hypothesis
@@ -381,7 +423,8 @@ class Reference:
         """The whole validation set once, with the buffers of the rank that is evaluated."""
         put_buffers(self.model, self._buffers[self.hypothesis.evaluated_rank])
         self.model.eval()
-        part = self.workload.evaluate(self.model, Shard(index=0, count=1), self.device)
+        with world_of(alone()):
+            part = self.workload.evaluate(self.model, Shard(index=0, count=1), self.device)
         self.model.train()
         return self.workload.quality([part])
 
@@ -400,7 +443,9 @@ class Reference:
         tensors: dict[str, Mapping[str, Array]] = {part: {} for part in PARTS}
         losses: list[list[float]] = [[] for _ in self._shards]
         for step in range(steps):
-            for rank, loss in enumerate(self.step()):
+            with world_of(self.group):
+                losses_of_step = self.step()
+            for rank, loss in enumerate(losses_of_step):
                 losses[rank].append(float(loss))
             # The first update, or what a hypothesis takes for one that was dropped without a word.
             overflowed = step in {*self.skipped} - self.hypothesis.skipped
@@ -424,6 +469,11 @@ class Reference:
         )
 
 
+def narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a 16-bit type; unchanged for fp32, which float64 and complex numbers exceed."""
+    return tensor if dtype is torch.float32 else tensor.to(dtype)
+
+
 def put_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -441,6 +491,8 @@ class ReferenceRuns:
     device: torch.device
     threads: int = 1
     """Of each of the strategy's processes: with others a kernel may add in another order."""
+    communicates: bool = False
+    """See `Reference`."""
 
     def run(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Capture:
         threads = torch.get_num_threads()
@@ -459,6 +511,7 @@ class ReferenceRuns:
                 mathematics=mathematics,
                 hypothesis=hypothesis,
                 noise=noise,
+                communicates=self.communicates,
             ).capture(self.steps)
         finally:
             torch.set_num_threads(threads)
@@ -480,6 +533,9 @@ class ReferenceRuns:
         A model may amplify such errors until they hide a factor of two (detectors do: one pair of
         nearly equal scores in another order is another choice of boxes).  Then only gradients are
         disturbed, as reductions do, and the first forward pass must be equal to the last bit.
+
+        The first of the disturbed runs is not disturbed at all: it shows whether the task repeats
+        itself.
         """
         compute, reduction = self._roundoffs()
 
@@ -490,14 +546,14 @@ class ReferenceRuns:
             )
             return [self.run(noise=noise) for noise in noises]
 
-        reference = self.run()
+        reference, again = self.run(), self.run()
         first = Tolerances(
             reference=reference,
             undisturbed=reference,
-            disturbed=disturbed([1], compute),
+            disturbed=[again, *disturbed([1], compute)],
             floor=4 * compute,
         )
-        if first.disturbed[0].initial_sha256 != reference.initial_sha256:
+        if any(run.initial_sha256 != reference.initial_sha256 for run in first.disturbed):
             raise InputError(
                 "workload.model",
                 "it begins with other weights each time that it is built",
@@ -505,7 +561,7 @@ class ReferenceRuns:
             )
         if first.hide_errors:
             runs = disturbed(range(2, 2 + DISTURBED_RUNS), 0.0)
-            return replace(first, disturbed=runs, exact_forward=True)
+            return replace(first, disturbed=[again, *runs], exact_forward=True)
         rest = disturbed(range(2, 1 + DISTURBED_RUNS), compute)
         return replace(first, disturbed=[*first.disturbed, *rest])
 
@@ -517,9 +573,13 @@ class ReferenceRuns:
         """Relative errors of what a rank computes, and of the reduction over ranks."""
         recipe = self.trial.recipe
         model = self.workload.build_model()
-        widest = max(p.numel() // p.shape[0] for p in model.parameters() if p.dim() > 0)
+        parameters = [p for p in model.parameters() if p.numel() > 0]
+        widest = max((p.numel() // p.shape[0] for p in parameters if p.dim() > 0), default=1)
         terms = self.shares * recipe.gradient_accumulation
         compute = math.sqrt(widest) * UNIT_ROUNDOFF["fp32"]
+        # A frozen base of 16-bit numbers computes in these, whatever the recipe's precision.
+        types = {p.dtype for p in parameters if p.is_floating_point() and p.element_size() < 4}
+        compute += max((torch.finfo(dtype).eps / 2 for dtype in types), default=0.0)
         if recipe.precision != "fp32":
             compute += UNIT_ROUNDOFF[recipe.precision]
         if recipe.tf32 and self.trial.device_type == "cuda":

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 import os
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,26 +16,40 @@ from typing import NamedTuple
 
 import torch
 
-from shardmark.core.errors import error_kind
+from shardmark.core.errors import ShardmarkError, error_kind
 from shardmark.core.recipe import Recipe
 from shardmark.core.run_files import TRIAL_FILE, rank_file
 from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Capture, at_constant_rate, read_capture
-from shardmark.equivalence.compare import BLIND, GIVEN, SKIPPED, Tolerances, checks_of
+from shardmark.equivalence.compare import (
+    BLIND,
+    GIVEN,
+    SKIPPED,
+    Tolerances,
+    checks_of,
+    nonfinite_step,
+)
 from shardmark.equivalence.guarantees import guarantee_checks
 from shardmark.equivalence.hypotheses import cause_of, reduction_checks
-from shardmark.equivalence.reference import CPU, Hypothesis, ReferenceRuns
-from shardmark.equivalence.whole_batch import CAUSE as WHOLE_BATCH_CAUSE
-from shardmark.equivalence.whole_batch import whole_batch_check
+from shardmark.equivalence.reference import (
+    CPU,
+    CommunicatesError,
+    Hypothesis,
+    ReferenceRuns,
+)
+from shardmark.equivalence.repeats import unrepeatable_cause
+from shardmark.equivalence.whole_batch import WholeBatch, whole_batch_check
 from shardmark.results.files import write_whole
 from shardmark.results.schema import RankRecord
 from shardmark.results.verification import (
     CELLS_FILE,
+    NOT_TRIED,
     VERDICTS_FILE,
     Cause,
     Check,
     Verdict,
 )
+from shardmark.train.exchanged_group import CannotPlayError
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 
@@ -61,6 +78,18 @@ OTHER_DEVICE = Cause(
     first_deviation="none",
 )
 
+COMMUNICATES = Cause(
+    text="cannot be told: the task communicates by itself",
+    evidence="its collectives are over all ranks, of which several have the same samples",
+    first_deviation="none",
+)
+
+GROUP_WITHOUT_NAME = "ProcessGroup name not set"
+"""What torch says of a group in Python when a functional collective asks for it."""
+
+LIBRARIES = (str(Path(__file__).parents[1]), "-packages", sysconfig.get_path("stdlib"), "<")
+"""Parts of the names of files that are not the user's."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -69,8 +98,17 @@ class KnownReference(NamedTuple):
 
     runs: ReferenceRuns
     tolerances: Tolerances
-    whole_batch: Check
-    """On the reference itself."""
+    whole_batch: WholeBatch
+    unrepeatable: Cause | None = None
+    """Why nothing can be told, where the task differs from itself."""
+
+
+class NoReferenceError(Exception):
+    """A cell has no reference, for this cause."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(cause.evidence)
+        self.cause = cause
 
 
 def as_defined(recipe: Recipe) -> Recipe:
@@ -93,10 +131,10 @@ class ReferenceCache:
     """References by what they depend on: most strategies share theirs."""
 
     def __init__(self) -> None:
-        self._made: dict[str, KnownReference | MemoryError] = {}
+        self._made: dict[str, KnownReference | NoReferenceError] = {}
 
     def of(self, trial: Trial, steps: int) -> KnownReference:
-        """Raises `MemoryError` where neither the device nor the host holds it."""
+        """Raises `NoReferenceError` where the task fails, or no memory here holds the reference."""
         recipe = as_defined(trial.recipe)
         shares, threads = trial.layout.shares, threads_of_a_rank(trial)
         models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
@@ -114,20 +152,50 @@ class ReferenceCache:
             try:
                 self._made[key] = known_reference(runs)
             except Exception as error:
-                if error_kind(error) != "out_of_memory":
+                if error_kind(error) == "storage":
                     raise
-                self._made[key] = MemoryError(one_line(f"{type(error).__name__}: {error}"))
+                traceback.print_exc()  # into the log
+                self._made[key] = NoReferenceError(_no_reference(error))
         known = self._made[key]
-        if isinstance(known, MemoryError):
+        if isinstance(known, NoReferenceError):
             raise known
         return known
 
 
+def _no_reference(error: Exception) -> Cause:
+    """Return what failed and the last line of the user's own code, without the frames."""
+    if isinstance(error, CannotPlayError) or GROUP_WITHOUT_NAME in str(error):
+        called = error if isinstance(error, CannotPlayError) else "a functional collective"
+        return Cause(
+            text="cannot be told: the task communicates by itself",
+            evidence=f"it uses {called}, which one process cannot play for all ranks",
+            first_deviation="none",
+        )
+    return Cause(text=NOT_TRIED, evidence=_failure(error), first_deviation="none")
+
+
+def _failure(error: Exception) -> str:
+    ours = isinstance(error, ShardmarkError)
+    message = one_line(str(error) if ours else f"{type(error).__name__}: {error}")
+    if error_kind(error) == "out_of_memory":
+        return f"no memory here holds the reference: {message}"
+    frames = traceback.extract_tb(error.__traceback__)
+    of_user = [f for f in frames if not any(part in f.filename for part in LIBRARIES)]
+    where = f" ({Path(of_user[-1].filename).name}, line {of_user[-1].lineno})" if of_user else ""
+    return f"one process that plays the ranks fails: {message}{where}"
+
+
 def known_reference(runs: ReferenceRuns) -> KnownReference:
-    """On the CPU where the device's memory does not hold it: it shards nothing."""
+    """Return the reference; on the CPU where the device's memory does not hold it.
+
+    A task that communicates by itself is played again, with ranks that wait for each other.
+    """
     try:
         tolerances = runs.tolerances()
-        return KnownReference(runs, tolerances, whole_batch_check(runs, tolerances))
+        whole_batch = whole_batch_check(runs, tolerances)
+        return KnownReference(runs, tolerances, whole_batch, unrepeatable_cause(runs, tolerances))
+    except CommunicatesError:
+        return known_reference(replace(runs, communicates=True))
     except Exception as error:
         if error_kind(error) != "out_of_memory" or runs.device.type == "cpu":
             raise
@@ -156,7 +224,7 @@ def compare_cells(folder: Path) -> None:
 
 
 def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCache) -> Verdict:
-    """The verdict on what its ranks left there; undecided where no memory holds the reference."""
+    """Return the verdict on what the trial's ranks left there; without a reference, 'not tried'."""
     steps = trial.recipe.steps
     assert steps is not None, "a verification counts steps"
     capture = read_capture(trial, directory)
@@ -164,12 +232,8 @@ def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCac
     if guarantee is None:
         try:
             return verdict_on(capture, trial, steps, references)
-        except Exception as error:
-            if error_kind(error) != "out_of_memory":
-                raise
-            text = "not verified: no memory here holds the reference"
-            cause = Cause(text=text, evidence=one_line(str(error)), first_deviation="none")
-            return verdict_of(trial, None, (), cause)
+        except NoReferenceError as error:
+            return verdict_of(trial, None, (), error.cause)
     records = [
         RankRecord.model_validate_json((directory / rank_file(rank)).read_text())
         for rank in range(trial.layout.processes)
@@ -177,7 +241,7 @@ def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCac
     checks = guarantee_checks(capture, trial, steps, records)
     broken = next((check for check in checks if not check.holds), None)
     if broken is None:
-        return verdict_of(trial, None, checks, guarantee=guarantee)
+        return verdict_of(trial, None, checks, nonfinite_cause(capture), guarantee=guarantee)
     cause = Cause(
         text=f"the guarantee is broken: {broken.name}",
         evidence=f"found {broken.found}, expected {broken.expected}",
@@ -188,7 +252,7 @@ def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCac
 
 def verdict_on(capture: Capture, trial: Trial, steps: int, references: ReferenceCache) -> Verdict:
     """Hold a capture against the reference of its trial."""
-    runs, tolerances, whole_batch = references.of(trial, steps)
+    runs, tolerances, whole_batch, unrepeatable = references.of(trial, steps)
     one_process = len(capture.losses) == 1 and trial.layout.shares > 1
     if one_process:
         reference = tolerances.reference.seen_by_one_process()
@@ -200,8 +264,14 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
         )
     mathematics = trial.built_strategy.mathematics(trial.recipe)
     own = reduction_checks(capture, trial.recipe, mathematics)
-    checks = (*checks_of(capture, tolerances), *own, whole_batch)
+    checks = (*checks_of(capture, tolerances), *own, whole_batch.check)
     same_device = runs.device.type == trial.device_type
+    same_samples = runs.communicates and trial.layout.shares != trial.world_size
+    unknown = COMMUNICATES if same_samples else unrepeatable
+    if unknown is not None:
+        return verdict_of(trial, None, checks, unknown)
+    if (cause := nonfinite_cause(capture, tolerances.reference)) is not None:
+        return verdict_of(trial, None if cause.training_fails else False, checks, cause)
     undecided = undecided_cause(
         capture,
         checks,
@@ -211,8 +281,8 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
     )
     if undecided is not NO_UPDATE and all(check.holds for check in checks):
         return verdict_of(trial, True, checks)
-    if not whole_batch.holds:
-        return verdict_of(trial, False, checks, WHOLE_BATCH_CAUSE)
+    if not whole_batch.check.holds:
+        return verdict_of(trial, False, checks, whole_batch.cause)
     if undecided is not None:
         return verdict_of(trial, None, checks, undecided)
 
@@ -224,6 +294,28 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
         capture, checks, tolerances, recipe=trial.recipe, mathematics=mathematics, run=run
     )
     return verdict_of(trial, False, checks, cause)
+
+
+def nonfinite_cause(capture: Capture, expected: Capture | None = None) -> Cause | None:
+    """Return the cause of a loss that is not finite; None where all are.
+
+    A training whose reference has no finite loss either fails whatever the strategy.
+    """
+    mine = nonfinite_step(capture)
+    theirs = mine if expected is None else nonfinite_step(expected)
+    if mine is None and theirs is None:
+        return None
+    step, rank, loss = mine or theirs or (0, 0, math.nan)
+    whose = "the loss" if mine else "the reference's loss"
+    other = "the reference's is too" if mine else "the strategy's losses are finite"
+    if theirs is None:
+        other = "the reference's losses are finite"
+    return Cause(
+        text=f"{whose} is {'NaN' if math.isnan(loss) else 'infinite'} from step {step + 1} on",
+        evidence=f"on rank {rank}" + (f"; {other}" if expected is not None else ""),
+        training_fails=mine is not None and theirs is not None,
+        first_deviation="losses",
+    )
 
 
 def undecided_cause(

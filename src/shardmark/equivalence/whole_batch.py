@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,10 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shardmark.core.shares import Shard
 from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Array, arrays
-from shardmark.equivalence.compare import Tolerances, equal, worst_of
-from shardmark.equivalence.lockstep import generator_states
+from shardmark.equivalence.compare import Tolerances, equal, norm, worst_of
+from shardmark.equivalence.lockstep import generator_states, same_states
 from shardmark.equivalence.reference import Reference, ReferenceRuns
 from shardmark.results.verification import Cause, Check
+from shardmark.train.exchanged_group import alone, world_of
 from shardmark.workloads.base import Batch, Workload
 
 if TYPE_CHECKING:
@@ -22,10 +24,20 @@ if TYPE_CHECKING:
 
 NAME = "whole batch in one piece"
 
-CAUSE = Cause(
+NOT_A_SUM = Cause(
     text="the loss of a batch is not the sum of its parts' losses",
     evidence="the reference too, which adds up shares, differs from one process on the whole batch",
-    setting="the task's loss: return (sum, weight), or declare loss_adds_up = False",
+    setting="the task's loss: return (sum, weight); declare loss_adds_up = False only if it "
+    "compares the samples of a batch with each other on purpose",
+    first_deviation=NAME,
+)
+
+NOT_GATHERED = Cause(
+    text="the task communicates by itself, and its ranks do not train what one process trains",
+    evidence="the reference, whose ranks communicate as the task asks, differs from one process on "
+    "the whole batch",
+    setting="the task's loss: gather with gradients (torch.distributed.nn.functional.all_gather), "
+    "and let every rank return the loss of the whole batch",
     first_deviation=NAME,
 )
 
@@ -33,43 +45,105 @@ MOST_SHOWN = 200
 """Characters of an error."""
 
 
-def whole_batch_check(runs: ReferenceRuns, tolerances: Tolerances) -> Check:
-    """The reference's first gradient, without dropout, against the same in one piece.
+class WholeBatch(NamedTuple):
+    """The reference held against one process on the whole batch."""
 
-    There the loss is divided by the weight that it returns itself.  What fails here and trained in
-    the reference's runs is not compared.  In fp32 whatever the precision: losses add up or do not.
+    check: Check
+    cause: Cause
+    """What is wrong with the task where the check does not hold."""
+
+
+Gradients = dict[str, Array]
+
+
+def whole_batch_check(runs: ReferenceRuns, tolerances: Tolerances) -> WholeBatch:
+    """Compare the reference's gradients, without dropout, with those of batches in one piece.
+
+    All verified batches are compared, at the initial weights.  In one piece the loss is divided by
+    the weight that it returns itself.  What fails here and trained in the reference's runs is not
+    compared.  In fp32 whatever the precision: losses add up or do not.
     """
+    try:
+        compared = _gradients(runs, tolerances)
+    except torch.OutOfMemoryError:
+        compared = "the whole batch is too large for one device"
+    except Exception as error:  # the user's model, in a size that nobody asked for
+        message = one_line(f"{type(error).__name__}: {error}")[:MOST_SHOWN]
+        compared = f"one process on the whole batch fails: {message}"
+    if isinstance(compared, str):
+        text = f"not compared: {compared}"
+        return WholeBatch(equal(NAME, text, text), NOT_A_SUM)
+    checks = [
+        _compared(parts, whole, tolerances, where=f"batch {number}")
+        for number, (parts, whole) in enumerate(compared, start=1)
+    ]
+    worst = max(checks, key=lambda check: check.in_tolerances or 0.0)
+    if runs.communicates:
+        return WholeBatch(worst, NOT_GATHERED)
+    count = runs.shares * runs.trial.recipe.gradient_accumulation
+    scaled = count > 1 and all(_is_scaled(parts, whole, 1 / count) for parts, whole in compared)
+    return WholeBatch(worst, _too_small(count, len(compared)) if scaled else NOT_A_SUM)
+
+
+def _gradients(
+    runs: ReferenceRuns, tolerances: Tolerances
+) -> list[tuple[Gradients, Gradients]] | str:
+    """Return the gradients of each batch, in parts and in one piece; or why they need not agree."""
     workload, device = runs.workload, runs.device
     recipe = runs.trial.recipe.model_copy(update={"precision": "fp32"})
     reference = Reference(
-        workload, recipe, shares=runs.shares, plan=runs.plan, total_steps=1, device=device
+        workload,
+        recipe,
+        shares=runs.shares,
+        plan=runs.plan,
+        total_steps=1,
+        device=device,
+        communicates=runs.communicates,
     )
-    try:
-        reason = _blocker(workload, reference, tolerances)
-        if reason is not None:
-            return _not_compared(reason)
-        for model in reference.models:
-            _stop_dropout(model)
-        whole = next(workload.batches(runs.plan, Shard(index=0, count=1))).to(device)
-        in_one_piece = _gradient_in_one_piece(workload, reference.model, whole, device)
-        if in_one_piece is None:
-            return _not_compared("the loss draws random numbers, other than dropout's")
+    reason = _blocker(workload, reference, tolerances)
+    if reason is not None:
+        return reason
+    for model in reference.models:
+        _stop_dropout(model)
+    made = []
+    for batch in islice(workload.batches(runs.plan, Shard(index=0, count=1)), runs.steps):
+        with world_of(alone()):
+            whole = _gradient_in_one_piece(workload, reference.model, batch.to(device), device)
+        if whole is None:
+            return "the loss draws random numbers, other than dropout's"
         for model in reference.models:
             model.train(reference.model.training)
-        reference.pass_shares()
-    except torch.OutOfMemoryError:
-        return _not_compared("the whole batch is too large for one device")
-    except Exception as error:  # the user's model, in a size that nobody asked for
-        told = one_line(f"{type(error).__name__}: {error}")[:MOST_SHOWN]
-        return _not_compared(f"one process on the whole batch fails: {told}")
+        with world_of(reference.group):
+            reference.pass_shares()
+        made.append((arrays(reference.gradients), whole))
+    return made
 
-    expected = replace(tolerances.reference, tensors={"gradient": in_one_piece})
-    in_parts = replace(expected, tensors={"gradient": arrays(reference.gradients)})
+
+def _compared(parts: Gradients, whole: Gradients, tolerances: Tolerances, where: str) -> Check:
+    expected = replace(tolerances.reference, tensors={"gradient": whole})
     return worst_of(
         NAME,
-        {name: ("tensors", "gradient", name) for name in in_one_piece},
-        in_parts,
+        {f"{where}, {name}": ("tensors", "gradient", name) for name in whole},
+        replace(expected, tensors={"gradient": parts}),
         replace(tolerances, reference=expected),
+    )
+
+
+def _is_scaled(parts: Gradients, whole: Gradients, factor: float) -> bool:
+    """Return whether the parts' gradient is the whole's times the factor, to a thousandth."""
+    off = sum(norm(parts.get(name, 0.0) - factor * array) ** 2 for name, array in whole.items())
+    size = sum(norm(factor * array) ** 2 for array in whole.values())
+    return size > 0 and off <= 1e-6 * size
+
+
+def _too_small(count: int, batches: int) -> Cause:
+    return Cause(
+        text=f"the gradient is {count} times too small: the loss is a sum or is divided by a "
+        "constant, not by the samples that it is given",
+        evidence=f"added up over {count} parts it is 1/{count} of that of one process on the whole "
+        f"batch, in each of {batches} batches",
+        setting="the task's loss: return (sum, weight), or the mean over the samples of the batch",
+        first_deviation=NAME,
     )
 
 
@@ -83,11 +157,6 @@ def _blocker(workload: Workload, reference: Reference, tolerances: Tolerances) -
     if workload.not_additive is not None:
         return workload.not_additive
     return "this model amplifies rounding" if tolerances.exact_forward else None
-
-
-def _not_compared(reason: str) -> Check:
-    told = f"not compared: {reason}"
-    return equal(NAME, told, told)
 
 
 def _stop_dropout(model: nn.Module) -> None:
@@ -118,7 +187,7 @@ def _gradient_in_one_piece(
         model.train(training)
         before = generator_states(device)
         loss = workload.loss(model, whole)
-        if not all(map(torch.equal, before, generator_states(device))):
+        if not same_states(before, generator_states(device)):
             continue
         now = {n: b for n, b in model.named_buffers() if n in buffers}
         if training and any(not torch.equal(b, buffers[n]) for n, b in now.items()):

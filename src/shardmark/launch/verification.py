@@ -23,6 +23,7 @@ from shardmark.launch.trial_artifacts import merge_logs, refuse_full
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import (
     CELLS_FILE,
+    NOT_TRIED,
     REFERENCE,
     VERDICTS_FILE,
     Cause,
@@ -258,25 +259,24 @@ def _judged(
             raise KeyboardInterrupt
         if done == len(names) or (ending.how == "timed_out" and verdicts):
             continue
-        reason = _want_of(ending)
-        if reason is None:
-            folder = scratch / "judge"
-            refuse_full(folder, (), ending)
-            merge_logs(folder)
-            with (folder / LOG_FILE).open() as log:
-                last = [line.rstrip("\n") for line in deque(log, 3)]
-            raise ShardmarkError("the comparison with the reference failed: " + " | ".join(last))
+        reason = _end_of_reference(ending, scratch / "judge")
         yield _untried(captured[names[done]][0], reason).model_copy(update={"id": names[done]})
         done += 1
 
 
-def _want_of(ending: Ending) -> str | None:
-    """What the reference of a cell lacked; None where it failed otherwise."""
+def _end_of_reference(ending: Ending, folder: Path) -> str:
+    """Return why the process that compares a cell with the reference ended without a verdict."""
     if ending.how == "timed_out":
         return f"the reference took over {JUDGE_SECONDS:g} s"
-    outcome, _ = decide(ending, (), processes=1, trial_seconds=JUDGE_SECONDS, progress=[None])
-    memory = outcome is Outcome.OUT_OF_MEMORY
-    return "the kernel ended the reference for want of memory" if memory else None
+    refuse_full(folder, (), ending)
+    outcome, failure = decide(ending, (), processes=1, trial_seconds=JUDGE_SECONDS, progress=[None])
+    if outcome is Outcome.OUT_OF_MEMORY:
+        return "the kernel ended the reference for want of memory"
+    merge_logs(folder)
+    with (folder / LOG_FILE).open() as log:
+        last = deque((line.rstrip("\n") for line in log), 1)
+    reason = failure.reason if failure is not None else "it ended without a verdict"
+    return " | ".join((f"the reference failed: {reason}", *last))
 
 
 def _judge(
@@ -318,5 +318,5 @@ def _untried(trial: Trial, problem: str) -> Verdict:
         varied=trial.varied,
         equivalent=None,
         checks=(),
-        cause=Cause(text="not tried", evidence=problem, first_deviation="none"),
+        cause=Cause(text=NOT_TRIED, evidence=problem, first_deviation="none"),
     )

@@ -14,6 +14,8 @@ CELLS_FILE = "cells.json"
 """The folders of the cells to be judged."""
 VERDICTS_FILE = "verdicts.json"
 """Those on them so far."""
+NOT_TRIED = "not tried"
+"""Text of the cause where a cell's ranks or its reference could not run."""
 LARGEST = 1e300
 """Stands for a difference that is not finite: JSON has no infinity."""
 
@@ -40,6 +42,8 @@ class Cause(Stored):
     evidence: str
     setting: str | None = None
     """The setting to blame, if there is one."""
+    training_fails: bool = False
+    """The training itself gives no finite loss: true where the strategy need not be to blame."""
     first_deviation: str
     """The first quantity that deviates, and where."""
 
@@ -99,12 +103,16 @@ def deviation_text(tolerances: float | None) -> str:
 def verdict_text(verdict: Verdict) -> str:
     """What is said of it, for people."""
     if verdict.guarantee is not None and verdict.equivalent is None:
-        return f"other mathematics; guaranteed: {verdict.guarantee}"
+        fails = f"; {verdict.cause.text}" if verdict.cause is not None else ""
+        return f"other mathematics; guaranteed: {verdict.guarantee}{fails}"
+    if verdict.equivalent is None:
+        tried = verdict.cause is not None and verdict.cause.text != NOT_TRIED
+        return "undecided" if tried else NOT_TRIED
+    word = "equivalent" if verdict.equivalent else "NOT EQUIVALENT"
     if verdict.guarantee is not None or not verdict.checks:
-        return "not tried" if verdict.equivalent is None else "NOT EQUIVALENT"
-    words = {True: "equivalent", False: "NOT EQUIVALENT", None: "undecided"}
+        return word
     worst = deviation_text(verdict.worst)
-    return f"{words[verdict.equivalent]}  (worst deviation: {worst} of its tolerance)"
+    return f"{word}  (worst deviation: {worst} of its tolerance)"
 
 
 def as_defined(mathematics: Sequence[str]) -> str:
@@ -117,6 +125,14 @@ def accepted(verdict: Verdict) -> bool:
     if verdict.equivalent is None and verdict.cause is not None:
         return verdict.cause.evidence.startswith("unavailable")
     return verdict.equivalent is not False
+
+
+def undecided(verdict: Verdict) -> bool:
+    """Whether the training works and was compared, but the comparison cannot decide."""
+    cause = verdict.cause
+    if verdict.equivalent is not None or cause is None:
+        return False
+    return cause.text != NOT_TRIED and not cause.training_fails
 
 
 def write_verification(folder: Path, verification: Verification) -> None:

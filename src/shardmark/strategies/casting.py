@@ -22,6 +22,18 @@ ABOUT_TYPES = re.compile(r"dtype|scalar type|to have type|not implemented for|BF
 """In what torch's operators say of tensors in types that they cannot take."""
 
 
+def lossless_copy(tensor: Tensor) -> Tensor:
+    """A dense copy on the CPU with the same values: 16-bit numbers become fp32.
+
+    Other types, such as float64, complex and integer ones, stay what they are.
+    """
+    dense = tensor.detach()
+    dense = dense.to_dense() if dense.is_sparse else dense
+    if dense.is_floating_point() and dense.element_size() < 4:
+        dense = dense.float()
+    return dense.to("cpu", copy=True)
+
+
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:
     """The same structure, its floating-point tensors in that type."""
 

@@ -17,7 +17,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, Worker
-from shardmark.strategies.casting import types_refused
+from shardmark.strategies.casting import lossless_copy, types_refused
 from shardmark.strategies.checkpoint_state import (
     load_buffers,
     local,
@@ -283,12 +283,12 @@ class EagerWorker(StepWorker):
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in sorted(self._named_parameters()):
-            yield name, whole(parameter).float().cpu()
+            yield name, lossless_copy(whole(parameter))
 
     def full_gradients(self) -> dict[str, Tensor]:
         scale = self._scaler.get_scale()
         return {
-            name: whole(p.grad).float().cpu() / scale
+            name: lossless_copy(whole(p.grad)) / scale
             for name, p in self._named_parameters()
             if p.grad is not None
         }
@@ -296,7 +296,7 @@ class EagerWorker(StepWorker):
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         return {
             name: {
-                key: whole(value).float().cpu()
+                key: lossless_copy(whole(value))
                 for key, value in self._optimizer.state.get(parameter, {}).items()
                 if isinstance(value, Tensor)
             }

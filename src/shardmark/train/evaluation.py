@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard
 from shardmark.strategies.base import Worker
+from shardmark.train.exchanged_group import alone, world_of
 from shardmark.train.record import Evaluation
 from shardmark.workloads.base import Workload
 
@@ -52,7 +53,9 @@ def _on_whole_model(
     buffers = worker.buffers() if first is None else first
     model = workload.build_model()
     model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
-    result = workload.evaluate(model.to(device).eval(), part, device)
+    # The task sees one process: a collective of its own would wait for ranks with fewer batches.
+    with world_of(alone()):
+        result = workload.evaluate(model.to(device).eval(), part, device)
     by_share = dict(cast("list[tuple[int, object]]", group.gather((part.index, result))))
     return list(by_share.values()) if len(by_share) == len(present) else None
 
@@ -66,8 +69,8 @@ def _on_shards(
 ) -> list[object]:
     """Every share's part, from a model whose every call is a collective of all ranks."""
     group = worker.group
-    # A rank without a sample would have nothing to call the model with.
-    alone = workload.validation_samples < shard.count
+    # A rank without a batch would have nothing to call the model with.
+    alone = workload.validation_batches < shard.count
     part = Shard(index=0, count=1) if alone else shard
     buffers = group.gather(worker.buffers() if shard.index == 0 else None)
     first = next(held for held in buffers if held is not None)

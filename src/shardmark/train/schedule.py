@@ -16,7 +16,7 @@ from shardmark.core.recipe import Schedule as RecipeSchedule
 from shardmark.core.shares import Shard, StepShard
 from shardmark.trials.trial import Trial
 from shardmark.workloads.base import BatchPlan, Workload
-from shardmark.workloads.model_building import user_function
+from shardmark.workloads.model_building import seed_generators, user_function
 
 
 def set_numerics(recipe: Recipe) -> None:
@@ -141,18 +141,8 @@ def seed_step(seed: int, step_shard: StepShard, devices: Sequence[torch.device])
 
     Where one process shares a step out to several devices, each draws as a rank of its own would.
     """
-    seed_generators(step_seed(seed, step_shard), devices[0])
+    on_gpu = devices[0].type == "cuda"
+    seed_generators(step_seed(seed, step_shard), on_gpu=on_gpu)
     for index, device in enumerate(devices[1:], start=1):
         part = StepShard(step=step_shard.step, shard=Shard(index=index, count=len(devices)))
         torch.cuda.default_generators[device.index].manual_seed(step_seed(seed, part))
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the generators that a model on the device draws from.
-
-    `torch.manual_seed` also queues the seed for every kind of accelerator that is not in use, with
-    the text of the call stack: on a CPU that takes up to a millisecond, 500 times the seeding.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)

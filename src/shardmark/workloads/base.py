@@ -127,6 +127,11 @@ class Workload(Protocol):
     def validation_samples(self) -> int: ...
 
     @property
+    def validation_batches(self) -> int:
+        """Batches of the validation set: a shard beyond their number has nothing to evaluate."""
+        return self.validation_samples
+
+    @property
     def synthetic(self) -> bool:
         """True where the data are made up; every table says so."""
 
@@ -203,6 +208,8 @@ class Workload(Protocol):
 
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
         """This shard's part of one pass over the validation set, each sample once.
+
+        Batches and random draws do not depend on the number of shards.
 
         The model is in evaluation mode and whole.  The result can be pickled.
         """

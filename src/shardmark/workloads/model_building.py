@@ -49,6 +49,19 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
+def seed_generators(seed: int, *, on_gpu: bool = False) -> None:
+    """Seed the generators of torch, numpy and Python, from which data, models and losses draw.
+
+    `torch.manual_seed` also queues the seed for every kind of accelerator that is not in use, with
+    the text of the call stack: on a CPU that takes up to a millisecond, 500 times the seeding.
+    """
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if on_gpu:
+        torch.cuda.manual_seed_all(seed)
+
+
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Whatever draws inside leaves the generators of torch, numpy and Python as they were."""

@@ -26,6 +26,7 @@ _STREAMS = {
     "pictures": 4,
     "proposals": 5,
     "masks": 6,
+    "evaluation": 7,
     "own": 20,
 }
 

@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.workloads.base import BatchPlan, Workload
 from shardmark.workloads.flops import counted_flops
-from shardmark.workloads.order import ShardOrder, Share, Source, every_step, reduced
+from shardmark.workloads.model_building import seed_generators
+from shardmark.workloads.order import ShardOrder, Share, Source, every_step, reduced, seed_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -203,6 +204,8 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
     """Of each training sample; without, each weighs 1."""
     _counted_samples: ClassVar[int] = 4
     """Training samples whose operations are counted."""
+    _evaluation_batch: int
+    """Validation samples in a batch."""
 
     def __init__(
         self,
@@ -230,6 +233,10 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
         return len(self._validation)
 
     @property
+    def validation_batches(self) -> int:
+        return -(-self.validation_samples // self._evaluation_batch)
+
+    @property
     def synthetic(self) -> bool:
         return self._synthetic
 
@@ -252,13 +259,23 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
     def _training_batch(self, plan: BatchPlan, share: Share) -> BatchMade:
         """Read and augment one shard's part of one step; perhaps in another process."""
 
-    def _validated(
-        self, make: Callable[[NDArray[np.int64]], Made], shard: Shard, at_once: int
-    ) -> Iterator[Made]:
-        """`make(ids)` of validation samples index, index + count, ..., so many at once."""
-        mine = np.arange(shard.index, self.validation_samples, shard.count)
-        starts = range(0, len(mine), at_once)
-        return self._in_order(lambda start: make(mine[start : start + at_once]), starts)
+    def _validated(self, make: Callable[[NDArray[np.int64]], Made], shard: Shard) -> Iterator[Made]:
+        """`make(ids)` of the shard's batches of consecutive validation samples.
+
+        Batch number i goes to shard i modulo `count`, so that batches do not depend on the number
+        of ranks.  Before each one the generators are seeded by its first sample: a loss or a model
+        that draws random numbers draws the same ones wherever the batch is evaluated.
+        """
+        at_once = self._evaluation_batch
+        starts = range(shard.index * at_once, self.validation_samples, shard.count * at_once)
+
+        def of(start: int) -> Made:
+            return make(np.arange(start, min(start + at_once, self.validation_samples)))
+
+        for start, made in zip(starts, self._in_order(of, starts), strict=True):
+            seed = seed_of(self._seed, "evaluation", start)
+            seed_generators(seed, on_gpu=gpu_in_use())
+            yield made
 
     def _in_order(self, make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
         """`make(item)` for each of the items; notes what could not be read."""

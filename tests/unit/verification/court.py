@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -16,8 +16,12 @@ from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Array, Capture
 from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.reference import AS_DEFINED, Hypothesis, Noise, ReferenceRuns
-from shardmark.equivalence.verdict import KnownReference, ReferenceCache, verdict_on
-from shardmark.equivalence.whole_batch import whole_batch_check
+from shardmark.equivalence.verdict import (
+    KnownReference,
+    ReferenceCache,
+    known_reference,
+    verdict_on,
+)
 from shardmark.results.verification import Verdict
 from shardmark.trials.trial import StrategySpec, Trial
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -143,19 +147,24 @@ class Court:
         )
         task = Task(MODELS[model], uneven=uneven)
         task.targets *= target_scale
-        self.runs = RememberedRuns(
-            workload=task,
-            trial=self.trial,
-            shares=RANKS,
-            steps=STEPS,
-            device=torch.device("cpu"),
+        self.known = known_reference(
+            ReferenceRuns(
+                workload=task,
+                trial=self.trial,
+                shares=RANKS,
+                steps=STEPS,
+                device=torch.device("cpu"),
+            )
         )
-        self.tolerances = self.runs.tolerances()
+        runs = self.known.runs
+        given = {field.name: getattr(runs, field.name) for field in fields(ReferenceRuns)}
+        self.runs = RememberedRuns(**given)
+        self.tolerances = self.known.tolerances
         self.reference = self.tolerances.reference
-        self.whole_batch = whole_batch_check(self.runs, self.tolerances)
+        self.whole_batch = self.known.whole_batch.check
 
     def verdict(self, capture: Capture, tolerances: Tolerances | None = None) -> Verdict:
-        known = KnownReference(self.runs, tolerances or self.tolerances, self.whole_batch)
+        known = self.known._replace(runs=self.runs, tolerances=tolerances or self.tolerances)
         return verdict_on(capture, self.trial, STEPS, OneReference(known))
 
     def judged(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Verdict:

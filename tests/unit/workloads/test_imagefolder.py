@@ -147,10 +147,9 @@ def test_broken_validation_picture_is_left_out(make_folder: MakeFolder) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3)).eval()
     made = Classification(options(folder, on_broken="skip"), 0)
     parts = [
-        made.evaluate(model, Shard(index=index, count=12), torch.device("cpu"))
-        for index in range(12)
+        made.evaluate(model, Shard(index=index, count=2), torch.device("cpu")) for index in range(2)
     ]
-    assert [part["samples"] for part in parts] == [1] * 10 + [0, 1]
+    assert [part["samples"] for part in parts] == [11, 0]
     assert [line.split(": ")[0] for line in made.data_errors] == [str(broken)]
     with pytest.raises(DataError, match=r"2\.png: cannot be read as a picture"):
         Classification(options(folder), 0).evaluate(model, WHOLE, torch.device("cpu"))

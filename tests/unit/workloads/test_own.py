@@ -28,6 +28,9 @@ WHOLE = Shard(index=0, count=1)
 CPU = torch.device("cpu")
 
 TASK = """
+import random
+
+import numpy as np
 import torch
 from torch import nn
 
@@ -57,6 +60,32 @@ def taken(workload: Workload, shard: Shard = WHOLE, steps: int = 3) -> list[OwnB
     batches = list(islice(workload.batches(PLAN, shard), steps))
     assert all(isinstance(batch, OwnBatch) for batch in batches)
     return batches  # type: ignore[return-value]  # just asserted
+
+
+@pytest.mark.parametrize("draw", ["torch.rand(())", "random.random()", "np.random.random()"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_validation_draws_the_same_whatever_the_number_of_ranks(
+    tmp_path: Path, draw: str, workers: int
+) -> None:
+    """A VAE's or a diffusion model's loss draws, and depends on which samples are together."""
+    workload = written(
+        tmp_path,
+        f"""
+        evaluate = lambda s, m, rows: {{"value": rows.std() + {draw}, "batches": 1}}
+        metrics = dict
+        """,
+        evaluation_batch=3,
+        loader_workers=workers,
+    )
+    model = workload.build_model().eval()
+    found = []
+    for count in (1, 2, 3, 8):
+        torch.manual_seed(count)
+        shards = [Shard(index=index, count=count) for index in range(count)]
+        parts = [workload.evaluate(model, shard, CPU) for shard in shards]
+        found.append(dict(workload.quality(parts)))
+    assert found[0]["batches"] == workload.validation_batches == 6
+    assert all(quality == pytest.approx(found[0]) for quality in found)
 
 
 def test_what_a_sample_draws_depends_on_epoch_and_sample_alone(tmp_path: Path) -> None:

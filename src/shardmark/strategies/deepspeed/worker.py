@@ -24,7 +24,12 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import wrapped
-from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
+from shardmark.strategies.casting import (
+    cast_inputs,
+    let_norms_mix,
+    lossless_copy,
+    widen_outputs,
+)
 from shardmark.strategies.checkpoint_state import (
     load_buffers,
     named_buffers,
@@ -238,7 +243,7 @@ class ZeroWorker(StepWorker):
         sharded = self._engine.zero_optimization()
         for name, parameter in sorted(self.module.named_parameters()):
             value = safe_get_full_fp32_param(parameter) if sharded else parameter
-            yield name, value.detach().float().cpu().clone()
+            yield name, lossless_copy(value)
 
     def full_gradients(self) -> dict[str, Tensor]:
         sharded = self._engine.zero_optimization()
@@ -251,7 +256,7 @@ class ZeroWorker(StepWorker):
         native_scale = float(getattr(self._engine.optimizer, "loss_scale", 1.0))
         scale = native_scale if scaler is None else scaler.get_scale()
         return {
-            name: gradient.detach().float().cpu().clone() / scale
+            name: lossless_copy(gradient) / scale
             for name, gradient in gradients.items()
             if gradient is not None
         }
@@ -272,7 +277,7 @@ class ZeroWorker(StepWorker):
             else:
                 held = self._base_optimizer().state.get(parameter, {})
             state[name] = {
-                key: value.detach().float().cpu().clone()
+                key: lossless_copy(value)
                 for key, value in held.items()
                 if isinstance(value, Tensor)
             }

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
+from shardmark.strategies.casting import lossless_copy
 from shardmark.strategies.step import EagerWorker, loss_scaler
 
 WRAPPED = "_fsdp_wrapped_module."
@@ -81,7 +82,7 @@ class FullyShardedWorker(EagerWorker):
 
     def _joined(self, name: str, pieces: Mapping[str, object]) -> dict[str, Tensor]:
         """What all ranks have of one parameter's tensors, by key; counts as they are."""
-        own = {k: v.detach().float().cpu() for k, v in pieces.items() if isinstance(v, Tensor)}
+        own = {k: lossless_copy(v) for k, v in pieces.items() if isinstance(v, Tensor)}
         ranks = cast("list[dict[str, Tensor]]", self.group.gather(own))
         keys = dict.fromkeys(key for rank in ranks for key in rank)
         return {key: self._whole(name, [r[key] for r in ranks if key in r]) for key in keys}

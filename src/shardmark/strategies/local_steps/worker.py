@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardmark.core.mathematics import LocalSteps
 from shardmark.strategies.base import CheckpointState, HeldState
+from shardmark.strategies.casting import lossless_copy
 from shardmark.strategies.checkpoint_state import optimizer_tensors, restore_optimizer
 from shardmark.strategies.step import EagerWorker, state_tensors
 
@@ -78,7 +79,7 @@ class LocalWorker(EagerWorker):
             value = self._outer.get(name, parameter).detach()
             if name in self._trained and not self._outer and not self._just_met(name):
                 (value,) = means_over_ranks([value])
-            yield name, value.float().cpu().clone()
+            yield name, lossless_copy(value)
 
     def _just_met(self, name: str) -> bool:
         """Whether all ranks have the same, to the last bit, which their mean need not."""

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
     from shardmark.core.shares import Shard
     from shardmark.workloads.base import Batch
-    from shardmark.workloads.detection.annotated import AnnotatedReading
     from shardmark.workloads.detection.options import DetectionOptions
 
-EVALUATION_BATCH = 4
-"""Pictures of different sizes are padded to the largest: few at a time waste little."""
 MASK_THRESHOLD = 0.5
 """Probability from which a pixel belongs to a mask (He et al., 2017, section 3.1)."""
 
@@ -40,6 +37,8 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
         "a detector divides its losses by what it draws from all pictures that it is given at once"
     )
     _counted_samples = 2
+    _evaluation_batch = 4
+    """Pictures of different sizes are padded to the largest: few at a time waste little."""
 
     def __init__(self, options: DetectionOptions, seed: int) -> None:
         self._options = options
@@ -122,17 +121,10 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
     ) -> list[EvaluatedPicture]:
         """This shard's validation pictures with what was found in them.
 
-        Groups index, index + count, ... of pictures, cut the same however many shards there are:
-        smaller pictures of a group are padded, which changes a little of what is found in them.
+        Smaller pictures of a batch are padded, which changes a little of what is found in them.
         """
-
-        def make(start: int) -> AnnotatedReading:
-            stop = min(start + EVALUATION_BATCH, self.validation_samples)
-            return self._validation.read(np.arange(start, stop))
-
-        first, step = (number * EVALUATION_BATCH for number in (shard.index, shard.count))
         evaluated = []
-        for read in self._in_order(make, range(first, self.validation_samples, step)):
+        for read in self._validated(self._validation.read, shard):
             if not read.pictures:
                 continue
             pictures = [picture.to(device).float().div_(255) for picture in read.pictures]

@@ -54,6 +54,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         self._options = options
         self._causal = options.objective == "causal"
         self._causality_known = False
+        self._evaluation_batch = max(1, EVALUATION_TOKENS // options.sequence_length)
         self._data = load(options)
         super().__init__(options, seed, self._data.training, self._data.validation)
         self._training_weights = self._predicted(self._training.lengths())
@@ -244,10 +245,9 @@ class Language(SampledTask[Samples, TokenBatch]):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, float]:
-        """Nats and predicted tokens of validation samples index, index + count, ..."""
+        """Nats and predicted tokens of the shard's validation batches."""
         total, predicted = torch.zeros((), dtype=torch.float64, device=device), 0.0
-        at_once = max(1, EVALUATION_TOKENS // self._options.sequence_length)
-        for batch in self._validated(self._validation_batch, shard, at_once):
+        for batch in self._validated(self._validation_batch, shard):
             total += self._losses(model, batch.to(device)).double()
             predicted += batch.weight
         return {"loss": total.item(), "predicted": predicted}

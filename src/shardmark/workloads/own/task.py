@@ -26,7 +26,12 @@ from shardmark.workloads.base import (
     Undivided,
 )
 from shardmark.workloads.exchanging import exchanging, problem_between
-from shardmark.workloads.model_building import check_fresh, generators_kept, user_function
+from shardmark.workloads.model_building import (
+    check_fresh,
+    generators_kept,
+    seed_generators,
+    user_function,
+)
 from shardmark.workloads.order import Share, checked_weights, seed_of
 from shardmark.workloads.own.options import NEEDED
 from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added
@@ -89,8 +94,9 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def __init__(self, options: OwnOptions, seed: int) -> None:
         self._options = options
+        self._evaluation_batch = options.evaluation_batch
         with generators_kept():
-            _seed_all(seed)
+            seed_generators(seed)
             self._task = task = _made(options)
             super().__init__(
                 options,
@@ -122,7 +128,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             samples = [self._training[index] for index in range(min(2, self.training_samples))]
             drawn = []
             for collate in (list, self._collate):
-                _seed_all(0)
+                seed_generators(0)
                 collate(samples)
                 drawn.append((float(torch.rand(())), random.random(), np.random.random()))
         return drawn[0] != drawn[1]
@@ -158,7 +164,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def build_model(self) -> nn.Module:
         with generators_kept():
-            _seed_all(self._seed)
+            seed_generators(self._seed)
             model = self._task.model()
         if not isinstance(model, nn.Module):
             raise self._refusal(f"model() made a {type(model).__name__}", "an nn.Module")
@@ -275,7 +281,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         samples = []
         with generators_kept():
             for index, seed in zip(ids.tolist(), seeds, strict=True):
-                _seed_all(seed)
+                seed_generators(seed)
                 samples.append(data[index])
             return self._collate(samples)
 
@@ -355,10 +361,9 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, Tensor]:
-        """The task's sums over validation samples index, index + count, ..., on the CPU, fp64."""
+        """The task's sums over the shard's validation batches, on the CPU, in fp64."""
         sums: dict[str, Tensor] = {}
-        at_once = self._options.evaluation_batch
-        for batch in self._validated(self._validation_batch, shard, at_once):
+        for batch in self._validated(self._validation_batch, shard):
             more = self._sums(model, batch.to(device))
             doubles = {
                 name: torch.as_tensor(value).detach().to(torch.float64)
@@ -445,12 +450,6 @@ def _leaves(total: Tensor) -> set[Tensor]:
         seen |= following
         waiting.extend(following)
     return {node.variable for node in seen if hasattr(node, "variable")}
-
-
-def _seed_all(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
 
 
 build = OwnTask

@@ -32,13 +32,14 @@ if TYPE_CHECKING:
     from shardmark.workloads.order import Share
     from shardmark.workloads.vision.options import ClassificationOptions
 
-EVALUATION_BATCH = 256
 COUNTED_PICTURES = 2
 """BatchNorm refuses one sample whose feature map has shrunk to a single pixel."""
 
 
 class Classification(SampledTask[PictureSource, ImageBatch]):
     """Cross entropy on labelled pictures."""
+
+    _evaluation_batch = 128
 
     def __init__(self, options: ClassificationOptions, seed: int) -> None:
         self._options = options
@@ -95,10 +96,10 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, float]:
-        """Sums over validation samples index, index + count, ...; labels are not smoothed."""
+        """Sums over the shard's validation batches; labels are not smoothed."""
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, top-1, top-5
         samples = 0
-        for batch in self._validated(self._validation_batch, shard, EVALUATION_BATCH):
+        for batch in self._validated(self._validation_batch, shard):
             if not len(batch):
                 continue
             moved = batch.to(device)

@@ -1,0 +1,70 @@
+"""Tells whether a task gives the same values when it is run again, and what differs if not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils._pytree as pytree  # torch has no public one
+
+from shardmark.core.shares import Shard
+from shardmark.equivalence.compare import nonfinite_step
+from shardmark.results.verification import Cause
+
+if TYPE_CHECKING:
+    from shardmark.equivalence.compare import Tolerances
+    from shardmark.equivalence.reference import ReferenceRuns
+
+LATER_STEPS = 1000.0
+"""Factor of the floor for later steps: training amplifies sums that kernels add in any order."""
+
+
+def unrepeatable_cause(runs: ReferenceRuns, tolerances: Tolerances) -> Cause | None:
+    """Return why nothing can be told of a task that differs from itself; None if it repeats.
+
+    Compares the losses of two undisturbed runs of the reference.
+    """
+    first, again = tolerances.undisturbed, tolerances.disturbed[0]
+    if nonfinite_step(first) is not None:
+        return None
+    for step in range(len(first.learning_rates)):
+        allowed = tolerances.floor * (1.0 if step == 0 else LATER_STEPS)
+        for mine, theirs in zip(first.losses, again.losses, strict=True):
+            if not abs(mine[step] - theirs[step]) <= allowed * abs(mine[step]):
+                return Cause(
+                    text="cannot be told: the task gives other values when it is run again",
+                    evidence=f"two equal runs in one process have the losses {mine[step]:.6g} and "
+                    f"{theirs[step]:.6g} in step {step + 1}; {_origin(runs)}",
+                    setting="the task: draw from torch, numpy or random, which are seeded before "
+                    "each sample and each step, and keep no state between reads",
+                    first_deviation="losses",
+                )
+    return None
+
+
+def _origin(runs: ReferenceRuns) -> str:
+    """Reads the first batch twice to tell the data set from the model."""
+    shard = Shard(index=0, count=1)
+    first, again = (_leaves(next(runs.workload.batches(runs.plan, shard))) for _ in range(2))
+    if not all(map(_same, first, again)):
+        return (
+            "samples differ when they are read twice: the data set has a random generator of its "
+            "own, or keeps state between reads"
+        )
+    return (
+        "samples are the same when they are read twice: the model or the loss has a random "
+        "generator of its own, or keeps state"
+    )
+
+
+def _leaves(batch: Any) -> list[Any]:
+    return pytree.tree_leaves({field.name: getattr(batch, field.name) for field in fields(batch)})
+
+
+def _same(mine: Any, other: Any) -> bool:
+    """Return whether two values of a batch are equal; values of unknown types are taken for it."""
+    if isinstance(mine, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(mine, other)
+    plain = isinstance(mine, int | float | str | bytes)
+    return not plain or bool(mine == other)

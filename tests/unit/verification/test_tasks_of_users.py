@@ -1,0 +1,288 @@
+"""Verdicts on tasks that draw by themselves, communicate, fail, diverge or use other types."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+
+from shardmark.equivalence.capture import arrays
+from shardmark.equivalence.verdict import NoReferenceError, ReferenceCache
+from shardmark.results.verification import Verdict, accepted, undecided
+from shardmark.strategies.casting import lossless_copy
+from tests.unit.training.toy import ToyBatch
+from tests.unit.verification.court import MODELS, STEPS, Court, Task
+
+Loss = Callable[[Task, nn.Module, ToyBatch], Any]
+
+
+@pytest.fixture
+def change_loss(monkeypatch: pytest.MonkeyPatch) -> Callable[[Loss], None]:
+    """Replaces the toy task's loss."""
+    return lambda loss: monkeypatch.setattr(Task, "loss", loss)
+
+
+right = Task.loss
+
+
+def cause_text_of(verdict: Verdict) -> str:
+    assert verdict.cause is not None
+    return verdict.cause.text
+
+
+def test_a_loss_that_does_not_repeat_itself_is_not_blamed_on_the_strategy(
+    change_loss: Callable[[Loss], None],
+) -> None:
+    own = random.Random(1)
+
+    def noisy(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        loss = right(task, model, batch)
+        return replace(loss, total=loss.total * (1 + 0.1 * own.random()))
+
+    change_loss(noisy)
+    verdict = Court("plain").judged()
+    assert undecided(verdict)
+    assert not accepted(verdict)
+    assert "other values when it is run again" in cause_text_of(verdict)
+    assert verdict.cause is not None
+    assert "the model or the loss has a random generator of its own" in verdict.cause.evidence
+
+
+def test_a_data_set_that_does_not_repeat_itself_is_told_from_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, of_rows = [0], Task.batch
+
+    def counted(task: Task, *given: Any) -> ToyBatch:
+        read[0] += 1
+        batch = of_rows(task, *given)
+        return replace(batch, inputs=batch.inputs + 0.01 * read[0])
+
+    monkeypatch.setattr(Task, "batch", counted)
+    verdict = Court("plain").judged()
+    assert undecided(verdict)
+    assert verdict.cause is not None
+    assert "samples differ when they are read twice" in verdict.cause.evidence
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(()).item()])
+def test_draws_from_seeded_generators_repeat_and_are_equivalent(
+    change_loss: Callable[[Loss], None], draw: Callable[[], float]
+) -> None:
+    def drawn(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        loss = right(task, model, batch)
+        return replace(loss, total=loss.total * (1 + 0.1 * draw()))
+
+    change_loss(drawn)
+    judged = Court("plain")
+    assert judged.judged().equivalent
+    assert "draws random numbers" in str(judged.whole_batch.found)
+
+
+def test_a_loss_that_is_not_finite_is_the_cause() -> None:
+    judged = Court("plain")
+    losses = tuple((loss, math.nan, math.nan) for loss, *_ in judged.reference.losses)
+    verdict = judged.verdict(replace(judged.reference, losses=losses))
+    assert (verdict.equivalent, cause_text_of(verdict)) == (False, "the loss is NaN from step 2 on")
+    diverging = Court("plain", optimizer={"name": "sgd", "lr": 1e30})
+    verdict = diverging.judged()
+    assert verdict.equivalent is None, "the reference's is not finite either"
+    assert verdict.cause is not None
+    assert verdict.cause.training_fails
+    assert not accepted(verdict)
+    assert not undecided(verdict), "it is worse: exit code 1"
+
+
+def contrastive(gather: Callable[[Tensor], Tensor]) -> Loss:
+    """Compares each sample with those of all ranks."""
+
+    def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        outputs, targets = model(batch.inputs), batch.targets
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            outputs, targets = gather(outputs), gather(targets)
+        mean = torch.cdist(outputs, targets).square().mean()
+        return replace(right(task, model, batch), total=mean * batch.weight)
+
+    return loss
+
+
+def with_gradient(rows: Tensor) -> Tensor:
+    """torch's functional collective, or the older one that it is to replace."""
+    new = getattr(functional, "all_gather_single_autograd", None)
+    world: Any = dist.group.WORLD
+    rows_of_all: Tensor = (new or functional.all_gather_tensor_autograd)(rows, 0, world)
+    return rows_of_all
+
+
+def without_gradient(rows: Tensor) -> Tensor:
+    """As code does that forgets that gathered features have none."""
+    parts = [torch.zeros_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows)
+    parts[dist.get_rank()] = rows
+    return torch.cat(parts)
+
+
+def test_a_task_that_gathers_over_ranks_is_played(change_loss: Callable[[Loss], None]) -> None:
+    change_loss(contrastive(with_gradient))
+    judged = Court("plain")
+    assert judged.runs.communicates
+    assert judged.judged().equivalent
+    assert judged.whole_batch.in_tolerances is not None, "held against the batch in one piece"
+    change_loss(contrastive(without_gradient))
+    verdict = Court("plain").judged()
+    assert verdict.equivalent is False
+    assert "the task communicates by itself" in cause_text_of(verdict)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "reduce_scatter", "all_to_all"])
+def test_other_collectives_are_played(change_loss: Callable[[Loss], None], kind: str) -> None:
+    def exchanged(value: Tensor) -> Tensor:
+        """The mean over two ranks, by several ways."""
+        made, both = value.clone(), [value.clone(), value.clone()]
+        if kind == "all_reduce":
+            dist.all_reduce(made, op=dist.ReduceOp.AVG, async_op=True).wait()
+        elif kind == "broadcast":
+            for rank in range(2):
+                dist.broadcast(both[rank], src=rank)
+            made = (both[0] + both[1]) / 2
+        elif kind == "reduce_scatter":
+            dist.reduce_scatter_tensor(made, torch.stack(both))
+            made = made / 2
+        else:
+            received = [torch.zeros_like(value) for _ in range(2)]
+            dist.all_to_all(received, both)
+            made = (received[0] + received[1]) / 2
+        return made
+
+    means = []
+
+    def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        mean = batch.targets.mean(0)
+        if dist.get_world_size() > 1:
+            mean = exchanged(mean)
+            means.append(mean)
+        return right(task, model, replace(batch, targets=batch.targets - mean))
+
+    change_loss(loss)
+    assert Court("plain").judged().equivalent
+    assert torch.equal(means[0], means[1]), "both ranks have the same"
+
+
+def test_what_cannot_be_played_is_not_decided() -> None:
+    def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        if dist.is_initialized() and dist.get_rank() == 0:
+            dist.barrier()
+        return right(task, model, batch)
+
+    with pytest.raises(NoReferenceError) as found:
+        reference_of(loss)
+    assert found.value.cause.text == "cannot be told: the task communicates by itself"
+
+
+def test_a_reference_that_fails_is_one_cells_not_tried() -> None:
+    def loss(*_: object) -> Any:
+        raise ZeroDivisionError("no positive samples")
+
+    with pytest.raises(NoReferenceError) as found:
+        reference_of(loss)
+    assert found.value.cause.text == "not tried"
+    assert "ZeroDivisionError: no positive samples (test_tasks_of_users.py, line" in str(
+        found.value
+    )
+
+
+@pytest.mark.parametrize("divisor", [1.0, 16.0])
+def test_a_sum_that_is_divided_by_a_constant_is_told_from_a_loss_that_does_not_add_up(
+    change_loss: Callable[[Loss], None], divisor: float
+) -> None:
+    """Each share takes the sum of its samples for its mean."""
+
+    def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        made = right(task, model, batch)
+        return replace(made, total=made.total / divisor * batch.weight)
+
+    change_loss(loss)
+    verdict = Court("plain", gradient_accumulation=2).judged()
+    assert verdict.equivalent is False
+    assert "the gradient is 4 times too small" in cause_text_of(verdict)
+    assert verdict.cause is not None
+    assert "loss_adds_up" not in str(verdict.cause.setting), "it would hide the fault"
+
+
+def test_all_verified_batches_are_held_against_one_piece(
+    change_loss: Callable[[Loss], None],
+) -> None:
+    """Of the first batch alone the halves add up."""
+
+    def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        made = right(task, model, batch)
+        return made if batch.sample_ids[0] < 16 else replace(made, total=made.total.square())
+
+    change_loss(loss)
+    verdict = Court("plain").judged()
+    assert "not the sum of its parts" in cause_text_of(verdict)
+    (check,) = [check for check in verdict.checks if check.name == "whole batch in one piece"]
+    assert str(check.where).startswith("batch 2") or str(check.where).startswith("batch 3")
+
+
+class Mixed(nn.Module):
+    """Complex, double and half-precision parameters, an integer counter and an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves = nn.Parameter(torch.randn(4, 8, dtype=torch.complex64))
+        self.base = nn.Linear(4, 8).to(torch.bfloat16).requires_grad_(False)
+        self.head = nn.Linear(8, 2).double()
+        self.count = nn.Parameter(torch.zeros(1, dtype=torch.long), requires_grad=False)
+        self.prefix = nn.Parameter(torch.zeros(0, 8))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        waves = torch.view_as_real(inputs.to(torch.complex64) @ self.waves).sum(-1)
+        hidden = waves + self.base(inputs.to(torch.bfloat16)).float() + self.prefix.sum()
+        outputs: Tensor = self.head(hidden.double()).float()
+        return outputs
+
+
+def test_parameters_of_any_type_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "mixed", Mixed)
+    judged = Court("mixed")
+    assert judged.judged().equivalent
+    assert judged.reference.tensors["parameters"]["waves"].shape == (4, 8, 2)
+    assert judged.reference.tensors["parameters"]["head.weight"].dtype == np.float64
+    gradient = {**judged.reference.tensors["gradient"]}
+    gradient["waves"] = gradient["waves"] * np.array([1.0, 0.0])
+    wrong = replace(judged.reference, tensors={**judged.reference.tensors, "gradient": gradient})
+    assert judged.verdict(wrong).equivalent is False, "imaginary parts count"
+
+
+def test_copies_lose_nothing() -> None:
+    index = torch.tensor([[0, 2, 0]])
+    values = torch.tensor([1.0, 2.0, 3.0])
+    sparse = torch.sparse_coo_tensor(index, values, (3,), check_invariants=True)
+    assert lossless_copy(sparse).tolist() == [4.0, 0.0, 2.0]
+    assert lossless_copy(torch.tensor([1.5], dtype=torch.bfloat16)).dtype is torch.float32
+    third = torch.tensor([1 / 3], dtype=torch.float64)
+    assert lossless_copy(third).item() == 1 / 3
+    made = arrays({"complex": torch.tensor([1 + 2j]), "count": torch.tensor([3])})
+    assert made["complex"].tolist() == [[1.0, 2.0]]
+    assert made["count"].dtype == np.float64
+
+
+def reference_of(loss: Loss) -> object:
+    """The cache's answer for the toy task with that loss."""
+    judged = Court("plain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "loss", loss)
+        patch.setattr(
+            "shardmark.equivalence.verdict.build_workload", lambda *_: judged.runs.workload
+        )
+        return ReferenceCache().of(judged.trial, STEPS)
