@@ -249,6 +249,15 @@ def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[
                 leaves_at_most=EXPLAINED_BY_REPRESENTATION,
                 masters=dtype,
             )
+    if recipe.optimizer.path is not None and len(expected.losses) > 1:
+        yield Hypothesis(
+            text="the optimizer updates flat pieces of the parameters, one for each rank, and does "
+            "not work element by element",
+            setting="recipe.optimizer: one that works element by element; or a strategy that keeps "
+            "parameters whole (ddp, zro)",
+            compares=TENSOR_CHECKS - {NAMES["optimizer state"]},  # pieces have other names
+            flat_pieces=True,
+        )
     for step in range(len(expected.learning_rates)):
         text = f"the update of step {step + 1} is skipped"
         yield Hypothesis(text=text, skipped=frozenset({step}))

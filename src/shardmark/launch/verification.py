@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,10 @@ from shardmark.trials.trial import Trial
 STEPS = 3
 FP16_STEPS = 8
 """The loss scale starts too high for many models, and falls by half in each step that it skips."""
+FP16_SAMPLES = 4
+"""Of each micro-batch on a CPU, at most: fp16 takes a CPU a hundred times as long as fp32."""
+FP16_SECONDS = 90
+"""Seconds that one cell takes so, measured with ResNet-18 on pictures of 32 x 32 pixels."""
 UNKNOWN_STEPS = 1000
 """Taken for those of a training that counts epochs, where a schedule asks for them."""
 JUDGE_SECONDS = 3600.0
@@ -190,8 +195,17 @@ def shortened(trial: Trial) -> Trial:
         steps = max(1, (trial.recipe.steps or UNKNOWN_STEPS) - schedule.warmup_steps)
         options = {k: steps if value == "steps" else value for k, value in schedule.options.items()}
         changes["schedule"] = schedule.model_copy(update={"options": options})
+    if _slow_in_fp16(trial):
+        least = FP16_SAMPLES * trial.recipe.gradient_accumulation
+        sizes = {"global_batch": least * trial.layout.shares, "per_rank_batch": least}
+        for key, size in sizes.items():
+            changes[key] = min(size, getattr(trial.recipe, key) or 0) or None
     recipe = trial.recipe.model_copy(update=changes)
     return _proven(trial).model_copy(update={"workload": workload, "recipe": recipe})
+
+
+def _slow_in_fp16(trial: Trial) -> bool:
+    return trial.recipe.precision == "fp16" and trial.device_type == "cpu"
 
 
 def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) -> Problem | None:
@@ -250,6 +264,13 @@ def _judged(
     A cell whose reference is ended for want of memory or time has none, and the others go on.
     """
     names = list(captured)
+    slow = sum(_slow_in_fp16(cells[0]) for cells in captured.values())
+    if slow:
+        minutes = math.ceil(slow * FP16_SECONDS / 60)
+        listener.doing(
+            f"fp16 is slow on a CPU: {slow} cells are verified with {FP16_SAMPLES} samples per "
+            f"rank; with a ResNet-18 that takes about {minutes} min"
+        )
     done = 0
     while done < len(names):
         ending, verdicts = _judge(names[done:], scratch, engine, listener, before=done)

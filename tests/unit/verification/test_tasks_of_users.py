@@ -16,6 +16,7 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 from shardmark.equivalence.capture import arrays
+from shardmark.equivalence.reference import Hypothesis
 from shardmark.equivalence.verdict import NoReferenceError, ReferenceCache
 from shardmark.results.verification import Verdict, accepted, undecided
 from shardmark.strategies.casting import lossless_copy
@@ -232,6 +233,21 @@ def test_all_verified_batches_are_held_against_one_piece(
     assert "not the sum of its parts" in cause_text_of(verdict)
     (check,) = [check for check in verdict.checks if check.name == "whole batch in one piece"]
     assert str(check.where).startswith("batch 2") or str(check.where).startswith("batch 3")
+
+
+def test_an_optimizer_on_flat_pieces_is_named_unless_it_works_element_by_element() -> None:
+    """DeepSpeed's stages 1 and 2 update one row of all parameters, a piece on each rank."""
+    adafactor = {"name": "own", "path": "torch.optim:Adafactor", "lr": 0.01}
+    verdict = Court("plain", optimizer=adafactor).judged(Hypothesis(flat_pieces=True))
+    assert verdict.equivalent is False
+    assert "flat pieces of the parameters" in cause_text_of(verdict)
+    assert verdict.cause is not None
+    assert "differs by 0 tolerances" in verdict.cause.evidence
+    nadam = {"name": "own", "path": "torch.optim:NAdam", "lr": 0.01}
+    flat = Court("plain", optimizer=nadam).judged(Hypothesis(flat_pieces=True))
+    assert {check.name for check in flat.checks if not check.holds} <= {
+        "optimizer state after the last step"
+    }
 
 
 class Mixed(nn.Module):

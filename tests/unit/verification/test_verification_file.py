@@ -243,6 +243,15 @@ def test_a_verified_trial_is_the_same_training_but_short() -> None:
     assert back == trial
 
 
+def test_fp16_on_a_cpu_is_verified_with_few_samples() -> None:
+    """With the recipe's batch the reference would take a CPU hours."""
+    asked = ("matrix.strategy=[ddp]", "recipe.precision=fp16", "recipe.gradient_accumulation=2")
+    (trial,) = trials(*asked)
+    assert shortened(trial).recipe.global_batch == 16
+    on_gpu = trial.model_copy(update={"device_type": "cuda"})
+    assert shortened(on_gpu).recipe.global_batch == trial.recipe.global_batch
+
+
 def test_a_schedule_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     """Though the strategies are compared at a constant rate."""
     path = "torch.optim.lr_scheduler:ReduceLROnPlateau"

@@ -15,6 +15,7 @@ from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.schema import ExchangeRecord
 from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup
+from shardmark.strategies.casting import lossless_copy
 from shardmark.strategies.checkpoint_state import load_buffers, named_buffers
 from shardmark.strategies.parameter_server.buckets import Bucket, Partition
 from shardmark.strategies.parameter_server.messages import (
@@ -313,7 +314,7 @@ class PushPullWorker(StepWorker):
         """The servers', in fp32 whatever travels otherwise; frozen ones are this rank's own."""
         held = self._tensors(Kind.PARAMETERS)
         return {
-            name: held[name] if name in held else parameter.detach().cpu().clone()
+            name: held[name] if name in held else lossless_copy(parameter)
             for name, parameter in self.module.named_parameters()
         }
 
