@@ -96,6 +96,7 @@ def _text(verification: Verification) -> list[str]:
     same = sum(verdict.equivalent is True for verdict in tried)
     reference = f"the reference: {verification.reference}; {verification.steps} steps"
     lines = [f"{same} of {len(tried)} train the same as {reference}", ""]
+    causes: dict[str, int] = {}
     width = max((len(verdict.strategy) for verdict in tried), default=0)
     for verdict in tried:
         options = {**verdict.strategy_options, **verdict.varied}
@@ -108,12 +109,14 @@ def _text(verification: Verification) -> list[str]:
             lines.append(f"    holds for {others} more cells: other ranks, batches or seeds")
         if told := as_defined(verdict.mathematics):
             lines.append(f"    {told}")
-        if verdict.cause is not None:
-            cause = f"{verdict.cause.text} ({verdict.cause.evidence})"
-            again = f"    cause: {cause}" in lines
-            lines.append(f"    cause: {'the same as above' if again else cause}")
-            if verdict.equivalent is False:
-                lines.append(f"    first deviation: {verdict.cause.first_deviation}")
-            if verdict.cause.setting:
-                lines.append(f"    setting: {verdict.cause.setting}")
+        if verdict.cause is None:
+            continue
+        cause = f"{verdict.cause.text} ({verdict.cause.evidence})"
+        number = causes.setdefault(cause, len(causes) + 1)
+        again = f"    cause {number}: {cause}" in lines
+        lines.append(f"    cause {number}{', as above' if again else f': {cause}'}")
+        if verdict.equivalent is False:
+            lines.append(f"    first deviation: {verdict.cause.first_deviation}")
+        if verdict.cause.setting and not again:
+            lines.append(f"    setting: {verdict.cause.setting}")
     return lines

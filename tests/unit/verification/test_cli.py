@@ -12,10 +12,28 @@ from shardmark import cli
 from shardmark.config.experiment import Experiment
 from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
-from shardmark.results.verification import Verdict, Verification, deviation_text
+from shardmark.results.verification import Cause, Verdict, Verification, deviation_text
 from shardmark.trials.matrix import Plan
 from tests.unit.verification.verdicts import BAD, BROKEN, FAILED, GOOD, PROMISED, UNAVAILABLE
 
+UNDECIDED = BAD.model_copy(
+    update={
+        "equivalent": None,
+        "cause": Cause(
+            text="cannot be told", evidence="it draws by itself", first_deviation="none"
+        ),
+    }
+)
+DIVERGING = UNDECIDED.model_copy(
+    update={
+        "cause": Cause(
+            text="the loss is NaN from step 1 on",
+            evidence="the reference's is too",
+            training_fails=True,
+            first_deviation="losses",
+        )
+    }
+)
 NOTE = "verifying [1/2] ddp"
 
 
@@ -52,6 +70,9 @@ def answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]
         ([GOOD, BROKEN], 1),
         ([GOOD, BAD], 1),
         ([GOOD, FAILED], 1),
+        ([GOOD, UNDECIDED], 2),
+        ([BAD, UNDECIDED], 1),
+        ([GOOD, DIVERGING], 1),
     ],
 )
 def test_exit_code_says_whether_all_are_accepted(
@@ -79,6 +100,17 @@ def test_text_has_each_verdict_and_the_cause(
         (absent, ("not tried", "unavailable: no CUDA device; use ddp")),
     ):
         assert [fact for fact in facts if fact not in text] == []
+
+
+def test_a_cause_is_printed_once(
+    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verified.extend([UNDECIDED, GOOD, UNDECIDED, BAD])
+    text = answer(capsys)[1]
+    assert text.count("draws by itself") == 1
+    assert text.count("    cause 1, as above\n") == 1
+    assert "    cause 2: gradients are clipped" in text
+    assert "undecided\n" in text
 
 
 def test_json_is_the_contracts_and_nothing_else(
