@@ -95,7 +95,13 @@ def _text(verification: Verification) -> list[str]:
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
     same = sum(verdict.equivalent is True for verdict in tried)
     reference = f"the reference: {verification.reference}; {verification.steps} steps"
-    lines = [f"{same} of {len(tried)} train the same as {reference}", ""]
+    checks = (check for verdict in tried for check in verdict.checks)
+    weights = dict.fromkeys(
+        f"sample weights: {how}"
+        for check in checks
+        if check.name == "sample weights" and (how := str(check.found).partition(": ")[2])
+    )
+    lines = [f"{same} of {len(tried)} train the same as {reference}", *weights, ""]
     causes: dict[str, int] = {}
     width = max((len(verdict.strategy) for verdict in tried), default=0)
     for verdict in tried:

@@ -72,6 +72,8 @@ class Capture:
     samples_evaluated: int
     tensors: Mapping[str, Mapping[str, Array]]
     """By part (see `PARTS`) and name; the optimizer state's names are `parameter/key`."""
+    weights_told: str = ""
+    """How weights are had that batches do not know."""
 
     def save(self, path: Path) -> None:
         """One share's, as an `.npz` file: tensors by part and name, the rest as JSON."""
@@ -171,7 +173,7 @@ def capture_steps(
         spans = NoSpans() if tensors["gradient"] else GradientSpans(worker)
         losses.append(float(worker.step(batch, spans)))
         sample_ids.append(batch.sample_ids)
-        weights.append(batch.weight)
+        weights.append(worker.share_weight(batch))
         draws.append(drawn())
         is_skipped = worker.skipped_steps() > len(skipped)
         if is_skipped:
@@ -194,6 +196,7 @@ def capture_steps(
         quality=evaluation.quality,
         samples_evaluated=workload.validation_samples,
         tensors=tensors if shard.index == 0 else {},
+        weights_told=str(worker.settings().get("weights", "")),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from shardmark.core.metrics import METRICS
 from shardmark.equivalence.capture import PARTS, Array, Capture
 from shardmark.results.verification import LARGEST, Check
+from shardmark.strategies.step import WEIGHT_TOLERANCE
 
 Quantity = tuple[str | int, ...]
 """Where a capture has it: ("tensors", "gradient", "conv1.weight"), ("losses", share, step), ..."""
@@ -182,6 +184,7 @@ def first_deviation(capture: Capture, checks: Sequence[Check], tolerances: Toler
 def _given_checks(capture: Capture, expected: Capture) -> Iterator[Check]:
     """What each rank was given in each step: the first that is other than the reference's."""
     steps = f"equal in {len(expected.learning_rates)} steps"
+    close = partial(math.isclose, rel_tol=WEIGHT_TOLERANCE if capture.weights_told else 1e-9)
     drawn = sum(len(draws) for rank in expected.draws for draws in rank)
     mine, wanted = (
         {
@@ -193,12 +196,13 @@ def _given_checks(capture: Capture, expected: Capture) -> Iterator[Check]:
         for given in (capture, expected)
     )
     for name, ranks in wanted.items():
-        same = math.isclose if name == "sample weights" else operator.eq
-        other = _first_other(mine[name], ranks, same)
+        weights = name == "sample weights"
+        other = _first_other(mine[name], ranks, close if weights else operator.eq)
         if other is not None:
             yield unequal(name, *other)
         elif name != "random draws":
-            yield equal(name, steps, steps)
+            told = f"{steps}: {capture.weights_told}" if weights and capture.weights_told else steps
+            yield equal(name, told, told)
         elif drawn:  # else the model alone draws, as dropout does: the losses show it
             draws = f"{drawn} draws are equal"
             yield equal(name, draws, draws)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -121,6 +122,9 @@ class Noise:
 
 AS_DEFINED = Hypothesis()
 
+Parts = Sequence[tuple[Batch, float]]
+"""Micro-batches of a rank, with what they weigh."""
+
 
 class CommunicatesError(Exception):
     """The task calls a collective while ranks are played one after the other."""
@@ -196,6 +200,10 @@ class Reference:
         own = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self._buffers = [{n: b.clone() for n, b in own.items()} for _ in self._shards]
         self.steps_taken = 0
+        self._parts: Sequence[Parts] = ()
+        """Those of each rank in the step under way."""
+        self._weighs = not workload.weights_known
+        """Whether the losses alone know the weights."""
         self.skipped: list[int] = []
         """Steps whose gradients were not finite when scaled, or that a hypothesis leaves out."""
         self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in self._shards]
@@ -278,8 +286,14 @@ class Reference:
     def pass_shares(self) -> list[Tensor]:
         """Every rank's passes, which make `gradients`, without an update; each rank's loss."""
         self.gradients = {}
+        count, ranks = self.recipe.gradient_accumulation, range(len(self._shards))
+        batches = [next(batches).to(self.device) for batches in self._batches]
+        self._parts = [[(part, part.weight) for part in batch.split(count)] for batch in batches]
+        if self._weighs:
+            play = self._lockstep.play if self._lockstep else lambda weigh: [*map(weigh, ranks)]
+            self._parts = play(self._weigh)
         losses = [] if self._lockstep is None else self._lockstep.play(self._play)
-        for rank in range(len(self._shards)):
+        for rank in ranks:
             if self._lockstep is None:
                 losses.append(self._play(rank))
             self._collect(self.gradients, rank)
@@ -293,27 +307,42 @@ class Reference:
             self._power_sgd.reduce(self.gradients)
         return losses
 
-    def _play(self, rank: int) -> Tensor:
-        """One rank's forward and backward passes, its gradient left in the parameters, in fp32."""
-        hypothesis = self.hypothesis
-        model = self.models[rank]
+    def _begin(self, rank: int) -> nn.Module:
+        """Return the model with the rank's buffers, ready to draw what the rank draws."""
+        hypothesis, model = self.hypothesis, self.models[rank]
         self._played_alone = self._shards[rank].index
         put_buffers(model, self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
         drawing = self._shards[0 if hypothesis.same_draws else rank]
         step_shard = StepShard(step=self.steps_taken + hypothesis.seed_offset, shard=drawing)
         seed_step(self.recipe.seed, step_shard, (self.device,))
-        batch = next(self._batches[rank]).to(self.device)
-        self.sample_ids[rank].append(batch.sample_ids)
-        self.weights[rank].append(batch.weight)
-        micro_batches = batch.split(self.recipe.gradient_accumulation)
+        return model
+
+    def _weigh(self, rank: int) -> Parts:
+        """Return the rank's parts with the weights of their losses, from a forward pass alone.
+
+        A backward pass needs the weight of the step, which all ranks make.
+        """
+        model, parts = self._begin(rank), [part for part, _ in self._parts[rank]]
+        with self._cast_parameters(model), self._precision():
+            return [(part, float(self.workload.loss(model, part).weight)) for part in parts]
+
+    def _play(self, rank: int) -> Tensor:
+        """One rank's forward and backward passes, its gradient left in the parameters, in fp32."""
+        model, micro_batches = self._begin(rank), self._parts[rank]
+        ids = chain.from_iterable(batch.sample_ids for batch, _ in micro_batches)
+        self.sample_ids[rank].append(tuple(ids))
+        of_share = _sum_of(micro_batches)
+        self.weights[rank].append(of_share)
         parts = []
         added: dict[str, Tensor] = {}
         with self._cast_parameters(model):
-            for micro_batch in micro_batches:
+            for micro_batch, weight in micro_batches:
                 with self._precision():
                     loss = self.workload.loss(model, micro_batch)
-                check_weight(loss, micro_batch)
-                step_weight = self._step_weight(micro_batch, batch)
+                self._weighs = not loss.known_before
+                if not self._weighs:
+                    check_weight(loss, micro_batch)
+                step_weight = self._step_weight(micro_batch, weight, of_share)
                 part = share_of_step(loss, step_weight, self.shares)
                 self._backward(part, rank)
                 parts.append(part.detach())
@@ -322,7 +351,7 @@ class Reference:
             if name in added:
                 parameter.grad = added[name].float()
         self.draws[rank].append(self._drawn[rank]())
-        if hypothesis.buffers != "frozen":
+        if self.hypothesis.buffers != "frozen":
             self._buffers[rank] = {n: b.clone() for n, b in model.named_buffers()}
         return torch.stack(parts).sum()
 
@@ -337,13 +366,17 @@ class Reference:
         with torch.autograd.set_multithreading_enabled(not self.communicates):
             self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
 
-    def _step_weight(self, micro_batch: Batch, share: Batch) -> float:
-        """The step's, or what a mean of means takes for it."""
+    def _step_weight(self, batch: Batch, weight: float, of_share: float) -> float:
+        """The step's, or what a mean of means takes for it.
+
+        Where the losses alone know weights, all shares weigh as much as those that are played.
+        """
         ranks, parts = self.shares, self.recipe.gradient_accumulation
+        played = sum(map(_sum_of, self._parts)) * ranks / len(self._shards)
         taken = {
-            "step": share.step_weight,
-            "share": ranks * share.weight,
-            "micro-batch": ranks * parts * micro_batch.weight,
+            "step": played if self._weighs else batch.step_weight,
+            "share": ranks * of_share,
+            "micro-batch": ranks * parts * weight,
         }
         return taken[self.hypothesis.divisor] or math.inf
 
@@ -508,6 +541,10 @@ def narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if dtype is torch.float32 else tensor.to(dtype)
 
 
+def _sum_of(parts: Parts) -> float:
+    return sum(weight for _, weight in parts)
+
+
 def put_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -619,7 +656,11 @@ class ReferenceRuns:
         if recipe.tf32 and self.trial.device_type == "cuda":
             compute += UNIT_ROUNDOFF["tf32"]
         reduction = math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
-        reduced_in = self.trial.built_strategy.mathematics(recipe).reduction
-        if reduced_in != "fp32":
-            reduction += math.sqrt(self.shares) * UNIT_ROUNDOFF[reduced_in]
+        mathematics = self.trial.built_strategy.mathematics(recipe)
+        if mathematics.reduction != "fp32":
+            reduction += math.sqrt(self.shares) * UNIT_ROUNDOFF[mathematics.reduction]
+        # Strategies correct what they accumulated: the last digits decide how a message rounds.
+        corrected = recipe.gradient_accumulation > 1 and not self.workload.weights_known
+        if corrected and mathematics.messages != "fp32":
+            reduction += UNIT_ROUNDOFF[mathematics.messages]
         return compute, reduction

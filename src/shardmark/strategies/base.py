@@ -224,6 +224,14 @@ class Worker(Protocol):
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
 
+    def share_weight(self, batch: Batch) -> float:
+        """What the rank's samples of the last step, which are the batch's, weigh."""
+        return batch.weight
+
+    def settings(self) -> dict[str, object]:
+        """What only training shows of how it trains."""
+        return {}
+
     def skipped_steps(self) -> int:
         """Optimizer steps left out so far because a loss-scaled gradient was not finite."""
 

@@ -238,6 +238,7 @@ class DDP(Strategy):
             device=context.device,
             shares=context.world_size,
             synchronise=synchronise,
+            accumulates_alone=True,
             carried=self._compressed(ddp, named, recipe, context),
             untracked_bytes=untracked_bytes,
         )

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardmark.core.errors import InputError
+from shardmark.core.errors import DataError, InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, Worker
@@ -44,7 +44,7 @@ Synchronise = Callable[[bool], object]
 """Told before each micro-batch whether it is the step's last, which alone reduces gradients."""
 
 
-def share_of_step(loss: LossSum, step_weight: float, shares: int) -> Tensor:
+def share_of_step(loss: LossSum, step_weight: Tensor | float, shares: int) -> Tensor:
     """What a micro-batch adds to its rank's loss, shape ().
 
     The mean over the `shares` of all ranks, as libraries take it of gradients, is then the step's
@@ -60,7 +60,8 @@ def check_weight(loss: LossSum, batch: Batch) -> None:
         raise InputError(
             "the workload's loss",
             f"it returned the weight {weight:g} for samples that weigh {batch.weight:g} together",
-            "the sum of its samples' weights, which an own task tells by weights(data)",
+            "the weight that weights(data) gives for these samples; a task without weights(data)"
+            " returns every weight as a tensor, and the ranks add the weights up",
         )
 
 
@@ -102,12 +103,23 @@ class StepWorker(Worker):
     """The strategy whose library casts parameters to the recipe's precision; None: autocast."""
     large: bool = False
     """No rank could hold the model whole."""
+    accumulates_alone: bool = False
+    """Before the last backward pass of a step, gradients are sums of this rank's alone."""
+    sample_ranks: dist.ProcessGroup | None = None
+    """Ranks that have the distinct shares of a step; None: all ranks."""
+    weighs_alone: bool = False
+    """Divides by a weight that the loss alone knows without the other ranks': no step waits."""
 
     def __post_init__(self) -> None:
         self._model = self.module if self.called is None else self.called
         if self.recipe.gradient_accumulation == 1:
             self.synchronise = None  # the only one is the last: gradients reduce by themselves
         self._weight_checked = False
+        self._adds_weights: bool | None = False if self.workload.weights_known else None
+        """Whether ranks add up the weights that losses return; the first loss decides it."""
+        self._weights: list[Tensor] = []
+        """Of the micro-batches of the step under way."""
+        self._divisor = self._share_weight = torch.zeros(())
         self._steps_called = 0
         self._steps_taken = 0
         self._counted_call = 0
@@ -130,20 +142,92 @@ class StepWorker(Worker):
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
         """Both passes of each micro-batch; what they add to the step's loss, shape ()."""
         count = self.recipe.gradient_accumulation
-        parts = []
+        parts: list[Tensor] = []
         for index, micro_batch in enumerate(batch.split(count), start=1):
             last = index == count
             if self.synchronise is not None:
                 self.synchronise(last)
             with recorder.span("forward"), self._precision():
                 loss = self.workload.loss(self._model, micro_batch)
-                part = share_of_step(loss, micro_batch.step_weight, self.shares)
-            self._check_weight(loss, micro_batch)
+                parts.append(self._part_of_step(loss, micro_batch, count))
+                if last and self.accumulates_alone:
+                    parts = self._corrected(parts)
             with recorder.span("backward"):
-                self._backward(part, last)
-            parts.append(part.detach())
+                self._backward(parts[-1], last)
+            parts[-1] = parts[-1].detach()
         self._weight_checked = True
+        if not self.accumulates_alone:
+            parts = self._corrected(parts)
         return parts[0] if count == 1 else torch.stack(parts).sum()
+
+    def _corrected(self, parts: list[Tensor]) -> list[Tensor]:
+        """Divide losses, and the gradients that are there, by the weight of the whole step."""
+        factor = self._correction()
+        if factor is None:
+            return parts
+        self._scale_gradients(factor)
+        return [part * factor for part in parts]
+
+    def _part_of_step(self, loss: LossSum, batch: Batch, parts: int) -> Tensor:
+        """What one of so many micro-batches adds to its rank's loss, shape ().
+
+        Where only the losses know the weights, the first of several micro-batches stands for all
+        of them; `_correction` makes up for it.
+        """
+        if self._adds_weights is None:
+            same = isinstance(loss.weight, int | float) and loss.weight == batch.weight
+            differs = float(not (loss.known_before or same))
+            self._adds_weights = bool(self._over_shares(torch.tensor(differs, device=self.device)))
+        if not self._adds_weights:
+            self._check_weight(loss, batch)
+            return share_of_step(loss, batch.step_weight, self.shares)
+        weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=self.device).clone()
+        if not self._weights:
+            estimate = self._over_shares(weight * parts)
+            if parts == 1:
+                self._refuse_nothing(estimate)
+            self._divisor = torch.where(estimate == 0, batch.step_weight, estimate)
+        self._weights.append(weight)
+        return share_of_step(loss, self._divisor, self.shares)
+
+    def _correction(self) -> Tensor | None:
+        """The factor that turns what the step was divided by into its weight, shape ()."""
+        weights, self._weights = self._weights, []
+        if not weights:
+            return None
+        self._share_weight = torch.stack(weights).sum()
+        if len(weights) == 1:
+            return None
+        total = self._over_shares(self._share_weight.clone())
+        self._refuse_nothing(total)
+        return self._divisor / torch.where(total == 0, self._divisor, total)
+
+    def _over_shares(self, value: Tensor) -> Tensor:
+        """The sum over the shares of the step, in place.  Collective."""
+        if self.weighs_alone:
+            value *= self.shares  # as if all weighed as much
+        elif self.shares > 1:
+            dist.all_reduce(value, group=self.sample_ranks)
+        return value
+
+    def _refuse_nothing(self, step_weight: Tensor) -> None:
+        """Raise `DataError` for a step that weighs 0.  On a GPU a look would wait: it trains on."""
+        if step_weight.device.type == "cpu" and not (step_weight or self.weighs_alone):
+            found = "the samples of a step weigh 0 together, as the loss returns it"
+            remedy = "leave out samples that weigh nothing, or use a larger batch"
+            raise DataError("training set", found, remedy)
+
+    @abstractmethod
+    def _scale_gradients(self, factor: Tensor) -> None:
+        """Multiply the gradients of the step so far."""
+
+    def share_weight(self, batch: Batch) -> float:
+        return float(self._share_weight) if self._adds_weights else batch.weight
+
+    def settings(self) -> dict[str, object]:
+        alone = "each rank divides by the weight that its loss returns"
+        told = alone if self.weighs_alone else "the ranks add up the weights that losses return"
+        return {"weights": told} if self._adds_weights else {}
 
     def _check_weight(self, loss: LossSum, batch: Batch) -> None:
         """In every step on the host; once where a look would wait for the device."""
@@ -256,6 +340,9 @@ class EagerWorker(StepWorker):
     def _clip(self, largest_norm: float) -> None:
         nn.utils.clip_grad_norm_(self._parameters, largest_norm)
 
+    def _scale_gradients(self, factor: Tensor) -> None:
+        scale([local(p.grad) for p in self._parameters if p.grad is not None], factor)
+
     def _backward(self, share: Tensor, last: bool) -> None:
         self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]  # torch's
 
@@ -362,6 +449,12 @@ def build_optimizer(
     for group in optimizer.param_groups:
         group[RATE_FACTOR] = group["lr"] / recipe.optimizer.lr
     return optimizer
+
+
+def scale(tensors: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply tensors in place; all are on one device."""
+    if held := [*tensors]:
+        torch._foreach_mul_(held, factor.to(held[0].device))
 
 
 def by_mesh(tensors: Iterable[AnyTensor]) -> list[list[AnyTensor]]:

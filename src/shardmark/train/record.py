@@ -205,7 +205,11 @@ class RankReport:
             structure_sha256=self.structure_sha256,
             probe=self.probe,
             exchange=self.exchange,
-            settings=dict(self.settings) | self._parameter_groups(),
+            settings={
+                **self.settings,
+                **self._parameter_groups(),
+                **(self.worker.settings() if self.worker else {}),
+            },
             checkpoints=tuple(self.checkpoints),
             resumes=tuple(self.resumes),
             error=self.error,

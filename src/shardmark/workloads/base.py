@@ -45,7 +45,9 @@ class LossSum:
     total: Tensor
     """Shape (), fp32: the sum over what is weighed."""
     weight: Tensor | float
-    """Of the samples that were summed over; equals their batch's."""
+    """Of the samples that were summed over; equals their batch's where that knows it."""
+    known_before: bool = True
+    """Whether the batch knows the weight; else the ranks add it up in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,11 @@ class Workload(Protocol):
     def not_additive(self) -> str | None:
         """Why the loss of a batch is not the sum of its samples' losses; None where it is."""
         return None
+
+    @property
+    def weights_known(self) -> bool:
+        """Whether batches know what their samples weigh; else the first loss shows who does."""
+        return True
 
     @property
     def data_errors(self) -> Sequence[str]:

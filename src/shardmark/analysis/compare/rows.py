@@ -113,8 +113,12 @@ class Row:
     @property
     def mathematics(self) -> tuple[str, ...]:
         """What its strategy computes on purpose and one device would not, in plain words."""
-        told = (rank.settings.get("mathematics") for t in self.ok_trials for rank in t.ranks)
-        return next((tuple(map(str, each)) for each in told if each), ())
+        return tuple(map(str, self.setting("mathematics") or ()))
+
+    def setting(self, name: str) -> Any:
+        """The first that one of its ranks has stored; None where none has."""
+        stored = (rank.settings.get(name) for trial in self.ok_trials for rank in trial.ranks)
+        return next(filter(None, stored), None)
 
     @property
     def devices(self) -> int:

@@ -169,7 +169,8 @@ def _gaps(measured: Sequence[Row]) -> list[str]:
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
-    notes = []
+    weights = ((f"Sample weights: {told}", r.place) for r in rows if (told := r.setting("weights")))
+    notes = by_reason(weights, len(rows))
     if any(row.synthetic for row in rows):
         notes.append("Synthetic data: speed and memory count, accuracy and loss mean nothing.")
     if any(row.weak_scaling for row in rows):

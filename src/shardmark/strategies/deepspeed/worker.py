@@ -43,6 +43,7 @@ from shardmark.strategies.step import (
     Scaler,
     StepWorker,
     build_optimizer,
+    scale,
     set_learning_rates,
     state_keys,
     state_tensors,
@@ -225,6 +226,20 @@ class ZeroWorker(StepWorker):
         self._engine.backward(share, scale_wrt_gas=False)
         if not last:
             self._engine.step()  # only counts the micro-batch
+
+    def _scale_gradients(self, factor: Tensor) -> None:
+        """Those of the rank's partitions, whose norm the update will take."""
+        if not self._engine.zero_optimization():
+            scale([p.grad for p in self.module.parameters() if p.grad is not None], factor)
+            return
+        if self.recipe.cpu_offload:
+            raise StrategyUnavailable(
+                f"zero-{self._engine.zero_optimization_stage()}",
+                "with cpu_offload DeepSpeed has taken the norm of the gradients before all weights"
+                " of an accumulated step are known",
+                "give the task weights(data), or set recipe.gradient_accumulation to 1",
+            )
+        scale(held_by(self._engine.optimizer, GRADIENTS[:1]), factor)
 
     def _update(self) -> None:
         self._steps_called += 1

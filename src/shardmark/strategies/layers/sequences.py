@@ -139,6 +139,16 @@ class SequenceWorker(EagerWorker):
     def _tell(self, loss: Tensor) -> dist.Work | None:
         return dist.all_reduce(loss, group=self.sequence, async_op=True)
 
+    def _over_shares(self, value: Tensor) -> Tensor:
+        """The sum over parts of sequences, too, which each have a part of the weight."""
+        dist.all_reduce(value)
+        return value
+
+    def share_weight(self, batch: Batch) -> float:
+        if self._adds_weights:
+            dist.all_reduce(self._share_weight, group=self.sequence)
+        return super().share_weight(batch)
+
     def _check_weight(self, loss: LossSum, batch: Batch) -> None:
         """Once: parts together must weigh what their samples do."""
         if not self._weight_checked:

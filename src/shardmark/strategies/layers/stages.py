@@ -33,7 +33,7 @@ from shardmark.strategies.layers.divided import (
     clip,
     total_norm,
 )
-from shardmark.strategies.step import autocast, share_of_step
+from shardmark.strategies.step import autocast
 from shardmark.workloads.base import Batch, BatchPlan, Undivided, Workload
 
 Parts = Sequence[nn.Module]
@@ -404,9 +404,8 @@ class PipelineWorker(DividedWorker):
         self._answering.outputs[:] = [output]
         with self._marked_forward():
             loss = self.workload.loss(self._answering, batch)
-            part = share_of_step(loss, batch.step_weight, self.shares)
-        self._check_weight(loss, batch)
-        return part
+            parts = self.recipe.gradient_accumulation * self.micro_batches
+            return self._part_of_step(loss, batch, parts)
 
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
         """Both passes of all micro-batches; the step's loss, which the last stage knows."""
@@ -418,8 +417,24 @@ class PipelineWorker(DividedWorker):
             for name, group in self._tied.items():
                 self._sum_up(self._trained[name], group)
         self._spans = NoSpans()
+        losses = self._corrected(losses)
         self._weight_checked = True
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
+
+    def _correction(self) -> Tensor | None:
+        """The last stage, which alone has losses, gives it to the others."""
+        last = self.pipeline.size() - 1
+        if not (self._weight_checked or self.workload.weights_known):
+            adds = torch.tensor(float(self._adds_weights or False), device=self.device)
+            dist.broadcast(adds, group=self.pipeline, group_src=last)
+            self._adds_weights = bool(adds)
+        if not self._adds_weights:
+            return None
+        factor = super()._correction()
+        if factor is None:
+            factor = torch.ones((), device=self.device)
+        dist.broadcast(factor, group=self.pipeline, group_src=last)
+        return factor
 
     def _tell(self, loss: Tensor) -> dist.Work | None:
         if self.recipe.gradient_clipping is not None:

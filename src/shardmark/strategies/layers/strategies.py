@@ -496,6 +496,7 @@ class Layered(Strategy):
             "recipe": recipe,
             "device": context.device,
             "shares": factors.data * factors.shard,
+            "sample_ranks": None if workload.weights_known else _sample_ranks(mesh),
             "replicated": False,
             "loss_parallel": self.loss_parallel and plan is not None,
         }
@@ -574,6 +575,18 @@ class Layered(Strategy):
             what = "Each stage" if layout.pipeline > 1 else "Blocks, then the model,"
             notes.append(f"{what} is wrapped by {by} over the ranks that have it.")
         return LaunchConfiguration(wrapper=wrappers[-1], arguments=arguments, notes=tuple(notes))
+
+
+def _sample_ranks(mesh: DeviceMesh) -> Any:
+    """The group of ranks that hold the same part of the model and see distinct samples."""
+    import torch.distributed as dist
+
+    names = mesh.mesh_dim_names or ()
+    axes = [at for at, name in enumerate(names) if name in ("data", "shard")]
+    if not axes:
+        return None
+    lines = mesh.mesh.movedim(axes, [*range(-len(axes), 0)]).flatten(-len(axes))
+    return dist.new_subgroups_by_enumeration(lines.reshape(-1, lines.shape[-1]).tolist())[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,6 +132,7 @@ class LocalStepsStrategy(Strategy):
             recipe=recipe,
             device=context.device,
             shares=context.world_size,  # the mean of the ranks' losses is the step's
+            weighs_alone=True,
             local_steps=self.local_steps(),
         )
 

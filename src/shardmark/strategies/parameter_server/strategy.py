@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -188,6 +188,9 @@ class ParameterServer(Strategy):
         partition = self._partition(model, workload.parameter_groups)
         # Every process has to call this.  A step's gradients are clipped by the norm of all parts.
         among_servers = dist.new_group(list(range(workers, context.world_size)))
+        among_workers: Any = None
+        if self.staleness_bound == 0 and not workload.weights_known:
+            among_workers = dist.new_group(list(range(workers)))
         if context.rank < workers:
             return PushPullWorker(
                 model,
@@ -197,6 +200,7 @@ class ParameterServer(Strategy):
                 device=context.device,
                 shares=workers,
                 bound=self.staleness_bound,
+                sample_ranks=among_workers,
             )
         assert isinstance(among_servers, dist.ProcessGroup), "this rank is one of its servers"
         enforces_bound = self.staleness_bound == 0 or context.rank == workers

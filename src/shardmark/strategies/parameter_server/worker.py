@@ -32,7 +32,7 @@ from shardmark.strategies.parameter_server.messages import (
     send_header,
     to_bytes,
 )
-from shardmark.strategies.step import StepWorker, state_keys
+from shardmark.strategies.step import StepWorker, scale, state_keys
 from shardmark.workloads.base import Batch
 
 
@@ -250,7 +250,11 @@ class PushPullWorker(StepWorker):
         )
         self._counts = self._sender.counts
         self.synchronise = self._sender.last_pass
+        self.accumulates_alone, self.weighs_alone = True, self.bound != 0
         super().__post_init__()
+
+    def _scale_gradients(self, factor: Tensor) -> None:
+        scale(self._sender.gradients, factor)
 
     @cached_property
     def group(self) -> TrainingGroup:

@@ -115,6 +115,10 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         self._loss_checked = False
 
     @property
+    def weights_known(self) -> bool:
+        return self._training_weights is not None
+
+    @property
     def not_additive(self) -> str | None:
         if not getattr(self._task, "loss_adds_up", True):
             return "the task declares that its loss does not add up"
@@ -316,7 +320,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 if calls
                 else "call it as model(...): strategies see no other way",
             )
-        total, weight = self._sum_of(returned, batch.weight)
+        loss = self._sum_of(returned, batch.weight)
+        total = loss.total
         if training and not total.requires_grad:
             raise self._refusal(
                 "loss returns a tensor without a gradient",
@@ -325,7 +330,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         if first:
             self._refuse_untrained(total, {*model.parameters()})
             self._loss_checked = True
-        return LossSum(total=total.float(), weight=weight)
+        return loss
 
     def _refuse_untrained(self, total: Tensor, of_model: set[nn.Parameter]) -> None:
         """Raise `InputError` where the loss would train a part of the task, not of the model."""
@@ -343,16 +348,20 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                     f"self.{name}.requires_grad_(False)",
                 )
 
-    def _sum_of(self, returned: object, weight: float) -> tuple[Tensor, Tensor | float]:
+    def _sum_of(self, returned: object, weight: float) -> LossSum:
         if isinstance(returned, Tensor) and returned.numel() == 1:
             if weight == 0 and not returned.isfinite():  # asks the device in this case alone
                 found = f"a micro-batch weighs nothing, and its mean is {returned.item()}"
                 raise self._refusal(found, "return (sum, weight)")
-            return returned.reshape(()).float() * weight, weight
+            return LossSum(total=returned.reshape(()).float() * weight, weight=weight)
         if isinstance(returned, tuple) and len(returned) == 2:
-            total, own_weight = returned
-            if isinstance(total, Tensor) and total.numel() == 1:
-                return total.reshape(()), own_weight
+            total, own = returned
+            single = isinstance(own, int | float | np.number)
+            if isinstance(own, Tensor) and own.numel() == 1:
+                own, single = own.detach().reshape(()), True
+            if isinstance(total, Tensor) and total.numel() == 1 and single:
+                total = total.reshape(()).float()
+                return LossSum(total=total, weight=own, known_before=self.weights_known)
         shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else ""
         raise self._refusal(
             f"loss returned a {type(returned).__name__}{shape}",
@@ -390,6 +399,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             return {}
         metrics = getattr(self._task, "metrics", None)
         if metrics is None:
+            if sums["weight"] == 0:
+                raise self._refusal("the validation samples weigh 0 together", "more of them")
             return {DEFAULT_METRIC: float(sums["loss"] / sums["weight"])}
         named = metrics(sums)
         if not isinstance(named, Mapping):
